@@ -1,0 +1,119 @@
+"""What happens in a run, as typed events: the engine emits them, the views consume them.
+
+The engine never imports a view. Events carry frozen data from the rooms below and are cheap to
+make; a view may ignore any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    run_id: str
+    folder: Path
+    task: str
+    device: str
+    model: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stage of long work with no model in it (opening the task, measuring baselines)."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    text: str
+    kind: Literal["text", "reasoning"] = "text"
+
+
+@dataclass(frozen=True)
+class StepStarted:
+    step: int
+
+
+@dataclass(frozen=True)
+class ToolStarted:
+    call_id: str
+    name: str
+    summary: str
+    """One line for a person: the command, the file, the pattern."""
+
+
+@dataclass(frozen=True)
+class ToolOutput:
+    """A piece of output while the tool still runs."""
+
+    call_id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ToolFinished:
+    call_id: str
+    name: str
+    output: str
+    is_error: bool
+    seconds: float
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An attempt was judged. `judgement` is a `cuagent.judge.Judgement`."""
+
+    attempt: int
+    judgement: Any
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Totals after a step."""
+
+    step: int
+    seconds: float
+    tokens_in: int
+    tokens_out: int
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class Notice:
+    text: str
+    level: Literal["info", "warning", "error"] = "info"
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    stop: str
+    """A `cuagent.agent.Stop` value."""
+    best: Any
+    """The best `Judgement`, or None."""
+    summary: str
+
+
+Event = (
+    RunStarted
+    | Phase
+    | TextDelta
+    | StepStarted
+    | ToolStarted
+    | ToolOutput
+    | ToolFinished
+    | Judged
+    | Spent
+    | Notice
+    | RunEnded
+)
+Emit = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """A view for nobody."""

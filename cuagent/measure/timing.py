@@ -1,0 +1,75 @@
+"""Timing data: samples of each arm, the ratios between them and their confidence intervals.
+
+How the samples are taken is `measure/protocol.py`; how the intervals are made is
+`measure/statistics.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Standing(StrEnum):
+    """What an interval allows to say."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Effort(StrEnum):
+    QUICK = "quick"
+    """1-3 s, for the agent's loop: feedback, not a claim."""
+    RECORD = "record"
+    """Several fresh processes: the score of record."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One thing that was timed. Seconds per call."""
+
+    name: str
+    """`candidate`, `eager`, `compile`, or another rung of the ladder."""
+    median: float
+    samples: tuple[float, ...]
+    compile_seconds: float | None = None
+    failed: str = ""
+    """Why there are no samples, if there are none."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Baseline time over candidate time: above 1 is faster. 95 % limits."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def standing(self) -> Standing:
+        if self.low > 1:
+            return Standing.FASTER
+        if self.high < 1:
+            return Standing.SLOWER
+        return Standing.INCONCLUSIVE
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Paired measurement of the arms in one run."""
+
+    arms: tuple[Arm, ...]
+    ratios: dict[str, Ratio]
+    """By baseline name."""
+    effort: Effort
+    device: str
+    """What it ran on, in words."""
+    seconds: float
+    """How long measuring took."""
+    contradiction: str = ""
+    """Set when the worker's own clock contradicts the referee's."""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def arm(self, name: str) -> Arm | None:
+        return next((arm for arm in self.arms if arm.name == name), None)

@@ -1,0 +1,83 @@
+"""The Verdict: accepted, or rejected with a named reason, with what was measured on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cuagent.task.task import Precision
+
+
+class Reason(StrEnum):
+    """Why a verdict is what it is. INFRASTRUCTURE is nobody's fault and no score."""
+
+    ACCEPTED = "accepted"
+    BUILD_FAILED = "build failed"
+    IMPORT_FAILED = "import failed"
+    CONSTRUCT_FAILED = "construction failed"
+    STATE_MISMATCH = "state_dict does not match"
+    CRASHED = "crashed"
+    RAISED = "raised an exception"
+    TIMED_OUT = "timed out"
+    WRONG_FORM = "output has the wrong structure, shape or dtype"
+    WRONG_VALUES = "wrong values"
+    LESS_PRECISE = "less precise than the task allows"
+    NOT_WRITTEN = "output not written"
+    WROTE_OUTSIDE = "wrote outside the output"
+    CHANGED_INPUT = "changed an input"
+    NOT_DETERMINISTIC = "different results for equal inputs"
+    CLOCK_CONTRADICTION = "its own clock contradicts the wall clock"
+    NOT_CERTIFIABLE = "the task cannot be certified"
+    INFRASTRUCTURE = "infrastructure"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One set of inputs and how far the candidate was from the fp64 oracle on it.
+
+    Errors and bounds are absolute, in the units of the output; `ratio` is the largest of
+    error / bound, so at most 1 is a pass. The seed is revealed after the verdict.
+    """
+
+    kind: str
+    seed: int
+    max_error: float
+    rms_error: float
+    ratio: float
+    passed: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class RuleResult:
+    """One rule's opinion: `lax` (5 inputs, allclose at 1e-2) or `strict` (see docs/VERIFIER.md)."""
+
+    passed: bool
+    worst: float
+    """Largest error over its bound; at most 1 is a pass."""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judge's word on one attempt."""
+
+    accepted: bool
+    reason: Reason
+    detail: str
+    """One line that says what happened, and where; never an expected value."""
+    task: str
+    attempt: str
+    """Digests."""
+    lax: RuleResult | None = None
+    strict: RuleResult | None = None
+    precision: Precision | None = None
+    """The arithmetic that was measured, coarsest first that explains the error."""
+    draws: tuple[Draw, ...] = ()
+    tier: str = "none"
+    """Isolation that held while it was judged."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where the time went: worker start, oracle, candidate, compare."""
+    output: str = ""
+    """What the candidate printed, capped; feedback only, nothing is read from it."""
+    versions: dict[str, str] = field(default_factory=dict)

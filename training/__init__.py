@@ -1,0 +1,1 @@
+"""From run logs to a better policy: samples, rejection fine-tuning, value pretraining, PPO."""
