@@ -1,0 +1,21 @@
+"""What is to be made faster: `Task` describes, `load_task` reads, `open_reference` opens."""
+
+from cuagent.task.load import load_task
+from cuagent.task.reference import Reference, check_runs, open_reference
+from cuagent.task.task import Device, Precision, Task, TaskError
+from cuagent.task.tree import Spec, TreeError, flatten, unflatten
+
+__all__ = [
+    "Device",
+    "Precision",
+    "Reference",
+    "Spec",
+    "Task",
+    "TaskError",
+    "TreeError",
+    "check_runs",
+    "flatten",
+    "load_task",
+    "open_reference",
+    "unflatten",
+]

@@ -1,0 +1,181 @@
+"""From what the user typed to a Task, by reading the file and never by running it.
+
+Two forms: `path.py` with `Model`, `get_inputs` and `get_init_inputs` (KernelBench), and
+`path.py:ClassName` with `--inputs` for a module that has none of that. What can be told from the
+text (a missing file, class or `get_inputs`, a syntax error) is told here, before torch is imported;
+whether the module runs is for `cuagent.task.reference`.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import os
+import re
+from pathlib import Path
+from typing import TypeVar
+
+from cuagent.task.spec import parse_init, parse_inputs
+from cuagent.task.task import Device, Precision, Task, TaskError
+
+ENTRY = "Model"
+"""Class that a file in the KernelBench form defines."""
+Choice = TypeVar("Choice", Device, Precision)
+
+LARGEST_FILE = 4 << 20
+"""Bytes; a task is source text."""
+
+
+def load_task(
+    spec: str | Path,
+    *,
+    inputs: str | None = None,
+    init: str | None = None,
+    device: str = "auto",
+    precision: str = "match",
+) -> Task:
+    """Read `path.py` or `path.py:ClassName`. Raises TaskError; imports neither file nor torch.
+
+    `inputs` and `init` (grammar in `cuagent.task.spec`) go before what the file itself says.
+    `device="auto"` is CUDA where torch and the machine have it.
+    """
+    path, named = _split(str(spec))
+    source = _read(path)
+    names = _names(source, path)
+    entry = named or ENTRY
+    if not names.may_hold(entry):
+        raise TaskError(_missing(path, named, names))
+    if inputs is None and not names.may_hold("get_inputs"):
+        raise TaskError(
+            f"{path}: no get_inputs() and no --inputs; say what {entry} is fed, "
+            'for instance --inputs "f32[8,512]"'
+        )
+    if inputs is not None:
+        parse_inputs(inputs)
+    if init is not None:
+        parse_init(init)
+    return Task(
+        path=path.resolve(),
+        entry=entry,
+        source=source,
+        inputs=inputs,
+        init=init,
+        device=_device(device),
+        precision=_choice(Precision, precision, "--precision"),
+    )
+
+
+def cuda_here() -> bool:
+    """Whether torch is built for CUDA and this machine shows a device; torch stays unimported."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    if not (Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()):
+        return False
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return False
+    version = Path(torch.origin).with_name("version.py").read_text()
+    return re.search(r"^cuda\b.*= *None", version, re.MULTILINE) is None
+
+
+class _Names:
+    """What a module binds at its top level, as far as its text tells."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.classes: list[str] = []
+        self._others: set[str] = set()
+        self._open = False
+        self._collect(tree.body)
+
+    def may_hold(self, name: str) -> bool:
+        """True also where only running the file could tell (`from x import *`)."""
+        return self._open or name in self.classes or name in self._others
+
+    def _collect(self, body: list[ast.stmt]) -> None:
+        for node in body:
+            match node:
+                case ast.ClassDef(name=name):
+                    self.classes.append(name)
+                case ast.FunctionDef(name=name):
+                    self._others.add(name)
+                    self._open |= name == "__getattr__"
+                case ast.ImportFrom(names=aliases) | ast.Import(names=aliases):
+                    self._open |= any(alias.name == "*" for alias in aliases)
+                    self._others |= {alias.asname or alias.name for alias in aliases}
+                case ast.Assign() | ast.AnnAssign() | ast.For() | ast.While() | ast.With():
+                    self._others |= {
+                        part.id
+                        for part in ast.walk(node)
+                        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+                    }
+                case ast.If(body=then, orelse=other):
+                    self._collect(then + other)
+                case ast.Try(body=then, orelse=other, finalbody=last, handlers=handlers):
+                    self._collect(then + other + last)
+                    for handler in handlers:
+                        self._collect(handler.body)
+
+
+def _split(spec: str) -> tuple[Path, str | None]:
+    path, colon, name = spec.rpartition(":")
+    if colon and name.isidentifier():
+        return Path(path), name
+    if colon and path.endswith(".py"):
+        raise TaskError(f'{spec}: "{name}" is no class name; write path.py:ClassName')
+    return Path(spec), None
+
+
+def _read(path: Path) -> str:
+    if path.is_dir():
+        raise TaskError(f"{path} is a folder; name the Python file in it that defines the module")
+    if not path.exists():
+        files = [str(file) for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(str(path), files, n=1)
+        raise TaskError(f"{path}: no such file" + (f"; did you mean {near[0]}?" if near else ""))
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise TaskError(f"{path}: larger than {LARGEST_FILE >> 20} MiB; keep data out of it")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: not a Python file (no UTF-8 text)") from error
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _names(source: str, path: Path) -> _Names:
+    try:
+        return _Names(ast.parse(source, filename=str(path)))
+    except SyntaxError as error:
+        raise TaskError(f"{path}:{error.lineno}: syntax error: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"{path}: not a Python file ({error})") from error
+
+
+def _missing(path: Path, named: str | None, names: _Names) -> str:
+    """The line for a class that is not there, with the nearest that is."""
+    classes = names.classes
+    if not classes:
+        return f"{path}: defines no class; it should define the module that is to be made faster"
+    if named is None:
+        return (
+            f"{path}: no class {ENTRY}; name the class after a colon, "
+            f'for instance {path}:{classes[-1]} --inputs "f32[8,512]"'
+        )
+    near = difflib.get_close_matches(named, classes, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(classes[:8])}"
+    return f"{path}: no class {named}; {hint}"
+
+
+def _device(given: str) -> Device:
+    if given == "auto":
+        return Device.CUDA if cuda_here() else Device.CPU
+    return _choice(Device, given, "--device", "auto")
+
+
+def _choice(kind: type[Choice], given: str, flag: str, *others: str) -> Choice:
+    try:
+        return kind(given)
+    except ValueError as error:
+        known = ", ".join([*others, *kind.__members__]).lower()
+        raise TaskError(f"{flag} {given}: not known; choose one of {known}") from error

@@ -1,0 +1,257 @@
+"""A Task opened: the user's module imported, models built and inputs drawn from seeds.
+
+Everything here runs the user's own code in the calling process, so it is for trusted processes
+(the referee's oracle, the profiler, the expert), never for the one that runs a candidate.
+Invariant: the text that runs is `Task.source` as it was loaded, the global random state is left as
+found, and no file is written (no .pyc beside the user's).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from cuagent.task.spec import UNBOUNDED_INTEGERS, TensorSpec, parse_init, parse_inputs
+from cuagent.task.task import Device, Task, TaskError
+from cuagent.task.tree import TreeError, flatten, unflatten
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The user's module, imported. Make one with `open_reference`."""
+
+    task: Task
+    module: ModuleType
+    cls: type[torch.nn.Module]
+    init_args: tuple[tuple[Any, ...], dict[str, Any]]
+    """Positional and named arguments of the constructor."""
+
+    def model(self, seed: int = 0) -> torch.nn.Module:
+        """A model with parameters drawn from `seed`, in eval mode, on the task's device."""
+        args, named = self.init_args
+        what = f"{self.task.entry}({_call(args, named)})"
+        hint = "" if self.task.init is not None else "; give its arguments with --init"
+        with _user_code(self.task, what, hint if not (args or named) else ""), _seeded(seed):
+            return self.cls(*args, **named).eval().to(self.task.device.value)
+
+    def inputs(self, seed: int = 0) -> list[Any]:
+        """The positional arguments of one call, drawn from `seed`, tensors on the task's device."""
+        if self.task.inputs is not None:
+            with _seeded(seed):
+                drawn = [_draw(entry) for entry in parse_inputs(self.task.inputs)]
+        else:
+            with _user_code(self.task, "get_inputs()"), _seeded(seed):
+                drawn = self.module.get_inputs()
+        if not isinstance(drawn, list | tuple):
+            raise TaskError(
+                f"{self.task.path}: get_inputs() gives a {type(drawn).__name__}; "
+                "it should give a list of the arguments of forward()"
+            )
+        try:
+            leaves, spec = flatten(list(drawn), "inputs")
+        except TreeError as error:
+            raise TaskError(f"{self.task.path}: {error}") from error
+        return unflatten([leaf.to(self.task.device.value) for leaf in leaves], spec)
+
+
+def open_reference(task: Task) -> Reference:
+    """Import the user's module. Raises TaskError that names the user's file and line."""
+    import torch
+
+    if task.device is Device.CUDA and not torch.cuda.is_available():
+        raise TaskError(
+            f"--device cuda: torch {torch.__version__} sees no GPU here; use --device cpu"
+        )
+    module = ModuleType(f"cuagent_task_{task.digest[:12]}")
+    module.__file__ = str(task.path)
+    with _user_code(task, "importing it"):
+        module.__package__ = _package(task.path)[1]
+        sys.modules[module.__name__] = module
+        exec(compile(task.source, str(task.path), "exec"), module.__dict__)
+    cls = getattr(module, task.entry, None)
+    if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
+        raise TaskError(f"{task.path}: {task.entry} is not a class of torch.nn.Module")
+    if task.inputs is None and not callable(getattr(module, "get_inputs", None)):
+        raise TaskError(f'{task.path}: no get_inputs(); use --inputs "f32[8,512]" or the like')
+    return Reference(task, module, cls, _init_args(task, module))
+
+
+def check_runs(reference: Reference, seed: int = 0) -> None:
+    """One forward under no_grad; raises TaskError with what does not fit, and where."""
+    import torch
+
+    task = reference.task
+    model = reference.model(seed)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device.type != task.device:
+            raise TaskError(
+                f"{task.path}: {name} stays on {tensor.device} when the model is moved to "
+                f"{task.device}; create it without a fixed device"
+            )
+    inputs = reference.inputs(seed)
+    fed = ", ".join(map(_shape, inputs))
+    with torch.no_grad(), _user_code(task, f"{task.entry}.forward({fed})", _forward_hint):
+        output = model(*inputs)
+    try:
+        leaves, _ = flatten(output, "its output")
+    except TreeError as error:
+        raise TaskError(f"{task.path}: {task.entry}: {error}") from error
+    if not leaves:
+        raise TaskError(f"{task.path}: {task.entry} gives no tensor ({_shape(output)})")
+    for leaf in leaves:
+        if leaf.device.type != task.device:
+            raise TaskError(
+                f"{task.path}: {task.entry} gives a tensor on {leaf.device} although its inputs "
+                f"are on {task.device}; create tensors on the device of an input"
+            )
+
+
+def _init_args(task: Task, module: ModuleType) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if task.init is not None:
+        return parse_init(task.init)
+    if not callable(getattr(module, "get_init_inputs", None)):
+        return (), {}
+    with _user_code(task, "get_init_inputs()"), _seeded(0):
+        given = module.get_init_inputs()
+    match given:
+        case dict():
+            return (), given
+        # KernelBook and other sets of KernelBench's form give [[positional], {named}].
+        case [list() | tuple() as args, dict() as named]:
+            return tuple(args), named
+        case list() | tuple():
+            return tuple(given), {}
+    raise TaskError(
+        f"{task.path}: get_init_inputs() gives a {type(given).__name__}; "
+        f"it should give a list of the arguments of {task.entry}"
+    )
+
+
+def _draw(entry: Any) -> Any:
+    """A value for one entry of the `--inputs` grammar, on the CPU, from torch's global state."""
+    import torch
+
+    match entry:
+        case TensorSpec(dtype="bool", shape=shape):
+            return torch.rand(shape) < 0.5
+        case TensorSpec(dtype=name, shape=shape, below=below):
+            dtype = getattr(torch, name)
+            if not (dtype.is_floating_point or dtype.is_complex):
+                return torch.randint(int(below or UNBOUNDED_INTEGERS), shape, dtype=dtype)
+            draw = torch.randn if below is None else torch.rand
+            wide = dtype if dtype.is_complex else torch.promote_types(dtype, torch.float32)
+            return (draw(shape, dtype=wide) * (below or 1)).to(dtype)
+        case list():
+            return [_draw(item) for item in entry]
+        case tuple():
+            return tuple(_draw(item) for item in entry)
+        case dict():
+            return {key: _draw(value) for key, value in entry.items()}
+    return entry
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Random numbers of torch, numpy and Python from `seed`; their state is restored after."""
+    import numpy
+    import torch
+
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            numpy.random.seed(seed % 2**32)
+            random.seed(seed)
+            yield
+    finally:
+        random.setstate(python_state)
+        numpy.random.set_state(numpy_state)
+
+
+@contextmanager
+def _user_code(
+    task: Task, what: str, hint: str | Callable[[BaseException, Task], str] = ""
+) -> Iterator[None]:
+    """Run the user's code: siblings importable, no .pyc written, an error is one TaskError."""
+    bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    folder = str(_package(task.path)[0])
+    sys.path.insert(0, folder)
+    try:
+        yield
+    except TaskError:
+        raise
+    except (Exception, SystemExit) as error:
+        advice = hint if isinstance(hint, str) else hint(error, task)
+        line = f"{_place_of(error, task)}: {what} failed: {_say(error)}{advice}"
+        raise TaskError(line) from error
+    finally:
+        sys.dont_write_bytecode = bytecode
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
+def _package(path: Path) -> tuple[Path, str]:
+    """The folder to import from, and the package the file belongs to ("" for a lone file)."""
+    folder = path.parent
+    names: list[str] = []
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(names)
+
+
+def _place_of(error: BaseException, task: Task) -> str:
+    """`file:line` of the innermost frame in the user's folder."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    place, folder = str(task.path), task.path.parent
+    for frame in traceback.extract_tb(error.__traceback__):
+        file = Path(frame.filename)
+        # An environment may live beside the user's file; its lines would tell the user nothing.
+        if file.is_relative_to(folder) and "site-packages" not in file.relative_to(folder).parts:
+            place = f"{file}:{frame.lineno}"
+    return place
+
+
+def _say(error: BaseException) -> str:
+    """The error in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+def _forward_hint(error: BaseException, task: Task) -> str:
+    text = str(error).lower()
+    if "same device" in text or "not compiled with cuda" in text or "no nvidia driver" in text:
+        return f"; the task runs on {task.device}: create tensors on the device of an input"
+    if isinstance(error, TypeError | RuntimeError | ValueError | IndexError):
+        source = "--inputs" if task.inputs is not None else "get_inputs()"
+        return f"; does {source} fit?"
+    return ""
+
+
+def _call(args: tuple[Any, ...], named: dict[str, Any]) -> str:
+    parts = [*map(_shape, args), *(f"{key}={_shape(value)}" for key, value in named.items())]
+    return ", ".join(parts)
+
+
+def _shape(value: Any) -> str:
+    """A value as an error shows it: `f32[8,512]` style for tensors, short for the rest."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}".replace(", ", ",")
+    if isinstance(value, list | tuple):
+        inner = ", ".join(map(_shape, value[:4])) + (", ..." if len(value) > 4 else "")
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,94 @@
+"""Trees of tensors as a flat list and a description that is plain JSON.
+
+What a module takes and gives: tensors in nested lists, tuples, named tuples and dicts, with plain
+scalars among them. The description crosses process boundaries as text, so nothing has to be
+unpickled. torch.utils._pytree is not used: its JSON form is private, names Python classes to be
+imported, and lets any registered class through.
+
+Invariant: `unflatten(*flatten(tree))` equals `tree`, with dict keys in sorted order, so that two
+equal dicts have equal descriptions whatever order they were filled in.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Spec = dict[str, Any]
+"""{"kind": "tensor" | "const" | "list" | "tuple" | "namedtuple" | "dict", ...}; JSON-able."""
+
+DEEPEST = 64
+
+
+class TreeError(TypeError):
+    """The value is not a tree of tensors. One line that says which part is not."""
+
+
+def flatten(tree: Any, name: str = "value") -> tuple[list[Tensor], Spec]:
+    """The tensors from left to right, and what stood around them. Raises TreeError.
+
+    `name` is what an error calls the tree, e.g. `output[1]['x'] is a set`.
+    """
+    leaves: list[Tensor] = []
+    return leaves, _describe(tree, leaves, name, 0)
+
+
+def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:
+    """Put `leaves` where `flatten` found tensors. Raises TreeError when the count differs."""
+    wanted = count(spec)
+    if len(leaves) != wanted:
+        raise TreeError(f"{len(leaves)} tensors for a tree of {wanted}")
+    return _rebuild(iter(leaves), spec)
+
+
+def count(spec: Spec) -> int:
+    """How many tensors the tree holds."""
+    return 1 if spec["kind"] == "tensor" else sum(map(count, spec.get("items", ())))
+
+
+def _describe(value: Any, leaves: list[Tensor], name: str, depth: int) -> Spec:
+    import torch
+
+    if depth > DEEPEST:
+        raise TreeError(f"{name} is nested more than {DEEPEST} deep")
+    if isinstance(value, torch.Tensor):
+        leaves.append(value)
+        return {"kind": "tensor"}
+    if value is None or type(value) in (bool, int, float, str):
+        return {"kind": "const", "value": value}
+    if isinstance(value, Mapping):
+        if not all(type(key) in (str, int) for key in value):
+            raise TreeError(f"{name} is a dict with keys that are neither str nor int")
+        keys = sorted(value, key=lambda key: (type(key).__name__, key))
+        items = [_describe(value[key], leaves, f"{name}[{key!r}]", depth + 1) for key in keys]
+        return {"kind": "dict", "keys": keys, "items": items}
+    if isinstance(value, list | tuple):
+        items = [
+            _describe(item, leaves, f"{name}[{index}]", depth + 1)
+            for index, item in enumerate(value)
+        ]
+        if fields := getattr(value, "_fields", None):
+            kind = type(value).__name__
+            return {"kind": "namedtuple", "name": kind, "fields": list(fields), "items": items}
+        # torch.return_types (of torch.max and the like) are tuples as far as a caller can tell.
+        return {"kind": "list" if isinstance(value, list) else "tuple", "items": items}
+    raise TreeError(f"{name} is a {type(value).__name__}, not a tensor or a container of tensors")
+
+
+def _rebuild(leaves: Iterator[Any], spec: Spec) -> Any:
+    if spec["kind"] == "tensor":
+        return next(leaves)
+    if spec["kind"] == "const":
+        return spec["value"]
+    items = [_rebuild(leaves, item) for item in spec["items"]]
+    if spec["kind"] == "list":
+        return items
+    if spec["kind"] == "dict":
+        return dict(zip(spec["keys"], items, strict=True))
+    if spec["kind"] == "namedtuple":
+        return namedtuple(spec["name"], spec["fields"])(*items)
+    return tuple(items)
