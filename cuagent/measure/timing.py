@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
+MARGIN = 0.01
+"""Differences under 1 % are never called: they are what memory layout and clocks do to equal code."""
+
+
 class Standing(StrEnum):
     """What an interval allows to say."""
 
@@ -48,9 +52,9 @@ class Ratio:
 
     @property
     def standing(self) -> Standing:
-        if self.low > 1:
+        if self.low > 1 + MARGIN:
             return Standing.FASTER
-        if self.high < 1:
+        if self.high < 1 - MARGIN:
             return Standing.SLOWER
         return Standing.INCONCLUSIVE
 

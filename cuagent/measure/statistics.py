@@ -1,0 +1,133 @@
+"""From paired samples to a ratio with its interval. Pure functions, no clock and no torch.
+
+A *round* is one set of fresh processes; within it the arms are timed in interleaved pairs, and its
+one statistic is the median of the log ratios. What varies from process to process (addresses,
+memory layout) varies for all pairs of a round alike, so only rounds are replicates: the interval is
+Student's, over the medians of the rounds (Kalibera & Jones, "Rigorous benchmarking in reasonable
+time", ISMM 2013). Not covered: where the samples come from (`protocol.py`).
+
+Invariant: no rule here looks at which arm a sample belongs to, so none can favour one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, median, stdev
+
+from cuagent.measure.timing import Ratio
+
+BETWEEN = 0.005
+"""Assumed standard deviation of a log ratio from one set of processes to the next, used where a
+single round cannot show it. 0.4 % is the layout effect on which the protocol was simulated."""
+
+
+@dataclass(frozen=True)
+class Looks:
+    """When the data may be looked at: after each of `rounds`, and the confidence kept over all.
+
+    Looking after every round until the answer pleases makes 24 % of A/A runs "significant" at a
+    nominal 5 %. With the looks fixed before and alpha split evenly among them (Bonferroni) the
+    promise holds whatever was seen when.
+    """
+
+    rounds: tuple[int, ...]
+    confidence: float = 0.95
+
+    @property
+    def per_look(self) -> float:
+        """Confidence of the interval at each look."""
+        return 1 - (1 - self.confidence) / len(self.rounds)
+
+
+def log_ratios(baseline: Sequence[float], candidate: Sequence[float]) -> list[float]:
+    """Log of baseline over candidate for each pair; seconds in, above 0 is faster."""
+    return [math.log(b / c) for b, c in zip(baseline, candidate, strict=True)]
+
+
+def over_rounds(rounds: Sequence[Sequence[float]], confidence: float = 0.95) -> Ratio:
+    """Ratio and interval from the log ratios of each round's pairs.
+
+    With one round only its own pairs can be asked: the distribution-free interval of the median,
+    widened by `BETWEEN`. That is feedback, not a claim. Raises ValueError where there is nothing.
+    """
+    medians = [median(pairs) for pairs in rounds if pairs]
+    if not medians:
+        raise ValueError("no pairs to compare")
+    if len(medians) == 1:
+        pairs = next(pairs for pairs in rounds if pairs)
+        low, high = median_interval(pairs, confidence)
+        extra = normal_quantile(0.5 + confidence / 2) * BETWEEN
+        centre = medians[0]
+        return _ratio(centre, math.hypot(centre - low, extra), math.hypot(high - centre, extra))
+    centre = sum(medians) / len(medians)
+    error = stdev(medians) / math.sqrt(len(medians))
+    half = t_quantile(0.5 + confidence / 2, len(medians) - 1) * error
+    return _ratio(centre, half, half)
+
+
+def _ratio(centre: float, below: float, above: float) -> Ratio:
+    return Ratio(math.exp(centre), math.exp(centre - below), math.exp(centre + above))
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Distribution-free interval of the median: order statistics by the binomial sign test.
+
+    The narrowest symmetric pair of order statistics whose coverage, `1 - 2 P(Bin(n, 1/2) < k)`,
+    is at least `confidence`; the whole range where n is too small to reach it.
+    """
+    ordered = sorted(values)
+    n = len(ordered)
+    tail, k = 0.0, 0
+    while k < n // 2:
+        tail += math.comb(n, k) / 2**n
+        if 1 - 2 * tail < confidence:
+            break
+        k += 1
+    k = max(k, 1)
+    return ordered[k - 1], ordered[n - k]
+
+
+def steady(clocks: Sequence[float], throttled: Sequence[bool], nominal: float) -> list[bool]:
+    """Which blocks to keep, by what the device says of itself and never by how long they took.
+
+    A block goes where the device throttled or its clock (any unit; 0 is unknown) stood under 75 %
+    of `nominal` (the rule of nvbench).
+    """
+    return [
+        not hot and (clock == 0 or nominal == 0 or clock >= 0.75 * nominal)
+        for clock, hot in zip(clocks, throttled, strict=True)
+    ]
+
+
+def normal_quantile(p: float) -> float:
+    """Inverse of the standard normal distribution."""
+    return NormalDist().inv_cdf(p)
+
+
+def t_quantile(p: float, df: int) -> float:
+    """Inverse of Student's t distribution for p >= 1/2 and whole degrees of freedom, by bisection."""
+    if not (0.5 <= p < 1 and df >= 1):
+        raise ValueError(f"no t quantile for p={p}, df={df}")
+    low, high = 0.0, 1.0
+    while t_cdf(high, df) < p:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_cdf(middle, df) < p else (low, middle)
+    return (low + high) / 2
+
+
+def t_cdf(t: float, df: int) -> float:
+    """Student's distribution for t >= 0: the finite sums of Abramowitz & Stegun 26.7.3 and 26.7.4."""
+    theta = math.atan(t / math.sqrt(df))
+    sine, square = math.sin(theta), math.cos(theta) ** 2
+    odd = df % 2 == 1
+    term = math.cos(theta) if odd else 1.0
+    total = 0.0
+    for k in range(2 if odd else 1, df, 2):
+        total += term
+        term *= square * k / (k + 1)
+    inside = 2 / math.pi * (theta + sine * total) if odd else sine * total
+    return (1 + inside) / 2

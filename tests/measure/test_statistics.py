@@ -1,0 +1,116 @@
+"""The intervals keep what they promise: simulated on noise with drift, memory, spikes and layout."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cuagent.measure.statistics import (
+    Looks,
+    log_ratios,
+    median_interval,
+    over_rounds,
+    steady,
+    t_quantile,
+)
+from cuagent.measure.timing import Ratio, Standing
+
+EXPERIMENTS = 400
+
+
+def round_of_pairs(rng: random.Random, speedup: float, pairs: int = 12) -> list[float]:
+    """Log ratios of one round: drift 1 % sd, AR(1) noise, 2 % spikes of 30 %, white, layout."""
+    drift, memory = rng.gauss(0, 0.01), 0.0
+    layout = rng.gauss(0, 0.004)
+    baseline, candidate = [], []
+    for k in range(pairs):
+        times = {}
+        for arm in rng.sample(["baseline", "candidate"], 2):
+            memory = 0.97 * memory + rng.gauss(0, 0.004 * (1 - 0.97**2) ** 0.5)
+            spike = 0.3 if rng.random() < 0.02 else 0.0
+            times[arm] = 1 + drift * k / pairs + memory + spike + rng.gauss(0, 0.003)
+        baseline.append(times["baseline"] * speedup * (1 + layout))
+        candidate.append(times["candidate"])
+    return log_ratios(baseline, candidate)
+
+
+def simulate(seed: int, speedup: float, rounds: int = 5) -> list[Ratio]:
+    rng = random.Random(seed)
+    return [
+        over_rounds([round_of_pairs(rng, speedup) for _ in range(rounds)])
+        for _ in range(EXPERIMENTS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("df", "tabled"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (7, 2.3646), (30, 2.0423)]
+)
+def test_t_quantile_equals_the_tables(df: int, tabled: float) -> None:
+    assert t_quantile(0.975, df) == pytest.approx(tabled, abs=1e-4)
+
+
+def test_equal_arms_leave_one_outside_the_interval_at_the_nominal_rate() -> None:
+    outside = sum(not r.low <= 1 <= r.high for r in simulate(1, speedup=1.0))
+    # 20 expected of 400; 35 would be more than three standard deviations off
+    assert 5 <= outside <= 35
+
+
+def test_equal_arms_are_almost_never_called_faster_or_slower() -> None:
+    called = sum(r.standing is not Standing.INCONCLUSIVE for r in simulate(2, speedup=1.0))
+    assert called <= EXPERIMENTS * 0.01
+
+
+def test_the_interval_covers_a_true_three_percent_and_finds_it() -> None:
+    ratios = simulate(3, speedup=1.03)
+    covered = sum(r.low <= 1.03 <= r.high for r in ratios)
+    found = sum(r.standing is Standing.FASTER for r in ratios)
+    assert covered >= EXPERIMENTS * 0.91
+    assert found >= EXPERIMENTS * 0.95
+
+
+def test_a_slower_candidate_is_called_slower() -> None:
+    assert {r.standing for r in simulate(4, speedup=0.9)[:20]} == {Standing.SLOWER}
+
+
+def test_pairs_of_one_round_alone_would_mistake_layout_for_speed() -> None:
+    """Why rounds are the replicates: the pairs inside one agree on what only its layout did."""
+    rng = random.Random(5)
+    pooled = [median_interval(round_of_pairs(rng, 1.0, pairs=60)) for _ in range(200)]
+    wrong = sum(not low <= 0 <= high for low, high in pooled)
+    single = [over_rounds([round_of_pairs(rng, 1.0, pairs=60)]) for _ in range(200)]
+    assert wrong > 60
+    assert sum(not r.low <= 1 <= r.high for r in single) <= 14
+
+
+def test_the_median_interval_keeps_its_confidence_on_skewed_samples() -> None:
+    rng = random.Random(6)
+    hits = 0
+    for _ in range(1000):
+        low, high = median_interval([rng.expovariate(1.0) for _ in range(15)])
+        hits += low <= 0.6931 <= high
+    assert hits >= 940
+
+
+def test_splitting_alpha_over_fixed_looks_keeps_the_promise_and_peeking_would_not() -> None:
+    looks = Looks((3, 4, 6, 8))
+    rng = random.Random(7)
+    peeked = promised = 0
+    for _ in range(EXPERIMENTS):
+        rounds = [round_of_pairs(rng, 1.0) for _ in range(looks.rounds[-1])]
+        naive = [over_rounds(rounds[:n]) for n in looks.rounds]
+        split = [over_rounds(rounds[:n], looks.per_look) for n in looks.rounds]
+        peeked += any(not r.low <= 1 <= r.high for r in naive)
+        promised += any(not r.low <= 1 <= r.high for r in split)
+    assert promised <= EXPERIMENTS * 0.08
+    assert peeked > promised
+
+
+def test_blocks_are_discarded_by_clock_and_throttling_alone() -> None:
+    kept = steady([1980, 1400, 1980, 0], [False, False, True, False], nominal=1980)
+    assert kept == [True, False, False, True]
+
+
+def test_nothing_to_compare_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no pairs"):
+        over_rounds([[]])
