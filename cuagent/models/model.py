@@ -1,18 +1,31 @@
 """What a language model is to the agent: one call from messages and tools to a reply.
 
-Messages are ours, not a provider's; each provider file translates to its SDK and back and keeps
-what it must replay unchanged (thinking signatures, response ids) in `provider_state`.
-Invariant: every tool call in a reply is answered by exactly one `tool` message that follows it.
+The data that passes (`Message`, `ToolCall`, `Reply`, ...) is `cuagent.message`, named here too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-Role = Literal["system", "user", "assistant", "tool"]
+from cuagent.message import Finish, Message, Reply, Role, TokenTrace, ToolCall, Usage
+
+__all__ = [
+    "ContextOverflow",
+    "Finish",
+    "Message",
+    "Model",
+    "ModelError",
+    "ModelUnavailable",
+    "OnText",
+    "Reply",
+    "Role",
+    "TokenTrace",
+    "ToolCall",
+    "ToolSpec",
+    "Usage",
+]
 
 
 class ModelError(Exception):
@@ -23,13 +36,8 @@ class ModelUnavailable(ModelError):
     """The provider did not answer after all retries; a later resume may succeed."""
 
 
-class Finish(StrEnum):
-    """Why the model stopped."""
-
-    STOP = "stop"
-    TOOL_CALLS = "tool_calls"
-    LENGTH = "length"
-    REFUSED = "refused"
+class ContextOverflow(ModelError):
+    """The conversation no longer fits the model; a shorter one may."""
 
 
 @dataclass(frozen=True)
@@ -39,76 +47,6 @@ class ToolSpec:
     name: str
     description: str
     schema: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """`arguments` is kept as the model wrote it, byte for byte; it may be malformed JSON."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message of the conversation.
-
-    `sampled` tells what the model made from what was put in its mouth (training needs to know).
-    `data` is the structured result of a tool: recorded, shown to people and to the in-process
-    expert, never sent to a provider.
-    """
-
-    role: Role
-    content: str
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-    reasoning: str = ""
-    sampled: bool = False
-    is_error: bool = False
-    provider_state: Any = None
-    data: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Token counts in four disjoint parts; `reasoning` is a part of `output`."""
-
-    input: int = 0
-    cache_read: int = 0
-    cache_write: int = 0
-    output: int = 0
-    reasoning: int = 0
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.input + other.input,
-            self.cache_read + other.cache_read,
-            self.cache_write + other.cache_write,
-            self.output + other.output,
-            self.reasoning + other.reasoning,
-        )
-
-
-@dataclass(frozen=True)
-class TokenTrace:
-    """Token ids as the server sampled them, where it returns them; training needs them."""
-
-    prompt: tuple[int, ...]
-    completion: tuple[int, ...]
-    logprobs: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What came back from one call."""
-
-    message: Message
-    finish: Finish
-    usage: Usage = Usage()
-    cost: float | None = None
-    """US dollars; None where no price is known."""
-    tokens: TokenTrace | None = None
 
 
 OnText = Callable[[str, Literal["text", "reasoning"]], None]

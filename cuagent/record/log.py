@@ -1,0 +1,149 @@
+"""The run log: one JSON object a line, only ever appended to, each line whole or absent.
+
+The first line is `{"type": "session", "v": 1, ...}`; see docs/RUNLOG.md for the others. Values of
+more than 8 KB go to `blobs/` by content hash. Secrets are masked before anything is written.
+Undo, retry and compaction write a message with another `parent`; nothing is rewritten.
+Invariant: a reader sees every record whose `write` returned, whenever the writer was killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cuagent.message import Message
+from cuagent.record.folder import RecordError, RunFolder
+from cuagent.record.plain import plain
+from cuagent.record.redact import redactor
+
+VERSION = 1
+LONGEST_INLINE = 8 << 10
+"""Characters of JSON; longer strings and lists become blobs."""
+BLOB = "$blob"
+
+
+class RunLog:
+    """The writer of one run's log. Open one at a time for a run."""
+
+    def __init__(self, folder: RunFolder, redact: Callable[[Any], Any] | None = None) -> None:
+        self.folder = folder
+        self.redact = redact or redactor()
+        self.head: str | None = None
+        """Id of the message that the next one follows; move it to branch."""
+        self.count = _drop_torn_line(folder.log)
+        if self.count:
+            self.head = last_message(read_records(folder, blobs=False))
+        self._file = folder.log.open("ab", buffering=0)
+
+    def write(self, type: str, **fields: Any) -> str:
+        """Append one record; returns its id."""
+        self.count += 1
+        record = {"type": type, "id": f"{type[0]}{self.count}", "time": round(time.time(), 3)}
+        if type == "session":
+            record |= {"v": VERSION}
+        record |= self.redact(plain(fields))
+        kept = {key: self._spill(value) for key, value in record.items()}
+        line = json.dumps(kept, allow_nan=False, separators=(",", ":")) + "\n"
+        self._file.write(line.encode("ascii"))
+        return str(record["id"])
+
+    def message(self, message: Message, call: str | None = None) -> str:
+        """Append one message after `head`. `call` is the id of the call that sampled it."""
+        # what is empty is left out: a log is read by people too
+        fields = {key: value for key, value in vars(message).items() if value or key == "content"}
+        fields["sampled"] = message.sampled
+        self.head = self.write("message", parent=self.head, call=call, **fields)
+        return self.head
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _spill(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return value if len(value) <= LONGEST_INLINE else self._blob(value, "text")
+        if isinstance(value, dict):
+            return {key: self._spill(item) for key, item in value.items()}
+        if isinstance(value, list):
+            short = [self._spill(item) for item in value]
+            text = json.dumps(short, allow_nan=False, separators=(",", ":"))
+            return short if len(text) <= LONGEST_INLINE else self._blob(text, "json")
+        return value
+
+    def _blob(self, text: str, form: str) -> dict[str, str]:
+        raw = text.encode("utf-8", "surrogatepass")
+        digest = hashlib.sha256(raw).hexdigest()
+        target = self.folder.blobs / digest
+        if not target.exists():
+            partial = target.with_suffix(".partial")
+            partial.write_bytes(raw)
+            partial.replace(target)
+        return {BLOB: digest, "form": form}
+
+
+def read_records(folder: RunFolder, *, blobs: bool = True) -> list[dict[str, Any]]:
+    """All records, oldest first, with blobs put back in unless `blobs` is False.
+
+    A torn last line (a writer was killed in it) is left out. Raises RecordError.
+    """
+    try:
+        lines = folder.log.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RecordError(f"{folder.log}: {error.strerror or error}") from error
+    records = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise RecordError(f"{folder.log}:{number}: not a record ({error})") from error
+        records.append(_restore(record, folder.blobs) if blobs else record)
+    if records and records[0].get("v") != VERSION:
+        raise RecordError(
+            f"{folder.log}: written by another version of cuagent (log format "
+            f"{records[0].get('v')}, this one reads {VERSION})"
+        )
+    return records
+
+
+def last_message(records: list[dict[str, Any]]) -> str | None:
+    """Id of the newest message."""
+    return next((r["id"] for r in reversed(records) if r["type"] == "message"), None)
+
+
+def _restore(value: Any, blobs: Path) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {BLOB, "form"}:
+            return _read_blob(blobs / Path(value[BLOB]).name, value["form"], blobs)
+        return {key: _restore(item, blobs) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_restore(item, blobs) for item in value]
+    return value
+
+
+def _read_blob(path: Path, form: str, blobs: Path) -> Any:
+    try:
+        text = path.read_bytes().decode("utf-8", "surrogatepass")
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror or error}; the run is incomplete") from error
+    return text if form == "text" else _restore(json.loads(text), blobs)
+
+
+def _drop_torn_line(log: Path) -> int:
+    """Cut what follows the last newline; returns the number of records left."""
+    if not log.exists():
+        return 0
+    raw = log.read_bytes()
+    whole = raw.rfind(b"\n") + 1
+    if whole < len(raw):
+        os.truncate(log, whole)
+    return raw.count(b"\n")
