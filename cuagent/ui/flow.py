@@ -1,0 +1,61 @@
+"""Text that streams in pieces, broken into lines at blanks as it comes.
+
+Every character is written once and never moved, so nothing flickers; the price is that a word
+appears when it is complete. What is written is returned, not printed.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rich.cells import cell_len
+
+_TOKEN = re.compile(r"\n|[^\S\n]+|\S+")
+
+
+class Flow:
+    """One stretch of streamed text in `width` columns; `None` leaves the lines as they are."""
+
+    def __init__(self, width: int | None) -> None:
+        self.width = width
+        self._column = 0
+        self._begun = False
+        self._newlines = 0
+        self._blank = ""
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """Take a piece; returns what can be written now."""
+        tokens = _TOKEN.findall(self._held + piece)
+        self._held = ""
+        if tokens and not tokens[-1].isspace() and cell_len(tokens[-1]) < (self.width or 80):
+            self._held = tokens.pop()
+        return "".join(map(self._take, tokens))
+
+    def end(self) -> str:
+        """The rest, and the end of the last line if there is one."""
+        rest = self._take(self._held) if self._held else ""
+        return rest + ("\n" if self._begun else "")
+
+    def _take(self, token: str) -> str:
+        if token == "\n":
+            self._newlines += 1
+            self._blank = ""
+            return ""
+        if token.isspace():
+            self._blank = token
+            return ""
+        # blank lines wait for the text after them, so that none is left at the end
+        before = "\n" * min(self._newlines, 2) if self._begun else ""
+        if before:
+            self._column = 0
+        room = self._column + cell_len(self._blank) + cell_len(token)
+        if self.width is not None and self._column and room > self.width:
+            before, self._column, self._blank = before + "\n", 0, ""
+        text = before + self._blank + token
+        self._column += cell_len(self._blank) + cell_len(token)
+        if self.width is not None:
+            # a word longer than the line is broken by the terminal
+            self._column = (self._column - 1) % self.width + 1
+        self._begun, self._newlines, self._blank = True, 0, ""
+        return text

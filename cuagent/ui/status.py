@@ -1,0 +1,49 @@
+"""The one live line: where the run stands, in as many words as the terminal is wide.
+
+Pure; `ui.terminal` decides when and where it is shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
+from cuagent.ui.text import UNICODE, Glyphs, clip, clock, count, money, times
+
+
+@dataclass(frozen=True)
+class Status:
+    """The figures of the line; None where there is nothing to say yet."""
+
+    step: int = 0
+    best: float | None = None
+    """Over the better of the baselines."""
+    tokens: int = 0
+    cost: float | None = None
+    activity: str = ""
+    """What is being waited for."""
+
+    def line(
+        self, seconds: float, width: int, glyphs: Glyphs = UNICODE, tick: int | None = None
+    ) -> str:
+        """At most `width` columns; `tick` turns the spinner, None leaves it out."""
+        parts = [
+            f"step {self.step}" if self.step else "",
+            clock(seconds),
+            f"best {times(self.best)}" if self.best is not None else "",
+            f"{count(self.tokens)} tokens" if self.tokens else "",
+            money(self.cost) if self.cost is not None else "",
+            self.activity,
+        ]
+        parts = [part for part in parts if part]
+        spin = "" if tick is None else glyphs.spinner[tick % len(glyphs.spinner)] + " "
+        dot = f" {glyphs.dot} "
+        line = spin + parts[0]
+        for part in parts[1:]:
+            room = width - cell_len(line) - cell_len(dot)
+            if cell_len(part) <= room:
+                line += dot + part
+            elif part == self.activity and room >= 8:
+                line += dot + clip(part, room, glyphs.more)
+        return clip(line, width, "")

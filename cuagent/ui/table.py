@@ -1,0 +1,190 @@
+"""What was built, judged and timed, as lines for a person: pure functions from data to styled text.
+
+Each takes the columns it may use and leaves out the less important parts when they are few.
+Colour only repeats what the words say, so that the lines lose nothing on paper or in a pipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from cuagent.build.result import Build
+from cuagent.measure.timing import Effort, Ratio, Standing, Timing
+from cuagent.score import Score
+from cuagent.ui.text import UNICODE, Glyphs, clean, clip, duration, one_line, ratio, times, wrap
+from cuagent.verify.verdict import Reason, Verdict
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judgement
+
+NARROW = 50
+"""Columns; below it names are short and nothing is indented."""
+SHOWN_DIAGNOSTICS = 3
+COPIED = ("run", "look", "next")
+NAMES = {"compile": "torch.compile"}
+MERIT = {
+    -1: "not accepted",
+    1: "right, no clear gain over eager",
+    2: "clearly faster than eager",
+    3: "clearly faster than eager and torch.compile",
+}
+_COLOURS = {Standing.FASTER: "green", Standing.SLOWER: "red", Standing.INCONCLUSIVE: "yellow"}
+
+
+def judgement_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """Everything about one judged attempt: what the compiler said, the verdict, the times."""
+    lines = []
+    if judgement.build is not None and not judgement.build.ok:
+        lines += build_lines(judgement.build, width, glyphs)
+    else:
+        lines += verdict_lines(judgement.verdict, width, glyphs)
+    if judgement.timing is not None:
+        lines += timing_lines(judgement.timing, width, glyphs)
+    if judgement.score is not None and judgement.timing is not None:
+        lines += score_lines(judgement.score, width)
+    return lines
+
+
+def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """One line for a build that worked; the first errors of one that did not."""
+    if build.ok:
+        cached = sum(library.cached for library in build.libraries)
+        what = _plural(len(build.libraries), "source")
+        note = f", {cached} from the cache" if cached else ""
+        return [_headline(glyphs.yes, "compiled", f"{what}{note}", build.seconds, "green", width)]
+    lines = [_headline(glyphs.no, "build failed", "", build.seconds, "red", width)]
+    errors = [d for d in build.diagnostics if d.severity == "error"]
+    for error in errors[:SHOWN_DIAGNOSTICS]:
+        lines += _paragraph(f"{error.file}:{error.line}: {error.message}", width, "red")
+        if source := clean(error.source_line).strip():
+            lines.append(Text("    " + clip(source, width - 4, glyphs.more), "dim"))
+    if len(errors) > SHOWN_DIAGNOSTICS:
+        rest = _plural(len(errors) - SHOWN_DIAGNOSTICS, "more error")
+        lines.append(Text(f"  and {rest}", "dim"))
+    return lines
+
+
+def verdict_lines(verdict: Verdict, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """Accepted or why not, by which rules, under which isolation."""
+    seconds = sum(verdict.seconds.values()) or None
+    match verdict.reason:
+        case Reason.ACCEPTED if verdict.accepted:
+            head = _headline(glyphs.yes, "accepted", "", seconds, "green", width)
+        case Reason.INFRASTRUCTURE | Reason.NOT_CERTIFIABLE:
+            head = _headline(glyphs.unsure, "no verdict", verdict.reason, seconds, "yellow", width)
+        case reason:
+            head = _headline(glyphs.no, "rejected", reason, seconds, "red", width)
+    lines = [head]
+    if verdict.detail:
+        lines += _paragraph(verdict.detail, width)
+    for draw in verdict.draws:
+        if not draw.passed:
+            note = f", {draw.note}" if draw.note else ""
+            text = f"{draw.kind}: error {draw.max_error:.3g}, {times(draw.ratio)} the bound{note}"
+            lines += _paragraph(text, width, "red")
+    facts = [
+        f"{name} {'passed' if rule.passed else 'failed'} at {rule.worst:.3g} of its bound"
+        for name, rule in (("strict", verdict.strict), ("lax", verdict.lax))
+        if rule is not None
+    ]
+    if verdict.precision is not None and verdict.accepted:
+        facts.append(f"precision {verdict.precision}")
+    facts.append(f"isolation {verdict.tier}")
+    return lines + _facts(facts, width, glyphs)
+
+
+def timing_lines(timing: Timing, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """The arms as a table: name, time, what the candidate is worth against it."""
+    names = {arm.name: baseline_name(arm.name, width) for arm in timing.arms}
+    first = max(map(cell_len, names.values()), default=0)
+    lines = []
+    for arm in timing.arms:
+        time = "failed" if arm.failed else duration(arm.median)
+        line = Text(f"  {names[arm.name]:<{first}}  {time:>7}")
+        room = width - cell_len(line.plain) - 2
+        if arm.failed:
+            line.append("  " + clip(one_line(arm.failed), room, glyphs.more), "dim")
+        elif worth := timing.ratios.get(arm.name):
+            line.append("  " + _worth(worth, room), _COLOURS[worth.standing])
+        lines.append(line)
+    if timing.contradiction:
+        lines += _paragraph(f"clocks disagree: {timing.contradiction}", width, "red")
+    effort = "quick look, no claim" if timing.effort is Effort.QUICK else "of record"
+    return lines + _facts([one_line(timing.device), f"timing {effort}"], width, glyphs)
+
+
+def score_lines(score: Score, width: int) -> list[Text]:
+    """The milestone score with what it means."""
+    colour = "green" if score.reward >= 2 else "yellow" if score.reward == 1 else "red"
+    return _paragraph(f"score {score.reward}: {MERIT.get(score.reward, '')}", width, colour)
+
+
+def least_ratio(timing: Timing | None) -> float | None:
+    """What an attempt is worth over the better of the baselines: the smallest ratio measured."""
+    values = [r.value for r in timing.ratios.values()] if timing is not None else []
+    return min(values, default=None)
+
+
+def baseline_name(name: str, width: int) -> str:
+    """An arm as people call it."""
+    return NAMES.get(name, name) if width >= NARROW else name
+
+
+def label_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
+    """`name  value` rows with the values aligned; a long value is wrapped, never cut.
+
+    A path or a command is left on one line whatever its length, so that it can be copied.
+    """
+    first = max((cell_len(name) for name, _ in pairs), default=0)
+    lines = []
+    for name, value in pairs:
+        whole = name in COPIED
+        for i, piece in enumerate([value] if whole else wrap(value, max(width - first - 4, 8))):
+            label = f"  {name if i == 0 else '':<{first}}  "
+            lines.append(Text.assemble((label, "dim"), piece))
+    return lines
+
+
+def _worth(worth: Ratio, room: int) -> str:
+    """A ratio in as many words as there is room for; the number itself is always there."""
+    full = ratio(worth)
+    for text in (f"{full} {worth.standing}", full, f"{times(worth.value)} {worth.standing}"):
+        if cell_len(text) <= room:
+            return text
+    return times(worth.value)
+
+
+def _headline(
+    sign: str, word: str, detail: str, seconds: float | None, colour: str, width: int
+) -> Text:
+    line = Text.assemble((f"{sign} {word}", f"bold {colour}"))
+    if detail:
+        line.append(f": {detail}", colour)
+    if seconds and cell_len(line.plain) + 10 <= width:
+        line.append(f"  {duration(seconds)}", "dim")
+    return line
+
+
+def _paragraph(text: str, width: int, style: str = "") -> list[Text]:
+    pieces = wrap(one_line(text), max(width - 2, 8))
+    return [Text("  " + piece, style) for piece in pieces]
+
+
+def _facts(facts: Sequence[str], width: int, glyphs: Glyphs) -> list[Text]:
+    """Small print: as many facts on a line as fit, none broken where it need not be."""
+    lines: list[str] = []
+    for fact in facts:
+        joined = f"{lines[-1]} {glyphs.dot} {fact}" if lines else fact
+        if lines and cell_len(joined) <= width - 2:
+            lines[-1] = joined
+        else:
+            lines.append(fact)
+    return [Text("  " + piece, "dim") for line in lines for piece in wrap(line, max(width - 2, 8))]
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

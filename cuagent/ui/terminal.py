@@ -1,0 +1,266 @@
+"""The view for a person: an append-only transcript and, on a terminal, one live line below it.
+
+What has been printed is never touched again; only the last line is redrawn in place, in one write
+with a carriage return, so nothing flickers and scrolling back works. Without a terminal there is
+no live line and no control character, and the figures come as a line for each step.
+Invariant: every write goes through `_write`, under the lock that the ticking live line shares.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from cuagent.events import (
+    Event,
+    Judged,
+    Notice,
+    Phase,
+    RunEnded,
+    RunStarted,
+    Spent,
+    StepStarted,
+    TextDelta,
+    ToolFinished,
+    ToolOutput,
+    ToolStarted,
+)
+from cuagent.ui.code import diff_excerpt, excerpt
+from cuagent.ui.flow import Flow
+from cuagent.ui.status import Status
+from cuagent.ui.summary import summary_lines
+from cuagent.ui.table import NARROW, judgement_lines, least_ratio
+from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, one_line, wrap
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judgement
+
+TICK = 0.25
+"""Seconds between two states of the live line."""
+WIDEST = 120
+"""Columns; longer lines are hard to read, and nothing here needs them."""
+HEAD, TAIL = 4, 3
+"""Lines kept of a tool's output."""
+_NOTICE = {"info": "cyan", "warning": "yellow", "error": "red"}
+
+
+class Terminal:
+    """Shows the events of one run on `stream`; used as a context manager."""
+
+    def __init__(self, stream: TextIO) -> None:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what a tool prints may not fit the encoding
+        self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        self.glyphs = glyphs_for(stream.encoding)
+        self.status = Status()
+        self.best: Judgement | None = None
+        self._live = self.console.is_terminal and not self.console.is_dumb_terminal
+        self._drawn = False
+        self._flow: Flow | None = None
+        self._flow_style = ""
+        self._run: RunStarted | None = None
+        self._attempts: dict[str, int] = {}
+        self._open: dict[str, ToolStarted] = {}
+        self._last_call = ""
+        self._judged = False
+        self._started = time.monotonic()
+        self._tick = 0
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Terminal:
+        if self._live:
+            threading.Thread(target=self._keep_ticking, daemon=True, name="status").start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        with self._lock:
+            self._live = False
+            self._write("")
+
+    @property
+    def width(self) -> int:
+        return min(self.console.width, WIDEST)
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        match event:
+            case RunStarted():
+                self._run = event
+                self._print(self._header(event))
+            case Phase(text):
+                self._set(activity=one_line(text))
+                self._print([self._line(f"{self.glyphs.dot} {one_line(text)}", "dim")])
+            case TextDelta():
+                self._stream(event)
+            case StepStarted(step):
+                self._set(step=step, activity="thinking")
+                if not self._live:
+                    figures = replace(self.status, activity="")
+                    line = figures.line(self._seconds(), self.width, self.glyphs)
+                    self._print([Text(), Text(line, "dim")])
+            case ToolStarted():
+                self._tool_started(event)
+            case ToolOutput():
+                self._tool_output(event)
+            case ToolFinished():
+                self._tool_finished(event)
+            case Judged():
+                self._show_judged(event)
+            case Spent():
+                tokens = event.tokens_in + event.tokens_out
+                self._set(step=event.step, tokens=tokens, cost=event.cost)
+            case Notice(text, level):
+                pieces = wrap(one_line(text), max(self.width - 2, 8))
+                self._print([Text(f"! {piece}", _NOTICE[level]) for piece in pieces])
+            case RunEnded():
+                self._ended.set()
+                lines = summary_lines(event, self._run, self._attempts, self.width, self.glyphs)
+                self._print([Text(), *lines])
+
+    def _header(self, run: RunStarted) -> list[Text]:
+        text = f"{run.task} on {run.device}, by {run.model}"
+        folder = clip(f"run {run.folder}", self.width, self.glyphs.more)
+        return [self._line(text, "bold"), Text(folder, "dim")]
+
+    def _stream(self, event: TextDelta) -> None:
+        style = "dim" if event.kind == "reasoning" else ""
+        if self._flow is not None and self._flow_style != style:
+            self._print([])
+        elif self._flow is None and self._live:
+            self._print([Text()])  # without a live line the figures of the step stand here
+        if self._flow is None:
+            self._flow = Flow(self.width if self.console.is_terminal else None)
+            self._flow_style = style
+        # A tab or a bell of the model's is not for the terminal; line ends are the flow's.
+        ready = self._flow.feed(clean(event.text))
+        if ready:
+            self._write(self._styled(ready))
+
+    def _tool_started(self, event: ToolStarted) -> None:
+        self._open[event.call_id] = event
+        self._last_call = event.call_id
+        self._judged = False
+        self._set(activity=event.name)
+        summary = one_line(event.summary)
+        room = self.width - len(event.name) - 3 - len(self.glyphs.call)
+        title = Text.assemble(
+            (f"{self.glyphs.call} ", "cyan"),
+            (event.name, "bold"),
+            f"  {clip(summary, max(room, 8), self.glyphs.more)}" if summary else "",
+        )
+        self._print([title])
+
+    def _tool_output(self, event: ToolOutput) -> None:
+        lines = clean(event.text).strip().split("\n")
+        started = self._open.get(event.call_id)
+        if started is not None and lines[-1]:
+            self._set(activity=f"{started.name}: {one_line(lines[-1])}")
+
+    def _tool_finished(self, event: ToolFinished) -> None:
+        started = self._open.pop(event.call_id, None)
+        self._set(activity="")
+        lines = []
+        if started is not None and event.call_id != self._last_call:
+            # its own title is no longer the line above
+            summary = f"{started.name} {one_line(started.summary)}"
+            lines.append(self._line(f"  {self.glyphs.result} {summary}", "dim"))
+        self._last_call = ""
+        lines += self._result(event)
+        if event.seconds >= 1 and not self._judged:
+            lines.append(Text(f"  {duration(event.seconds)}", "dim"))
+        self._print(lines)
+
+    def _result(self, event: ToolFinished) -> list[Text]:
+        if self._judged and not event.is_error:
+            return []  # the judgement above says it better than the text made for the model
+        path, content, diff = (event.data.get(key) for key in ("path", "content", "diff"))
+        if not event.is_error and isinstance(diff, str) and diff:
+            return diff_excerpt(diff, self.width, self.glyphs)
+        if not event.is_error and isinstance(path, str) and isinstance(content, str):
+            return excerpt(path, content, self.width, self.glyphs)
+        head, tail = (HEAD, TAIL) if event.is_error or event.name == "bash" else (TAIL, 0)
+        style = "red" if event.is_error else "dim"
+        if not event.output.strip():
+            return []
+        folded = fold(event.output, head, tail, self.glyphs.more)
+        return [self._line(f"  {line}", style) for line in folded]
+
+    def _show_judged(self, event: Judged) -> None:
+        judgement: Judgement = event.judgement
+        self._judged = True
+        self._attempts[judgement.attempt_digest] = event.attempt
+        worth = least_ratio(judgement.timing)
+        if judgement.verdict.accepted and worth is not None:
+            self._set(best=max(worth, self.status.best or 0.0))
+        title = Text(f"attempt {event.attempt}", "bold")
+        indent = "  " if self.width >= NARROW else ""
+        lines = judgement_lines(judgement, self.width - len(indent), self.glyphs)
+        self._print([Text.assemble(indent, line) for line in (title, *lines)])
+
+    def _line(self, text: str, style: str) -> Text:
+        return Text(clip(text, self.width, self.glyphs.more), style)
+
+    def _set(self, **changes: object) -> None:
+        with self._lock:
+            self.status = replace(self.status, **changes)  # type: ignore[arg-type]
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def _print(self, lines: Iterable[Text]) -> None:
+        """End streamed text, if any, and add whole lines."""
+        with self._lock:
+            text = ""
+            if self._flow is not None:
+                text += self._styled(self._flow.end())
+                self._flow = None
+            with self.console.capture() as capture:
+                for line in lines:
+                    self.console.print(line, soft_wrap=True)
+            self._write(text + capture.get())
+
+    def _styled(self, text: str) -> str:
+        with self.console.capture() as capture:
+            self.console.print(Text(text, self._flow_style), end="", soft_wrap=True)
+        return capture.get()
+
+    def _write(self, text: str) -> None:
+        """The transcript grows by `text`; the live line moves below it. One write, one flush."""
+        with self._lock:
+            erase = "\r\x1b[K" if self._drawn else ""
+            live = self._status_line() if self._live and self._flow is None else ""
+            self._drawn = bool(live)
+            if erase or text or live:
+                self.console.file.write(erase + text + live)
+                self.console.file.flush()
+
+    def _status_line(self) -> str:
+        # one column stays free: a full last line would wrap and could not be redrawn in place
+        line = self.status.line(self._seconds(), self.width - 1, self.glyphs, self._tick)
+        with self.console.capture() as capture:
+            self.console.print(Text(line, "dim"), end="", soft_wrap=True)
+        return capture.get()
+
+    def _keep_ticking(self) -> None:
+        while not self._ended.wait(TICK):
+            with self._lock:
+                if self._live and self._flow is None:
+                    self._tick += 1
+                    self._drawn = True
+                    self.console.file.write("\r" + self._status_line() + "\x1b[K")
+                    self.console.file.flush()

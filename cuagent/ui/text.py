@@ -1,0 +1,165 @@
+"""Quantities and foreign text as a person reads them: units, ratios, one safe line.
+
+Pure functions from values to strings; how they are arranged is `ui.table`. Everything that comes
+from outside (a tool, a compiler, a model) goes through `clean` before it reaches a terminal, so
+that no control sequence of somebody else's is ever obeyed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
+from cuagent.measure.timing import Ratio
+
+TAB = 4
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """The signs of the view; `ASCII` where the encoding of the stream has no others."""
+
+    yes: str
+    no: str
+    unsure: str
+    call: str
+    result: str
+    bar: str
+    dot: str
+    more: str
+    spinner: str
+
+
+UNICODE = Glyphs("✓", "✗", "?", "●", "└", "│", "·", "…", "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
+ASCII = Glyphs("ok", "XX", "?", "*", "`", "|", "-", "...", "|/-\\")
+
+
+def glyphs_for(encoding: str | None) -> Glyphs:
+    """The richest signs that `encoding` can write."""
+    signs = "".join(vars(UNICODE).values())
+    try:
+        signs.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return UNICODE
+
+
+def duration(seconds: float) -> str:
+    """A measured time with three significant digits: `12.3 us`, `1.50 s`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        # 0.9995 of a unit already rounds up to it
+        if seconds >= 0.9995 * scale:
+            return f"{_three_digits(seconds / scale)} {unit}"
+    return f"{_three_digits(seconds / 1e-9)} ns"
+
+
+def clock(seconds: float) -> str:
+    """Elapsed time on a watch: `0:07`, `12:34`, `1:02:03`."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def times(value: float) -> str:
+    """A plain ratio: `1.43x`."""
+    return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
+
+
+def ratio(r: Ratio) -> str:
+    """A ratio with its 95 % limits: `1.43x [1.38, 1.49]`."""
+    return f"{times(r.value)} [{r.low:.2f}, {r.high:.2f}]"
+
+
+def count(number: int) -> str:
+    """A number of tokens: `950`, `12.3k`, `1.2M`."""
+    for unit, scale in (("M", 1_000_000), ("k", 1_000)):
+        if number >= scale:
+            return f"{number / scale:.1f}{unit}"
+    return str(number)
+
+
+def size(amount: float) -> str:
+    """Bytes: `512 B`, `1.5 KiB`, `3.0 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024 or unit == "GiB":
+            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    raise AssertionError("unreachable: the last unit takes everything")
+
+
+def money(dollars: float) -> str:
+    """US dollars: cents from a dollar on, a tenth of a cent below."""
+    return f"${dollars:.2f}" if dollars >= 1 or dollars == 0 else f"${dollars:.3f}"
+
+
+_ESCAPES = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, hyperlinks
+    r"|\x1b[PX^_].*?(?:\x1b\\|$)"  # DCS, SOS, PM, APC
+    r"|[\x1b\x9b]\[?[0-?]*[ -/]*[@-~]",  # CSI and two-character escapes
+    re.DOTALL,
+)
+_BLANK = dict.fromkeys(range(0x20), "") | dict.fromkeys(range(0x7F, 0xA0), "") | {0x0A: "\n"}
+
+
+def clean(text: str) -> str:
+    """Foreign text without control sequences; of a line overwritten with `\\r` the last state."""
+    text = _ESCAPES.sub("", text.replace("\r\n", "\n")).expandtabs(TAB)
+    if "\r" in text:
+        lines = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
+        text = "\n".join(lines)
+    return text.translate(_BLANK)
+
+
+def one_line(text: str) -> str:
+    """Foreign text on one line, runs of white space made one blank."""
+    return " ".join(clean(text).split())
+
+
+def clip(text: str, width: int, more: str = "…") -> str:
+    """`text` cut to at most `width` columns, with a sign where something is missing."""
+    if cell_len(text) <= width:
+        return text
+    if width <= cell_len(more):
+        return more[: max(width, 0)]
+    room, kept = width - cell_len(more), []
+    for char in text:
+        room -= cell_len(char)
+        if room < 0:
+            break
+        kept.append(char)
+    return "".join(kept).rstrip() + more
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Break one line at blanks into pieces of at most `width` columns; a long word is cut."""
+    lines: list[str] = [""]
+    for word in re.findall(r"\S+|\s+", text):
+        rest = word
+        if cell_len(lines[-1]) + cell_len(rest) > width:
+            if lines[-1]:
+                lines.append("")
+            rest = rest.lstrip()
+        while cell_len(rest) > width > 0:
+            head = clip(rest, width, "") or rest[0]
+            lines[-1] = head
+            lines.append("")
+            rest = rest[len(head) :]
+        lines[-1] += rest
+    return [line.rstrip() for line in lines if line.strip()] or [""]
+
+
+def fold(text: str, head: int, tail: int, more: str = "…") -> list[str]:
+    """The first and last lines of foreign text, with a line that counts what is left out."""
+    lines = [line.rstrip() for line in clean(text).strip("\n").split("\n")]
+    left_out = len(lines) - head - tail
+    if left_out <= 1:  # a line that says "1 more line" is no shorter than that line
+        return lines
+    return [*lines[:head], f"{more} {left_out} more lines", *lines[len(lines) - tail :]]
+
+
+def _three_digits(value: float) -> str:
+    if value < 9.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
