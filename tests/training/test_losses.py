@@ -1,0 +1,143 @@
+"""Objectives and statistics against loops written from their formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from cuagent.training.losses import (
+    Clip,
+    imitation_loss,
+    kl_to,
+    policy_loss,
+    token_entropy,
+    token_logprobs,
+    truncated_weights,
+    value_loss,
+)
+from cuagent.training.metrics import critic_metrics, explained_variance, ratio_metrics
+
+B, L, V = 3, 7, 11
+
+
+@pytest.fixture
+def g() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def action() -> torch.Tensor:
+    return torch.tensor(
+        [[0, 1, 1, 0, 0, 1, 0], [0, 0, 0, 1, 0, 0, 0], [0, 1, 1, 1, 1, 1, 1]]
+    ).bool()
+
+
+def test_index_t_speaks_of_token_t(g: torch.Generator) -> None:
+    logits = torch.randn(B, L, V, generator=g)
+    ids = torch.randint(0, V, (B, L), generator=g)
+    logprobs, entropy = token_logprobs(logits, ids), token_entropy(logits)
+    for b in range(B):
+        assert logprobs[b, 0] == 0
+        for t in range(1, L):
+            p = torch.softmax(logits[b, t - 1].double(), 0)
+            assert float(logprobs[b, t]) == pytest.approx(math.log(p[ids[b, t]]), abs=1e-5)
+            assert float(entropy[b, t]) == pytest.approx(-float((p * p.log()).sum()), abs=1e-5)
+
+
+def test_bf16_logits_give_fp32_logprobs() -> None:
+    logits = torch.zeros(1, 2, 2, dtype=torch.bfloat16)
+    logits[0, 0, 0] = 12
+    logprob = token_logprobs(logits, torch.tensor([[0, 0]]))
+    assert logprob.dtype == torch.float32
+    assert float(logprob[0, 1]) == pytest.approx(-math.exp(-12), rel=0.1)
+
+
+@pytest.mark.parametrize("dual", [None, 3.0])
+def test_policy_loss_equals_the_loop(
+    g: torch.Generator, action: torch.Tensor, dual: float | None
+) -> None:
+    old = -torch.rand(B, L, generator=g) * 2
+    new = (old + 1.5 * torch.randn(B, L, generator=g)).requires_grad_()
+    advantages = torch.randn(B, L, generator=g)
+    weights = torch.rand(B, L, generator=g)
+    clip = Clip(0.2, 0.28, dual)
+    result = policy_loss(new, old, advantages, action, 100.0, clip, weights)
+    total, clipped = 0.0, 0
+    for b in range(B):
+        for t in range(L):
+            if not action[b, t]:
+                continue
+            a, r = float(advantages[b, t]), math.exp(float((new - old).detach()[b, t]))
+            bounded = min(max(r, 0.8), 1.28) * a
+            gain = min(r * a, bounded)
+            clipped += bounded < r * a
+            if dual is not None and a < 0:
+                gain = max(gain, dual * a)
+            total -= gain * float(weights[b, t])
+    assert float(result.loss.detach()) == pytest.approx(total / 100, rel=1e-4)
+    assert int(result.clipped.sum()) == clipped > 0
+    result.loss.backward()
+    assert (new.grad[~action] == 0).all()
+
+
+def test_the_sum_over_microbatches_is_the_loss_of_the_batch(
+    g: torch.Generator, action: torch.Tensor
+) -> None:
+    new, old, a = (torch.randn(B, L, generator=g) / 8 for _ in range(3))
+    count = float(action.sum())
+    whole = policy_loss(new, old, a, action, count, Clip()).loss
+    parts = [policy_loss(new[i], old[i], a[i], action[i], count, Clip()).loss for i in range(B)]
+    torch.testing.assert_close(whole, torch.stack(parts).sum())
+    by_rank = torch.stack([imitation_loss(new[i], action[i], count) for i in range(B)]).sum()
+    torch.testing.assert_close(by_rank, -new[action].mean())
+
+
+def test_truncated_weights_cap_and_carry_no_gradient() -> None:
+    trainer = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
+    weights = truncated_weights(trainer, torch.tensor([-1.0, -9.0, -0.5]))
+    torch.testing.assert_close(weights, torch.tensor([1.0, 2.0, math.exp(-0.5)]))
+    assert not weights.requires_grad
+
+
+def test_value_loss_is_half_the_squared_error_and_clips_as_ppo2(action: torch.Tensor) -> None:
+    values, returns, old = torch.full((B, L), 2.0), torch.full((B, L), 3.0), torch.zeros(B, L)
+    n = float(action.sum())
+    assert float(value_loss(values, returns, action, n)) == pytest.approx(0.5)
+    # Kept within 0.5 of the old value 0 the prediction is off by 2.5: the worse of the two counts.
+    assert float(value_loss(values, returns, action, n, old, 0.5)) == pytest.approx(0.5 * 2.5**2)
+
+
+def test_kl_is_zero_at_home_and_positive_elsewhere(
+    g: torch.Generator, action: torch.Tensor
+) -> None:
+    here = -torch.rand(B, L, generator=g)
+    assert float(kl_to(here, here, action, 1.0)) == 0
+    assert float(kl_to(here, here + 0.3, action, 1.0)) > 0
+    assert float(kl_to(here, here - 0.3, action, 1.0)) > 0
+
+
+def test_the_two_explained_variances_differ_by_the_offset(g: torch.Generator) -> None:
+    returns = torch.randn(1000, generator=g)
+    centred, plain = explained_variance(returns + 2, returns)
+    assert centred == pytest.approx(1.0, abs=1e-4)
+    assert plain == pytest.approx(1 - 4 / float(returns.var(unbiased=False)), rel=1e-3)
+    assert all(math.isnan(v) for v in explained_variance(returns, torch.ones(1000)))
+
+
+def test_explained_variance_by_quartile_sees_a_critic_that_is_good_at_the_end() -> None:
+    n, t = 64, 8
+    returns = torch.where(torch.arange(n) % 2 == 0, 3.0, -1.0)[:, None].expand(n, t + 1)
+    values = torch.where(torch.arange(t + 1) > 6, returns, torch.ones(n, t + 1))
+    action = torch.ones(n, t + 1, dtype=torch.bool)
+    action[:, 0] = False
+    found = critic_metrics(values, returns, action, torch.arange(n))
+    assert found["ev_q1"] == pytest.approx(0, abs=1e-6)
+    assert found["ev_q4"] == pytest.approx(1, abs=1e-6)
+    assert 0 < found["ev"] < 1
+
+
+def test_ratio_metrics_of_an_unmoved_policy_are_exact() -> None:
+    still = ratio_metrics(torch.zeros(5), torch.zeros(5, dtype=torch.bool))
+    assert (still["ratio_mean"], still["approx_kl"], still["clip_fraction"]) == (1, 0, 0)

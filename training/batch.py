@@ -1,0 +1,108 @@
+"""Episodes to padded tensors, and a batch to microbatches of bounded size.
+
+One convention everywhere: **index t speaks of token t**. `action[:, t]` says that token t was
+sampled, `logprobs[:, t]` is its log-probability, a value at t is V of the state just before it.
+So column 0 is never an action, and model outputs are shifted once, in `losses.token_logprobs`
+and `model.values`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from cuagent.training.segments import Episode, Kind, RecordError, Segment
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows (one for each context window), padded right to L; E episodes."""
+
+    ids: Tensor
+    """[B, L] int64."""
+    real: Tensor
+    """[B, L] bool, false on padding. Never derived from the ids: id 0 may be a word."""
+    action: Tensor
+    """[B, L] bool."""
+    logprobs: Tensor
+    """[B, L] float, of the sampler; NaN-free zeros where it gave none."""
+    row_episode: Tensor
+    """[B] int64, not decreasing."""
+    rewards: Tensor
+    """[E] float."""
+
+    def to(self, device: torch.device | str) -> Batch:
+        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+    @property
+    def action_tokens(self) -> int:
+        return int(self.action.sum())
+
+
+def collate(episodes: Sequence[Episode], longest: int | None = None) -> Batch:
+    """Pad episodes into one batch. Raises RecordError where a window exceeds `longest` tokens."""
+    rows: list[tuple[int, list[Segment]]] = []
+    for number, episode in enumerate(episodes):
+        windows: dict[int, list[Segment]] = {}
+        for segment in episode.segments:
+            windows.setdefault(segment.context, []).append(segment)
+        rows += [(number, window) for window in windows.values()]
+    lengths = [sum(len(s.ids) for s in window) for _, window in rows]
+    width = max(lengths)
+    if longest is not None and width > longest:
+        worst = episodes[rows[lengths.index(width)][0]].id
+        raise RecordError(f"episode {worst}: {width} tokens, the model holds {longest}")
+    ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    action = torch.zeros(len(rows), width, dtype=torch.bool)
+    logprobs = torch.zeros(len(rows), width)
+    for row, (_, window) in enumerate(rows):
+        at = 0
+        for segment in window:
+            span = slice(at, at + len(segment.ids))
+            ids[row, span] = torch.tensor(segment.ids, dtype=torch.int64)
+            action[row, span] = segment.kind is Kind.ACTION
+            if segment.logprobs is not None:
+                logprobs[row, span] = torch.tensor(segment.logprobs)
+            at = span.stop
+    real = torch.arange(width) < torch.tensor(lengths)[:, None]
+    return Batch(
+        ids,
+        real,
+        action,
+        logprobs,
+        torch.tensor([number for number, _ in rows]),
+        torch.tensor([e.reward for e in episodes], dtype=torch.float32),
+    )
+
+
+def microbatches(lengths: Tensor, budget: int) -> Iterator[Tensor]:
+    """Row indices in groups of at most `budget` padded tokens (or a single longer row).
+
+    `lengths` [B]: real tokens of each row. Rows of similar length share a group, so that little
+    padding is computed; the losses are sums over tokens, so the grouping changes no gradient.
+    """
+    order = torch.argsort(lengths, stable=True)
+    group: list[int] = []
+    for row in order.tolist():
+        if group and (len(group) + 1) * int(lengths[row]) > budget:
+            yield torch.tensor(group)
+            group = []
+        group.append(row)
+    if group:
+        yield torch.tensor(group)
+
+
+def take(batch: Batch, rows: Tensor) -> Batch:
+    """Some rows, cut to their longest; `row_episode` and `rewards` still speak of all episodes."""
+    width = int(batch.real[rows].sum(1).max())
+    return Batch(
+        batch.ids[rows, :width],
+        batch.real[rows, :width],
+        batch.action[rows, :width],
+        batch.logprobs[rows, :width],
+        batch.row_episode[rows],
+        batch.rewards,
+    )

@@ -1,0 +1,121 @@
+"""The objectives: imitation, clipped policy gradient, value regression; pure tensors.
+
+Every loss is a *sum over action tokens divided by a count that the caller gives*: the number of
+action tokens of the global (mini-)batch, over all microbatches and processes. A mean per micro-
+batch or per rank would weigh tokens of short episodes more.
+Not covered: advantages (`advantage.py`), statistics (`metrics.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
+    """log p(token t | tokens before t) at index t; [B, L, V] and [B, L] to [B, L], 0 at t = 0.
+
+    In fp32 whatever the model computes in: near-certain tokens lose their gradient in bf16.
+    """
+    shifted = logits[:, :-1].float()
+    chosen = shifted.gather(-1, ids[:, 1:, None]).squeeze(-1)
+    return torch.nn.functional.pad(chosen - torch.logsumexp(shifted, -1), (1, 0))
+
+
+def token_entropy(logits: Tensor) -> Tensor:
+    """Entropy in nats of the distribution that token t was drawn from, at index t. [B, L]."""
+    logp = torch.log_softmax(logits[:, :-1].float(), -1)
+    return torch.nn.functional.pad(-(logp.exp() * logp).sum(-1), (1, 0))
+
+
+def imitation_loss(logprobs: Tensor, action: Tensor, count: float) -> Tensor:
+    """Negative log-likelihood of sampled tokens, end-of-turn included (equation 2 of CUDA Agent).
+
+    The end-of-turn token must be learned: a policy that is never taught to stop after a tool call
+    goes on to write the tool's answer itself.
+    """
+    return -logprobs[action].sum() / count
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Bounds of the probability ratio: 1 - low, 1 + high. `dual` bounds the loss of tokens with a
+    negative advantage whose ratio explodes (dual-clip PPO); None leaves it off, as in the paper."""
+
+    low: float = 0.2
+    high: float = 0.28
+    dual: float | None = None
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """The loss to differentiate, and detached per-token figures for the statistics."""
+
+    loss: Tensor
+    log_ratio: Tensor
+    """log pi / pi_old of the action tokens [N]."""
+    clipped: Tensor
+    """Whether the clip decided [N] bool."""
+
+
+def policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    action: Tensor,
+    count: float,
+    clip: Clip,
+    weights: Tensor | None = None,
+) -> PolicyLoss:
+    """Token-level clipped surrogate (equation 5 of CUDA Agent, with DAPO's two bounds).
+
+    All [B, L]. `weights` are truncated importance weights, where sampler and trainer differ.
+    """
+    log_ratio = (logprobs - old_logprobs)[action]
+    a = advantages[action]
+    ratio = log_ratio.exp()
+    free = ratio * a
+    bounded = ratio.clamp(1 - clip.low, 1 + clip.high) * a
+    gain = torch.minimum(free, bounded)
+    if clip.dual is not None:
+        gain = torch.where(a < 0, torch.maximum(gain, clip.dual * a), gain)
+    if weights is not None:
+        gain = gain * weights[action]
+    return PolicyLoss(-gain.sum() / count, log_ratio.detach(), (bounded < free).detach())
+
+
+def truncated_weights(trainer: Tensor, sampler: Tensor, cap: float = 2.0) -> Tensor:
+    """min(pi_trainer / pi_sampler, cap) per token, no gradient.
+
+    Both are log-probabilities of the *same* weights, computed by two engines; the weights correct
+    for kernels and precision that differ (truncated importance sampling). 1 where they agree.
+    """
+    return (trainer - sampler).detach().clamp(-20, 20).exp().clamp(max=cap)
+
+
+def value_loss(
+    values: Tensor,
+    returns: Tensor,
+    action: Tensor,
+    count: float,
+    old_values: Tensor | None = None,
+    clip: float | None = None,
+) -> Tensor:
+    """Half the squared error over action tokens (equation 4 of CUDA Agent).
+
+    With `clip`, the worse of it and of the error of the prediction kept within `clip` of
+    `old_values`, as in PPO2.
+    """
+    error = (values - returns) ** 2
+    if clip is not None and old_values is not None:
+        near = old_values + (values - old_values).clamp(-clip, clip)
+        error = torch.maximum(error, (near - returns) ** 2)
+    return 0.5 * error[action].sum() / count
+
+
+def kl_to(logprobs: Tensor, reference: Tensor, action: Tensor, count: float) -> Tensor:
+    """KL(pi || reference) by the always positive estimator e^d - d - 1, d = log ref - log pi."""
+    d = (reference - logprobs)[action].clamp(-20, 20)
+    return (d.exp() - d - 1).sum() / count

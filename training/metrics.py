@@ -1,0 +1,103 @@
+"""Statistics of a batch: how good the critic is, how far the policy moved, what the episodes did.
+
+Explained variance is given in both definitions in use, because they differ by the critic's offset:
+`centred` 1 - Var(G - V) / Var(G) forgives it, `plain` 1 - E[(G - V)^2] / Var(G) does not (a zero
+head on rewards of mean 1.7 and variance 0.45 stands at 0 in the one and at -6.4 in the other).
+And by progress quartile: the first tokens cannot predict the outcome, so the figure over all tokens
+hides a critic that is good where it matters.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuagent.training.advantage import actions
+from cuagent.training.segments import Episode
+
+Metrics = dict[str, float]
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> tuple[float, float]:
+    """(centred, plain) over flat tensors [N]; NaN where all returns are equal."""
+    variance = float(returns.double().var(unbiased=False))
+    if variance < 1e-12:
+        return math.nan, math.nan
+    error = (returns - values).double()
+    return (
+        1 - float(error.var(unbiased=False)) / variance,
+        1 - float((error**2).mean()) / variance,
+    )
+
+
+def critic_metrics(values: Tensor, returns: Tensor, action: Tensor, row_episode: Tensor) -> Metrics:
+    """Explained variance over all action tokens and by quartile of each episode's progress.
+
+    `values`, `returns`, `action` [B, L]; `row_episode` [B].
+    """
+    layout = actions(action, row_episode)
+    v, g = layout.compress(values), layout.compress(returns)
+    present = layout.present
+    out: Metrics = {}
+    out["ev"], out["ev_plain"] = explained_variance(v[present], g[present])
+    steps = torch.arange(v.shape[1], device=v.device)
+    quartile = (4 * steps // layout.lengths[:, None]).clamp(max=3)
+    for q in range(4):
+        chosen = present & (quartile == q)
+        out[f"ev_q{q + 1}"], out[f"ev_plain_q{q + 1}"] = explained_variance(v[chosen], g[chosen])
+    out["value_mean"] = float(v[present].mean())
+    out["return_mean"] = float(g[present].mean())
+    return out
+
+
+def ratio_metrics(log_ratio: Tensor, clipped: Tensor) -> Metrics:
+    """How far the policy moved from the one that sampled: flat tensors [N] over action tokens."""
+    ratio = log_ratio.double().exp()
+    return {
+        "ratio_mean": float(ratio.mean()),
+        "ratio_max": float(ratio.max()),
+        "log_ratio_max": float(log_ratio.abs().max()),
+        "approx_kl": float((ratio - 1 - log_ratio.double()).mean()),
+        "clip_fraction": float(clipped.float().mean()),
+    }
+
+
+def episode_metrics(episodes: Sequence[Episode], cut: str = "length") -> Metrics:
+    """What a set of episodes did. `length_clipped` is the share that ended by a length limit."""
+    n = len(episodes)
+    rewards = [e.reward for e in episodes]
+    mean = sum(rewards) / n
+    calls = [c for e in episodes for c in e.calls]
+    solutions = Counter(e.solution for e in episodes if e.solution)
+    return {
+        "episodes": n,
+        "reward": mean,
+        "reward_std": math.sqrt(sum((r - mean) ** 2 for r in rewards) / n),
+        "correct": sum(r > 0 for r in rewards) / n,
+        "faster_than_compile": sum(r >= 3 for r in rewards) / n,
+        "length_clipped": sum(e.stop == cut for e in episodes) / n,
+        "bad_calls": sum(not (c.known and c.valid) for c in calls) / max(len(calls), 1),
+        "turns": sum(e.turns for e in episodes) / n,
+        "action_tokens": sum(e.action_tokens for e in episodes) / n,
+        "tokens": sum(e.tokens for e in episodes) / n,
+        "distinct_solutions": len(solutions) / n,
+    }
+
+
+def log_metrics(path: Path, step: int, metrics: Mapping[str, float], **labels: Any) -> None:
+    """Append one line to metrics.jsonl; NaN becomes null, which JSON has."""
+    figures = {k: (v if math.isfinite(v) else None) for k, v in metrics.items()}
+    with path.open("a", encoding="utf-8") as out:
+        out.write(json.dumps({"step": step, **labels, **figures}) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All lines of a metrics.jsonl."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
