@@ -1,0 +1,77 @@
+"""Plain kernels called with tensors: `load("kernels/scale.cu").scale(y, x, 2.0, x.numel())`.
+
+A source exports `extern "C"` functions and includes no torch header, so that it compiles in a
+second instead of a minute. Prototypes are read from its text, and every call is checked against
+them before any pointer is handed over. Three forms are known:
+
+- `.cpp` with launchers: g++ with OpenMP, tensors on the CPU;
+- `.cu` with launchers: nvcc; a last parameter `cudaStream_t` receives the current stream;
+- `.cu` that exports `__global__` kernels only: NVRTC, launched as `kernel[grid, block, smem](...)`.
+
+Not covered: strided tensors (a channels-last tensor is passed as its contiguous permutation),
+structures by value, autograd, torch.compile through a call.
+Invariant: this package imports nothing of cuagent and torch only where a tensor is met, because
+exported packages carry a copy of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from .compiler import CompileFailed, CompilerMissing, recipe, shared_library
+from .prototypes import PrototypeError, parse
+
+__all__ = ["CompileFailed", "CompilerMissing", "Kernels", "PrototypeError", "load"]
+
+
+class Kernels:
+    """The exported functions of one source, as attributes."""
+
+    def __init__(self, source: Path, library: Path, functions: dict[str, Any]) -> None:
+        self.__file__ = str(source)
+        self.library = library
+        self.__dict__.update(functions)
+        self._names = tuple(functions)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f'{Path(self.__file__).name} exports no extern "C" function {name!r}; '
+            f"it has {', '.join(self._names)}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<kernels {self.__file__}: {', '.join(self._names)}>"
+
+
+_LOADED: dict[Path, Kernels] = {}
+
+
+def load(path: str | Path) -> Kernels:
+    """Compile (or find compiled) and load a source; `path` is relative to the caller's file.
+
+    Raises FileNotFoundError, PrototypeError, CompilerMissing or CompileFailed.
+    """
+    source = Path(path)
+    if not source.is_absolute():
+        caller = sys._getframe(1).f_globals.get("__file__")
+        source = (Path(caller).parent if caller else Path.cwd()) / source
+    if not source.is_file():
+        raise FileNotFoundError(f"no kernel source {source}")
+    how = recipe(source)
+    library = shared_library(how)
+    if library not in _LOADED:
+        _LOADED[library] = _open(source, library, how.form)
+    return _LOADED[library]
+
+
+def _open(source: Path, library: Path, form: str) -> Kernels:
+    prototypes = parse(source.read_text(encoding="utf-8"), source.name)
+    if form == "nvrtc":
+        from .driver import open_cubin
+
+        return Kernels(source, library, open_cubin(library, prototypes))
+    from .calls import open_library
+
+    return Kernels(source, library, open_library(library, prototypes, on_cuda=form == "nvcc"))

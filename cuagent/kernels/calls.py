@@ -1,0 +1,228 @@
+"""Calls of exported launchers: every argument is checked, then converted, then the function runs.
+
+The checks are what stands between a slip in Python and a crash without a message; they are
+resolved once per function so that a call costs a few microseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from .prototypes import Parameter, Prototype
+
+CTYPES: dict[str, Any] = {
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+    "bool": ctypes.c_bool,
+    "uint8": ctypes.c_uint8,
+    "int32": ctypes.c_int32,
+    "uint32": ctypes.c_uint32,
+    "int64": ctypes.c_int64,
+    "uint64": ctypes.c_uint64,
+}
+LAST_ERROR = "cuagent_last_error"
+ERROR_NAME = "cuagent_error_name"
+
+Convert = Callable[[Any], Any]
+
+
+def open_library(path: Path, prototypes: Iterable[Prototype], on_cuda: bool) -> dict[str, Any]:
+    """Load a compiled library; one checked callable per exported function."""
+    # Imported first, so that the one OpenMP runtime in the process is torch's own.
+    import torch  # noqa: F401
+
+    library = ctypes.CDLL(str(path))
+    return {p.name: Launcher(library, p, on_cuda) for p in prototypes if not p.kernel}
+
+
+class Launcher:
+    """One exported function; a call raises TypeError, ValueError, OverflowError or RuntimeError."""
+
+    def __init__(self, library: ctypes.CDLL, prototype: Prototype, on_cuda: bool) -> None:
+        self.prototype = prototype
+        self._checked = CheckedArguments(prototype, on_cuda)
+        self._function = library[prototype.name]
+        types = [c_type(parameter) for parameter in prototype.parameters]
+        self._function.argtypes = types + [ctypes.c_void_p] * prototype.stream
+        self._function.restype = ctypes.c_int if prototype.returns_status else None
+        self._on_cuda = on_cuda
+        if on_cuda:
+            import torch
+
+            self._current_stream = torch._C._cuda_getCurrentRawStream
+            self._current_device = torch._C._cuda_getDevice
+            self._last_error = library[LAST_ERROR]
+            self._error_name = library[ERROR_NAME]
+            self._error_name.restype = ctypes.c_char_p
+
+    def __call__(self, *arguments: Any) -> None:
+        values, device = self._checked(arguments)
+        if not self._on_cuda:
+            status = self._function(*values)
+            if status:
+                raise RuntimeError(f"{self.prototype.name} returned {status}")
+            return
+        current = self._current_device()
+        if device < 0:
+            device = current
+        if device == current:
+            self._launch(values, device)
+        else:
+            import torch
+
+            with torch.cuda.device(device):
+                self._launch(values, device)
+
+    def _launch(self, values: list[Any], device: int) -> None:
+        if self.prototype.stream:
+            values.append(self._current_stream(device))
+        # A launch that fails (too much shared memory, a bad grid) says so here and nowhere else.
+        status = self._function(*values) or self._last_error()
+        if status:
+            self._last_error()
+            name = self._error_name(status).decode()
+            raise RuntimeError(f"{self.prototype.name}: CUDA error {status} ({name}) at launch")
+
+    def __repr__(self) -> str:
+        parameters = ", ".join(p.text for p in self.prototype.parameters)
+        return f"<launcher {self.prototype.name}({parameters})>"
+
+
+class CheckedArguments:
+    """Turns the arguments of a call into C values and the index of their CUDA device (-1: CPU)."""
+
+    def __init__(self, prototype: Prototype, on_cuda: bool) -> None:
+        self._name = prototype.name
+        self._parameters = prototype.parameters
+        self._on_cuda = on_cuda
+        self._converters = [
+            _converter(prototype.name, i, p) for i, p in enumerate(self._parameters)
+        ]
+        self._pointers = [i for i, p in enumerate(self._parameters) if p.pointer]
+
+    def __call__(self, arguments: tuple[Any, ...]) -> tuple[list[Any], int]:
+        if len(arguments) != len(self._converters):
+            expected = ", ".join(p.text for p in self._parameters) or "none"
+            raise TypeError(
+                f"{self._name} takes {len(self._converters)} arguments ({expected}), "
+                f"got {len(arguments)}"
+            )
+        values = [
+            convert(value) for convert, value in zip(self._converters, arguments, strict=True)
+        ]
+        device = -1
+        for i in self._pointers:
+            tensor = arguments[i]
+            if tensor is None:
+                continue
+            index = tensor.get_device()
+            if (index >= 0) is not self._on_cuda or (0 <= device != index):
+                raise self._misplaced(i, tensor, device)
+            device = index
+        return values, device
+
+    def _misplaced(self, i: int, tensor: Any, device: int) -> ValueError:
+        where = argument(self._name, i, self._parameters[i])
+        if not self._on_cuda:
+            return ValueError(f"{where} is on {tensor.device}; a .cpp kernel takes CPU tensors")
+        if device < 0:
+            return ValueError(f"{where} is on {tensor.device}; a .cu kernel takes CUDA tensors")
+        return ValueError(f"{where} is on {tensor.device}, the tensors before it on cuda:{device}")
+
+
+def c_type(parameter: Parameter) -> Any:
+    return ctypes.c_void_p if parameter.pointer else CTYPES[parameter.type]
+
+
+def argument(function: str, index: int, parameter: Parameter) -> str:
+    """How error messages name an argument."""
+    return f"{function}: argument {index + 1} `{parameter.text}`"
+
+
+def _converter(function: str, index: int, parameter: Parameter) -> Convert:
+    where = argument(function, index, parameter)
+    if parameter.pointer:
+        return _pointer(where, parameter.type)
+    if parameter.type in ("float", "double"):
+        return _real(where)
+    if parameter.type == "bool":
+        return _truth(where)
+    bits = int(parameter.type.lstrip("uint"))
+    signed = parameter.type[0] == "i"
+    low = -(1 << bits - 1) if signed else 0
+    return _integer(where, low, (1 << bits - signed) - 1)
+
+
+def _pointer(where: str, element: str) -> Convert:
+    import torch
+
+    tensor_type = torch.Tensor
+    dtypes: dict[str, Any] = {"float": torch.float32, "double": torch.float64, "half": torch.half}
+    dtype = None if element == "void" else dtypes.get(element) or getattr(torch, element)
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, tensor_type):
+            if value is None:
+                return None
+            raise TypeError(
+                f"{where} takes a tensor (or None for a null pointer), got {_of(value)}"
+            )
+        if value.dtype is not dtype and dtype is not None:
+            raise TypeError(f"{where} takes a tensor of {dtype}, got {value.dtype}")
+        if not value.is_contiguous():
+            raise ValueError(
+                f"{where} has strides {value.stride()} for shape {tuple(value.shape)}; "
+                "call .contiguous()"
+            )
+        pointer = value.data_ptr()
+        if not pointer and value.is_meta:
+            raise ValueError(f"{where} is a meta tensor and holds no data")
+        return pointer
+
+    return convert
+
+
+def _real(where: str) -> Convert:
+    def convert(value: Any) -> Any:
+        if type(value) is float or type(value) is int:
+            return value
+        if isinstance(value, bool) or _is_tensor(value) or not hasattr(value, "__float__"):
+            raise TypeError(f"{where} takes a number, got {_of(value)}")
+        return float(value)
+
+    return convert
+
+
+def _truth(where: str) -> Convert:
+    def convert(value: Any) -> Any:
+        if isinstance(value, (bool, int)) and value in (0, 1):
+            return bool(value)
+        raise TypeError(f"{where} takes True or False, got {_of(value)}")
+
+    return convert
+
+
+def _integer(where: str, low: int, high: int) -> Convert:
+    def convert(value: Any) -> Any:
+        if type(value) is not int:
+            if isinstance(value, bool) or _is_tensor(value) or not hasattr(value, "__index__"):
+                raise TypeError(f"{where} takes an integer, got {_of(value)}")
+            value = value.__index__()
+        if low <= value <= high:
+            return value
+        raise OverflowError(f"{where}: {value} does not fit into [{low}, {high}]")
+
+    return convert
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "data_ptr")
+
+
+def _of(value: Any) -> str:
+    if _is_tensor(value):
+        return f"a tensor of shape {tuple(value.shape)} (a scalar is passed as x.item())"
+    return f"{type(value).__name__} {value!r}"[:80]
