@@ -107,7 +107,7 @@ def normal_quantile(p: float) -> float:
 
 
 def t_quantile(p: float, df: int) -> float:
-    """Inverse of Student's t distribution for p >= 1/2 and whole degrees of freedom, by bisection."""
+    """Inverse of Student's t distribution, p >= 1/2 and df a whole number, by bisection."""
     if not (0.5 <= p < 1 and df >= 1):
         raise ValueError(f"no t quantile for p={p}, df={df}")
     low, high = 0.0, 1.0
@@ -120,7 +120,7 @@ def t_quantile(p: float, df: int) -> float:
 
 
 def t_cdf(t: float, df: int) -> float:
-    """Student's distribution for t >= 0: the finite sums of Abramowitz & Stegun 26.7.3 and 26.7.4."""
+    """Student's distribution for t >= 0: finite sums, Abramowitz & Stegun 26.7.3 and 26.7.4."""
     theta = math.atan(t / math.sqrt(df))
     sine, square = math.sin(theta), math.cos(theta) ** 2
     odd = df % 2 == 1

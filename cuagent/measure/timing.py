@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-
 MARGIN = 0.01
-"""Differences under 1 % are never called: they are what memory layout and clocks do to equal code."""
+"""Differences under 1 % are never called: memory layout and clocks do that to equal code."""
 
 
 class Standing(StrEnum):

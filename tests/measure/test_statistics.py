@@ -1,4 +1,4 @@
-"""The intervals keep what they promise: simulated on noise with drift, memory, spikes and layout."""
+"""The intervals keep what they promise: simulated with drift, spikes and layout."""
 
 from __future__ import annotations
 

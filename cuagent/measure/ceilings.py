@@ -1,0 +1,180 @@
+"""What this device can do at best: copy bandwidth and matrix rates, measured once and cached.
+
+Datasheet numbers are leads, not ceilings: these are what a plain large copy and torch's own matrix
+product reach here. Not covered: caches, special functions, launch overhead. Invariant: a ceiling is
+the best of several runs, so that other users of the machine can lower it only by being there all
+the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent.task.task import Device
+
+if TYPE_CHECKING:
+    import torch
+
+FORMAT = 1
+"""Raise it when what is measured changes: older cache entries are then not read."""
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes per second (read plus written) and FLOP per second; 0 where the device has no such."""
+
+    device: str
+    """What it is, in words: the GPU's name, or the processor's and the number of threads."""
+    copy: float
+    fp32: float
+    tf32: float
+    bf16: float
+    fp16: float = 0.0
+    cache_bytes: int = 0
+    """Last-level cache; traffic under twice of it may never reach memory."""
+
+    def rate(self, precision: str) -> float:
+        """Matrix rate for `fp32`, `tf32`, `bf16` or `fp16`; fp32's where that is quicker."""
+        return max(float(getattr(self, precision, 0.0)), self.fp32)
+
+
+def ceilings(device: Device, *, cache: Path | None = None) -> Ceilings:
+    """Ceilings of the current machine's `device`, from the cache or measured in under 2 s.
+
+    `cache` is a folder, by default `cuagent/` under the user's cache folder. A cache that cannot
+    be read or written only costs the measurement.
+    """
+    import torch
+
+    name = describe(device)
+    key = hashlib.sha256(f"{FORMAT}|{name}|{torch.__version__}".encode()).hexdigest()[:16]
+    file = (cache or _user_cache()) / f"ceilings-{key}.json"
+    try:
+        return Ceilings(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        measured = _measure_cuda(name) if device is Device.CUDA else _measure_cpu(name)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(asdict(measured)))
+        partial.replace(file)
+    except OSError:
+        pass
+    return measured
+
+
+def describe(device: Device) -> str:
+    """The device in words, e.g. `NVIDIA H200` or `Intel(R) Xeon(R) CPU, 2 threads`."""
+    import torch
+
+    if device is Device.CUDA:
+        return torch.cuda.get_device_name()
+    return f"{_processor()}, {torch.get_num_threads()} threads"
+
+
+def cache_bytes(device: Device) -> int:
+    """Size of the last-level cache in bytes; 32 MiB where nothing tells."""
+    import torch
+
+    if device is Device.CUDA:
+        return int(torch.cuda.get_device_properties(0).L2_cache_size)
+    sizes = [
+        _bytes(file.read_text().strip())
+        for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    return max(sizes, default=32 << 20)
+
+
+def _measure_cuda(name: str) -> Ceilings:
+    import torch
+
+    # A quarter of what is free, so that a card in use by the task itself still has room.
+    copy = _copy_rate(Device.CUDA, min(1 << 28, torch.cuda.mem_get_info()[0] // 32))
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        fp32 = _matrix_rate(Device.CUDA, torch.float32, 4096)
+        torch.backends.cuda.matmul.allow_tf32 = True
+        tf32 = _matrix_rate(Device.CUDA, torch.float32, 8192)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    bf16 = _matrix_rate(Device.CUDA, torch.bfloat16, 8192)
+    fp16 = _matrix_rate(Device.CUDA, torch.float16, 8192)
+    torch.cuda.empty_cache()
+    return Ceilings(name, copy, fp32, tf32, bf16, fp16, cache_bytes(Device.CUDA))
+
+
+def _measure_cpu(name: str) -> Ceilings:
+    import torch
+
+    copy = _copy_rate(Device.CPU, 1 << 25)
+    fp32 = _matrix_rate(Device.CPU, torch.float32, 1536)
+    # Without instructions for it bf16 runs a hundred times slower than fp32: keep it small.
+    bf16 = _matrix_rate(Device.CPU, torch.bfloat16, 256)
+    return Ceilings(name, copy, fp32, 0.0, bf16, 0.0, cache_bytes(Device.CPU))
+
+
+def _copy_rate(device: Device, count: int) -> float:
+    """Bytes per second, read plus written, of a copy of `count` floats."""
+    import torch
+
+    source = torch.randn(count, device=device.value)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _best(device, lambda: target.copy_(source))
+
+
+def _matrix_rate(device: Device, dtype: torch.dtype, side: int) -> float:
+    """FLOP per second of a square product of random matrices (zeros would run quicker)."""
+    import torch
+
+    a, b = (torch.randn(side, side, device=device.value, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    return 2 * side**3 / _best(device, lambda: torch.mm(a, b, out=out))
+
+
+def _best(device: Device, call: Callable[[], Any], runs: int = 6) -> float:
+    """Seconds of the quickest of `runs`, after one to warm up."""
+    import torch
+
+    call()
+    if device is Device.CPU:
+        stamps = [time.perf_counter()]
+        for _ in range(runs):
+            call()
+            stamps.append(time.perf_counter())
+        return min(later - earlier for earlier, later in pairwise(stamps))
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        call()
+        mark.record()
+    torch.cuda.synchronize()
+    return min(earlier.elapsed_time(later) for earlier, later in pairwise(marks)) / 1e3
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else "CPU"
+
+
+def _bytes(text: str) -> int:
+    """Bytes of a size as the kernel writes it, e.g. `32768K`."""
+    units = {"K": 10, "M": 20, "G": 30}
+    return int(text.rstrip("KMG") or 0) << units.get(text[-1:], 0)
+
+
+def _user_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "cuagent"

@@ -1,0 +1,263 @@
+"""The floor of a task: the bytes it must move and the operations it does, over the ceilings.
+
+Counted by running the reference under a dispatch mode on fake tensors (real ones where it looks at
+values). Compulsory traffic is every input and weight read once and every output written once,
+whatever the implementation moves in between. Not covered: caches (see `Roofline.firm`), special
+functions, launch overhead. Invariant: what is counted as compulsory never exceeds what a right
+implementation must move; the operations are those of the reference's own algorithm, which another
+algorithm (Winograd, folding) may undercut, so only the memory floor is a bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from cuagent.measure.ceilings import Ceilings
+from cuagent.task.reference import Reference
+from cuagent.task.task import Precision, TaskError
+from cuagent.task.tree import flatten
+
+if TYPE_CHECKING:
+    import torch
+
+SUSPECT = 0.9
+"""A time under this share of the memory floor is not believed; the rest is noise of the ceiling."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call of the reference asks for."""
+
+    bytes_in: int
+    """Inputs and weights that are read, each once."""
+    bytes_out: int
+    """Outputs that are not views of inputs."""
+    matrix_flops: int
+    """Multiply-adds of products, convolutions and attention, two each."""
+    other_flops: int
+    """One for each element that any other operator makes, reduces or both: a rough count."""
+    operators: dict[str, int] = field(default_factory=dict)
+    """Calls by operator name, views left out: what eager would launch."""
+    bytes_eager: int = 0
+    """What eager moves: for each of these operators its inputs and outputs."""
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_in + self.bytes_out
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Work against the ceilings of one device. Seconds."""
+
+    work: Work
+    ceilings: Ceilings
+    unit: str
+    """The matrix rate that applies: fp32, tf32, bf16, fp16."""
+
+    @property
+    def memory_seconds(self) -> float:
+        return self.work.bytes / self.ceilings.copy
+
+    @property
+    def compute_seconds(self) -> float:
+        flops = self.work.matrix_flops / self.ceilings.rate(self.unit)
+        return flops + self.work.other_flops / self.ceilings.fp32
+
+    @property
+    def floor(self) -> float:
+        return max(self.memory_seconds, self.compute_seconds)
+
+    @property
+    def bound(self) -> Literal["memory", "compute"]:
+        return "memory" if self.memory_seconds >= self.compute_seconds else "compute"
+
+    @property
+    def firm(self) -> bool:
+        """Whether the memory floor holds even where data may stay in the last-level cache."""
+        return self.work.bytes > 2 * self.ceilings.cache_bytes
+
+    def share(self, seconds: float) -> float:
+        """Of the roofline: 1 is at the floor."""
+        return self.floor / seconds
+
+    def suspect(self, seconds: float) -> bool:
+        """Faster than memory allows: somebody did not do the work."""
+        return self.firm and seconds < SUSPECT * self.memory_seconds
+
+    def line(self, seconds: float | None = None) -> str:
+        """One line for a person or an agent."""
+        rate = amount(self.ceilings.rate(self.unit))
+        said = (
+            f"floor {seconds_text(self.floor)} ({self.bound}: "
+            f"{amount(self.work.bytes)}B compulsory at {amount(self.ceilings.copy)}B/s, "
+            f"{amount(self.work.matrix_flops)}FLOP at {rate}FLOP/s {self.unit})"
+        )
+        return said if seconds is None else f"{self.share(seconds):.0%} of the roofline; {said}"
+
+
+def roofline(reference: Reference, ceilings: Ceilings) -> Roofline:
+    """Count the reference's work on inputs of seed 0. Raises TaskError where it does not run."""
+    return Roofline(count_work(reference), ceilings, _unit(reference))
+
+
+def count_work(reference: Reference) -> Work:
+    """Run the reference once, without arithmetic where it allows that, and count."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    model, inputs = reference.model(0), reference.inputs(0)
+    # What a module may do with its values (branch on them, index by them) has no common error
+    # type; the run on real tensors below then tells what is wrong, if anything is.
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            state, faked = torch.utils._pytree.tree_map_only(
+                torch.Tensor, fake.from_tensor, (dict(_state(model)), inputs)
+            )
+            return _count(lambda *args: torch.func.functional_call(model, state, args), faked)
+    except Exception:  # noqa: BLE001 - the user's code under fake tensors, see above
+        pass
+    try:
+        return _count(model, inputs)
+    except RuntimeError as error:
+        raise TaskError(f"{reference.task.path}: cannot count its work: {error}") from error
+
+
+def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _count(model: Callable[..., Any], inputs: list[Any]) -> Work:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    tally = _tally()
+    leaves, _ = flatten(inputs, "inputs")
+    with torch.no_grad(), FlopCounterMode(display=False) as flops, tally:
+        outputs, _ = flatten(model(*inputs), "output")
+    made = {leaf.untyped_storage()._cdata: leaf.numel() * leaf.element_size() for leaf in outputs}
+    for leaf in leaves:
+        made.pop(leaf.untyped_storage()._cdata, None)
+    return Work(
+        bytes_in=tally.compulsory(),
+        bytes_out=sum(made.values()),
+        matrix_flops=flops.get_total_flops(),
+        other_flops=tally.elementwise,
+        operators=dict(tally.calls),
+        bytes_eager=tally.moved,
+    )
+
+
+GATHERS = ("embedding", "index", "index_select", "gather", "take")
+"""Operators that read only the rows they are asked for: as many elements as they make."""
+FREE = ("empty", "detach", "alias", "lift_fresh", "_unsafe_view", "sym_", "is_")
+
+
+def _tally() -> Any:
+    """A dispatch mode that notes what every operator reads and makes (torch is imported late)."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    class Tally(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: Counter[str] = Counter()
+            self.elementwise = 0
+            self.moved = 0
+            self.kept: list[torch.Tensor] = []
+            self.made: set[int] = set()
+            self.read: dict[int, dict[tuple[Any, ...], int]] = {}
+            self.size: dict[int, int] = {}
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            out = func(*args, **(kwargs or {}))
+            name = func.overloadpacket.__name__
+            outs, ins = _tensors(out), _tensors((args, kwargs or {}))
+            # Storages are told apart by identity, so none may be freed and its place reused.
+            self.kept += outs
+            if func.is_view:
+                return out
+            fresh = [t for t in outs if not any(_same(t, i) for i in ins)]
+            self.made.update(t.untyped_storage()._cdata for t in fresh)
+            if func.namespace == "prim" or name.startswith(FREE):
+                return out
+            self.calls[name] += 1
+            gathered = sum(map(_held, outs)) if name in GATHERS else None
+            for tensor in ins:
+                self._note(tensor, gathered)
+            self.moved += sum(map(_held, [*ins, *outs])) if gathered is None else 2 * gathered
+            if func.overloadpacket not in flop_registry:
+                self.elementwise += max((t.numel() for t in [*ins, *outs]), default=0)
+            return out
+
+        def _note(self, tensor: torch.Tensor, gathered: int | None) -> None:
+            storage = tensor.untyped_storage()
+            if storage._cdata in self.made:
+                return
+            self.kept.append(tensor)
+            held = _held(tensor) if gathered is None else min(gathered, _held(tensor))
+            view = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
+            known = self.read.setdefault(storage._cdata, {})
+            known[view] = max(known.get(view, 0), held)
+            self.size[storage._cdata] = storage.nbytes()
+
+        def compulsory(self) -> int:
+            """Bytes of what was there before the call: distinct views, at most their storage."""
+            return sum(min(sum(v.values()), self.size[key]) for key, v in self.read.items())
+
+    return Tally()
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    import torch
+
+    return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+
+
+def _held(tensor: torch.Tensor) -> int:
+    """Bytes behind a view; what is only expanded counts once."""
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= 1 if stride == 0 else size
+    return (0 if tensor.numel() == 0 else count) * tensor.element_size()
+
+
+def _unit(reference: Reference) -> str:
+    """The matrix rate that the task's precision admits."""
+    import torch
+
+    half = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    tensors = _tensors(reference.inputs(0)) + list(reference.model(0).parameters())
+    admitted = reference.task.precision
+    if admitted in (Precision.BF16, Precision.FP16):
+        return admitted.value
+    names = {half[t.dtype] for t in tensors if t.dtype in half}
+    if names:
+        return sorted(names)[0]
+    return "tf32" if admitted is Precision.TF32 else "fp32"
+
+
+def amount(value: float) -> str:
+    """A number with a decimal prefix: 4.3 T, 12 M."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}"
+    return f"{value:.3g} "
+
+
+def seconds_text(seconds: float) -> str:
+    """A time in the unit that reads best: 1.23 s, 4.5 ms, 67 us."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"

@@ -1,0 +1,40 @@
+"""Ceilings are plausible, quick to measure, and cached by device."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from cuagent.measure.ceilings import Ceilings, ceilings
+from cuagent.task.task import Device
+
+
+def check(device: Device, folder: Path, copy: float, fp32: float) -> Ceilings:
+    first = ceilings(device, cache=folder)
+    assert first.copy > copy
+    assert first.fp32 > fp32
+    start = time.perf_counter()
+    assert ceilings(device, cache=folder) == first
+    assert time.perf_counter() - start < 0.1
+    return first
+
+
+def test_cpu_ceilings_are_measured_once(tmp_path: Path) -> None:
+    first = check(Device.CPU, tmp_path, copy=5e8, fp32=1e9)
+    assert first.rate("tf32") == first.fp32
+
+
+def test_a_damaged_cache_entry_is_measured_again(tmp_path: Path) -> None:
+    ceilings(Device.CPU, cache=tmp_path)
+    for file in tmp_path.iterdir():
+        file.write_text('{"copy": 1')
+    assert ceilings(Device.CPU, cache=tmp_path).copy > 1
+
+
+@pytest.mark.gpu
+def test_gpu_ceilings_rise_from_fp32_to_bf16(tmp_path: Path) -> None:
+    first = check(Device.CUDA, tmp_path, copy=1e11, fp32=1e12)
+    assert first.bf16 > first.fp32
+    assert first.cache_bytes > 1 << 20

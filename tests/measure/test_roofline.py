@@ -1,0 +1,102 @@
+"""Compulsory bytes and operations equal hand counts; a time under the memory floor is suspect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cuagent.measure.ceilings import Ceilings
+from cuagent.measure.roofline import Roofline, count_work, roofline
+from cuagent.task.load import load_task
+from cuagent.task.reference import Reference, open_reference
+
+CEILINGS = Ceilings("a device", copy=1e9, fp32=1e9, tf32=4e9, bf16=8e9, cache_bytes=1000)
+
+
+def reference(folder: Path, forward: str, init: str, inputs: str, precision: str) -> Reference:
+    source = f"""
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init}
+    def forward(self, {forward.partition(":")[0]}):
+        return {forward.partition(":")[2]}
+"""
+    path = folder / "task.py"
+    path.write_text(source)
+    return open_reference(load_task(path, inputs=inputs, device="cpu", precision=precision))
+
+
+@pytest.mark.parametrize(
+    ("forward", "init", "inputs", "read", "written", "flops"),
+    [
+        ("x: torch.relu(x) + 1", "pass", "f32[8,4]", 128, 128, 0),
+        # weights are read, a layer that is never called is not
+        (
+            "x: self.used(x)",
+            "self.used, self.unused = nn.Linear(4, 16), nn.Linear(9, 9)",
+            "f32[8,4]",
+            8 * 4 * 4 + 16 * 4 * 4 + 16 * 4,
+            8 * 16 * 4,
+            2 * 8 * 4 * 16,
+        ),
+        # both halves of a chunk are needed; a slice alone is not the whole
+        ("x: x.chunk(2, -1)[0] * x.chunk(2, -1)[1]", "pass", "f32[8,4]", 128, 64, 0),
+        ("x: x[:, :1] * 2", "pass", "f32[8,4]", 32, 32, 0),
+        # a gather reads the rows it is asked for
+        (
+            "i: self.rows(i)",
+            "self.rows = nn.Embedding(1000, 8)",
+            "i64[3] < 1000",
+            3 * 8 + 3 * 8 * 4,
+            3 * 8 * 4,
+            0,
+        ),
+        (
+            "x: self.conv(x)",
+            "self.conv = nn.Conv2d(3, 8, 3, bias=False)",
+            "f32[2,3,10,10]",
+            2 * 3 * 100 * 4 + 8 * 27 * 4,
+            2 * 8 * 64 * 4,
+            2 * 2 * 8 * 64 * 27,
+        ),
+        # a view of the input writes nothing
+        ("x: x.t()", "pass", "f32[8,4]", 0, 0, 0),
+    ],
+)
+def test_work_equals_a_hand_count(
+    tmp_path: Path, forward: str, init: str, inputs: str, read: int, written: int, flops: int
+) -> None:
+    work = count_work(reference(tmp_path, forward, init, inputs, "match"))
+    assert (work.bytes_in, work.bytes_out, work.matrix_flops) == (read, written, flops)
+
+
+def test_a_module_that_looks_at_its_values_is_counted_on_real_ones(tmp_path: Path) -> None:
+    forward = "x: x * 2 if float(x.sum()) != 0.125 else x"
+    work = count_work(reference(tmp_path, forward, "pass", "f32[8,4]", "match"))
+    assert (work.bytes_in, work.bytes_out) == (128, 128)
+
+
+@pytest.mark.parametrize(("precision", "seconds"), [("match", 1.024e-6), ("tf32", 0.256e-6)])
+def test_the_compute_floor_uses_the_rate_that_the_precision_admits(
+    tmp_path: Path, precision: str, seconds: float
+) -> None:
+    taken = reference(tmp_path, "x: x @ x", "pass", "f32[8,8]", precision)
+    assert roofline(taken, CEILINGS).compute_seconds == pytest.approx(seconds)
+
+
+def test_a_time_under_the_memory_floor_is_suspect_but_not_where_a_cache_may_hold_it(
+    tmp_path: Path,
+) -> None:
+    big = roofline(reference(tmp_path, "x: x + 1", "pass", "f32[1000]", "match"), CEILINGS)
+    assert big.bound == "memory"
+    assert big.floor == pytest.approx(8e-6)
+    assert big.suspect(5e-6)
+    assert not big.suspect(8e-6)
+    assert big.share(16e-6) == pytest.approx(0.5)
+    small = roofline(reference(tmp_path, "x: x + 1", "pass", "f32[100]", "match"), CEILINGS)
+    assert isinstance(small, Roofline)
+    assert not small.suspect(1e-9)
