@@ -1,0 +1,91 @@
+"""The providers, and `make_model`, which finds the right one for a name.
+
+expert                   offline, the default where no key is set
+openai:gpt-5             OPENAI_API_KEY, OPENAI_BASE_URL
+anthropic:claude-sonnet-4-5
+NAME:model               a server of the user's own (`Endpoint`)
+scripted:FILE            replies from a JSONL file
+replay:RUN               what the model said in a recorded run
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cuagent.models.endpoint import ANTHROPIC, OPENAI, Endpoint
+from cuagent.models.model import Model, ModelError
+from cuagent.models.prices import Price
+
+if TYPE_CHECKING:
+    from cuagent.task import Task
+
+__all__ = ["Endpoint", "Model", "ModelError", "Price", "default_model", "make_model"]
+
+DEFAULTS = {"anthropic": "claude-sonnet-4-5", "openai": "gpt-5"}
+"""The model of a provider that is named without one."""
+
+
+def default_model() -> str:
+    """The name used where the user gives none: a provider whose key is set, else the expert."""
+    for endpoint in (ANTHROPIC, OPENAI):
+        if os.environ.get(endpoint.key_variable, "").strip():
+            return f"{endpoint.name}:{DEFAULTS[endpoint.name]}"
+    return "expert"
+
+
+def make_model(
+    name: str | None = None,
+    *,
+    task: Task | None = None,
+    endpoints: Mapping[str, Endpoint] | None = None,
+    prices: Mapping[str, Price] | None = None,
+) -> Model:
+    """The model of that name. `endpoints` are the user's own servers, by name.
+
+    Raises ModelError, also where its key is missing.
+    """
+    kind, _, rest = (name or default_model()).partition(":")
+    servers = {"openai": OPENAI, "anthropic": ANTHROPIC, **(endpoints or {})}
+    match kind:
+        case "expert":
+            return _expert(task)
+        case "scripted":
+            from cuagent.models.scripted import script
+
+            return script(Path(rest))
+        case "replay":
+            from cuagent.models.scripted import replay
+            from cuagent.record import find_run
+
+            return replay(find_run(rest))
+    if kind not in servers:
+        known = ", ".join(["expert", *(f"{server}:MODEL" for server in servers), "scripted:FILE"])
+        raise ModelError(f"unknown model {name!r}; use one of {known}")
+    model = rest or DEFAULTS.get(kind, "")
+    if not model:
+        raise ModelError(f"{kind}: which model? Write {kind}:MODEL")
+    return _served(model, servers[kind], prices)
+
+
+def _served(model: str, endpoint: Endpoint, prices: Mapping[str, Price] | None) -> Model:
+    if endpoint.protocol == "anthropic":
+        from cuagent.models.anthropic import AnthropicModel
+
+        return AnthropicModel(model, endpoint, prices)
+    from cuagent.models.openai import OpenAIModel
+
+    if endpoint is OPENAI and os.environ.get("OPENAI_BASE_URL"):
+        endpoint = replace(endpoint, needs_key=False)  # a local server seldom wants one
+    return OpenAIModel(model, endpoint, prices)
+
+
+def _expert(task: Task | None) -> Model:
+    from cuagent.models.expert import ExpertModel
+
+    if task is None:
+        raise ModelError("the expert needs to know the task")
+    return ExpertModel(task)

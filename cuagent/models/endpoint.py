@@ -1,0 +1,163 @@
+"""Where a model is served, and what both providers share in talking to it: clear errors, retries.
+
+Not covered: asynchronous calls; several answers to one question.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Literal
+
+from cuagent.message import Reply
+from cuagent.models.model import ContextOverflow, ModelError, ModelUnavailable, OnText
+from cuagent.models.prices import Price
+
+RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+OVERLONG = (
+    "context_length",
+    "context length",
+    "context window",
+    "prompt is too long",
+    "too many tokens",
+    "maximum context",
+)
+"""How providers say that the conversation does not fit."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server and how to talk to it. None leaves the choice to the SDK or to the server."""
+
+    name: str
+    """What stands before the colon in `name:model`."""
+    protocol: Literal["openai", "anthropic"]
+    key_variable: str
+    """The environment variable that holds the key."""
+    base_url: str | None = None
+    context: int | None = None
+    """Tokens that fit; known for own servers only."""
+    max_output: int | None = None
+    price: Price | None = None
+    """For every model of this server; else by name (`prices.py`)."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """temperature, top_p, seed, reasoning_effort, thinking, ...: sent as they are."""
+    echo_reasoning: bool = False
+    """Send `reasoning_content` back; some servers want it, others refuse it."""
+    return_tokens: bool = False
+    """Ask for token ids and log-probabilities (vLLM); training needs them."""
+    needs_key: bool = True
+    stall: float = 180.0
+    """Seconds without a byte after which a reply is given up and asked for again."""
+    tries: int = 6
+    patience: float = 1.0
+    """Seconds before the first retry; doubled each time, at most a minute."""
+
+    def key(self) -> str:
+        """The key. Raises ModelError."""
+        key = os.environ.get(self.key_variable, "").strip()
+        if not key and self.needs_key:
+            raise ModelError(
+                f"{self.name}: no key; set {self.key_variable}, or use --model expert, "
+                "which needs none"
+            )
+        return key or "none"
+
+
+OPENAI = Endpoint("openai", "openai", "OPENAI_API_KEY")
+ANTHROPIC = Endpoint("anthropic", "anthropic", "ANTHROPIC_API_KEY", max_output=32_000)
+
+
+class Dropped(Exception):
+    """The reply broke off before its end."""
+
+
+def ask(
+    once: Callable[[], Reply], sdk: ModuleType, endpoint: Endpoint, model: str, on_text: OnText
+) -> Reply:
+    """Call `once` until it answers. Raises ModelError, ContextOverflow or ModelUnavailable."""
+    wait, why = endpoint.patience, ""
+    for attempt in range(1, endpoint.tries + 1):
+        try:
+            return once()
+        except (sdk.APIError, Dropped, *_transport_errors()) as error:
+            if not _passing(error):
+                raise _explain(error, endpoint, model) from error
+            why = _reason(error)
+            pause = _retry_after(error) or wait * random.uniform(0.75, 1.25)
+        if attempt < endpoint.tries:
+            on_text(f"\n[{endpoint.name}: {why}; asking again in {pause:.0f} s]\n", "reasoning")
+            time.sleep(pause)
+            wait = min(2 * wait, 60)
+    raise ModelUnavailable(
+        f"{endpoint.name}: {why}; gave up after {endpoint.tries} tries. "
+        "The run is kept and can be resumed later"
+    )
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    # older SDKs let these through while a reply streams; which of the two is there varies
+    found: list[type[Exception]] = []
+    for name in ("httpx", "httpx2"):
+        try:
+            found.append(importlib.import_module(name).HTTPError)
+        except ImportError:
+            continue
+    return tuple(found)
+
+
+def _passing(error: Exception) -> bool:
+    """Whether asking again may help."""
+    status = getattr(error, "status_code", None)
+    if status is not None:
+        return status in RETRIED and "insufficient_quota" not in str(error)
+    # no status: the connection failed, or the stream carried an error such as "overloaded"
+    return not _overlong(error)
+
+
+def _explain(error: Exception, endpoint: Endpoint, model: str) -> ModelError:
+    status = getattr(error, "status_code", None)
+    where = f"{endpoint.name}:{model}"
+    if status in (401, 403):
+        return ModelError(
+            f"{where}: the key in {endpoint.key_variable} was refused ({_reason(error)})"
+        )
+    if _overlong(error):
+        return ContextOverflow(f"{where}: the conversation is too long for the model")
+    if status == 404:
+        return ModelError(f"{where}: unknown model or address ({_reason(error)}); see --model")
+    if status == 429:
+        return ModelError(f"{where}: the account has no credit left ({_reason(error)})")
+    return ModelError(f"{where}: the server refused the request ({_reason(error)})")
+
+
+def _overlong(error: Exception) -> bool:
+    return any(words in str(error).lower() for words in OVERLONG)
+
+
+def _reason(error: Exception) -> str:
+    """The server's own words, in one short line."""
+    body = getattr(error, "body", None)
+    if isinstance(body, dict):
+        inner = body.get("error", body)
+        text = inner.get("message") if isinstance(inner, dict) else str(inner)
+    else:
+        text = None
+    status = getattr(error, "status_code", None)
+    words = " ".join(str(text or error or type(error).__name__).split())[:200]
+    return f"{status}: {words}" if status else words
+
+
+def _retry_after(error: Exception) -> float | None:
+    """Seconds that the server asks to wait, if it does and they are few."""
+    response = getattr(error, "response", None)
+    try:
+        seconds = float(response.headers["retry-after"])  # type: ignore[union-attr]
+    except (AttributeError, KeyError, ValueError):
+        return None
+    return seconds if 0 < seconds <= 120 else None
