@@ -1,0 +1,236 @@
+"""Arenas: memory that the referee owns and lends to workers, as tensors on both sides.
+
+An arena holds `count` slots of one layout: guard, tensor, guard, tensor, guard. On the CPU it is a
+memfd; on the GPU plain device memory that travels as a CUDA IPC handle, so nothing is copied
+through the host. The borrower can write anywhere in it: whoever lends inputs keeps a master copy,
+and whoever lends outputs poisons them first and looks at the guards afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from cuagent.worker import cuda_memory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALIGNMENT = 256
+"""Bytes; what the allocators of CUDA and torch promise at least."""
+GUARD = 0xC3
+"""The byte between tensors."""
+POISONS = (0xFF, 0x5A)
+"""Two bytes to fill outputs with: NaN, and a large finite number, in every floating dtype."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor in a slot: `offset` and `nbytes` count bytes, `stride` counts elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tensors of one slot lie. `size` is bytes per slot, guards included."""
+
+    leaves: tuple[Leaf, ...]
+    size: int
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """[begin, end) of everything in a slot that is no tensor."""
+        edges = [0, *(e for leaf in self.leaves for e in (leaf.offset, leaf.offset + leaf.nbytes))]
+        return list(zip(edges[::2], [*edges[1::2], self.size], strict=True))
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Layout:
+        leaves = tuple(
+            Leaf(x["dtype"], tuple(x["shape"]), tuple(x["stride"]), x["offset"], x["nbytes"])
+            for x in data["leaves"]
+        )
+        return Layout(leaves, data["size"])
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def layout_of(tensors: Sequence[Tensor], *, dense: bool = False, wide: bool = False) -> Layout:
+    """The layout that holds these tensors, with their strides, or contiguous where `dense`.
+
+    `wide`: floating tensors become float64 (complex ones complex128), for an oracle's answers.
+    """
+    import torch
+
+    leaves: list[Leaf] = []
+    offset = ALIGNMENT
+    for tensor in tensors:
+        dtype = tensor.dtype
+        if wide and (dtype.is_floating_point or dtype.is_complex):
+            dtype = torch.complex128 if dtype.is_complex else torch.float64
+        shape = tuple(tensor.shape)
+        packed = dense or tensor.layout is not torch.strided
+        stride = _packed(shape) if packed else tuple(tensor.stride())
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        nbytes = dtype.itemsize * extent if math.prod(shape) else 0
+        leaves.append(Leaf(str(dtype).removeprefix("torch."), shape, stride, offset, nbytes))
+        offset += math.ceil((nbytes + ALIGNMENT) / ALIGNMENT) * ALIGNMENT
+    return Layout(tuple(leaves), offset)
+
+
+def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(max(n, 1) for n in shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+class Arena:
+    """`count` slots of `layout` in shared memory. Make one with `create` or `attach`; close it."""
+
+    def __init__(self, layout: Layout, count: int, device: str, memory: Tensor, lease: Lease):
+        self.layout = layout
+        self.count = count
+        self.device = device
+        self.memory: Tensor | None = memory
+        """uint8[count * layout.size]"""
+        self._lease = lease
+
+    @staticmethod
+    def create(layout: Layout, count: int, device: str) -> Arena:
+        """New memory with its guards filled. Raises MemoryError."""
+        size = layout.size * count
+        lease = _host_lease(size) if device == "cpu" else _device_lease(size)
+        arena = Arena(layout, count, device, lease.memory, lease)
+        for slot in range(count):
+            for gap in arena._gaps(slot):
+                gap.fill_(GUARD)
+        return arena
+
+    @staticmethod
+    def attach(description: dict[str, Any], descriptors: Sequence[int]) -> Arena:
+        """The other side's view of an arena, from `describe` and its descriptors."""
+        layout, count = Layout.from_json(description["layout"]), description["count"]
+        size, device = layout.size * count, description["device"]
+        if device == "cpu":
+            lease = _map(descriptors[0], size)
+        else:
+            lease = _open_handle(description["handle"], size)
+        return Arena(layout, count, device, lease.memory, lease)
+
+    def describe(self) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """What a borrower needs: JSON, and descriptors to send beside it."""
+        lease = self._lease
+        about = {"layout": self.layout.to_json(), "count": self.count, "device": self.device}
+        if lease.descriptor is None:
+            return about | {"handle": lease.handle}, ()
+        return about, (lease.descriptor,)
+
+    @cached_property
+    def slots(self) -> list[list[Tensor]]:
+        """Views of the tensors of each slot."""
+        return [
+            [self._view(slot, leaf) for leaf in self.layout.leaves] for slot in range(self.count)
+        ]
+
+    def tensors(self, slot: int = 0) -> list[Tensor]:
+        return self.slots[slot]
+
+    def write(self, tensors: Sequence[Tensor], slot: int = 0) -> None:
+        for view, tensor in zip(self.slots[slot], tensors, strict=True):
+            view.copy_(tensor)
+
+    def snapshot(self, slot: int = 0) -> list[Tensor]:
+        """Private copies, which no borrower can reach."""
+        return [view.clone() for view in self.slots[slot]]
+
+    def poison(self, byte: int, slot: int | None = None) -> None:
+        """Fill the tensors of one slot, or of all, with a byte."""
+        for number in range(self.count) if slot is None else [slot]:
+            for leaf in self.layout.leaves:
+                self._bytes(number, leaf.offset, leaf.offset + leaf.nbytes).fill_(byte)
+
+    def guards_hold(self, slot: int | None = None) -> bool:
+        """Whether every byte between the tensors is as it was made."""
+        slots = range(self.count) if slot is None else [slot]
+        return all(bool((gap == GUARD).all()) for number in slots for gap in self._gaps(number))
+
+    def close(self) -> None:
+        """Give the memory back. Views of it must not be used any more."""
+        if self.memory is None:
+            return
+        self.memory = None
+        self.__dict__.pop("slots", None)
+        self._lease.release()
+
+    def _bytes(self, slot: int, begin: int, end: int) -> Tensor:
+        assert self.memory is not None, "the arena is closed"
+        base = slot * self.layout.size
+        return self.memory[base + begin : base + end]
+
+    def _gaps(self, slot: int) -> list[Tensor]:
+        return [self._bytes(slot, begin, end) for begin, end in self.layout.gaps]
+
+    def _view(self, slot: int, leaf: Leaf) -> Tensor:
+        import torch
+
+        dtype = getattr(torch, leaf.dtype)
+        if leaf.nbytes == 0:
+            return torch.empty(leaf.shape, dtype=dtype, device=self.device)
+        flat = self._bytes(slot, leaf.offset, leaf.offset + leaf.nbytes).view(dtype)
+        return flat.as_strided(leaf.shape, leaf.stride)
+
+
+class Lease:
+    """A piece of shared memory: the tensor over it, how to lend it, how to give it back."""
+
+    def __init__(
+        self,
+        memory: Tensor,
+        descriptor: int | None = None,
+        handle: str | None = None,
+        free: tuple[Any, int] | None = None,
+    ):
+        self.memory = memory
+        self.descriptor = descriptor
+        self.handle = handle
+        self._free = free
+
+    def release(self) -> None:
+        del self.memory
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+        if self._free is not None:
+            function, pointer = self._free
+            function(pointer)
+
+
+def _host_lease(size: int) -> Lease:
+    descriptor = os.memfd_create("cuagent-arena", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, size)
+    return _map(descriptor, size)
+
+
+def _map(descriptor: int, size: int) -> Lease:
+    import torch
+
+    # The mapping lives as long as the tensors over it do; closing the descriptor does not end it.
+    return Lease(torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8), descriptor)
+
+
+def _device_lease(size: int) -> Lease:
+    pointer = cuda_memory.allocate(size)
+    tensor = cuda_memory.as_tensor(pointer, size)
+    return Lease(tensor, handle=cuda_memory.export(pointer), free=(cuda_memory.free, pointer))
+
+
+def _open_handle(handle: str, size: int) -> Lease:
+    pointer = cuda_memory.open_handle(handle)
+    return Lease(cuda_memory.as_tensor(pointer, size), free=(cuda_memory.close_handle, pointer))

@@ -1,0 +1,126 @@
+"""Which model a session runs: the candidate's, or the reference in one of its modes.
+
+All arms go through one program and one protocol, with the same flags set before anything of theirs
+is imported, so that a difference in time is a difference in the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent.attempt import ENTRY, MODULE
+from cuagent.task import Device, Precision, Task, open_reference, unflatten
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CANDIDATE = "candidate"
+EAGER = "eager"
+COMPILE = "compile"
+"""torch.compile as it is by default; any other name is passed to it as its mode."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a session is to run. A candidate gets no `task`: it must not see the reference."""
+
+    arm: str
+    device: Device
+    precision: Precision
+    inputs: dict[str, Any]
+    """Spec of the positional arguments (`cuagent.task.flatten`)."""
+    output: dict[str, Any]
+    """Spec of what forward gives back."""
+    state: tuple[str, ...]
+    """Names of the state dict, in the order of the weights arena."""
+    init: dict[str, Any]
+    """Spec of the list [positional arguments, named arguments] of the constructor."""
+    seed: int
+    """For the construction, the same in every arm: what is random in it and in no state dict."""
+    task: Task | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {
+            "task": None if self.task is None else task_to_json(self.task)
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Order:
+        task = data["task"]
+        kinds: dict[str, Any] = {
+            "device": Device(data["device"]),
+            "precision": Precision(data["precision"]),
+            "state": tuple(data["state"]),
+            "task": None if task is None else task_from_json(task),
+        }
+        return Order(**data | kinds)
+
+
+def task_from_json(data: dict[str, Any]) -> Task:
+    """The inverse of `task_to_json`."""
+    kinds: dict[str, Any] = {
+        "path": Path(data["path"]),
+        "device": Device(data["device"]),
+        "precision": Precision(data["precision"]),
+    }
+    return Task(**data | kinds)
+
+
+def task_to_json(task: Task) -> dict[str, Any]:
+    return dataclasses.asdict(task) | {"path": str(task.path)}
+
+
+def set_precision(precision: Precision) -> None:
+    """TF32 on in products and convolutions where the task admits it, off where it does not.
+
+    torch's own default is on for convolutions, which would let eager be less precise than asked.
+    """
+    import torch
+
+    admitted = precision is not Precision.MATCH
+    torch.backends.cuda.matmul.allow_tf32 = admitted
+    torch.backends.cudnn.allow_tf32 = admitted
+
+
+def import_arm(order: Order, folder: Path) -> Callable[[], nn.Module]:
+    """Import the model's code; what comes back constructs it. Runs the candidate's module body."""
+    if order.arm != CANDIDATE:
+        assert order.task is not None
+        reference = open_reference(order.task)
+        return lambda: _compiled(reference.model(order.seed), order.arm)
+    spec = importlib.util.spec_from_file_location("model_new", folder / MODULE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["model_new"] = module
+    sys.path.insert(0, str(folder))
+    spec.loader.exec_module(module)
+    if not hasattr(module, ENTRY):
+        raise ImportError(f"{MODULE} has no class {ENTRY}")
+    return lambda: _constructed(getattr(module, ENTRY), order)
+
+
+def _constructed(cls: Any, order: Order) -> nn.Module:
+    import torch
+
+    torch.manual_seed(order.seed)
+    args, named = unflatten([], order.init)
+    model = cls(*args, **named)
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"{ENTRY} is not a torch.nn.Module")
+    return model.eval().to(order.device.value)
+
+
+def _compiled(model: nn.Module, arm: str) -> nn.Module:
+
+    if arm == EAGER:
+        return model
+    # In place, so that the names of the state dict stay as they are.
+    model.compile(mode=None if arm == COMPILE else arm)
+    return model

@@ -1,0 +1,92 @@
+"""Device memory that two processes share: the five calls of the CUDA driver that this takes.
+
+torch's own sharing goes through pickles and a reference-counting file in /dev/shm; an untrusted
+process must not speak to us that way. Legacy IPC handles do not cross PID namespaces.
+
+Everything here acts in the primary context of the current device, the one torch uses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HANDLE_BYTES = 64
+_LAZY_ENABLE_PEER_ACCESS = 1
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_ubyte * _HANDLE_BYTES)]
+
+
+class CudaMemoryError(MemoryError):
+    """A call of the CUDA driver failed; the message names it."""
+
+
+def allocate(size: int) -> int:
+    """Device address of `size` new bytes."""
+    pointer = ctypes.c_uint64()
+    _call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+    return pointer.value
+
+
+def free(pointer: int) -> None:
+    _call("cuMemFree_v2", ctypes.c_uint64(pointer))
+
+
+def export(pointer: int) -> str:
+    """The handle of an allocation, in hexadecimal."""
+    handle = _Handle()
+    _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(pointer))
+    return bytes(handle.reserved).hex()
+
+
+def open_handle(handle: str) -> int:
+    """Device address, in this process, of another process's allocation."""
+    pointer = ctypes.c_uint64()
+    raw = _Handle.from_buffer_copy(bytes.fromhex(handle))
+    _call("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), raw, _LAZY_ENABLE_PEER_ACCESS)
+    return pointer.value
+
+
+def close_handle(pointer: int) -> None:
+    _call("cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
+
+
+def as_tensor(pointer: int, size: int) -> Tensor:
+    """uint8[size] over device memory, without owning it."""
+    import torch
+
+    class Region:
+        __cuda_array_interface__ = {  # noqa: RUF012 (the protocol's own form)
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "version": 3,
+        }
+
+    return torch.as_tensor(Region(), device="cuda")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    import torch
+
+    torch.cuda.init()
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(name: str, *arguments: object) -> None:
+    import torch
+
+    # Makes the primary context exist, and current in the calling thread.
+    torch.empty(1, device="cuda")
+    error = getattr(_driver(), name)(*arguments)
+    if error:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorName(error, ctypes.byref(text))
+        raise CudaMemoryError(f"{name}: {(text.value or b'unknown error').decode()} ({error})")

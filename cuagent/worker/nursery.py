@@ -1,0 +1,181 @@
+"""The referee's handle on the warm process (`warm.py`): start it, ask for children, end them.
+
+One thread at a time. Invariant: after `close` no process of the nursery is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cuagent.sandbox import Policy, Tier
+from cuagent.worker.channel import receive_message, send_message, socket_pair
+
+# PATH and the rest are for compilers that run in a child (load_inline, triton, inductor).
+_KEPT = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "LANG",
+    "TZ",
+)
+_START_S = 120.0
+_ANSWER_S = 30.0
+
+
+class NurseryError(Exception):
+    """The warm process did not start or died: the machine's fault, not a candidate's."""
+
+
+@dataclass(frozen=True)
+class Child:
+    """A forked process, as the referee holds it."""
+
+    pid: int
+    channel: socket.socket
+    output: int
+    """Reading end of what it prints."""
+    pidfd: int | None
+    """Readable once it has died; None where the kernel has no pidfd_open."""
+
+
+class Nursery:
+    """Starts at once in the background; the first `fork` waits until torch is imported."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket_pair()
+        number = theirs.fileno()
+        # -I: no PYTHONPATH, no user site, no current directory, so that nothing can be shadowed.
+        # The folder that holds cuagent comes last, behind the standard library and torch.
+        program = (
+            f"import sys, socket; sys.path.append({str(_root())!r});"
+            "from cuagent.worker.warm import main;"
+            f"main(socket.socket(fileno={number}))"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-B", "-c", program],
+            pass_fds=[number],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=kept_environment(),
+            cwd="/",
+            start_new_session=True,
+        )
+        theirs.close()
+        self._ready = False
+
+    def fork(
+        self,
+        program: str,
+        folder: Path,
+        environment: dict[str, str],
+        policy: Policy | None = None,
+        tier: Tier = Tier.NONE,
+    ) -> Child:
+        """A new process that runs `program.serve(channel, folder)` in `folder`.
+
+        Under `policy` it enters the sandbox first; without one it is a trusted process.
+        """
+        self._await_ready()
+        ours, theirs = socket_pair()
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(write, True)
+        message = {
+            "do": "fork",
+            "program": program,
+            "folder": str(folder),
+            "environment": kept_environment() | environment,
+            "policy": None if policy is None else policy.to_json(),
+            "tier": tier,
+        }
+        pid = self._ask(message, (theirs.fileno(), write))["pid"]
+        theirs.close()
+        os.close(write)
+        return Child(pid, ours, read, _pidfd(pid))
+
+    def end(self, child: Child) -> int | None:
+        """Kill the process, its group and its orphans; its wait status, None if it will not die."""
+        status = self._ask({"do": "end", "pid": child.pid})["status"]
+        child.channel.close()
+        os.close(child.output)
+        if child.pidfd is not None:
+            os.close(child.pidfd)
+        return status
+
+    def close(self) -> None:
+        """End everything. Idempotent."""
+        self._control.close()
+        try:
+            self._process.wait(_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _await_ready(self) -> None:
+        if not self._ready:
+            self._receive(_START_S)
+            self._ready = True
+
+    def _ask(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> dict[str, Any]:
+        try:
+            send_message(self._control, message, descriptors)
+        except OSError as error:
+            raise NurseryError(f"the warm process is gone ({error.strerror})") from error
+        return self._receive(_ANSWER_S)
+
+    def _receive(self, seconds: float) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        readable, _, _ = select.select([self._control], [], [], deadline - time.monotonic())
+        received = receive_message(self._control) if readable else None
+        if received is None:
+            raise NurseryError(f"the warm process did not answer: {self._last_words()}")
+        return received[0]
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        assert self._process.stderr is not None
+        os.set_blocking(self._process.stderr.fileno(), False)
+        lines = (self._process.stderr.read() or b"").decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit status {self._process.poll()}"
+
+
+def kept_environment() -> dict[str, str]:
+    """What of our environment a child may see; never a key or a token."""
+    return {name: os.environ[name] for name in _KEPT if name in os.environ}
+
+
+def _root() -> Path:
+    spec = importlib.util.find_spec("cuagent")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parents[1]
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None

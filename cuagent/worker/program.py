@@ -1,0 +1,230 @@
+"""What runs in a worker: it obeys commands, runs forward, and answers with records.
+
+It shares its process with untrusted code, so nothing here can be relied on: it is a convenience for
+the candidate, which may break it, and then its output is wrong or its record is missing. Checks
+made here (form, guards around what the candidate allocates) find mistakes, not lies.
+
+Commands: open, attach, detach, load, run; each names a nonce that its record carries back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent.task import TreeError, flatten, unflatten
+from cuagent.worker.allocations import Allocations
+from cuagent.worker.arena import Arena
+from cuagent.worker.arms import Order, import_arm, set_precision
+from cuagent.worker.channel import Record, Status, receive_message, send_record
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Refusal(Exception):
+    """The command failed in a way that has a status of its own."""
+
+    def __init__(self, status: Status, line: str = ""):
+        super().__init__(line)
+        self.status = status
+
+
+def serve(channel: socket.socket, folder: Path) -> None:
+    """Obey until the referee hangs up."""
+    worker = _Worker(folder)
+    while (received := receive_message(channel)) is not None:
+        message, descriptors = received
+        nonce = message["nonce"]
+        try:
+            claims = worker.obey(message, descriptors)
+            records = [Record(nonce, call, Status.DONE, ns) for call, ns in enumerate(claims)]
+        except Refusal as refusal:
+            if str(refusal):
+                print(refusal, file=sys.stderr)
+            records = [Record(nonce, 0, refusal.status, 0)]
+        _flush()
+        for record in records:
+            send_record(channel, record)
+
+
+class _Worker:
+    """The state between commands: the model and the arenas it was lent."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.arenas: dict[int, Arena] = {}
+        self.order: Order
+        self.construct: Callable[[], nn.Module]
+        self.model: nn.Module
+
+    def obey(self, message: dict[str, Any], descriptors: list[int]) -> list[int]:
+        """Do one command; nanoseconds of each call for `run`, one zero for the others."""
+        match message["do"]:
+            case "open":
+                self.open()
+            case "attach":
+                self.arenas[message["arena"]] = Arena.attach(message["description"], descriptors)
+            case "detach":
+                self.arenas.pop(message["arena"]).close()
+            case "load":
+                self.load(self.arenas[message["arena"]], message["slot"])
+            case "run":
+                return self.run(message)
+        return [0]
+
+    def open(self) -> None:
+        import torch
+
+        self.order = Order.from_json(json.loads((self.folder / "order.json").read_text()))
+        set_precision(self.order.precision)
+        torch.manual_seed(int.from_bytes(os.urandom(7), "little"))
+        with _user_code(Status.IMPORT_FAILED):
+            self.construct = import_arm(self.order, self.folder)
+
+    def load(self, weights: Arena, slot: int) -> None:
+        """A fresh model with the weights of a slot, strictly by name and shape."""
+        with _user_code(Status.CONSTRUCT_FAILED):
+            self.model = self.construct()
+        state = dict(zip(self.order.state, weights.tensors(slot), strict=True))
+        with _user_code(Status.STATE_MISMATCH):
+            self.model.load_state_dict(state, strict=True)
+
+    def run(self, message: dict[str, Any]) -> list[int]:
+        """Call forward on each pair of slots in turn; nanoseconds of each."""
+        import torch
+
+        sources, targets = self.arenas[message["inputs"]], self.arenas[message["outputs"]]
+        calls = [
+            (unflatten(sources.tensors(source), self.order.inputs), targets.tensors(target))
+            for source, target in message["slots"]
+        ]
+        watch = _watch(self.order.device)
+        scratch = _scratch(message["flush"], self.order.device)
+        allocations = Allocations(message["poison"])
+        with torch.no_grad(), _user_code(Status.RAISED), allocations:
+            for arguments, views in calls:
+                if scratch is not None:
+                    scratch.zero_()
+                watch.start()
+                output = self.model(*arguments)
+                watch.stop()
+                self._deliver(output, views)
+            claims = watch.nanoseconds()
+        if allocations.overrun():
+            raise Refusal(
+                Status.WROTE_OUTSIDE, "bytes beside a tensor made with torch.empty were changed"
+            )
+        return claims
+
+    def _deliver(self, output: Any, views: list[Tensor]) -> None:
+        try:
+            leaves, spec = flatten(output, "output")
+        except TreeError as error:
+            raise Refusal(Status.WRONG_FORM, str(error)) from error
+        if _loose(spec) != _loose(self.order.output):
+            raise Refusal(Status.WRONG_FORM, "output: not the reference's nesting of tensors")
+        for index, (leaf, view) in enumerate(zip(leaves, views, strict=True)):
+            if leaf.shape != view.shape or leaf.dtype != view.dtype or leaf.device != view.device:
+                raise Refusal(
+                    Status.WRONG_FORM,
+                    f"output {index}: {_form(leaf)}; the reference gives {_form(view)}",
+                )
+            view.copy_(leaf)
+
+
+class _CpuWatch:
+    def __init__(self) -> None:
+        self.claims: list[int] = []
+
+    def start(self) -> None:
+        self.begun = time.perf_counter_ns()
+
+    def stop(self) -> None:
+        self.claims.append(time.perf_counter_ns() - self.begun)
+
+    def nanoseconds(self) -> list[int]:
+        return self.claims
+
+
+class _CudaWatch:
+    """Events on the current stream; read once all calls are queued."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Any, Any]] = []
+
+    def start(self) -> None:
+        import torch
+
+        pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self.pairs.append(pair)
+        pair[0].record()
+
+    def stop(self) -> None:
+        self.pairs[-1][1].record()
+
+    def nanoseconds(self) -> list[int]:
+        import torch
+
+        torch.cuda.synchronize()
+        return [max(0, round(a.elapsed_time(b) * 1e6)) for a, b in self.pairs]
+
+
+def _watch(device: str) -> _CpuWatch | _CudaWatch:
+    return _CpuWatch() if device == "cpu" else _CudaWatch()
+
+
+_scratches: dict[int, Any] = {}
+
+
+def _scratch(size: int, device: str) -> Tensor | None:
+    """Memory to overwrite before each call, so that the caches hold nothing of the last one."""
+    import torch
+
+    if not size:
+        return None
+    if size not in _scratches:
+        _scratches[size] = torch.empty(size, dtype=torch.uint8, device=str(device))
+    return _scratches[size]
+
+
+@contextlib.contextmanager
+def _user_code(status: Status) -> Any:
+    """Any exception of the candidate becomes a status, its traceback goes to its output."""
+    try:
+        yield
+    except Refusal:
+        raise
+    except BaseException as error:  # noqa: BLE001  the process boundary; SystemExit is theirs too
+        frames = traceback.TracebackException.from_exception(error, limit=-6)
+        print("".join(frames.format()), file=sys.stderr)
+        raise Refusal(status) from None
+
+
+def _loose(spec: dict[str, Any]) -> Any:
+    """A spec in which lists, tuples and named tuples are one: callers unpack them alike."""
+    items = [_loose(item) for item in spec.get("items", ())]
+    if spec["kind"] in ("list", "tuple", "namedtuple"):
+        return ["sequence", items]
+    return [spec["kind"], spec.get("keys"), items]
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} on {tensor.device.type}"
+
+
+def _flush() -> None:
+    """Python's and C's buffers, so that what was printed before a crash is seen."""
+    with contextlib.suppress(BaseException):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ctypes.CDLL(None).fflush(None)

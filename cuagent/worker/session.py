@@ -1,0 +1,307 @@
+"""A session: one model in one forked process, as the referee drives it.
+
+The referee's clock starts when the command leaves and stops when the first record arrives. Whatever
+goes wrong on the other side ends the session with `SessionEnded`, and the process group is killed;
+a session never hangs and never raises anything else for a candidate's fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cuagent.attempt import Attempt
+from cuagent.sandbox import Policy, Tier
+from cuagent.task import Device
+from cuagent.worker.arena import Arena
+from cuagent.worker.arms import CANDIDATE, Order
+from cuagent.worker.channel import (
+    ForgedRecord,
+    Record,
+    Status,
+    receive_record,
+    send_message,
+)
+from cuagent.worker.nursery import Nursery
+
+OPEN_S = 60.0
+OPEN_WITH_COMPILER_S = 300.0
+"""A candidate that compiles while it is imported (load_inline) needs over a minute."""
+OUTPUT_CAP = 64 << 10
+"""Bytes of what a worker prints that are kept: the first half and the last."""
+
+
+class SessionEnded(Exception):
+    """The session is over, its process killed. `detail` is one line."""
+
+    def __init__(self, status: Status, detail: str, output: str):
+        super().__init__(f"{status.name.lower()}: {detail}")
+        self.status = status
+        self.detail = detail
+        self.output = output
+        """What the process printed: feedback for a person or an agent, read by nothing else."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some calls under one wall clock."""
+
+    wall_s: float
+    """By the referee, from the command to the record."""
+    claimed_s: tuple[float, ...]
+    """By the worker, of each forward alone."""
+
+
+class Session:
+    """Open one with `Session.open`; then `load` weights and `run` calls; then `close`."""
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        folder: Path,
+        environment: dict[str, str],
+        policy: Policy | None = None,
+        tier: Tier = Tier.NONE,
+    ):
+        self._nursery = nursery
+        self._folder = folder
+        self._ids = itertools.count()
+        self._lent: dict[Arena, int] = {}
+        self._head = b""
+        self._tail = b""
+        self.closed = False
+        self._child = nursery.fork("cuagent.worker.program", folder, environment, policy, tier)
+
+    @staticmethod
+    def open(
+        nursery: Nursery,
+        order: Order,
+        attempt: Attempt | None = None,
+        *,
+        tier: Tier = Tier.NONE,
+        read: tuple[Path, ...] = (),
+        environment: dict[str, str] | None = None,
+        deadline_s: float | None = None,
+    ) -> Session:
+        """Fork a process and import the model's code there. Raises SessionEnded, NurseryError.
+
+        `attempt` is laid down in a folder of the session's own, which goes when the session does.
+        A candidate is held in the sandbox at `tier`, where it may read `read` beside that folder.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="cuagent-"))
+        # A worker under another user id must be able to enter it.
+        folder.chmod(0o755)
+        (folder / "order.json").write_text(json.dumps(order.to_json()))
+        if attempt is not None:
+            attempt.write(folder)
+        policy = None
+        if order.arm == CANDIDATE:
+            policy = Policy(
+                read=read,
+                write=(folder,),
+                gpu=order.device is Device.CUDA,
+                fds=(0, 1, 2, 3),
+                environment=tuple((environment or {}).items()),
+            )
+        try:
+            session = Session(nursery, folder, environment or {}, policy, tier)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        session._command({"do": "open"}, deadline_s or _patience(attempt))
+        return session
+
+    def load(self, weights: Arena, slot: int = 0, *, deadline_s: float = OPEN_S) -> None:
+        """Construct a fresh model and load a state dict into it."""
+        message = {"do": "load", "arena": self._lend(weights), "slot": slot}
+        self._command(message, deadline_s)
+
+    def run(
+        self,
+        inputs: Arena,
+        outputs: Arena,
+        slots: Sequence[tuple[int, int]],
+        *,
+        deadline_s: float,
+        poison: int | None = None,
+        flush: int = 0,
+    ) -> Block:
+        """Call forward on each (input slot, output slot) in turn, under one wall clock.
+
+        `poison` is the byte that fills what the model allocates uninitialised (never when timing);
+        `flush` is how many bytes to overwrite before each call (inside the wall clock, outside the
+        claims). The outputs are the referee's to poison before and to compare after.
+        """
+        message = {
+            "do": "run",
+            "inputs": self._lend(inputs),
+            "outputs": self._lend(outputs),
+            "slots": [list(pair) for pair in slots],
+            "poison": poison,
+            "flush": flush,
+        }
+        begun = time.perf_counter()
+        records = self._exchange(message, (), len(slots), deadline_s)
+        first = next(records)
+        wall = time.perf_counter() - begun
+        return Block(wall, tuple(record.claimed_ns * 1e-9 for record in (first, *records)))
+
+    def block(
+        self,
+        inputs: Arena,
+        outputs: Arena,
+        slots: Sequence[tuple[int, int]],
+        *,
+        deadline_s: float,
+        flush: int = 0,
+    ) -> Block:
+        """`run` for timing: nothing poisoned, nothing checked on the worker's side but the form."""
+        return self.run(inputs, outputs, slots, deadline_s=deadline_s, flush=flush)
+
+    def forget(self, arena: Arena) -> None:
+        """Take back an arena that was lent, before closing it."""
+        if not self.closed and arena in self._lent:
+            self._command({"do": "detach", "arena": self._lent.pop(arena)}, OPEN_S)
+
+    def output(self) -> str:
+        """What the process has printed so far, capped."""
+        if not self.closed:
+            self._drain()
+        cut = b"\n[...]\n" if len(self._tail) == OUTPUT_CAP // 2 else b""
+        return (self._head + cut + self._tail).decode(errors="replace")
+
+    def close(self) -> int | None:
+        """Kill the process and all it left; its wait status. Idempotent."""
+        if self.closed:
+            return None
+        self._drain()
+        self.closed = True
+        try:
+            return self._nursery.end(self._child)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _lend(self, arena: Arena) -> int:
+        if arena not in self._lent:
+            number = next(self._ids)
+            description, descriptors = arena.describe()
+            message = {"do": "attach", "arena": number, "description": description}
+            self._command(message, OPEN_S, descriptors)
+            self._lent[arena] = number
+        return self._lent[arena]
+
+    def _command(
+        self, message: dict[str, Any], deadline_s: float, descriptors: tuple[int, ...] = ()
+    ) -> None:
+        for _ in self._exchange(message, descriptors, 1, deadline_s):
+            pass
+
+    def _exchange(
+        self, message: dict[str, Any], descriptors: tuple[int, ...], expected: int, seconds: float
+    ) -> Any:
+        """Send a command; yield its records, each checked. Raises SessionEnded."""
+        assert not self.closed, "the session is closed"
+        nonce = secrets.randbits(64)
+        deadline = time.monotonic() + seconds
+        try:
+            send_message(self._child.channel, message | {"nonce": nonce}, descriptors)
+            for call in range(expected):
+                record = self._next_record(deadline)
+                if record.nonce != nonce or (record.call != call):
+                    raise ForgedRecord("a record that answers no command")
+                if record.status is not Status.DONE:
+                    self._stop(record.status)
+                yield record
+        except ForgedRecord as error:
+            self._stop(Status.FORGED, f"wrote to the referee's channel: {error}")
+        except (BrokenPipeError, ConnectionResetError):
+            self._stop(Status.CRASHED)
+        except TimeoutError:
+            self._stop(Status.TIMED_OUT, f"no answer within {seconds:.3g} s")
+
+    def _next_record(self, deadline: float) -> Record:
+        channel, output, pidfd = self._child.channel, self._child.output, self._child.pidfd
+        poll = select.poll()
+        for descriptor in (channel.fileno(), output, *([pidfd] if pidfd is not None else [])):
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            ready = {descriptor for descriptor, _ in poll.poll(left * 1000)}
+            if channel.fileno() in ready:
+                record = receive_record(channel)
+                if record is None:
+                    raise ConnectionResetError
+                return record
+            if pidfd in ready:
+                raise ConnectionResetError
+            if output in ready and not self._drain():
+                poll.unregister(output)
+
+    def _drain(self) -> bool:
+        """Take what it printed; keep the first and the last of it. False at the end of the pipe."""
+        half = OUTPUT_CAP // 2
+        # A bounded number of turns: a process that prints without pause must not hold us here.
+        for _ in range(64):
+            try:
+                piece = os.read(self._child.output, 1 << 16)
+            except BlockingIOError:
+                return True
+            if not piece:
+                return False
+            room = half - len(self._head)
+            self._head += piece[:room]
+            self._tail = (self._tail + piece[room:])[-half:]
+        return True
+
+    def _stop(self, status: Status, detail: str = "") -> None:
+        if status is Status.CRASHED and self._child.pidfd is not None:
+            # The channel closes a moment before the process is gone; its own status is wanted.
+            select.select([self._child.pidfd], [], [], 1.0)
+        ended = self.close()
+        text = self.output()
+        if status is Status.CRASHED and ended is not None:
+            detail = _how_it_died(ended)
+        if ended is None:
+            status, detail = Status.LOST, "the process was killed and is still there"
+        raise SessionEnded(status, detail or _last_line(text), text)
+
+
+def _patience(attempt: Attempt | None) -> float:
+    compiles = attempt is None or any(
+        word in text for _, text in attempt.files for word in ("cpp_extension", "load_inline")
+    )
+    return OPEN_WITH_COMPILER_S if compiles else OPEN_S
+
+
+def _how_it_died(wait_status: int) -> str:
+    if os.WIFSIGNALED(wait_status):
+        number = os.WTERMSIG(wait_status)
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(number).name}"
+        return f"killed by signal {number}"
+    return f"left with exit status {os.WEXITSTATUS(wait_status)}"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
