@@ -24,9 +24,11 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,12 +43,16 @@ FORMAT = "1"
 SECONDS = 300.0
 
 CPU_FLAGS = (
-    *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared"),
+    *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-Wl,--no-undefined"),
     # Keep IEEE results; give up only errno and floating-point traps, which block vectorising.
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
-CUDA_FLAGS = ("-shared", "-O3", "-lineinfo", "-std=c++17", "-Xcompiler", "-fPIC")
-CUBIN_FLAGS = ("-lineinfo", "-std=c++17")
+CUDA_FLAGS = (
+    *("-shared", "-O3", "-lineinfo", "-std=c++17", "--resource-usage"),
+    *("-Xcompiler", "-fPIC", "-Xlinker", "--no-undefined"),
+)
+NVRTC_FLAGS = ("-lineinfo", "-std=c++17")
+CUBIN_FLAGS = ("-cubin", "-O3", "-lineinfo", "-std=c++17", "--resource-usage")
 
 ALLOWED_FLAGS = re.compile(
     r"-ffast-math|-fassociative-math|-fno-signed-zeros|-freciprocal-math|-ffinite-math-only"
@@ -136,8 +142,8 @@ def recipe(source: Path) -> Recipe:
     asked = tuple(flag for line in _ASKED.findall(text) for flag in line.split())
     for flag in asked:
         if not ALLOWED_FLAGS.fullmatch(flag):
-            message = f"{source.name}: flag {flag} is not allowed; see ALLOWED_FLAGS in compiler.py"
-            raise CompileFailed(message, message)
+            message = f"the flag {flag} is not among those a source may ask for"
+            raise CompileFailed(f"{source.name}: {message}", message)
     form = _form(source, text)
     digest = hashlib.sha256()
     for part in (FORMAT, form, *asked, text, *_headers(source, text)):
@@ -149,8 +155,8 @@ def _form(source: Path, text: str) -> str:
     if source.suffix == ".cpp":
         return "g++"
     if source.suffix != ".cu":
-        message = f"{source.name}: a kernel source ends with .cu or .cpp"
-        raise CompileFailed(message, message)
+        message = "a kernel source ends with .cu or .cpp"
+        raise CompileFailed(f"{source.name}: {message}", message)
     return "nvrtc" if _KERNEL_ONLY.search(text) and "<<<" not in text else "nvcc"
 
 
@@ -182,7 +188,7 @@ def shared_library(how: Recipe) -> Path:
     tools = toolchain(how.form)
     path = cache_root() / tools.name / how.file
     if not path.is_file():
-        _compile(how, tools, path)
+        compile_library(how, tools, path, run_compiler)
     return path
 
 
@@ -191,28 +197,48 @@ def cache_root() -> Path:
     return Path(base) / "cuagent" / "kernels"
 
 
-def _compile(how: Recipe, tools: Toolchain, path: Path) -> None:
+Run = Callable[[list[str], Path], tuple[int, str]]
+"""Runs a compiler that may write into one folder only; exit status and all it printed."""
+
+
+def compile_library(how: Recipe, tools: Toolchain, path: Path, run: Run) -> None:
+    """Compile to `path`, with what the compiler said beside it as `.log`. Raises CompileFailed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Built beside its place and renamed into it: a reader sees the whole library or none.
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         output = Path(scratch) / path.name
-        try:
-            done = subprocess.run(
-                tools.argv(how, output, Path(scratch)),
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=SECONDS,
-                env={**os.environ, "LC_ALL": "C"},
-            )
-        except subprocess.TimeoutExpired as error:
-            message = f"{how.source}: the compiler did not end within {SECONDS:.0f} s"
-            raise CompileFailed(message, message) from error
-        text = done.stderr + done.stdout
-        if done.returncode or not output.is_file():
+        status, text = run(tools.argv(how, output, Path(scratch)), Path(scratch))
+        if status or not output.is_file():
             first = next((line for line in text.splitlines() if "error" in line), text[:200])
             raise CompileFailed(f"{how.source.name} does not compile: {first.strip()}", text)
+        log = output.with_suffix(".log")
+        log.write_text(text)
+        log.replace(path.with_suffix(".log"))
         output.replace(path)
+
+
+def run_compiler(argv: list[str], scratch: Path) -> tuple[int, str]:
+    """The plain way to run a compiler: as this user, with a time limit."""
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        text, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired as error:
+        # nvcc and g++ are drivers: the pass that hangs is a child of theirs.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        message = f"the compiler did not end within {SECONDS:.0f} s"
+        raise CompileFailed(message, message) from error
+    return process.returncode, text
 
 
 def _expanded(flag: str, form: str) -> tuple[str, ...]:
@@ -236,13 +262,12 @@ def toolchain(form: str) -> Toolchain:
     elif form == "nvrtc" and (nvrtc := _nvrtc()):
         compiler = nvrtc
         script = str(Path(__file__).with_name("nvrtc.py"))
-        command = (sys.executable, "-I", script, nvrtc, f"-arch={target(form)}", *CUBIN_FLAGS)
+        command = (sys.executable, "-I", script, nvrtc, f"-arch={target(form)}", *NVRTC_FLAGS)
     else:
         compiler = nvcc()
-        kind = ("-cubin",) if form == "nvrtc" else ()
         arch = target(form).removeprefix("sm_")
         code = ("-gencode", f"arch=compute_{arch},code=sm_{arch}")
-        command = (compiler, *(kind + CUBIN_FLAGS if kind else CUDA_FLAGS), *code)
+        command = (compiler, *(CUDA_FLAGS if form == "nvcc" else CUBIN_FLAGS), *code)
     version = Path(compiler).name if ".so" in compiler else _version(compiler)
     parts = "\0".join((FORMAT, version, *command[1:], *libraries, SHIM))
     name = f"{target(form)}-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"

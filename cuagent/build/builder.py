@@ -1,0 +1,121 @@
+"""The trusted builder: every source of an attempt to a library, or short diagnostics.
+
+It uses the loader's own recipe, toolchain and key (`cuagent.kernels.compiler`), so that the process
+that runs the attempt finds each library through `environment(build)` and never compiles.
+Not covered: Triton and `load_inline` in `model_new.py`, which compile where they run.
+Invariant: the text of an attempt meets a compiler only inside `confine`, with size and time capped.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cuagent.attempt import Attempt
+from cuagent.build.diagnostics import diagnose, foreign_headers
+from cuagent.build.resources import resources
+from cuagent.build.result import Build, Diagnostic, Library
+from cuagent.kernels import compiler, prototypes
+from cuagent.task.task import Device
+
+Confine = Callable[[list[str], Path, Path], list[str]]
+"""Wraps a compiler's command: (argv, readable sources, writable scratch) -> sandboxed argv."""
+
+LARGEST_OUTPUT = 256 << 20
+"""Bytes of any one file that a compiler may write."""
+MOST_MEMORY = 12 << 30
+"""Bytes of address space of a compiler's process."""
+
+
+def build(
+    attempt: Attempt, device: Device, *, cache: Path | None = None, confine: Confine | None = None
+) -> Build:
+    """Compile all sources in parallel, those found in the cache excepted.
+
+    `cache` is the loader's own by default. On a CPU task `.cu` sources are left
+    out, with a warning. Raises CompilerMissing, which is no fault of the attempt.
+    """
+    start = time.perf_counter()
+    root = cache or compiler.cache_root()
+    sources = [s for s in attempt.kernels if device is Device.CUDA or s.endswith(".cpp")]
+    diagnostics = [
+        Diagnostic(s, 0, "not built: the task runs on the CPU", "", "warning")
+        for s in attempt.kernels
+        if s not in sources
+    ]
+    with tempfile.TemporaryDirectory(prefix="cuagent-build-") as folder:
+        attempt.write(Path(folder))
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            results = list(pool.map(lambda s: _one(Path(folder), s, root, confine), sources))
+    libraries = [r for r, _ in results if r is not None]
+    diagnostics += [d for _, found in results for d in found]
+    return Build(
+        attempt=attempt.digest,
+        libraries=tuple(libraries),
+        diagnostics=tuple(diagnostics),
+        ok=len(libraries) == len(sources),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def environment(build: Build) -> dict[str, str]:
+    """Variables under which the loader finds the libraries of this build in their folders."""
+    folders = dict.fromkeys(str(library.path.parent) for library in build.libraries)
+    return {compiler.BUILD: os.pathsep.join(folders)}
+
+
+def versions() -> dict[str, str]:
+    """The compilers found here, by name; one that is missing is left out."""
+    found = {"platform": platform.platform()}
+    for form in ("g++", "nvcc", "nvrtc"):
+        try:
+            tools = compiler.toolchain(form)
+        except compiler.CompilerMissing:
+            continue
+        found[form] = tools.version
+        if form != "g++":
+            found["arch"] = tools.target
+    return found
+
+
+def _one(
+    folder: Path, source: str, root: Path, confine: Confine | None
+) -> tuple[Library | None, list[Diagnostic]]:
+    start = time.perf_counter()
+    path = folder / source
+    foreign = foreign_headers(source, path.read_text())
+    if foreign:
+        return None, foreign
+    try:
+        prototypes.parse(path.read_text(), source)
+        how = compiler.recipe(path)
+        tools = compiler.toolchain(how.form)
+        library = root / tools.name / how.file
+        cached = library.is_file()
+        if not cached:
+            compiler.compile_library(how, tools, library, _runner(folder, confine))
+    except prototypes.PrototypeError as error:
+        return None, [Diagnostic(source, 0, str(error).removeprefix(f"{source}: "), "")]
+    except compiler.CompileFailed as error:
+        return None, diagnose(error.output, folder, source)
+    log = library.with_suffix(".log")
+    text = log.read_text() if log.is_file() else ""
+    warnings = [d for d in diagnose(text, folder, source) if d.severity == "warning"]
+    seconds = time.perf_counter() - start
+    return Library(source, library, how.key, cached, seconds, resources(text)), warnings
+
+
+def _runner(folder: Path, confine: Confine | None) -> compiler.Run:
+    def run(argv: list[str], scratch: Path) -> tuple[int, str]:
+        confined = confine(argv, folder, scratch) if confine else argv
+        # By a shell, which counts in blocks and KiB: preexec_fn is not safe beside threads.
+        limits = f"ulimit -f {LARGEST_OUTPUT // 512}; ulimit -v {MOST_MEMORY // 1024}; ulimit -c 0"
+        shell = ["/bin/sh", "-c", f'{limits}; exec "$@"', "sh"]
+        return compiler.run_compiler([*shell, *confined], scratch)
+
+    return run
