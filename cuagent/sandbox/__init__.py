@@ -1,0 +1,24 @@
+"""Untrusted code is held here: candidates, their builds, and the agent's bash.
+
+Three tiers, probed and stamped on every verdict: bubblewrap; Landlock with seccomp; none, which is
+called UNISOLATED. Standard library only, so that a sandboxed command starts at once.
+"""
+
+from cuagent.sandbox.enter import enter, harden, resident
+from cuagent.sandbox.policy import Policy, SandboxError, Tier
+from cuagent.sandbox.probe import Escape, probe, selftest, stamp
+from cuagent.sandbox.wrap import wrap
+
+__all__ = [
+    "Escape",
+    "Policy",
+    "SandboxError",
+    "Tier",
+    "enter",
+    "harden",
+    "probe",
+    "resident",
+    "selftest",
+    "stamp",
+    "wrap",
+]

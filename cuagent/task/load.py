@@ -13,6 +13,7 @@ import difflib
 import importlib.util
 import os
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from cuagent.task.task import Device, Precision, Task, TaskError
 
 ENTRY = "Model"
 """Class that a file in the KernelBench form defines."""
-Choice = TypeVar("Choice", Device, Precision)
+Choice = TypeVar("Choice", bound=StrEnum)
 
 LARGEST_FILE = 4 << 20
 """Bytes; a task is source text."""
@@ -177,5 +178,5 @@ def _choice(kind: type[Choice], given: str, flag: str, *others: str) -> Choice:
     try:
         return kind(given)
     except ValueError as error:
-        known = ", ".join([*others, *kind.__members__]).lower()
+        known = ", ".join([*others, *kind])
         raise TaskError(f"{flag} {given}: not known; choose one of {known}") from error

@@ -1,0 +1,182 @@
+"""Enter the sandbox: what a process can do to itself before it runs untrusted code.
+
+For a forked child that has torch imported (a few ms) and, through `cuagent.sandbox.exec`, for any
+command. There is no way back. Not here: the file system of its own that only `wrap` with bubblewrap
+gives, the deadline, and the watch over memory on a GPU, which are the caller's.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+from cuagent.sandbox import landlock, linux, seccomp
+from cuagent.sandbox.policy import (
+    PLAIN_DEVICES,
+    PROC,
+    PROC_GPU,
+    Policy,
+    SandboxError,
+    Tier,
+    environment,
+    gpu_devices,
+    readable,
+)
+
+
+def enter(policy: Policy, tier: Tier) -> None:
+    """Apply `policy` to this process for good. Raises SandboxError: then run nothing untrusted.
+
+    The process must have one thread. Closes all descriptors but `policy.fds`, replaces
+    os.environ, and gives the folders of `policy.write` to the new user id.
+    """
+    try:
+        _close_all_but(policy.fds)
+        kept = environment(policy)
+        os.environ.clear()
+        os.environ.update(kept)
+        os.umask(0o077)
+        _limit(policy, tier)
+        if tier is not Tier.NONE:
+            _isolate(policy, tier)
+    except OSError as error:
+        raise SandboxError(f"sandbox: tier {tier} cannot be entered: {error}") from error
+
+
+def harden() -> None:
+    """Make this process unreadable through /proc for others of its uid. For referee and oracle.
+
+    Call it after CUDA is initialised: CUDA names its threads through /proc/self.
+    """
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+
+
+def resident(pid: int) -> int:
+    """Bytes that the process group `pid` has resident: what a referee watches on a GPU."""
+    total = 0
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            after_name = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        if int(after_name[2]) == pid:
+            total += int(after_name[21]) * resource.getpagesize()
+    return total
+
+
+def own_uid_possible(policy: Policy) -> bool:
+    return policy.own_uid and os.geteuid() == 0
+
+
+def _isolate(policy: Policy, tier: Tier) -> None:
+    if _threads("self") > 1:
+        raise SandboxError("sandbox: entered with several threads; fork first, then enter")
+    read = readable(policy)
+    if own_uid_possible(policy):
+        if not policy.network:
+            linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
+        _become_another(policy, read)
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    if landlock.abi():
+        landlock.restrict(
+            [*read, *_proc(policy)],
+            [*policy.write, Path("/proc/self/task").resolve()],
+            [Path(name) for name in PLAIN_DEVICES] + (gpu_devices() if policy.gpu else []),
+            network=policy.network,
+        )
+    elif tier is Tier.LANDLOCK:
+        raise SandboxError("sandbox: this kernel has no Landlock")
+    seccomp.install(network=policy.network)
+
+
+def _proc(policy: Policy) -> list[Path]:
+    names = PROC + (PROC_GPU if policy.gpu else ())
+    return [Path(f"/proc/{os.getpid()}"), *(Path("/proc", name) for name in names)]
+
+
+def _become_another(policy: Policy, read: list[Path]) -> None:
+    """Take a uid that no other process has, and give up every capability but perhaps one."""
+    uid = _free_uid()
+    for folder in policy.write:
+        _give(folder, uid)
+    # Landlock decides what may be read; where the interpreter lies in a home of mode 0700, file
+    # permissions would refuse it all the same, and only this capability passes them.
+    closed = any(not _open_to_all(path) for path in [*read, *policy.write])
+    os.setgroups([])
+    linux.prctl(linux.PR_SET_KEEPCAPS, 1)
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    linux.keep_capabilities(1 << linux.CAP_DAC_READ_SEARCH if closed else 0)
+    # The change of uid made /proc/self root's, where CUDA must write its threads' names.
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+
+
+def _free_uid() -> int:
+    """One uid per living process: its pid over a base far from real users."""
+    mapped = int(Path("/proc/self/uid_map").read_text().split()[2])
+    return 1_000_000_000 + os.getpid() if mapped > 2_000_000_000 else 61_000 + os.getpid() % 4_000
+
+
+def _give(folder: Path, uid: int) -> None:
+    os.chown(folder, uid, uid)
+    for parent, folders, files in os.walk(folder):
+        for name in folders + files:
+            os.chown(Path(parent, name), uid, uid, follow_symlinks=False)
+
+
+def _open_to_all(path: Path) -> bool:
+    path = path.resolve()
+    wanted = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)
+    return path.stat().st_mode & wanted == wanted and all(
+        parent.stat().st_mode & stat.S_IXOTH for parent in path.parents
+    )
+
+
+def _limit(policy: Policy, tier: Tier) -> None:
+    processes = policy.processes
+    if not (own_uid_possible(policy) and tier is not Tier.NONE):
+        processes += _tasks_of(os.getuid())
+    limits = {
+        resource.RLIMIT_NPROC: processes,
+        resource.RLIMIT_NOFILE: policy.open_files,
+        resource.RLIMIT_FSIZE: policy.file_bytes,
+        resource.RLIMIT_CORE: 0,
+    }
+    if policy.memory_bytes is not None and not policy.gpu:
+        limits[resource.RLIMIT_DATA] = policy.memory_bytes
+    for kind, wanted in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def _tasks_of(uid: int) -> int:
+    """Threads that `uid` has already; the limit counts them in."""
+    total = 0
+    for entry in os.scandir("/proc"):
+        try:
+            if entry.name.isdigit() and entry.stat().st_uid == uid:
+                total += _threads(entry.name)
+        except OSError:  # it ended meanwhile
+            continue
+    return total
+
+
+def _threads(process: str) -> int:
+    return sum(1 for _ in Path("/proc", process, "task").iterdir())
+
+
+def _close_all_but(kept: tuple[int, ...]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    edges = sorted({-1, *kept, resource.getrlimit(resource.RLIMIT_NOFILE)[0]})
+    for low, high in pairwise(edges):
+        # An empty range, low to low - 1, means "to the end" for the system call underneath.
+        if low + 1 < high:
+            os.closerange(low + 1, high)

@@ -1,0 +1,229 @@
+"""Attempts to get out, each made for real by a sandboxed child: the self-probe's other half.
+
+Run as a script by `cuagent.sandbox.probe`, with the targets as JSON in its first argument; prints
+a JSON object of escape to what it got, or null where it was refused. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Targets = dict[str, Any]
+"""secret, verifier, neighbour: files; tcp, udp: ports; abstract: name; parent: pid; fd; most:
+processes; largest: bytes; scratch: the writable folder."""
+
+
+def read_secret(t: Targets) -> str:
+    return Path(t["secret"]).read_text()
+
+
+def read_neighbour(t: Targets) -> str:
+    """Another attempt's source, beside the own folder."""
+    return Path(t["neighbour"]).read_text()
+
+
+def write_verifier(t: Targets) -> str:
+    with Path(t["verifier"]).open("a") as file:
+        file.write("# was here\n")
+    return "appended"
+
+
+def replace_verifier(t: Targets) -> str:
+    own = Path(t["scratch"], "own")
+    own.write_text("mine")
+    own.rename(t["verifier"])
+    return "replaced"
+
+
+def list_tmp(_t: Targets) -> str:
+    """The shared folders that other processes leave their files in."""
+    if Path(_t["secret"]).parent.name in (found := os.listdir("/tmp")):  # noqa: PTH208
+        return str(found[:3])
+    raise PermissionError("nothing of others to be seen")
+
+
+def list_shared_memory(t: Targets) -> str:
+    if (found := os.listdir("/dev/shm")) and t["shared"] in found:  # noqa: PTH208
+        return str(found[:3])
+    raise PermissionError("nothing of others to be seen")
+
+
+def list_home(_t: Targets) -> str:
+    import pwd
+
+    homes = {entry.pw_dir for entry in pwd.getpwall() if entry.pw_uid in (0, _t["uid"])}
+    return str([os.listdir(home)[:3] for home in homes])  # noqa: PTH208
+
+
+def open_tcp(t: Targets) -> str:
+    socket.create_connection(("127.0.0.1", t["tcp"]), timeout=1).close()
+    return "connected"
+
+
+def send_udp(t: Targets) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        udp.connect(("127.0.0.1", t["udp"]))
+        udp.send(b"hello")
+        # In an empty network of its own the answer to this is "refused", and the next call says so.
+        time.sleep(0.05)
+        udp.send(b"hello")
+        return "sent"
+
+
+def abstract_socket(t: Targets) -> str:
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.connect("\0" + t["abstract"])
+    return "connected"
+
+
+def socket_file(t: Targets) -> str:
+    """As a container daemon's socket would be."""
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.connect(t["socket"])
+    return "connected"
+
+
+def inherited_descriptor(t: Targets) -> str:
+    return os.pread(t["fd"], 100, 0).decode()
+
+
+def inherited_environment(_t: Targets) -> str:
+    own = Path("/proc/self/environ").read_text() + json.dumps(dict(os.environ))
+    if "CUAGENT_PROBE_SECRET" in own:
+        return "a variable of the parent"
+    raise PermissionError("no variable of the parent")
+
+
+def trace_parent(t: Targets) -> str:
+    seize = 0x4206
+    if ctypes.CDLL(None, use_errno=True).ptrace(seize, t["parent"], 0, 0) == 0:
+        return "traced"
+    raise OSError(ctypes.get_errno(), "ptrace")
+
+
+def parent_environment(t: Targets) -> str:
+    return Path(f"/proc/{t['parent']}/environ").read_text()[:20]
+
+
+def parent_command(t: Targets) -> str:
+    return Path(f"/proc/{t['parent']}/cmdline").read_text()[:20]
+
+
+def parent_memory(t: Targets) -> str:
+    with Path(f"/proc/{t['parent']}/mem").open("r+b"):
+        return "opened"
+
+
+def signal_parent(t: Targets) -> str:
+    os.kill(t["parent"], 0)
+    os.kill(t["parent"], signal.SIGURG)
+    return "signalled"
+
+
+def limit_parent(t: Targets) -> str:
+    import resource
+
+    resource.prlimit(t["parent"], resource.RLIMIT_CORE, (0, 0))
+    return "its limits changed"
+
+
+def become_root(_t: Targets) -> str:
+    os.setuid(0)
+    if Path("/etc/shadow").exists() and os.access("/etc/shadow", os.W_OK):
+        return "root"
+    raise PermissionError("root of nothing")
+
+
+def new_namespace(_t: Targets) -> str:
+    new_user = 0x10000000
+    if ctypes.CDLL(None, use_errno=True).unshare(new_user) == 0:
+        return "unshared"
+    raise OSError(ctypes.get_errno(), "unshare")
+
+
+def mount_over(t: Targets) -> str:
+    source = b"none"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(source, t["scratch"].encode(), b"tmpfs", 0, None) == 0:
+        return "mounted"
+    raise OSError(ctypes.get_errno(), "mount")
+
+
+def big_file(t: Targets) -> str:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    path = Path(t["scratch"], "big")
+    try:
+        with path.open("wb") as file:
+            file.truncate(t["largest"] + 1)
+        return "written"
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def fork_bomb(t: Targets) -> str:
+    """Last, because what it forked must be reaped. More than `most` at once is an escape."""
+    started: list[int] = []
+    try:
+        while len(started) <= t["most"]:
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(20)
+                os._exit(0)
+            started.append(pid)
+        return f"{len(started)} processes"
+    finally:
+        for pid in started:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+ESCAPES: tuple[Callable[[Targets], str], ...] = (
+    read_secret,
+    read_neighbour,
+    write_verifier,
+    replace_verifier,
+    list_tmp,
+    list_shared_memory,
+    list_home,
+    open_tcp,
+    send_udp,
+    abstract_socket,
+    socket_file,
+    inherited_descriptor,
+    inherited_environment,
+    trace_parent,
+    parent_environment,
+    parent_command,
+    parent_memory,
+    signal_parent,
+    limit_parent,
+    become_root,
+    new_namespace,
+    mount_over,
+    big_file,
+    fork_bomb,
+)
+
+
+def attempt_all(targets: Targets) -> dict[str, str | None]:
+    """What each escape got; None where the sandbox refused it."""
+    results: dict[str, str | None] = {}
+    for escape in ESCAPES:
+        try:
+            results[escape.__name__] = escape(targets)
+        except (OSError, KeyError):
+            results[escape.__name__] = None
+    return results
+
+
+if __name__ == "__main__":
+    print(json.dumps(attempt_all(json.loads(sys.argv[1]))))

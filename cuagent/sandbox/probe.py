@@ -1,0 +1,135 @@
+"""Which tier holds on this machine: found by trying to escape from it, not by asking what exists.
+
+`probe` is cached for the process. Invariant: a tier is returned only if a real child, held by it,
+failed at every escape in `cuagent.sandbox.escapes` and could still do honest work (start, write
+its own folder, report).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from cuagent.sandbox import landlock
+from cuagent.sandbox.enter import own_uid_possible
+from cuagent.sandbox.policy import Policy, SandboxError, Tier
+from cuagent.sandbox.wrap import wrap
+
+ESCAPES = Path(__file__).with_name("escapes.py")
+PROCESSES, LARGEST = 32, 1 << 20
+DEADLINE = 20.0
+"""Seconds; a probe takes a fraction of one."""
+
+
+@dataclass(frozen=True)
+class Escape:
+    """One attempt to get out of the sandbox; `got` is None where it was refused."""
+
+    name: str
+    got: str | None
+
+
+@cache
+def probe() -> Tier:
+    """The firmest tier from which no escape succeeded. Under a second, once per process."""
+    candidates = []
+    if shutil.which("bwrap") is not None:
+        candidates.append(Tier.BUBBLEWRAP)
+    if landlock.abi():
+        candidates.append(Tier.LANDLOCK)
+    for tier in candidates:
+        try:
+            if all(escape.got is None for escape in selftest(tier)):
+                return tier
+        except SandboxError:
+            continue
+    return Tier.NONE
+
+
+def stamp(tier: Tier, policy: Policy | None = None) -> str:
+    """The tier as a verdict states it, with what it rests on here."""
+    if tier is Tier.NONE:
+        return "UNISOLATED"
+    policy = policy or Policy()
+    uid = "own uid" if own_uid_possible(policy) else "same uid"
+    memory = "memory by watch" if policy.gpu or not policy.memory_bytes else "memory by rlimit"
+    return f"{tier.value} ({uid}, landlock abi {landlock.abi()}, seccomp, {memory})"
+
+
+def selftest(tier: Tier) -> list[Escape]:
+    """Every escape, tried by a real child of this process under `tier`. Raises SandboxError."""
+    with _targets() as (targets, scratch, inherited):
+        policy = Policy(read=(ESCAPES,), write=(scratch,), processes=PROCESSES, file_bytes=LARGEST)
+        command = [sys.executable, "-I", "-S", str(ESCAPES), json.dumps(targets)]
+        try:
+            child = subprocess.run(
+                wrap(command, policy, tier),
+                cwd=scratch,
+                env={**os.environ, "CUAGENT_PROBE_SECRET": "1"},
+                pass_fds=(inherited,),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE,
+                check=True,
+            )
+            results = json.loads(child.stdout)
+        except subprocess.CalledProcessError as error:
+            last = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
+            raise SandboxError(f"sandbox: tier {tier} does not start here: {last}") from error
+        except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
+            raise SandboxError(f"sandbox: tier {tier} gave no report: {error}") from error
+    return [Escape(name, got) for name, got in results.items()]
+
+
+@contextmanager
+def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
+    """Something worth escaping to: files, sockets, a descriptor, this process."""
+    with ExitStack() as stack:
+        outside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cuagent-probe-")))
+        shared = stack.enter_context(tempfile.NamedTemporaryFile(dir="/dev/shm"))
+        files = {name: outside / name for name in ("secret", "verifier", "neighbour")}
+        for name, file in files.items():
+            file.write_text(name)
+        secret = stack.enter_context(files["secret"].open())
+        scratch = outside / "scratch"
+        scratch.mkdir()
+        sockets = {
+            "tcp": socket.socket(socket.AF_INET),
+            "udp": socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
+            "abstract": socket.socket(socket.AF_UNIX),
+            "file": socket.socket(socket.AF_UNIX),
+        }
+        for one in sockets.values():
+            stack.enter_context(one)
+        sockets["tcp"].bind(("127.0.0.1", 0))
+        sockets["udp"].bind(("127.0.0.1", 0))
+        sockets["abstract"].bind(f"\0{outside.name}")
+        sockets["file"].bind(str(outside / "socket"))
+        for name in ("tcp", "abstract", "file"):
+            sockets[name].listen()
+        targets: dict[str, object] = {
+            **{name: str(file) for name, file in files.items()},
+            "scratch": str(scratch),
+            "shared": Path(shared.name).name,
+            "tcp": sockets["tcp"].getsockname()[1],
+            "udp": sockets["udp"].getsockname()[1],
+            "abstract": outside.name,
+            "socket": str(outside / "socket"),
+            "fd": secret.fileno(),
+            "parent": os.getpid(),
+            "uid": os.getuid(),
+            "most": PROCESSES,
+            "largest": LARGEST,
+        }
+        yield targets, scratch, secret.fileno()

@@ -1,0 +1,153 @@
+"""A seccomp filter: the system calls that untrusted code has no honest use for fail with EPERM.
+
+Assembled here as classic BPF (linux/filter.h, linux/seccomp.h). A call that fails is better than a
+kill: an honest library that merely asks whether io_uring exists goes on without it.
+Not covered: ioctl of the GPU driver, which CUDA cannot do without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import struct
+
+from cuagent.sandbox.linux import X86, syscall
+
+SECCOMP = 317 if X86 else 277
+SET_MODE_FILTER, EVERY_THREAD = 1, 1
+ARCHITECTURE = 0xC000003E if X86 else 0xC00000B7
+X32_BIT = 0x40000000
+
+DENIED: dict[str, tuple[int, int | None, str]] = {
+    # name: (number on x86-64, on AArch64, why)
+    "ptrace": (101, 117, "reads and writes another process"),
+    "process_vm_readv": (310, 270, "reads another process"),
+    "process_vm_writev": (311, 271, "writes another process"),
+    "process_madvise": (440, 440, "acts on another process's memory"),
+    "pidfd_getfd": (438, 438, "takes a descriptor out of another process"),
+    "kcmp": (312, 272, "tells kernel objects of two processes apart"),
+    "bpf": (321, 280, "loads programs into the kernel"),
+    "perf_event_open": (298, 241, "watches other processes and the clock"),
+    "userfaultfd": (323, 282, "stops the kernel mid-call; a common part of exploits"),
+    "io_uring_setup": (425, 425, "does calls that this filter never sees"),
+    "io_uring_enter": (426, 426, "as above"),
+    "io_uring_register": (427, 427, "as above"),
+    "add_key": (248, 217, "kernel keyrings are shared between processes"),
+    "request_key": (249, 218, "as above"),
+    "keyctl": (250, 219, "as above"),
+    "shmget": (29, 194, "System V objects outlive the process and are found by number"),
+    "msgget": (68, 186, "as above"),
+    "semget": (64, 190, "as above"),
+    "mq_open": (240, 180, "message queues outlive the process"),
+    "mount": (165, 40, "changes what a path means"),
+    "umount2": (166, 39, "as above"),
+    "open_tree": (428, 428, "as above"),
+    "move_mount": (429, 429, "as above"),
+    "fsopen": (430, 430, "as above"),
+    "fsconfig": (431, 431, "as above"),
+    "fsmount": (432, 432, "as above"),
+    "fspick": (433, 433, "as above"),
+    "mount_setattr": (442, 442, "as above"),
+    "pivot_root": (155, 41, "as above"),
+    "chroot": (161, 51, "as above"),
+    "unshare": (272, 97, "a new user namespace gives capabilities back"),
+    "setns": (308, 268, "enters another namespace"),
+    "open_by_handle_at": (304, 265, "opens a file by number, past its folder"),
+    "name_to_handle_at": (303, 264, "makes such numbers"),
+    "kexec_load": (246, 104, "replaces the kernel"),
+    "kexec_file_load": (320, 294, "as above"),
+    "init_module": (175, 105, "extends the kernel"),
+    "finit_module": (313, 273, "as above"),
+    "delete_module": (176, 106, "as above"),
+    "reboot": (169, 142, "stops the machine"),
+    "swapon": (167, 224, "administration"),
+    "swapoff": (168, 225, "administration"),
+    "acct": (163, 89, "administration"),
+    "quotactl": (179, 60, "administration"),
+    "syslog": (103, 116, "reads the kernel's log"),
+    "fanotify_init": (300, 262, "watches other processes' files"),
+    "settimeofday": (164, 170, "moves the clock"),
+    "clock_settime": (227, 112, "moves the clock"),
+    "clock_adjtime": (305, 266, "moves the clock"),
+    "adjtimex": (159, 171, "moves the clock"),
+    "sethostname": (170, 161, "administration"),
+    "setdomainname": (171, 162, "administration"),
+    "iopl": (172, None, "talks to devices directly"),
+    "ioperm": (173, None, "as above"),
+    "seccomp": (317, 277, "could trap and forge the calls of trusted code in this process"),
+}
+CLONE3 = 435
+CLONE, IOCTL, PRLIMIT, PRCTL, SOCKET = (56, 16, 302, 157, 41) if X86 else (220, 29, 261, 167, 198)
+NEW_NAMESPACES = 0x7E020000
+TERMINAL_INJECTION = (0x5412, 0x541C)
+"""TIOCSTI, TIOCLINUX: type into the terminal of whoever started us."""
+PR_SET_SECCOMP = 22
+
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, KILL_PROCESS, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
+
+
+def program(*, network: bool) -> bytes:
+    """The filter as an array of `struct sock_filter`."""
+    code = [
+        _op(LOAD, 4),
+        _op(EQUAL, ARCHITECTURE, 1, 0),
+        _op(RETURN, KILL_PROCESS),
+        _op(LOAD, 0),
+        *(_when(AT_LEAST, X32_BIT, errno.EPERM) if X86 else []),
+        # The flags of clone3 lie in memory, out of a filter's sight; libc falls back to clone.
+        *_when(EQUAL, CLONE3, errno.ENOSYS),
+        *_argument(CLONE, 0, ANY_BIT, NEW_NAMESPACES),
+        *_argument(PRCTL, 0, EQUAL, PR_SET_SECCOMP),
+        *(op for request in TERMINAL_INJECTION for op in _argument(IOCTL, 1, EQUAL, request)),
+        # Limits of another process (of the referee, under one uid); 0 is the caller itself.
+        _op(EQUAL, PRLIMIT, 0, 4),
+        _op(LOAD, 16),
+        _op(EQUAL, 0, 1, 0),
+        _op(RETURN, FAIL | errno.EPERM),
+        _op(LOAD, 0),
+    ]
+    if not network:
+        # Not even AF_UNIX: a socket file such as a container daemon's is out of Landlock's reach.
+        # Socket pairs and inherited sockets go on working.
+        code += _when(EQUAL, SOCKET, errno.EACCES)
+    for x86, arm, _why in DENIED.values():
+        number = x86 if X86 else arm
+        if number is not None:
+            code += _when(EQUAL, number, errno.EPERM)
+    return b"".join([*code, _op(RETURN, ALLOW)])
+
+
+def install(*, network: bool) -> None:
+    """Put the filter on every thread of this process; needs no_new_privs. Raises OSError."""
+    instructions = program(network=network)
+    buffer = ctypes.create_string_buffer(instructions, len(instructions))
+    syscall(SECCOMP, SET_MODE_FILTER, EVERY_THREAD, _Program(len(instructions) // 8, buffer))
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+    def __init__(self, length: int, buffer: ctypes.Array[ctypes.c_char]) -> None:
+        super().__init__(length, ctypes.addressof(buffer))
+        self._alive = buffer
+
+
+def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def _when(test: int, value: int, error: int) -> list[bytes]:
+    """Fail with `error` when the call's number passes `test`."""
+    return [_op(test, value, 0, 1), _op(RETURN, FAIL | error)]
+
+
+def _argument(number: int, index: int, test: int, value: int) -> list[bytes]:
+    """Fail with EPERM when the low half of an argument of call `number` passes `test`."""
+    return [
+        _op(EQUAL, number, 0, 4),
+        _op(LOAD, 16 + 8 * index),
+        _op(test, value, 0, 1),
+        _op(RETURN, FAIL | errno.EPERM),
+        _op(LOAD, 0),
+    ]

@@ -1,0 +1,63 @@
+"""A command line that runs another one inside the sandbox: the compiler, the agent's bash.
+
+Invariant: the wrapped command has the pid that was started (tier landlock) or dies with it (tier
+bubblewrap), so that killing the process group ends it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cuagent.sandbox.policy import Policy, SandboxError, Tier, gpu_devices, readable
+
+ENTRY = Path(__file__).with_name("exec.py")
+
+
+def wrap(argv: Sequence[str], policy: Policy, tier: Tier) -> list[str]:
+    """`argv` so that it runs under `policy`. Raises SandboxError where bwrap is missing.
+
+    The working folder of the new process should be one that `policy` allows. Descriptors of
+    `policy.fds` above 2 must also be passed on by the caller (`pass_fds`).
+    """
+    # What may be read is worked out here, by an interpreter that has its site-packages.
+    full = replace(policy, read=tuple(readable(policy)), interpreter=False)
+    if tier is not Tier.BUBBLEWRAP:
+        return _enter_and_exec(argv, full, tier)
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise SandboxError("sandbox: bwrap is not installed; install bubblewrap")
+    interpreter = readable(Policy())
+    inner = replace(full, own_uid=False)
+    return [
+        bwrap,
+        *("--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+        *(() if policy.network else ("--unshare-net",)),
+        # Memory handles of CUDA do not cross pid namespaces.
+        *(() if policy.gpu else ("--unshare-pid",)),
+        *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--dir", "/run"),
+        *_binds("--ro-bind", [*full.read, *interpreter, ENTRY.parent.parent / "__init__.py"]),
+        *_binds("--ro-bind", [ENTRY.parent]),
+        *_binds("--bind", policy.write),
+        *_binds("--dev-bind", gpu_devices() if policy.gpu else []),
+        "--",
+        *_enter_and_exec(argv, inner, tier),
+    ]
+
+
+def _enter_and_exec(argv: Sequence[str], policy: Policy, tier: Tier) -> list[str]:
+    return [sys.executable, "-I", "-S", str(ENTRY), policy.to_json(), tier.value, "--", *argv]
+
+
+def _binds(flag: str, paths: Sequence[Path]) -> list[str]:
+    """Each path bound to itself; parents first, so that none hides another."""
+    return [
+        word
+        for path in sorted(set(paths))
+        if not str(path).startswith(("/proc", "/dev/")) or flag == "--dev-bind"
+        for word in (flag, str(path), str(path))
+    ]
