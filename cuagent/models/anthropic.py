@@ -217,7 +217,8 @@ class _Parts:
 
     def reply(self, price: Price | None) -> Reply:
         blocks = [block for _, block in sorted(self.blocks.items())]
-        calls, state = [], []
+        calls: list[dict[str, Any]] = []
+        state: list[dict[str, Any]] = []
         for block in blocks:
             if block["type"] == "tool_use":
                 state.append({"type": "tool_use", "call": len(calls)})

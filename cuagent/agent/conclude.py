@@ -1,0 +1,63 @@
+"""The end of a run: the attempt of record is judged afresh, and the result is said and recorded.
+
+The numbers that selected an attempt are never its result: choosing the best of many noisy
+measurements flatters it.
+"""
+
+from __future__ import annotations
+
+from cuagent.agent.run import Run, Tried
+from cuagent.agent.stop import Stop
+from cuagent.agent.wording import ratios_line
+from cuagent.events import Emit, Notice, Phase, RunEnded
+from cuagent.measure.timing import Effort, Standing
+
+UNSCORED = (Stop.INTERRUPTED, Stop.MODEL_FAILED)
+"""What ended for no reason of the policy's own has no reward, unless an attempt was accepted."""
+
+
+def conclude(run: Run, emit: Emit) -> None:
+    """Judge what was not submitted, write the last record and say how it ended."""
+    assert run.stop is not None
+    if run.final is None and run.best and run.stop is not Stop.INTERRUPTED:
+        _judge_best(run, run.best, emit)
+    result = run.final or run.best
+    summary = summarize(run)
+    if run.error:
+        emit(Notice(run.error, "error"))
+    run.end(summary, reward_of(run))
+    emit(RunEnded(run.stop, result.judgement if result else None, summary))
+
+
+def has_gain(tried: Tried) -> bool:
+    """Right, and faster than eager by the whole interval."""
+    timing = tried.judgement.timing
+    ratio = timing.ratios.get("eager") if timing else None
+    return tried.accepted and ratio is not None and ratio.standing is Standing.FASTER
+
+
+def reward_of(run: Run) -> int | None:
+    """The milestone reward of the run; None where it says nothing about the policy."""
+    result = run.final or run.best
+    if result:
+        return result.judgement.score.reward
+    return None if run.stop in UNSCORED else -1
+
+
+def summarize(run: Run) -> str:
+    """One line: what came of it."""
+    result = run.final or run.best
+    if result is None:
+        tried = len(run.tried)
+        return f"no accepted kernel ({tried} attempt{'s' * (tried != 1)})"
+    fresh = "measured afresh" if run.final else "measured in the loop only"
+    gain = "" if has_gain(result) else "no gain: "
+    return f"{gain}attempt {result.n}, {ratios_line(result.judgement)} ({fresh})"
+
+
+def _judge_best(run: Run, best: Tried, emit: Emit) -> None:
+    emit(Phase(f"judging attempt {best.n} afresh"))
+    try:
+        run.settle(best, run.judge.judge(best.attempt, Effort.RECORD))
+    except KeyboardInterrupt:
+        emit(Notice("interrupted: the figures are those of the loop", "warning"))

@@ -1,0 +1,93 @@
+"""What the model is told at the start: the system prompt, the skill, the task.
+
+Invariant: nothing here changes from step to step (no clock, no counter, no best so far), so that
+a provider's prompt cache holds for the whole run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cuagent.message import Message
+
+if TYPE_CHECKING:
+    from cuagent.task import Task
+
+LONGEST_SOURCE = 24_000
+"""Characters of the reference that are shown at once; the rest is in reference.py."""
+
+
+def opening(task: Task) -> list[Message]:
+    """The messages that every run begins with."""
+    system = _text("cuagent.agent", "system.md")
+    body = skill()
+    if body:
+        system += f"\n\n{body}"
+    return [Message("system", system), Message("user", _assignment(task))]
+
+
+def skill() -> str:
+    """The body of skills/SKILL.md, without its front matter."""
+    text = _text("cuagent.skills", "SKILL.md")
+    if text.startswith("---\n"):
+        text = text.partition("\n---\n")[2]
+    return text.strip()
+
+
+def skill_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text(package: str, name: str) -> str:
+    return importlib.resources.files(package).joinpath(name).read_text(encoding="utf-8").strip()
+
+
+def _assignment(task: Task) -> str:
+    source = task.source
+    if len(source) > LONGEST_SOURCE:
+        source = source[:LONGEST_SOURCE] + "\n# ... the rest is in reference.py\n"
+    given = [
+        f"Class to make faster: `{task.entry}` (reference.py)",
+        f"Device: {task.device}",
+        f"Machine: {_machine(task.device == 'cuda')}",
+        f"Precision: {task.precision}",
+    ]
+    if task.init is not None:
+        given.append(f"Constructor arguments: {task.init}")
+    if task.inputs is not None:
+        given.append(f"Inputs: {task.inputs}")
+    facts = "\n".join(f"- {line}" for line in given)
+    return (
+        f"Make this PyTorch module faster.\n\n{facts}\n\n"
+        f"reference.py:\n\n```python\n{source.rstrip()}\n```\n"
+    )
+
+
+def _machine(cuda: bool) -> str:
+    if cuda and (smi := shutil.which("nvidia-smi")):
+        query = [smi, "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader"]
+        found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        if found.returncode == 0 and found.stdout.strip():
+            name, capability, memory = found.stdout.splitlines()[0].split(", ")
+            return f"{name}, compute capability {capability}, {memory}"
+    return f"{_processor()}, {os.cpu_count()} cores"
+
+
+def _processor() -> str:
+    """Name of the processor and the widest vectors it has."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    pairs = (line.partition(":") for line in text.splitlines())
+    fields = {key.strip(): value.strip() for key, _, value in pairs}
+    flags = fields.get("flags", "").split()
+    vectors = next((v for v in ("avx512f", "avx2") if v in flags), "")
+    return " ".join(filter(None, [fields.get("model name") or platform.machine(), vectors]))

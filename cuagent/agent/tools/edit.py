@@ -1,0 +1,110 @@
+"""edit: replace a piece of text that occurs exactly once.
+
+When it does not, the result shows where it nearly does, so that the next try need not be blind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import SequenceMatcher
+from typing import Any
+
+from cuagent.agent.tools.files import confined, require_seen, save, shown, text_of
+from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
+
+AROUND = 3
+"""Lines shown before and after a change."""
+MOST_SHOWN = 40
+LONGEST_SEARCH = 4000
+"""Lines of a file in which the nearest region is looked for."""
+
+
+def edit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
+    run, old, new = context.run, arguments["old"], arguments["new"]
+    path = confined(run, arguments["path"])
+    name = shown(run, path)
+    text = text_of(path, name)
+    require_seen(run, path, name, text)
+    _check(name, text, old, new, everywhere=arguments.get("all", False))
+    count = text.count(old)
+    first = text[: text.index(old)].count("\n") + 1
+    changed = text.replace(old, new)
+    save(run, path, changed, name)
+    region = _numbered(changed, first - AROUND, first + new.count("\n") + AROUND)
+    times = f" in {count} places" if count > 1 else ""
+    return ToolResult(f"changed {name}{times}:\n{region}", {"path": name, "count": count})
+
+
+def _check(name: str, text: str, old: str, new: str, *, everywhere: bool) -> None:
+    if not old:
+        raise ToolError("old is empty; to make a file use write")
+    if old == new:
+        raise ToolError("old and new are the same")
+    count = text.count(old)
+    if count == 0:
+        raise ToolError(f"{name}: old does not occur in it{_why(text, old)}")
+    if count > 1 and not everywhere:
+        lines = ", ".join(str(n) for n in _lines_of(text, old)[:10])
+        raise ToolError(
+            f"{name}: old occurs {count} times (lines {lines}); add lines around it until it is "
+            "unique, or set all"
+        )
+
+
+def _why(text: str, old: str) -> str:
+    """The likely cause, and the region that is nearest."""
+    cause = ""
+    if _squeezed(old) in _squeezed(text):
+        cause = "; it would but for white space"
+    first, last = _nearest(text.splitlines(), old.splitlines())
+    return f"{cause}. The nearest region is\n{_numbered(text, first, last)}"
+
+
+def _nearest(lines: list[str], wanted: list[str]) -> tuple[int, int]:
+    """First and last line of the window most like `wanted`."""
+    size = max(1, len(wanted))
+    target = "\n".join(line.strip() for line in wanted)[:2000]
+    matcher = SequenceMatcher(autojunk=False)
+    matcher.set_seq2(target)
+    best, place = -1.0, 0
+    for start in range(max(1, min(len(lines), LONGEST_SEARCH) - size + 1)):
+        window = "\n".join(line.strip() for line in lines[start : start + size])[:2000]
+        matcher.set_seq1(window)
+        if matcher.real_quick_ratio() <= best or matcher.quick_ratio() <= best:
+            continue
+        ratio = matcher.ratio()
+        if ratio > best:
+            best, place = ratio, start
+    return place + 1, place + size
+
+
+def _numbered(text: str, first: int, last: int) -> str:
+    lines = text.splitlines()
+    first, last = max(1, first), min(len(lines), last, first + MOST_SHOWN)
+    return "\n".join(f"{n:>5}  {lines[n - 1]}" for n in range(first, last + 1))
+
+
+def _lines_of(text: str, old: str) -> list[int]:
+    found, at = [], text.find(old)
+    while at >= 0:
+        found.append(text.count("\n", 0, at) + 1)
+        at = text.find(old, at + len(old))
+    return found
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+TOOL = Tool(
+    "edit",
+    schema(
+        ["path", "old", "new"],
+        path={"type": "string", "description": "Path relative to your work folder."},
+        old={"type": "string", "description": "The text to replace, as it stands in the file."},
+        new={"type": "string", "description": "The text to put in its place."},
+        all={"type": "boolean", "description": "Replace every occurrence, not just the only one."},
+    ),
+    edit,
+    shown="path",
+)

@@ -1,0 +1,36 @@
+"""glob: the files of the work folder that match a pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cuagent.agent.tools.files import listed, shown
+from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
+
+MOST = 200
+
+
+def glob(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
+    run = context.run
+    found = [
+        f"{shown(run, run.work.resolve() / path)}  {path.stat().st_size:,} bytes"
+        for path in listed(run, arguments.get("pattern", "**/*"))
+    ]
+    if not found:
+        return ToolResult("no file matches", {"count": 0})
+    more = [f"... and {len(found) - MOST} more"] if len(found) > MOST else []
+    return ToolResult("\n".join(found[:MOST] + more), {"count": len(found)})
+
+
+TOOL = Tool(
+    "glob",
+    schema(
+        pattern={
+            "type": "string",
+            "description": "A pattern such as kernels/*.cu; **/* (all files) by default.",
+        },
+    ),
+    glob,
+    shown="pattern",
+)

@@ -1,0 +1,35 @@
+"""profile: where the time of the reference or of the candidate goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cuagent.agent.tools.candidate import frozen
+from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
+from cuagent.attempt import MODULE
+
+MOST_LINES = 60
+
+
+def profile(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
+    run = context.run
+    there = (run.work / MODULE).is_file()
+    what = arguments.get("what", "candidate" if there else "reference")
+    found = run.judge.profile(frozen(run) if what == "candidate" else None)
+    lines = [f"{what}:", *found.lines()[:MOST_LINES]]
+    return ToolResult("\n".join(lines), {"what": what, "profile": found.to_json()})
+
+
+TOOL = Tool(
+    "profile",
+    schema(
+        what={
+            "type": "string",
+            "enum": ["candidate", "reference"],
+            "description": "The candidate in your work folder by default, once there is one.",
+        },
+    ),
+    profile,
+    shown="what",
+)

@@ -1,0 +1,63 @@
+"""submit: judge the chosen attempt afresh, at full effort, and end the run with that result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cuagent.agent.conclude import has_gain
+from cuagent.agent.run import Run, Tried
+from cuagent.agent.stop import Stop
+from cuagent.agent.tools.candidate import figures
+from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
+from cuagent.agent.wording import judgement_lines
+from cuagent.events import Phase
+from cuagent.measure.timing import Effort
+
+
+def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
+    run = context.run
+    chosen = _chosen(run, arguments.get("attempt"))
+    message = arguments.get("message", "")
+    if chosen is None:
+        run.stop = Stop.NO_GAIN
+        text = "The run ends without a kernel: no attempt was accepted."
+        return ToolResult(text, {"ended": True, "attempt": None, "message": message})
+    context.emit(Phase(f"judging attempt {chosen.n} afresh"))
+    settled = run.settle(chosen, run.judge.judge(chosen.attempt, Effort.RECORD))
+    data = figures(settled) | {"ended": settled.accepted, "message": message}
+    lines = list(judgement_lines(settled, best=False))
+    if not settled.accepted:
+        lines.append(
+            "Judged afresh it was refused, so the run goes on: correct it, or submit another."
+        )
+        return ToolResult("\n".join(lines), data, is_error=True)
+    run.stop = Stop.SUBMITTED if has_gain(settled) else Stop.NO_GAIN
+    lines.append(f"The run ends: {run.stop}.")
+    return ToolResult("\n".join(lines), data)
+
+
+def _chosen(run: Run, number: int | None) -> Tried | None:
+    """The attempt to hand in; None where there is none to choose. Raises ToolError."""
+    if number is None:
+        return run.best
+    accepted = [t.n for t in run.tried if t.accepted]
+    if number not in accepted:
+        have = f"accepted are {', '.join(map(str, accepted))}" if accepted else "none is accepted"
+        raise ToolError(f"attempt {number} is not an accepted attempt; {have}")
+    return run.tried[number - 1]
+
+
+TOOL = Tool(
+    "submit",
+    schema(
+        attempt={
+            "type": "integer",
+            "minimum": 1,
+            "description": "Number of the attempt; the best accepted one by default.",
+        },
+        message={"type": "string", "description": "What you did, in a few sentences."},
+    ),
+    submit,
+    shown="message",
+)

@@ -1,0 +1,162 @@
+"""What a tool is, and the boundary at which nothing that it does can break the loop.
+
+A tool is a name, a JSON schema, a text in Markdown beside its code, and a function. A mistake of
+the model (malformed arguments, a file that is not there) is an error result that teaches.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from cuagent.agent.run import Run
+from cuagent.events import Emit
+from cuagent.message import ToolCall
+from cuagent.models.model import ToolSpec
+
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+}
+LONGEST_SUMMARY = 100
+
+
+class ToolError(Exception):
+    """The call cannot be done as given. The text goes to the model: what is wrong, what to do."""
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """`text` is for the model; `data` for the record, the views and the in-process expert."""
+
+    text: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+    is_error: bool = False
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a call runs."""
+
+    run: Run
+    call_id: str
+    emit: Emit
+
+
+@dataclass(frozen=True)
+class Tool:
+    """`shown` names the argument that stands for the call in one line."""
+
+    name: str
+    schema: Mapping[str, Any]
+    function: Callable[[Context, Mapping[str, Any]], ToolResult]
+    shown: str = ""
+
+    @property
+    def spec(self) -> ToolSpec:
+        text = importlib.resources.files(__package__).joinpath(f"{self.name}.md")
+        return ToolSpec(self.name, text.read_text(encoding="utf-8").strip(), self.schema)
+
+    def summarize(self, raw: str) -> str:
+        """One line for a person."""
+        try:
+            value = json.loads(raw)[self.shown] if self.shown else ""
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return ""
+        lines = str(value).strip().splitlines() or [""]
+        more = " ..." if len(lines) > 1 or len(lines[0]) > LONGEST_SUMMARY else ""
+        return lines[0][:LONGEST_SUMMARY] + more
+
+
+def schema(required: Sequence[str] = (), **properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of an object with these properties and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def execute(
+    call: ToolCall,
+    tool: Tool | None,
+    tools: Sequence[Tool],
+    context: Context,
+    *,
+    cut_off: bool = False,
+) -> ToolResult:
+    """Do one call. Only KeyboardInterrupt and its like pass."""
+    try:
+        if tool is None:
+            raise ToolError(_unknown(call.name, [t.name for t in tools]))
+        return tool.function(context, parse(call.arguments, tool.schema, cut_off=cut_off))
+    except ToolError as error:
+        return ToolResult(f"Error: {error}", is_error=True)
+    except Exception as error:  # noqa: BLE001 - the tool boundary
+        trace = traceback.format_exc()
+        context.run.log.write("notice", level="error", text=trace, tool=call.name)
+        return ToolResult(
+            f"Error: {call.name} failed inside ({type(error).__name__}: {str(error)[:300]}). "
+            "This is a fault of the tool, not of your code; try another way.",
+            {"internal": type(error).__name__},
+            is_error=True,
+        )
+
+
+def parse(raw: str, schema: Mapping[str, Any], *, cut_off: bool = False) -> dict[str, Any]:
+    """The arguments as the schema wants them. Raises ToolError."""
+    try:
+        arguments = json.loads(raw or "{}", strict=False)
+    except (ValueError, RecursionError) as error:
+        why = "your reply was cut off at its length limit; write less at once" if cut_off else error
+        raise ToolError(f"the arguments are not valid JSON: {why}") from error
+    if not isinstance(arguments, dict):
+        raise ToolError(f"the arguments must be a JSON object; {_expected(schema)}")
+    known = schema["properties"]
+    for name in arguments.keys() - known.keys():
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else _expected(schema)
+        raise ToolError(f"no argument {name!r}; {hint}")
+    # null for an optional argument means that it is left out
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    for name in schema["required"]:
+        if name not in arguments:
+            raise ToolError(f"argument {name!r} is missing; {_expected(schema)}")
+    for name, value in arguments.items():
+        _check(name, value, known[name])
+    return arguments
+
+
+def _check(name: str, value: Any, wanted: Mapping[str, Any]) -> None:
+    kind = wanted["type"]
+    if not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        found = type(value).__name__
+        raise ToolError(f"argument {name!r} must be of type {kind}, not {found}")
+    if "enum" in wanted and value not in wanted["enum"]:
+        raise ToolError(f"argument {name!r} must be one of {', '.join(wanted['enum'])}")
+    if "minimum" in wanted and value < wanted["minimum"]:
+        raise ToolError(f"argument {name!r} must be at least {wanted['minimum']}")
+
+
+def _expected(schema: Mapping[str, Any]) -> str:
+    names = [
+        name if name in schema["required"] else f"{name} (optional)"
+        for name in schema["properties"]
+    ]
+    return f"arguments: {', '.join(names)}" if names else "it takes no arguments"
+
+
+def _unknown(name: str, names: Sequence[str]) -> str:
+    near = get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"no tool {name[:64]!r}; {hint}the tools are {', '.join(names)}"

@@ -1,0 +1,28 @@
+"""verify: freeze what lies in the work folder, judge it, and keep it as a numbered attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cuagent.agent.tools.candidate import figures, frozen
+from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
+from cuagent.agent.wording import judgement_lines
+from cuagent.measure.timing import Effort
+
+
+def verify(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
+    run = context.run
+    attempt = frozen(run)
+    again = any(t.attempt.digest == attempt.digest for t in run.tried)
+    tried = run.register(attempt, run.judge.judge(attempt, Effort.QUICK))
+    best = run.best
+    lines = list(judgement_lines(tried, best=best is not None and best.n == tried.n))
+    if again:
+        lines.append(f"(the same text as before: it stays attempt {tried.n})")
+    if tried.accepted and best and best.n != tried.n:
+        lines.append(f"the best is still attempt {best.n}")
+    return ToolResult("\n".join(lines), figures(tried), is_error=not tried.accepted)
+
+
+TOOL = Tool("verify", schema(), verify)

@@ -1,0 +1,129 @@
+"""How figures and verdicts read, to the model and to people: short, the verdict first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from cuagent.build.result import Build, Diagnostic
+from cuagent.measure.timing import Standing
+from cuagent.verify.verdict import Reason, Verdict
+
+if TYPE_CHECKING:
+    from cuagent.agent.run import Tried
+    from cuagent.judge import Judgement
+    from cuagent.measure.timing import Timing
+
+NAMES = {"eager": "eager", "compile": "torch.compile"}
+MOST_DIAGNOSTICS = 8
+LONGEST_OUTPUT = 12
+"""Lines of what the candidate printed."""
+HINTS = {
+    Reason.BUILD_FAILED: "correct the source, then call compile.",
+    Reason.IMPORT_FAILED: "model_new.py must import cleanly; paths to kernels are relative to it.",
+    Reason.CONSTRUCT_FAILED: "ModelNew takes the same constructor arguments as the reference.",
+    Reason.STATE_MISMATCH: "keep the parameters and buffers of the reference: names and shapes.",
+    Reason.CRASHED: "look for an index out of bounds, a wrong type or a misaligned vector load.",
+    Reason.TIMED_OUT: "look for an endless loop, a deadlock at a barrier or very slow code.",
+    Reason.WRONG_FORM: "return the same structure, shapes and dtypes as the reference.",
+    Reason.WRONG_VALUES: "look for a wrong index, a missing edge or a race.",
+    Reason.LESS_PRECISE: "sum in fp32 (or wider), in more than one accumulator or pairwise.",
+    Reason.NOT_WRITTEN: "some of the output is never written: check the grid and the tail.",
+    Reason.WROTE_OUTSIDE: "check the bounds of every store.",
+    Reason.CHANGED_INPUT: "write to a new tensor, never into an argument.",
+    Reason.NOT_DETERMINISTIC: "look for a race, or memory that is read before it is written.",
+    Reason.CLOCK_CONTRADICTION: "all work must be done on the current stream, within the call.",
+    Reason.INFRASTRUCTURE: "this is not about your kernel; call verify again.",
+}
+
+
+def duration(seconds: float) -> str:
+    """1.23 s, 45.6 ms, 789 us."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def ratios_line(judgement: Judgement) -> str:
+    """1.84x over eager [1.79, 1.90], 1.21x over torch.compile [1.17, 1.25]."""
+    timing = judgement.timing
+    if timing is None or not timing.ratios:
+        return "not timed"
+    return ", ".join(
+        f"{r.value:.2f}x over {NAMES.get(name, name)} [{r.low:.2f}, {r.high:.2f}]"
+        + (" (inconclusive)" if r.standing is Standing.INCONCLUSIVE else "")
+        for name, r in timing.ratios.items()
+    )
+
+
+def times_line(timing: Timing) -> str:
+    """candidate 0.41 ms, eager 0.76 ms, torch.compile failed: no compiler."""
+    return ", ".join(
+        f"{NAMES.get(arm.name, arm.name)} "
+        + (f"failed: {arm.failed}" if arm.failed else duration(arm.median))
+        for arm in timing.arms
+    )
+
+
+def judgement_lines(tried: Tried, best: bool) -> Iterator[str]:
+    """The judgement on an attempt: the verdict, the figures or what is wrong, what to do next."""
+    judgement, verdict = tried.judgement, tried.judgement.verdict
+    if not verdict.accepted:
+        yield from _rejected(tried.n, verdict, judgement.build)
+        return
+    yield f"ACCEPTED attempt {tried.n}: {ratios_line(judgement)}"
+    if judgement.timing:
+        yield times_line(judgement.timing)
+        if judgement.timing.contradiction:
+            yield f"the clocks disagree: {judgement.timing.contradiction}"
+    if verdict.strict:
+        yield f"error at {verdict.strict.worst:.2g} of what is allowed"
+    yield f"reward {judgement.score.reward}" + (", the best so far" if best else "")
+
+
+def build_lines(build: Build) -> Iterator[str]:
+    """What compiled and what did not."""
+    if not build.ok:
+        yield "FAILED"
+        yield from _diagnostics(build.diagnostics)
+        return
+    yield f"OK: {len(build.libraries)} compiled in {duration(build.seconds)}"
+    for library in build.libraries:
+        for kernel in library.resources:
+            spill = f", {kernel.spill_bytes} bytes spilled" if kernel.spill_bytes else ""
+            yield (
+                f"{library.source}: {kernel.name}: {kernel.registers} registers, "
+                f"{kernel.shared_bytes} bytes shared{spill}"
+            )
+    warnings = [d for d in build.diagnostics if d.severity == "warning"]
+    yield from _diagnostics(warnings[:3])
+
+
+def _rejected(n: int, verdict: Verdict, build: Build | None) -> Iterator[str]:
+    infrastructure = verdict.reason is Reason.INFRASTRUCTURE
+    word = "NOT JUDGED" if infrastructure else "REJECTED"
+    yield f"{word} attempt {n}: {verdict.reason}"
+    if verdict.detail:
+        yield verdict.detail
+    if build and not build.ok:
+        yield from _diagnostics(build.diagnostics)
+    for draw in [d for d in verdict.draws if not d.passed][:4]:
+        note = f" ({draw.note})" if draw.note else ""
+        error = f"largest error {draw.max_error:.3g}, {draw.ratio:.3g} times what is allowed"
+        yield f"{draw.kind} inputs: {error}{note}"
+    if verdict.output.strip():
+        lines = verdict.output.strip().splitlines()[-LONGEST_OUTPUT:]
+        yield "it printed:"
+        yield from (f"  {line[:200]}" for line in lines)
+    if hint := HINTS.get(verdict.reason):
+        yield f"next: {hint}"
+
+
+def _diagnostics(diagnostics: tuple[Diagnostic, ...] | list[Diagnostic]) -> Iterator[str]:
+    for d in diagnostics[:MOST_DIAGNOSTICS]:
+        yield f"{d.file}:{d.line}: {d.severity}: {d.message}"
+        if d.source_line.strip():
+            yield f"    {d.source_line.strip()[:160]}"
+    if len(diagnostics) > MOST_DIAGNOSTICS:
+        yield f"... and {len(diagnostics) - MOST_DIAGNOSTICS} more"
