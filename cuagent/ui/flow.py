@@ -43,7 +43,7 @@ class Flow:
             self._blank = ""
             return ""
         if token.isspace():
-            self._blank = token
+            self._blank += token  # may come in pieces
             return ""
         # blank lines wait for the text after them, so that none is left at the end
         before = "\n" * min(self._newlines, 2) if self._begun else ""

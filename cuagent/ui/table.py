@@ -55,8 +55,8 @@ def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text
         cached = sum(library.cached for library in build.libraries)
         what = _plural(len(build.libraries), "source")
         note = f", {cached} from the cache" if cached else ""
-        return [_headline(glyphs.yes, "compiled", f"{what}{note}", build.seconds, "green", width)]
-    lines = [_headline(glyphs.no, "build failed", "", build.seconds, "red", width)]
+        return _headline(glyphs.yes, "compiled", f"{what}{note}", build.seconds, "green", width)
+    lines = _headline(glyphs.no, "build failed", "", build.seconds, "red", width)
     errors = [d for d in build.diagnostics if d.severity == "error"]
     for error in errors[:SHOWN_DIAGNOSTICS]:
         lines += _paragraph(f"{error.file}:{error.line}: {error.message}", width, "red")
@@ -73,12 +73,11 @@ def verdict_lines(verdict: Verdict, width: int, glyphs: Glyphs = UNICODE) -> lis
     seconds = sum(verdict.seconds.values()) or None
     match verdict.reason:
         case Reason.ACCEPTED if verdict.accepted:
-            head = _headline(glyphs.yes, "accepted", "", seconds, "green", width)
+            lines = _headline(glyphs.yes, "accepted", "", seconds, "green", width)
         case Reason.INFRASTRUCTURE | Reason.NOT_CERTIFIABLE:
-            head = _headline(glyphs.unsure, "no verdict", verdict.reason, seconds, "yellow", width)
+            lines = _headline(glyphs.unsure, "no verdict", verdict.reason, seconds, "yellow", width)
         case reason:
-            head = _headline(glyphs.no, "rejected", reason, seconds, "red", width)
-    lines = [head]
+            lines = _headline(glyphs.no, "rejected", reason, seconds, "red", width)
     if verdict.detail:
         lines += _paragraph(verdict.detail, width)
     for draw in verdict.draws:
@@ -160,13 +159,15 @@ def _worth(worth: Ratio, room: int) -> str:
 
 def _headline(
     sign: str, word: str, detail: str, seconds: float | None, colour: str, width: int
-) -> Text:
-    line = Text.assemble((f"{sign} {word}", f"bold {colour}"))
-    if detail:
-        line.append(f": {detail}", colour)
-    if seconds and cell_len(line.plain) + 10 <= width:
-        line.append(f"  {duration(seconds)}", "dim")
-    return line
+) -> list[Text]:
+    text = f"{sign} {word}: {detail}" if detail else f"{sign} {word}"
+    first, *others = wrap(text, width - 2)
+    mark = len(f"{sign} {word}")
+    line = Text.assemble((first[:mark], f"bold {colour}"), (first[mark:], colour))
+    took = f"  {duration(seconds)}" if seconds else ""
+    if not others and cell_len(first + took) <= width:
+        line.append(took, "dim")
+    return [line, *(Text("  " + rest, colour) for rest in others)]
 
 
 def _paragraph(text: str, width: int, style: str = "") -> list[Text]:

@@ -36,7 +36,7 @@ from cuagent.events import (
 from cuagent.ui.code import diff_excerpt, excerpt
 from cuagent.ui.flow import Flow
 from cuagent.ui.status import Status
-from cuagent.ui.summary import summary_lines
+from cuagent.ui.summary import short_path, summary_lines
 from cuagent.ui.table import NARROW, judgement_lines, least_ratio
 from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, one_line, wrap
 
@@ -53,16 +53,19 @@ _NOTICE = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 
 class Terminal:
-    """Shows the events of one run on `stream`; used as a context manager."""
+    """Shows the events of one run on `stream`; used as a context manager.
 
-    def __init__(self, stream: TextIO) -> None:
+    `live=False` leaves out the live line, for a run that is over.
+    """
+
+    def __init__(self, stream: TextIO, live: bool = True) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a tool prints may not fit the encoding
         self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
         self.glyphs = glyphs_for(stream.encoding)
         self.status = Status()
         self.best: Judgement | None = None
-        self._live = self.console.is_terminal and not self.console.is_dumb_terminal
+        self._live = live and self.console.is_terminal and not self.console.is_dumb_terminal
         self._drawn = False
         self._flow: Flow | None = None
         self._flow_style = ""
@@ -134,7 +137,7 @@ class Terminal:
 
     def _header(self, run: RunStarted) -> list[Text]:
         text = f"{run.task} on {run.device}, by {run.model}"
-        folder = clip(f"run {run.folder}", self.width, self.glyphs.more)
+        folder = clip(f"run {short_path(run.folder)}", self.width, self.glyphs.more)
         return [self._line(text, "bold"), Text(folder, "dim")]
 
     def _stream(self, event: TextDelta) -> None:

@@ -1,0 +1,6 @@
+"""`python -m cuagent`."""
+
+from cuagent.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""`cuagent config show`: the settings that hold here, each with where it comes from."""
+
+from __future__ import annotations
+
+import typer
+
+from cuagent.cli.options import Json
+
+app = typer.Typer(help="Look at the settings.", rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def config(context: typer.Context) -> None:
+    """Look at the settings."""
+    if context.invoked_subcommand is None:
+        show()
+
+
+@app.command()
+def show(json: Json = False) -> None:
+    """Show each setting and its origin: flag, variable, file or default."""
+    from cuagent.config import KEYS, resolve
+
+    settings = resolve()
+    if json:
+        from json import dumps
+
+        rows = {
+            key: {"value": getattr(settings, key), "origin": settings.origins[key]} for key in KEYS
+        }
+        print(dumps(rows, indent=2))
+        return
+    for key in KEYS:
+        print(f"{key:<12} {getattr(settings, key)!s:<12} {settings.origins[key]}")

@@ -1,0 +1,82 @@
+"""The entry point: the commands and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from cuagent.cli import config, export, optimize, profile, runs, verify
+from cuagent.cli.exits import Exit, complain, crashes_to, exit_for
+
+# Plain help: rich's takes longer to load than everything else together.
+app = typer.Typer(
+    name="cuagent",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+app.command()(optimize.optimize)
+app.command()(verify.verify)
+app.command()(profile.profile)
+app.command()(export.export)
+app.command()(runs.runs)
+app.command()(runs.show)
+app.command()(runs.replay)
+app.add_typer(config.app, name="config")
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="Exit codes: 0 ended normally or accepted, 1 rejected or failed, 2 usage, "
+    "3 infrastructure, 130 interrupted.",
+)
+def cuagent(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """Make a PyTorch module faster with kernels of its own, and prove it."""
+    if version:
+        from cuagent import __version__
+
+        print(__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with its exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; returns its exit code."""
+    # typer carries click under a name of its own in some versions
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]
+    try:
+        with crashes_to(None):
+            code = app(arguments, prog_name="cuagent", standalone_mode=False)
+    except typer.Abort:  # what Ctrl-C becomes outside of a run
+        complain("interrupted")
+        return Exit.INTERRUPTED
+    except usage_error as error:
+        complain(_usage(error))
+        return Exit.USAGE
+    except Exception as error:
+        code = exit_for(error)
+        if code is None:
+            raise
+        complain(str(error))
+    return int(code or 0)
+
+
+def _usage(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "cuagent"
+    text = error.format_message() if hasattr(error, "format_message") else str(error)
+    return f"{text.rstrip('.')}; see {command} --help"

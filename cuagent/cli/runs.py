@@ -1,0 +1,91 @@
+"""`cuagent runs`, `show` and `replay`: what is kept of the runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cuagent.cli import options
+from cuagent.cli.exits import Refused
+
+if TYPE_CHECKING:
+    from cuagent.record import RunFolder
+
+RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the run folders are.")]
+RUNS = Path(".cuagent") / "runs"
+
+
+def runs(run_dir: RunDir = RUNS, json: options.Json = False) -> None:
+    """List the runs, newest last."""
+    from cuagent.record import list_runs
+
+    rows = [_row(folder) for folder in list_runs(run_dir)]
+    if json:
+        from json import dumps
+
+        print(dumps(rows, indent=2))
+        return
+    if not rows:
+        print(f"no runs in {run_dir}; start one with: cuagent optimize TASK")
+    width = max((len(row["run"]) for row in rows), default=0)
+    for row in rows:
+        print(f"{row['run']:<{width}}  {row['model']:<20} {row['stop']:<12} {row['summary']}")
+
+
+def show(
+    run: options.RunName = "latest", run_dir: RunDir = RUNS, json: options.Json = False
+) -> None:
+    """Show the attempts of a run and what came of it."""
+    folder, records = read(run, run_dir)
+    if json:
+        from json import dumps
+
+        print(dumps(_row(folder) | {"records": records}))
+        return
+    from cuagent.events import Judged, RunEnded, RunStarted
+    from cuagent.ui.recorded import events_of
+    from cuagent.ui.terminal import Terminal
+
+    with Terminal(sys.stdout, live=False) as view:
+        for event in events_of(folder, records):
+            if isinstance(event, RunStarted | Judged | RunEnded):
+                view(event)
+
+
+def replay(run: options.RunName = "latest", run_dir: RunDir = RUNS) -> None:
+    """Show a recorded run again, as it was seen."""
+    folder, records = read(run, run_dir)
+    from cuagent.ui.recorded import events_of
+    from cuagent.ui.terminal import Terminal
+
+    with Terminal(sys.stdout, live=False) as view:
+        for event in events_of(folder, records):
+            view(event)
+
+
+def read(run: str, run_dir: Path = RUNS) -> tuple[RunFolder, list[dict[str, Any]]]:
+    """The run of that name with its records. Raises RecordError."""
+    from cuagent.record import find_run, read_records
+
+    if not (run_dir.is_dir() or Path(run).is_dir()):
+        raise Refused(f"{run_dir}: no runs here; start one with: cuagent optimize TASK")
+    folder = find_run(None if run == "latest" else run, run_dir)
+    return folder, read_records(folder)
+
+
+def _row(folder: RunFolder) -> dict[str, str]:
+    from cuagent.record import read_records
+
+    records = read_records(folder, blobs=False)
+    session = records[0] if records else {}
+    ends = [record for record in records if record["type"] == "end"]
+    end: dict[str, Any] = ends[-1] if ends else {}
+    return {
+        "run": folder.id,
+        "model": session.get("model", "?"),
+        "stop": end.get("stop", "unfinished"),
+        "summary": end.get("summary", ""),
+    }

@@ -1,0 +1,90 @@
+"""`cuagent verify`: the judge's word on one candidate, for people, scripts and other agents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cuagent.cli import options
+from cuagent.cli.exits import Exit, Refused
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judgement
+    from cuagent.measure.timing import Effort
+
+
+def verify(
+    task: options.TaskSpec,
+    candidate: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CANDIDATE", help="A folder with model_new.py, or a file with ModelNew."
+        ),
+    ],
+    inputs: options.Inputs = None,
+    init: options.Init = None,
+    device: options.Device = None,
+    precision: options.Precision = None,
+    timing: Annotated[
+        str, typer.Option(metavar="none|quick|record", help="Time it as well, once it is right.")
+    ] = "none",
+    json: options.Json = False,
+) -> None:
+    """Build a candidate and judge whether it is right.
+
+    Exit code 0 accepted, 1 rejected, 2 usage, 3 infrastructure.
+    """
+    effort = _effort(timing)
+    from cuagent.config import resolve
+
+    settings = resolve({"device": device, "precision": precision})
+    opened = options.open_task(task, inputs, init, settings)
+    attempt = options.open_candidate(candidate)
+    from cuagent.judge import Judge
+
+    with Judge(opened, settings.isolation) as judge:
+        judgement = judge.judge(attempt, effort)
+    _report(judgement, json)
+    raise typer.Exit(_code(judgement))
+
+
+def _effort(text: str) -> Effort | None:
+    from cuagent.measure.timing import Effort
+
+    if text == "none":
+        return None
+    try:
+        return Effort(text)
+    except ValueError:
+        raise Refused(f"--timing: no {text!r}; use none, quick or record") from None
+
+
+def _report(judgement: Judgement, json: bool) -> None:
+    import sys
+
+    if json:
+        from json import dumps
+
+        from cuagent.record import plain
+
+        print(dumps(plain(judgement), indent=2))
+        return
+    from rich.console import Console
+
+    from cuagent.ui.table import judgement_lines
+    from cuagent.ui.text import glyphs_for
+
+    console = Console(highlight=False, markup=False)
+    for line in judgement_lines(judgement, console.width, glyphs_for(sys.stdout.encoding)):
+        console.print(line, soft_wrap=True)
+
+
+def _code(judgement: Judgement) -> Exit:
+    from cuagent.verify.verdict import Reason
+
+    if judgement.verdict.accepted:
+        return Exit.OK
+    nobodys_fault = judgement.verdict.reason is Reason.INFRASTRUCTURE
+    return Exit.INFRASTRUCTURE if nobodys_fault else Exit.NO

@@ -1,0 +1,138 @@
+"""A recorded run as the events that it was: the log read back for the views.
+
+Covers what people look at; pauses and streaming are not kept, and a call's result follows its
+title at once. Invariant: reading never changes the log.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from cuagent.events import (
+    Event,
+    Judged,
+    Notice,
+    RunEnded,
+    RunStarted,
+    Spent,
+    StepStarted,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
+)
+from cuagent.judge import Judgement
+from cuagent.record import RunFolder, message_of
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
+    """The events of a run, in order."""
+    spent = _Spending(records[0]["time"] if records else 0.0)
+    open_calls: dict[str, ToolStarted] = {}
+    for record in records:
+        match record["type"]:
+            case "session":
+                task = record["task"]
+                yield RunStarted(
+                    folder.id, folder.path, task["name"], task["device"], record["model"]
+                )
+            case "call":
+                spent.add(record)
+                yield StepStarted(spent.step)
+            case "message" if record["role"] == "assistant":
+                message = message_of(dict(record))
+                if message.reasoning:
+                    yield TextDelta(message.reasoning, "reasoning")
+                if message.content:
+                    yield TextDelta(message.content + "\n")
+                for call in message.tool_calls:
+                    summary = _summary(call.name, call.arguments)
+                    open_calls[call.id] = ToolStarted(call.id, call.name, summary)
+                yield spent.so_far(record["time"])
+            case "message" if record["role"] == "tool":
+                if started := open_calls.pop(record.get("tool_call_id", ""), None):
+                    yield started
+                    yield ToolFinished(
+                        started.call_id,
+                        started.name,
+                        record["content"],
+                        record.get("is_error", False),
+                        0.0,
+                        record.get("data", {}),
+                    )
+            case "judgement":
+                yield Judged(record["attempt"], judgement_of(record))
+            case "notice":
+                yield Notice(record["text"], record.get("level", "info"))
+            case "end":
+                yield RunEnded(record["stop"], best_of(records), record["summary"])
+
+
+def judgement_of(record: Mapping[str, Any]) -> Judgement:
+    """The Judgement in a `judgement` record."""
+    return revive(Judgement, record)
+
+
+def best_of(records: Records) -> Judgement | None:
+    """The judgement on the attempt of record; else the last one on the best accepted attempt."""
+    latest = {r["attempt"]: judgement_of(r) for r in records if r["type"] == "judgement"}
+    end = next((r for r in reversed(records) if r["type"] == "end"), None)
+    if end is not None and end.get("attempt") in latest:
+        return latest[end["attempt"]]
+    accepted = [judgement for judgement in latest.values() if judgement.verdict.accepted]
+    return max(accepted, key=lambda j: (j.score.reward, j.score.over_eager or 0.0), default=None)
+
+
+def revive(kind: Any, value: Any) -> Any:
+    """The value of type `kind` from its plain form; keys that `kind` does not have are left out."""
+    if get_origin(kind) in (Union, types.UnionType):
+        if value is None:
+            return None
+        kind = next(part for part in get_args(kind) if part is not type(None))
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        return tuple(revive(inner[0], item) for item in value)
+    if origin is list:
+        return [revive(inner[0], item) for item in value]
+    if origin is dict:
+        return {key: revive(inner[1], item) for key, item in value.items()}
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        known = {f.name for f in fields(kind)} & value.keys()
+        return kind(**{name: revive(hints[name], value[name]) for name in known})  # type: ignore[operator]
+    if isinstance(kind, type) and issubclass(kind, (Enum, Path)):
+        return kind(value)
+    return float(value) if kind is float else value
+
+
+def _summary(name: str, arguments: str) -> str:
+    from cuagent.agent.tools import TOOLS
+
+    tool = next((tool for tool in TOOLS if tool.name == name), None)
+    return tool.summarize(arguments) if tool is not None else ""
+
+
+class _Spending:
+    """Totals over the `call` records read so far."""
+
+    def __init__(self, started: float) -> None:
+        self.step = self.tokens_in = self.tokens_out = 0
+        self.cost: float | None = 0.0
+        self.started = started
+
+    def add(self, call: Mapping[str, Any]) -> None:
+        self.step += 1
+        usage = call["usage"]
+        self.tokens_in += usage["input"] + usage["cache_read"] + usage["cache_write"]
+        self.tokens_out += usage["output"]
+        cost = call.get("cost")
+        self.cost = None if self.cost is None or cost is None else self.cost + cost
+
+    def so_far(self, now: float) -> Spent:
+        return Spent(self.step, now - self.started, self.tokens_in, self.tokens_out, self.cost)

@@ -1,0 +1,29 @@
+"""Snapshots of what a person sees: text files beside the tests.
+
+`UPDATE_SNAPSHOTS=1 python -m pytest tests/ui` writes them anew; read the difference before it
+is committed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).with_name("snapshots")
+
+
+@pytest.fixture
+def same_as_before() -> Callable[[str, str], None]:
+    """Compares a text with the snapshot of that name."""
+
+    def check(name: str, text: str) -> None:
+        path = FOLDER / f"{name}.txt"
+        if os.environ.get("UPDATE_SNAPSHOTS"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8")
+
+    return check

@@ -1,0 +1,188 @@
+"""The transcript: in a pipe plain and complete, on a terminal append-only with one live line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+from samples import a_run
+
+from cuagent.events import TextDelta
+from cuagent.ui.flow import Flow
+from cuagent.ui.jsonl import JsonLines
+from cuagent.ui.status import Status
+from cuagent.ui.terminal import Terminal
+
+HERE = Path(__file__).parent
+SHOW = """
+import sys, time
+from samples import a_run
+from cuagent.ui.terminal import Terminal
+with Terminal(sys.stdout) as show:
+    for event in a_run():
+        show(event)
+        time.sleep(float(sys.argv[1]))
+"""
+
+
+def in_a_pipe(width: int, encoding: str = "utf-8") -> str:
+    env = os.environ | {"COLUMNS": str(width), "PYTHONIOENCODING": encoding}
+    env.pop("FORCE_COLOR", None)
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW, "0"], cwd=HERE, env=env, capture_output=True, check=True
+    )
+    return done.stdout.decode(encoding)
+
+
+def on_a_terminal(width: int, pause: float, **env: str) -> str:
+    """What a program writes to a terminal of `width` columns, byte for byte."""
+    leader, follower = pty.openpty()
+    ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, width, 0, 0))
+    inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "LINES")}
+    with subprocess.Popen(
+        [sys.executable, "-c", SHOW, str(pause)],
+        cwd=HERE,
+        env=inherited | {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"} | env,
+        stdout=follower,
+        stderr=follower,
+    ):
+        os.close(follower)
+        chunks = []
+        while chunk := _read(leader):
+            chunks.append(chunk)
+    os.close(leader)
+    return b"".join(chunks).decode()
+
+
+def _read(leader: int) -> bytes:
+    try:
+        return os.read(leader, 65536)
+    except OSError:  # Linux: the other end is closed
+        return b""
+
+
+def screen(written: str, width: int) -> list[str]:
+    """The rows that a terminal shows after `written`, colours left out.
+
+    Knows only what the view may write: text, line ends, carriage return, erase to the line's end.
+    """
+    rows, column = [""], 0
+    for token in re.findall(r"\x1b\[[0-9;]*[a-zA-Z]|\r\n|\r|\n|.", written):
+        if token == "\r":
+            column = 0
+        elif token in ("\n", "\r\n"):
+            rows.append("")
+            column = 0
+        elif token == "\x1b[K":
+            rows[-1] = rows[-1][:column]
+        elif token.startswith("\x1b["):
+            assert token.endswith("m"), f"{token!r} moves or erases"
+        else:
+            if column == width:
+                rows.append("")
+                column = 0
+            rows[-1] = rows[-1][:column] + token + rows[-1][column + 1 :]
+            column += 1
+    return rows
+
+
+def test_a_pipe_gets_plain_lines(same_as_before: Callable[[str, str], None]) -> None:
+    for width in (40, 80, 120):
+        shown = in_a_pipe(width)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown)
+        same_as_before(f"run_{width}", re.sub(r"\d+:\d\d", "0:00", shown))
+
+
+def test_a_pipe_that_cannot_take_the_signs_gets_ascii() -> None:
+    shown = in_a_pipe(80, "ascii")
+    assert "ok best: attempt 2" in shown
+
+
+@pytest.fixture(scope="module")
+def slowly() -> str:
+    """A run slow enough for the live line to tick, on a terminal of 60 columns."""
+    return on_a_terminal(60, 0.06)
+
+
+def test_a_terminal_is_only_appended_to(slowly: str) -> None:
+    rows = [row.rstrip() for row in screen(slowly, 60)]  # fails on any movement but `\r`
+    assert rows[-1] == ""
+    assert not any(re.search(r"^\S step \d", row) for row in rows), "a live line was left behind"
+    assert "  over torch.compile  1.43x [1.38, 1.49] faster" in rows
+
+
+def test_the_live_line_is_there_and_says_where_the_run_stands(slowly: str) -> None:
+    states = re.findall(r"step 2 · \d:\d\d · best 1\.43x · 44\.3k tokens", slowly)
+    assert states
+
+
+def test_the_live_line_is_not_redrawn_without_need(slowly: str) -> None:
+    events = sum(1 for _ in a_run())
+    seconds = events * 0.06
+    assert slowly.count("\r\x1b[K") <= events
+    assert len(re.findall(r"step \d · \d:\d\d", slowly)) <= events + 5 * seconds + 5
+
+
+def test_no_color_is_honoured() -> None:
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]", on_a_terminal(60, 0, NO_COLOR="1"))
+    assert "\x1b[31m" in on_a_terminal(60, 0)
+
+
+def test_a_dumb_terminal_has_no_live_line() -> None:
+    assert "\x1b[K" not in on_a_terminal(60, 0, TERM="dumb")
+
+
+def test_streamed_text_breaks_at_blanks_wherever_it_is_cut() -> None:
+    text = "\n\nOne kernel for all rows, each in registers.\n\n\n\n- fused\n    indented\n"
+    wanted = "One kernel for\nall rows, each\nin registers.\n\n- fused\n    indented\n"
+    for size in (1, 2, 3, 7, 100):
+        flow = Flow(16)
+        pieces = (text[i : i + size] for i in range(0, len(text), size))
+        assert "".join(map(flow.feed, pieces)) + flow.end() == wanted
+
+
+def test_a_control_sequence_cut_in_two_by_streaming_is_not_obeyed() -> None:
+    stream = io.StringIO()
+    show = Terminal(stream)
+    for piece in ("before \x1b", "[2J\x1b", "]0;x", "\x07 after"):
+        show(TextDelta(piece))
+    with show:
+        pass
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", stream.getvalue())
+
+
+@pytest.mark.parametrize("width", [12, 20, 40, 80, 120])
+def test_the_live_line_fits(width: int) -> None:
+    status = Status(12, 1.43, 120_000, 0.5, "bash: nvcc -O3 -arch=sm_90a kernels/softmax.cu")
+    line = status.line(3723, width, tick=5)
+    assert len(line) <= width
+    assert "step 12" in line
+
+
+def test_json_lines_are_one_object_each() -> None:
+    stream = io.StringIO()
+    view = JsonLines(stream)
+    for event in a_run():
+        view(event)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["type"] for line in lines[:3]] == ["phase", "run_started", "step_started"]
+    assert lines[-1]["best"]["score"]["reward"] == 3
+    assert all(isinstance(line["time"], float) for line in lines)
+
+
+def test_json_lines_mask_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "planted-secret-value")
+    stream = io.StringIO()
+    JsonLines(stream)(TextDelta("the key is planted-secret-value, keep it"))
+    assert "planted" not in stream.getvalue()
