@@ -106,3 +106,15 @@ def take(batch: Batch, rows: Tensor) -> Batch:
         batch.row_episode[rows],
         batch.rewards,
     )
+
+
+def batch_order(n: int, size: int, seed: int, step: int) -> list[int]:
+    """Indices of batch `step` over `n` items: epochs of one permutation each, cut into batches.
+
+    Depends on its arguments alone, so that resuming needs no state; what does not fill a batch at
+    the end of an epoch is left for the next permutation to choose.
+    """
+    size = min(size, n)
+    epoch, at = divmod(step, n // size)
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return torch.randperm(n, generator=generator)[at * size : (at + 1) * size].tolist()

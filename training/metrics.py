@@ -94,6 +94,7 @@ def episode_metrics(episodes: Sequence[Episode], cut: str = "length") -> Metrics
 def log_metrics(path: Path, step: int, metrics: Mapping[str, float], **labels: Any) -> None:
     """Append one line to metrics.jsonl; NaN becomes null, which JSON has."""
     figures = {k: (v if math.isfinite(v) else None) for k, v in metrics.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
         out.write(json.dumps({"step": step, **labels, **figures}) + "\n")
 
@@ -101,3 +102,12 @@ def log_metrics(path: Path, step: int, metrics: Mapping[str, float], **labels: A
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All lines of a metrics.jsonl."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+def drop_metrics_from(path: Path, step: int) -> list[Metrics]:
+    """Cut the lines of `step` and later, which a resumed run writes again; returns the others."""
+    if not path.exists():
+        return []
+    kept = [m for m in read_metrics(path) if m["step"] < step]
+    path.write_text("".join(json.dumps(m) + "\n" for m in kept), encoding="utf-8")
+    return [{k: math.nan if v is None else v for k, v in m.items()} for m in kept]

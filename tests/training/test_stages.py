@@ -1,0 +1,244 @@
+"""The three stages on a small policy and a game with tool output: they learn, and they resume.
+
+The game: the prompt names a number; the policy says one token, is told noise, and says another;
+the reward counts how many of the two name the prompt's number. Ids are sampled by the real engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cuagent.training.batch import collate
+from cuagent.training.engine import LocalEngine, Request
+from cuagent.training.metrics import read_metrics
+from cuagent.training.model import logprobs_of, new_actor, new_critic, score, small_config
+from cuagent.training.monitor import Action, Limits
+from cuagent.training.optimize import AdamW
+from cuagent.training.ppo import PpoConfig, ppo
+from cuagent.training.rft import RftConfig, rft
+from cuagent.training.segments import Episode, Kind, RecordError, Segment
+from cuagent.training.value import ValueConfig, pretrain_value
+
+END, NUMBERS, NOISE = 1, range(4, 10), range(10, 16)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def small_actor(seed: int = 0) -> Any:
+    return new_actor(small_config(16, 1, 32, 2, 64, END, 0), seed)
+
+
+def play(actor: Any, episodes: int, seed: int) -> list[Episode]:
+    """Both turns of all episodes, batched."""
+    engine = LocalEngine(actor, END)
+    luck = np.random.default_rng(seed)
+    asked = luck.choice(list(NUMBERS), episodes).tolist()
+    prompts = [(2, number, 3) for number in asked]
+    first = engine.sample([Request(p, 2, seed * 9973 + i) for i, p in enumerate(prompts)])
+    noise = [tuple(luck.choice(list(NOISE), 3).tolist()) for _ in prompts]
+    longer = [p + f.ids + n for p, f, n in zip(prompts, first, noise, strict=True)]
+    second = engine.sample([Request(p, 2, seed * 9973 + 5000 + i) for i, p in enumerate(longer)])
+    played = []
+    for i, (p, f, n, s) in enumerate(zip(prompts, first, noise, second, strict=True)):
+        right = (f.ids[0] == asked[i]) + (s.ids[0] == asked[i])
+        played.append(
+            Episode(
+                f"{seed}-{i}",
+                f"task{asked[i]}",
+                f"task{asked[i]}",
+                (
+                    Segment(Kind.PROMPT, p),
+                    Segment(Kind.ACTION, f.ids, f.logprobs),
+                    Segment(Kind.OBSERVATION, n),
+                    Segment(Kind.ACTION, s.ids, s.logprobs),
+                    Segment(Kind.OBSERVATION, n),
+                ),
+                (-1.0, 1.0, 3.0)[right],
+                "submitted",
+            )
+        )
+    return played
+
+
+def reward(actor: Any) -> float:
+    return sum(e.reward for e in play(actor, 200, 777)) / 200
+
+
+def weights(model: Any) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+FAST = PpoConfig(
+    iterations=25,
+    minibatches=2,
+    actor=AdamW(lr=3e-3),
+    critic=AdamW(lr=6e-3),
+    lam_actor=0.95,
+    save_every=2,
+)
+
+
+def silent(_: str) -> None: ...
+
+
+def test_the_engine_and_the_trainer_agree_on_every_sampled_token() -> None:
+    actor = small_actor()
+    batch = collate(play(actor, 32, 1))
+    trained = score(actor, batch, 200, logprobs_of)
+    torch.testing.assert_close(
+        trained[batch.action], batch.logprobs[batch.action], atol=1e-5, rtol=0
+    )
+
+
+def test_a_requests_tokens_do_not_depend_on_its_company() -> None:
+    engine = LocalEngine(small_actor(), END, most_rows=5)
+    requests = [Request((2, 4 + i % 3) * (1 + i % 4), 3 + i % 9, seed=i) for i in range(12)]
+    together = engine.sample(requests)
+    assert [engine.sample([r])[0].ids for r in requests] == [s.ids for s in together]
+    assert all(len(s.ids) <= r.most for s, r in zip(together, requests, strict=True))
+    assert all((s.ids[-1] != END) == s.cut for s in together)
+
+
+def test_sampling_follows_the_distribution() -> None:
+    actor = small_actor()
+    drawn = LocalEngine(actor, END).sample([Request((2, 4, 3), 1, seed) for seed in range(4000)])
+    logits = actor(torch.tensor([[2, 4, 3]])).logits[0, -1]
+    expected = torch.softmax(logits.detach(), -1) * 4000
+    counts = torch.bincount(torch.tensor([s.ids[0] for s in drawn]), minlength=16)
+    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_squared < 37.7  # 15 degrees of freedom, p = 0.001
+
+
+def test_rft_then_value_pretraining_then_ppo_each_improve(tmp_path: Path) -> None:
+    actor = small_actor()
+    base = reward(actor)
+    sampled = play(actor, 1500, 1)
+    kept = [e for e in sampled if e.reward > 0]
+    config = RftConfig(steps=20, optimizer=AdamW(lr=1e-3))
+    rft(actor, kept, kept[:50], config, tmp_path / "rft", silent)
+    tuned = reward(actor)
+    assert tuned > base + 0.2
+
+    critic = new_critic(actor)
+    unfiltered = play(actor, 600, 2)
+    found = pretrain_value(
+        critic,
+        unfiltered,
+        play(actor, 200, 3),
+        ValueConfig(steps=120, optimizer=AdamW(lr=1e-2)),
+        tmp_path / "value",
+        silent,
+    )
+    start = read_metrics(tmp_path / "value" / "metrics.jsonl")[0]
+    assert start["ev"] == pytest.approx(0, abs=1e-6)  # a head of zeros
+    assert found["ev_q4"] > 0.08 > found["ev_q1"]  # the outcome shows at the end only
+
+    history = ppo(actor, critic, lambda i: play(actor, 96, 100 + i), FAST, tmp_path / "ppo", silent)
+    assert reward(actor) > tuned + 0.5
+    assert max(m["first_log_ratio_max"] for m in history) < 1e-4
+    assert max(m["sampler_gap"] for m in history) < 1e-4
+
+
+def test_at_learning_rate_zero_the_ratio_is_one_and_the_policy_the_same(tmp_path: Path) -> None:
+    actor = small_actor()
+    critic = new_critic(actor)
+    before = weights(actor), weights(critic)
+    config = replace(FAST, iterations=2, epochs=2, actor=AdamW(lr=0.0), critic=AdamW(lr=0.0))
+    history = ppo(actor, critic, lambda i: play(actor, 32, i), config, tmp_path, silent)
+    assert same(before[0], weights(actor))
+    assert same(before[1], weights(critic))
+    assert history[-1]["log_ratio_max"] < 1e-5
+    assert history[-1]["clip_fraction"] == 0
+
+
+@pytest.mark.parametrize("stage", ["rft", "value", "ppo"])
+def test_a_resumed_stage_equals_an_uninterrupted_one(stage: str, tmp_path: Path) -> None:
+    episodes = play(small_actor(7), 64, 5)
+
+    def run(out: Path, stop: int | None) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+        actor = small_actor()
+        critic = new_critic(actor)
+        if stage == "rft":
+            rft(actor, episodes, [], RftConfig(12, 16, stop_after=stop), out, silent)
+        elif stage == "value":
+            config = ValueConfig(12, 16, lam=0.95, save_every=5, stop_after=stop)
+            pretrain_value(critic, episodes, [], config, out, silent)
+        else:
+            some = replace(FAST, iterations=stop or 6)
+            ppo(actor, critic, lambda i: play(actor, 24, i), some, out, silent)
+        timeless = [
+            {k: v for k, v in m.items() if not k.startswith("seconds")}
+            for m in read_metrics(out / "metrics.jsonl")
+        ]
+        return weights(actor) + weights(critic), timeless
+
+    whole = run(tmp_path / "whole", None)
+    run(tmp_path / "parts", 4)
+    resumed = run(tmp_path / "parts", None)
+    assert same(whole[0], resumed[0])
+    assert whole[1] == resumed[1]
+
+
+def test_ppo_refuses_episodes_of_text(tmp_path: Path) -> None:
+    actor = small_actor()
+    episodes = play(actor, 4, 0)
+    bare = tuple(replace(s, logprobs=None) for s in episodes[2].segments)
+    episodes[2] = replace(episodes[2], segments=bare)
+    with pytest.raises(RecordError, match="episode 0-2, call 1"):
+        ppo(actor, new_critic(actor), lambda _: episodes, FAST, tmp_path, silent)
+
+
+def test_a_collapse_is_rolled_back_and_then_stops_the_run(tmp_path: Path) -> None:
+    """The reward of the game is turned over after three iterations: the mean falls."""
+    actor = small_actor()
+    said: list[str] = []
+
+    def collect(iteration: int) -> list[Episode]:
+        flip = -1.0 if iteration >= 3 else 1.0
+        return [replace(e, reward=flip * (3.0 + e.reward)) for e in play(actor, 16, iteration)]
+
+    config = replace(FAST, on_alarm=Action.ROLLBACK, rollbacks=2, limits=Limits(reward_fall=1.0))
+    history = ppo(actor, new_critic(actor), collect, config, tmp_path, said.append)
+    assert len(history) == 3 + 3  # two rewinds, and the third alarm ends it
+    assert sum("back to the weights of step-00000002" in line for line in said) == 2
+    assert any("ALARM: mean reward" in line for line in said)
+
+
+def test_the_monitor_names_each_trouble() -> None:
+    from cuagent.training.monitor import alarms
+
+    healthy = {
+        "entropy": 1.0, "reward": 1.0, "reward_std": 1.0, "ev_q4": 0.4, "length_clipped": 0.0,
+        "bad_calls": 0.05, "clip_fraction": 0.02, "approx_kl": 0.01, "first_log_ratio_max": 0.0,
+        "grad_norm_actor": 1.0,
+    }  # fmt: skip
+    calm = [healthy] * 6
+    assert alarms(calm, Limits()) == []
+    troubles = {
+        "entropy": 1.3, "reward": -0.5, "reward_std": 0.1, "ev_q4": -5.0, "length_clipped": 0.26,
+        "bad_calls": 0.3, "clip_fraction": 0.3, "approx_kl": 0.2, "first_log_ratio_max": 0.1,
+        "grad_norm_actor": 9.0, "actor_loss": math.nan,
+    }  # fmt: skip
+    names = set()
+    for name, value in troubles.items():
+        found = alarms([*calm, healthy | {name: value}], Limits())
+        assert len(found) == 1, name
+        names.add(found[0].name)
+    assert len(names) == len(troubles)
+    lasting = alarms([*calm, *[healthy | {"length_clipped": 0.26}] * 3], Limits())
+    assert [a.severe for a in lasting] == [True]

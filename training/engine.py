@@ -1,0 +1,201 @@
+"""Sampling from token ids to token ids and their log-probabilities.
+
+For: the two ways to sample an actor, behind one protocol. `LocalEngine` decodes the very model that
+is trained, so sampler and trainer agree to the last bits and no weights are copied. `ServerEngine`
+asks a server that takes and returns token ids (vLLM, SGLang).
+Not covered: text and chat templates (`chat.py`), batching of concurrent episodes (`rollout.py`).
+
+Invariants: `logprobs` are those of the distribution that was sampled from, at temperature 1 the
+model's own; in training nothing (top-p, top-k) warps it, or the ratios of PPO would be wrong.
+A request's tokens depend on its seed, not on what shares its batch (up to rounding).
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Request:
+    """One continuation to sample."""
+
+    prompt: tuple[int, ...]
+    most: int
+    """Tokens at most."""
+    seed: int
+    temperature: float = 1.0
+    """0 takes the likeliest token."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What came of a request: `ids` includes the end-of-turn token unless `cut` by length."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    cut: bool
+
+
+class Engine(Protocol):
+    """Samples continuations."""
+
+    def sample(self, requests: Sequence[Request]) -> list[Sampled]:
+        """One result for each request, in their order. Raises EngineError."""
+        ...
+
+
+class EngineError(Exception):
+    """The engine cannot answer. One line with what to do."""
+
+
+class LocalEngine:
+    """Batched decoding of a transformers model in this process."""
+
+    def __init__(self, actor: Any, end: int, most_rows: int = 256) -> None:
+        self.actor = actor
+        self.end = end
+        self.most_rows = most_rows
+
+    def sample(self, requests: Sequence[Request]) -> list[Sampled]:
+        # Equal lengths beside each other: less padding, and rows end at similar times.
+        order = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt))
+        results: dict[int, Sampled] = {}
+        for at in range(0, len(order), self.most_rows):
+            chosen = order[at : at + self.most_rows]
+            results |= zip(chosen, self._decode([requests[i] for i in chosen]), strict=True)
+        return [results[i] for i in range(len(requests))]
+
+    @torch.no_grad()
+    def _decode(self, requests: Sequence[Request]) -> list[Sampled]:
+        from transformers import DynamicCache
+
+        device = self.actor.device
+        n, width = len(requests), max(len(r.prompt) for r in requests)
+        ids = torch.zeros(n, width, dtype=torch.int64)
+        real = torch.zeros(n, width, dtype=torch.int64)
+        for i, request in enumerate(requests):  # padded left, so that all rows grow at the end
+            ids[i, width - len(request.prompt) :] = torch.tensor(request.prompt)
+            real[i, width - len(request.prompt) :] = 1
+        ids, real = ids.to(device), real.to(device)
+        longest = max(r.most for r in requests)
+        most = torch.tensor([r.most for r in requests], device=device)
+        heat = torch.tensor([r.temperature for r in requests], device=device)
+        # One number a step and request, drawn beforehand from the request's own seed.
+        luck = np.stack([np.random.default_rng(r.seed).random(longest) for r in requests])
+        draws = torch.from_numpy(luck).to(device)
+
+        cache = DynamicCache()
+        places = (real.cumsum(1) - 1).clamp(min=0)
+        rows = torch.arange(n, device=device)  # which request each row of the cache belongs to
+        tokens = torch.full((n, longest), self.end, device=device)
+        logps = torch.zeros(n, longest, device=device)
+        lengths = torch.zeros(n, dtype=torch.int64, device=device)
+        ended = torch.zeros(n, dtype=torch.bool, device=device)
+        for step in range(longest):
+            out = self.actor(
+                input_ids=ids,
+                attention_mask=real,
+                position_ids=places,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits[:, -1]
+            chosen, logp = choose(out, heat[rows], draws[rows, step])
+            alive = ~ended[rows] & (lengths[rows] < most[rows])
+            at = rows[alive]
+            tokens[at, step], logps[at, step] = chosen[alive], logp[alive]
+            lengths[at] += 1
+            ended[at] = chosen[alive] == self.end
+            going = ~ended[rows] & (lengths[rows] < most[rows])
+            left = int(going.sum())
+            if left == 0:
+                break
+            if left <= len(rows) // 2:  # drop rows that are done: the tail is short of company
+                kept = going.nonzero().flatten()
+                cache.batch_select_indices(kept)
+                rows, chosen, real, places = rows[kept], chosen[kept], real[kept], places[kept]
+            ids = chosen[:, None]
+            real = torch.cat([real, real.new_ones(len(rows), 1)], 1)
+            places = places[:, -1:] + 1
+        counts = lengths.tolist()
+        all_ids, all_logps, all_ended = tokens.tolist(), logps.tolist(), ended.tolist()
+        return [
+            Sampled(
+                tuple(all_ids[i][: counts[i]]), tuple(all_logps[i][: counts[i]]), not all_ended[i]
+            )
+            for i in range(n)
+        ]
+
+
+def choose(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """(token [n], log-probability [n]) by the inverse of the distribution function at `u` [n].
+
+    `logits` [n, V], `temperature` [n]. In fp64, so that rare tokens of a large vocabulary keep
+    their share.
+    """
+    greedy = temperature == 0
+    scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
+    logp = torch.log_softmax(scaled, -1)
+    reach = logp.double().exp().cumsum(-1)
+    # The last entry misses 1 by rounding; u in [0, 1) is scaled to it.
+    drawn = torch.searchsorted(reach, (u * reach[:, -1])[:, None], right=True).flatten()
+    drawn = drawn.clamp(max=logits.shape[1] - 1)
+    token = torch.where(greedy, logits.argmax(-1), drawn)
+    return token, logp.gather(-1, token[:, None]).flatten()
+
+
+class ServerEngine:
+    """A server with OpenAI's completions route that takes token ids and returns them.
+
+    vLLM: `return_token_ids`. The weights it serves are its own business: load a checkpoint into it
+    before each collection.
+    """
+
+    def __init__(self, url: str, model: str, end: int, concurrency: int = 64) -> None:
+        self.url = url.rstrip("/") + "/completions"
+        self.model = model
+        self.end = end
+        self.concurrency = concurrency
+
+    def sample(self, requests: Sequence[Request]) -> list[Sampled]:
+        with ThreadPoolExecutor(min(self.concurrency, len(requests))) as pool:
+            return list(pool.map(self._ask, requests))
+
+    def _ask(self, request: Request) -> Sampled:
+        body = {
+            "model": self.model,
+            "prompt": list(request.prompt),
+            "max_tokens": request.most,
+            "temperature": request.temperature,
+            "seed": request.seed,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "stop_token_ids": [self.end],
+            "include_stop_str_in_output": True,
+        }
+        post = urllib.request.Request(
+            self.url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(post, timeout=1800) as answer:
+                choice = json.load(answer)["choices"][0]
+        except (urllib.error.URLError, ValueError, KeyError, IndexError) as error:
+            raise EngineError(f"{self.url}: no usable answer ({error})") from error
+        ids = choice.get("token_ids")
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
+        if ids is None or logprobs is None or len(ids) != len(logprobs):
+            raise EngineError(
+                f"{self.url}: gives no token ids with log-probabilities; use a server that does "
+                "(vLLM 0.10.2 or later)"
+            )
+        return Sampled(tuple(ids), tuple(logprobs), choice["finish_reason"] == "length")

@@ -1,0 +1,136 @@
+"""Actor and critic: Hugging Face models, and their two forward passes.
+
+The actor is any causal language model. The critic is the same backbone with a token-classification
+head of one label: dropout 0 (Hugging Face's default of 0.1 makes old values noise) and a head of
+zeros, so that its first predictions are 0 rather than noise.
+Not covered: sampling (`engine.py`), sharding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuagent.training.batch import Batch, microbatches, take
+from cuagent.training.losses import token_entropy, token_logprobs
+
+
+def small_config(
+    vocabulary: int, layers: int, width: int, heads: int, context: int, end: int, pad: int
+) -> Any:
+    """A Llama configuration for a decoder from scratch; MLP 8/3 of the width, tied embeddings."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=-(-8 * width // 3 // 32) * 32,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        eos_token_id=end,
+        bos_token_id=None,
+        pad_token_id=pad,
+    )
+
+
+def new_actor(config: Any, seed: int) -> Any:
+    """An actor with random weights."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+
+
+def load_actor(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
+    """An actor from a Hugging Face folder or name."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+
+
+def new_critic(actor: Any, from_actor: bool = True) -> Any:
+    """A critic on the actor's backbone (or a random one), with a head of zeros."""
+    from transformers import AutoModelForTokenClassification
+
+    config = type(actor.config).from_dict(actor.config.to_dict())
+    config.num_labels = 1
+    for dropout in ("classifier_dropout", "hidden_dropout", "attention_dropout"):
+        setattr(config, dropout, 0.0)
+    critic = AutoModelForTokenClassification.from_config(config, attn_implementation="sdpa")
+    critic.to(actor.dtype)
+    if from_actor:
+        critic.base_model.load_state_dict(actor.base_model.state_dict())
+    for parameter in head(critic).parameters():
+        torch.nn.init.zeros_(parameter)
+    return critic.to(actor.device)
+
+
+def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
+    """A critic from a Hugging Face folder."""
+    from transformers import AutoModelForTokenClassification
+
+    return AutoModelForTokenClassification.from_pretrained(
+        folder, dtype=dtype, attn_implementation="sdpa"
+    )
+
+
+def head(critic: Any) -> torch.nn.Module:
+    """The value head: the one linear layer outside the backbone."""
+    outside = [m for name, m in critic.named_children() if name != critic.base_model_prefix]
+    linear = [m for m in outside if isinstance(m, torch.nn.Linear)]
+    if len(linear) != 1:
+        raise ValueError(f"{type(critic).__name__}: expected one linear head, found {len(linear)}")
+    return linear[0]
+
+
+def logits(actor: Any, batch: Batch) -> Tensor:
+    """[B, L, V]."""
+    return actor(input_ids=batch.ids, attention_mask=batch.real.long(), use_cache=False).logits
+
+
+def values(critic: Any, batch: Batch) -> Tensor:
+    """V of the state before token t, at index t; [B, L] fp32, 0 at t = 0."""
+    out = critic(input_ids=batch.ids, attention_mask=batch.real.long()).logits
+    return torch.nn.functional.pad(out[:, :-1, 0].float(), (1, 0))
+
+
+def parts(batch: Batch, budget: int, device: torch.device) -> Iterator[tuple[Tensor, Batch]]:
+    """(rows, microbatch on the device) until the whole batch is done."""
+    for rows in microbatches(batch.real.sum(1), budget):
+        yield rows, take(batch, rows).to(device)
+
+
+@torch.no_grad()
+def score(model: Any, batch: Batch, budget: int, of: Callable[[Any, Batch], Tensor]) -> Tensor:
+    """`of(model, microbatch)` [..., b, l] for the whole batch, on the CPU [..., B, L]."""
+    out: Tensor | None = None
+    for rows, part in parts(batch, budget, model.device):
+        found = of(model, part).float().cpu()
+        if out is None:
+            out = found.new_zeros(*found.shape[:-2], *batch.ids.shape)
+        out[..., rows, : found.shape[-1]] = found
+    assert out is not None
+    return out
+
+
+def logprobs_of(actor: Any, batch: Batch) -> Tensor:
+    """Log-probability of token t at index t. [B, L]."""
+    return token_logprobs(logits(actor, batch), batch.ids)
+
+
+def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
+    """Both for token t at index t, of one forward pass. [2, B, L]."""
+    found = logits(actor, batch)
+    return torch.stack([token_logprobs(found, batch.ids), token_entropy(found)])
+
+
+def parameters(model: Any) -> int:
+    """How many numbers are trained."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)

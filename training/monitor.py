@@ -1,0 +1,116 @@
+"""Is the run collapsing? Thresholds on the metrics of each PPO iteration.
+
+For: naming trouble early, by the signs that came before the collapses described in the literature
+(CUDA Agent figures 4 and 5, RAGEN, VC-PPO). The thresholds are settings, not published constants.
+Not covered: what is done about it; `ppo.py` warns, stops or rolls back as it is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Action(StrEnum):
+    """What to do about an alarm that says `severe`."""
+
+    WARN = "warn"
+    STOP = "stop"
+    ROLLBACK = "rollback"
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One sign of trouble. Severe ones end or rewind a run that asks for it."""
+
+    name: str
+    text: str
+    severe: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Beyond these an iteration is suspicious."""
+
+    entropy_rise: float = 1.25
+    """Over the entropy of the first iteration: the policy comes apart."""
+    entropy_fall: float = 0.10
+    """Under this share of it: nothing is explored any more."""
+    first_log_ratio: float = 1e-2
+    """|log ratio| before the first update, where it must be 0: a bug, or engines that differ."""
+    clip_fraction: float = 0.2
+    approx_kl: float = 0.05
+    ev_last_quartile: float = 0.0
+    length_clipped: float = 0.05
+    bad_calls: float = 0.10
+    """Rise over the first iteration."""
+    reward_std: float = 0.25
+    """Under this share of the first iteration's: all episodes alike ("echo trap")."""
+    grad_norm: float = 5.0
+    """Times the median so far."""
+    reward_fall: float = 1.0
+    """Below the best mean reward so far: severe."""
+    patience: int = 3
+    """Iterations in a row after which explained variance or clipped length is severe."""
+
+
+def alarms(history: Sequence[Mapping[str, float]], limits: Limits) -> list[Alarm]:
+    """What is wrong with the last of `history` (the metrics of all iterations, oldest first)."""
+    now, start = history[-1], history[0]
+    found: list[Alarm] = []
+
+    def flag(bad: bool, name: str, text: str, severe: bool = False) -> None:
+        if bad:
+            found.append(Alarm(name, text, severe))
+
+    def lasting(name: str, above: float | None = None, below: float | None = None) -> bool:
+        recent = [h.get(name, math.nan) for h in history[-limits.patience :]]
+        return len(recent) == limits.patience and all(
+            (above is not None and v > above) or (below is not None and v < below) for v in recent
+        )
+
+    numbers = ("actor_loss", "critic_loss", "entropy", "grad_norm_actor", "grad_norm_critic")
+    broken = [n for n in numbers if n in now and not math.isfinite(now[n])]
+    flag(bool(broken), "not finite", f"{', '.join(broken)} not finite", severe=True)
+
+    e, e0 = now.get("entropy", 0.0), start.get("entropy", 0.0)
+    flag(e > limits.entropy_rise * e0 > 0, "entropy", f"entropy rose from {e0:.3f} to {e:.3f}")
+    flag(e < limits.entropy_fall * e0, "entropy", f"entropy fell from {e0:.3f} to {e:.3f}")
+    r = now.get("first_log_ratio_max", 0.0)
+    flag(
+        r > limits.first_log_ratio,
+        "first ratio",
+        f"|log ratio| {r:.4f} before the first update: sampler and trainer disagree",
+    )
+    c = now.get("clip_fraction", 0.0)
+    flag(c > limits.clip_fraction, "clip fraction", f"{c:.0%} of tokens clipped; lower the rate")
+    k = now.get("approx_kl", 0.0)
+    flag(k > limits.approx_kl, "kl", f"policy moved by {k:.3f} nats in one iteration")
+    v = now.get("ev_q4", math.nan)
+    flag(
+        v < limits.ev_last_quartile,
+        "explained variance",
+        f"critic explains {v:.2f} of the returns in the last quartile",
+        lasting("ev_q4", below=limits.ev_last_quartile),
+    )
+    s = now.get("length_clipped", 0.0)
+    flag(
+        s > limits.length_clipped,
+        "length",
+        f"{s:.0%} of episodes cut by length",
+        lasting("length_clipped", above=4 * limits.length_clipped),
+    )
+    b, b0 = now.get("bad_calls", 0.0), start.get("bad_calls", 0.0)
+    flag(b > b0 + limits.bad_calls, "bad calls", f"bad tool calls rose from {b0:.0%} to {b:.0%}")
+    d, d0 = now.get("reward_std", 0.0), start.get("reward_std", 0.0)
+    flag(d < limits.reward_std * d0, "reward spread", f"deviation of reward {d0:.2f} to {d:.2f}")
+    best = max(h.get("reward", -math.inf) for h in history)
+    fell = best - now.get("reward", best)
+    flag(fell > limits.reward_fall, "reward", f"mean reward {fell:.2f} under its best", severe=True)
+    norms = sorted(h["grad_norm_actor"] for h in history if "grad_norm_actor" in h)
+    if len(norms) >= 5:
+        g, median = now.get("grad_norm_actor", 0.0), norms[len(norms) // 2]
+        flag(g > limits.grad_norm * median, "gradient", f"norm {g:.2f}, median {median:.2f}")
+    return found

@@ -1,0 +1,276 @@
+"""PPO against the real verifier: sample episodes, score them, move the actor and the critic.
+
+The loop is `ppo`; it reads top to bottom. Objective: equation 5 of CUDA Agent with DAPO's global
+token mean; advantages by `advantage.py` over action tokens only.
+Not covered: how episodes are made: `collect(iteration)` gives them, sampled from the actor as it
+stands (`rollout.py`, or a simulated environment in tests).
+Invariant: nothing of an iteration outlives it but the weights, the optimizers and the metrics, so
+a resumed run equals an uninterrupted one as far as `collect` depends on the iteration alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuagent.training.advantage import advantages_and_returns, naive_advantages, whiten
+from cuagent.training.batch import Batch, collate, take
+from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from cuagent.training.losses import Clip, kl_to, policy_loss, truncated_weights
+from cuagent.training.metrics import (
+    Metrics,
+    critic_metrics,
+    drop_metrics_from,
+    episode_metrics,
+    log_metrics,
+    ratio_metrics,
+)
+from cuagent.training.model import logprobs_and_entropy, logprobs_of, parts, score, values
+from cuagent.training.monitor import Action, Limits, alarms
+from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
+from cuagent.training.segments import Episode, require_logprobs
+from cuagent.training.value import value_step
+
+Collect = Callable[[int], Sequence[Episode]]
+"""Episodes of iteration i, sampled from the actor as it stands."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PpoConfig:
+    """Values of the paper where it gives them; its learning rates are for a 230B model."""
+
+    iterations: int = 150
+    minibatches: int = 1
+    """Updates for each batch of episodes; the paper makes one."""
+    epochs: int = 1
+    actor: AdamW = field(default_factory=lambda: AdamW(lr=3e-6))
+    critic: AdamW = field(default_factory=lambda: AdamW(lr=6e-6))
+    clip: Clip = field(default_factory=Clip)
+    value_clip: float | None = None
+    lam_actor: float | None = 0.95
+    """None: length-adaptive, 1 - 1 / (alpha * action tokens)."""
+    lam_critic: float = 0.95
+    alpha: float = 0.05
+    naive_gae: bool = False
+    """Ablation only: tool tokens are steps too."""
+    importance_cap: float | None = 2.0
+    """Truncated importance sampling between sampler and trainer; None trusts them to agree."""
+    kl_weight: float = 0.0
+    """Of the KL to the policy that PPO started from; the paper has none."""
+    critic_only: int = 0
+    """First iterations in which only the critic learns."""
+    tokens_per_microbatch: int = 16384
+    seed: int = 0
+    save_every: int = 5
+    limits: Limits = field(default_factory=Limits)
+    on_alarm: Action = Action.WARN
+    rollbacks: int = 3
+    """How often a severe alarm may rewind the run before it stops."""
+
+
+def ppo(
+    actor: Any,
+    critic: Any,
+    collect: Collect,
+    config: PpoConfig,
+    out: Path,
+    say: Say = print,
+    reference: Any | None = None,
+) -> list[Metrics]:
+    """Train both models in place; returns the metrics of all iterations.
+
+    `reference` is the policy that `kl_weight` pulls towards. metrics.jsonl and checkpoints lie
+    under `out`; a second call with the same `out` goes on from the newest checkpoint.
+    """
+    modules = {"actor": actor, "critic": critic}
+    optimizers = {
+        "actor": make_optimizer(actor, config.actor),
+        "critic": make_optimizer(critic, config.critic),
+    }
+    first, rollbacks = 0, 0
+    if found := latest_checkpoint(out):
+        first, position = load_checkpoint(found, modules, optimizers)
+        rollbacks = position["rollbacks"]
+    else:
+        save_checkpoint(out, 0, modules, optimizers, {"rollbacks": 0})
+    history: list[Metrics] = drop_metrics_from(out / "metrics.jsonl", first)
+
+    for iteration in range(first, config.iterations):
+        clock = time.perf_counter()
+        actor.eval()
+        episodes = collect(iteration)
+        require_logprobs(episodes)
+        sampled = time.perf_counter() - clock
+
+        metrics = episode_metrics(episodes)
+        # Slower after each rewind: the same rate would lead to the same place.
+        rate = config.actor.lr / 2**rollbacks
+        now = replace(config, actor=replace(config.actor, lr=rate))
+        metrics |= update(actor, critic, optimizers, episodes, now, iteration, reference)
+        metrics |= {"seconds": time.perf_counter() - clock, "seconds_sampling": sampled}
+        history.append(metrics)
+        log_metrics(out / "metrics.jsonl", iteration, metrics, stage="ppo")
+        say(describe(iteration, config.iterations, metrics))
+
+        found_alarms = alarms(history, config.limits)
+        for alarm in found_alarms:
+            say(f"  {'ALARM' if alarm.severe else 'warning'}: {alarm.text}")
+        severe = any(alarm.severe for alarm in found_alarms)
+        if severe and config.on_alarm is not Action.WARN:
+            if config.on_alarm is Action.STOP or rollbacks == config.rollbacks:
+                break  # the newest checkpoint is from before the alarm
+            rollbacks += 1
+            healthy = latest_checkpoint(out)
+            assert healthy is not None
+            load_checkpoint(healthy, modules, optimizers)
+            say(f"  back to the weights of {healthy.name}, at half the rate")
+        elif not severe and (
+            (iteration + 1) % config.save_every == 0 or iteration + 1 == config.iterations
+        ):
+            save_checkpoint(out, iteration + 1, modules, optimizers, {"rollbacks": rollbacks})
+    return history
+
+
+def update(
+    actor: Any,
+    critic: Any,
+    optimizers: dict[str, torch.optim.Optimizer],
+    episodes: Sequence[Episode],
+    config: PpoConfig,
+    iteration: int,
+    reference: Any | None = None,
+) -> Metrics:
+    """One batch of episodes into `epochs * minibatches` updates of both models."""
+    budget = config.tokens_per_microbatch
+    batch = collate(episodes)
+    # The ratio is taken to what the *trainer* computes before the update: it is 1 at the first
+    # minibatch whatever engine sampled, and the engine's error goes into `weights`, capped.
+    old, entropy = score(actor, batch, budget, logprobs_and_entropy)
+    baseline = score(critic, batch, budget, values)
+    home = score(reference, batch, budget, logprobs_of) if reference is not None else None
+    advantages, returns = estimate(batch, baseline, config)
+    cap = config.importance_cap
+    weights = truncated_weights(old, batch.logprobs, cap) if cap is not None else None
+    metrics = critic_metrics(baseline, returns, batch.action, batch.row_episode)
+    metrics["entropy"] = float(entropy[batch.action].mean())
+    metrics["sampler_gap"] = float((old - batch.logprobs)[batch.action].abs().max())
+
+    moved: list[tuple[Tensor, Tensor]] = []
+    sums: Metrics = {}
+    steps = config.epochs * config.minibatches
+    for step, rows in enumerate(minibatches(batch, config, iteration)):
+        mini = take(batch, rows)
+        width = mini.ids.shape[1]
+
+        def of(x: Tensor | None, rows: Tensor = rows, width: int = width) -> Tensor | None:
+            return None if x is None else x[rows, :width]
+
+        loss = value_step(
+            critic, mini, returns[rows, :width], budget, of(baseline), config.value_clip
+        )
+        critic_norm = apply_gradients(critic, optimizers["critic"], config.critic, iteration)
+        add(sums, {"critic_loss": loss / steps, "grad_norm_critic": critic_norm / steps})
+        if iteration < config.critic_only:
+            continue
+        actor_loss, log_ratio, clipped = policy_step(
+            actor, mini, of(old), of(advantages), of(weights), of(home), config
+        )
+        actor_norm = apply_gradients(actor, optimizers["actor"], config.actor, iteration)
+        add(sums, {"actor_loss": actor_loss / steps, "grad_norm_actor": actor_norm / steps})
+        moved.append((log_ratio, clipped))
+        if step == 0:
+            sums["first_log_ratio_max"] = float(log_ratio.abs().max())
+    if moved:
+        metrics |= ratio_metrics(torch.cat([r for r, _ in moved]), torch.cat([c for _, c in moved]))
+    return metrics | sums
+
+
+def estimate(batch: Batch, baseline: Tensor, config: PpoConfig) -> tuple[Tensor, Tensor]:
+    """(whitened advantages, returns), [B, L]. Returns are formed before whitening."""
+    advantages, returns = advantages_and_returns(
+        baseline,
+        batch.action,
+        batch.row_episode,
+        batch.rewards,
+        config.lam_actor,
+        config.lam_critic,
+        config.alpha,
+    )
+    if config.naive_gae:
+        lam = 0.95 if config.lam_actor is None else config.lam_actor
+        advantages = naive_advantages(baseline, batch.real, batch.action, batch.rewards, lam)
+    return whiten(advantages, batch.action), returns
+
+
+def minibatches(batch: Batch, config: PpoConfig, iteration: int) -> list[Tensor]:
+    """Row indices of each update; all windows of an episode stay together."""
+    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + iteration)
+    out = []
+    for _ in range(config.epochs):
+        shuffled = torch.randperm(len(batch.rewards), generator=generator)
+        for chosen in shuffled.tensor_split(config.minibatches):
+            rows = torch.isin(batch.row_episode, chosen).nonzero().flatten()
+            if len(rows):
+                out.append(rows)
+    return out
+
+
+def policy_step(
+    actor: Any,
+    batch: Batch,
+    old: Tensor | None,
+    advantages: Tensor | None,
+    weights: Tensor | None,
+    home: Tensor | None,
+    config: PpoConfig,
+) -> tuple[float, Tensor, Tensor]:
+    """Accumulate gradients over the minibatch; (loss, log ratios [N], clipped [N])."""
+    assert old is not None
+    assert advantages is not None
+    count = batch.action_tokens
+    total, ratios, clips = 0.0, [], []
+    for rows, part in parts(batch, config.tokens_per_microbatch, actor.device):
+        width = part.ids.shape[1]
+
+        def of(x: Tensor, rows: Tensor = rows, width: int = width) -> Tensor:
+            return x[rows, :width].to(actor.device)
+
+        now = logprobs_of(actor, part)
+        result = policy_loss(
+            now,
+            of(old),
+            of(advantages),
+            part.action,
+            count,
+            config.clip,
+            None if weights is None else of(weights),
+        )
+        loss = result.loss
+        if home is not None and config.kl_weight:
+            loss = loss + config.kl_weight * kl_to(now, of(home), part.action, count)
+        loss.backward()
+        total += float(loss.detach())
+        ratios.append(result.log_ratio.cpu())
+        clips.append(result.clipped.cpu())
+    return total, torch.cat(ratios), torch.cat(clips)
+
+
+def add(sums: Metrics, terms: Metrics) -> None:
+    for name, value in terms.items():
+        sums[name] = sums.get(name, 0.0) + value
+
+
+def describe(iteration: int, of: int, m: Metrics) -> str:
+    """One line for a person."""
+    return (
+        f"ppo {iteration + 1}/{of}: reward {m['reward']:+.2f} (correct {m['correct']:.0%}, "
+        f"over compile {m['faster_than_compile']:.0%}), entropy {m['entropy']:.3f}, "
+        f"ev {m['ev']:.2f}, cut {m['length_clipped']:.0%}, {m['seconds']:.1f} s"
+    )

@@ -1,0 +1,93 @@
+"""Rejection fine-tuning: the policy imitates the episodes that went well.
+
+For: supervised learning of every sampled token of kept episodes, after `data.keep` has filtered
+them (equation 2 of CUDA Agent). The demo's base policy is trained by the same loop on unfiltered
+demonstrations. Not covered: which episodes to keep, sampling.
+Invariant: batch k of a run depends on the seed and k alone, so a resumed run equals one that was
+never interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cuagent.training.batch import batch_order, collate
+from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from cuagent.training.losses import imitation_loss
+from cuagent.training.metrics import Metrics, drop_metrics_from, log_metrics
+from cuagent.training.model import logprobs_of, parts, score
+from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
+from cuagent.training.segments import Episode
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RftConfig:
+    steps: int = 300
+    episodes_per_batch: int = 64
+    optimizer: AdamW = field(default_factory=lambda: AdamW(lr=1e-5, warmup=10))
+    tokens_per_microbatch: int = 16384
+    """Padded tokens per forward pass: memory, not mathematics."""
+    seed: int = 0
+    save_every: int = 100
+    evaluate_every: int = 50
+    stop_after: int | None = None
+    """Leave after this step, as an interruption would; for tests of resuming."""
+
+
+def rft(
+    actor: Any,
+    episodes: Sequence[Episode],
+    heldout: Sequence[Episode],
+    config: RftConfig,
+    out: Path,
+    say: Say = print,
+) -> Metrics:
+    """Train `actor` in place; writes metrics.jsonl and checkpoints under `out`, resumes from them.
+
+    Returns the last metrics. `heldout` may be empty.
+    """
+    optimizer = make_optimizer(actor, config.optimizer)
+    found = latest_checkpoint(out)
+    first = load_checkpoint(found, {"actor": actor}, {"actor": optimizer})[0] if found else 0
+    drop_metrics_from(out / "metrics.jsonl", first + 1)
+    metrics: Metrics = {}
+    actor.train()
+    for step in range(first, config.steps):
+        chosen = batch_order(len(episodes), config.episodes_per_batch, config.seed, step)
+        batch = collate([episodes[i] for i in chosen])
+        count = batch.action_tokens
+        total = 0.0
+        for _, part in parts(batch, config.tokens_per_microbatch, actor.device):
+            loss = imitation_loss(logprobs_of(actor, part), part.action, count)
+            loss.backward()
+            total += float(loss.detach())
+        norm = apply_gradients(actor, optimizer, config.optimizer, step)
+        metrics = {"loss": total, "grad_norm": norm, "action_tokens": count}
+        done = step + 1
+        last = done == config.steps
+        if heldout and (last or done % config.evaluate_every == 0):
+            metrics["heldout_loss"] = imitation(actor, heldout, config.tokens_per_microbatch)
+        log_metrics(out / "metrics.jsonl", done, metrics, stage="rft")
+        if last or done % config.evaluate_every == 0:
+            say(f"rft {done}/{config.steps}: loss {total:.4f}" + _heldout(metrics))
+        if last or done % config.save_every == 0 or done == config.stop_after:
+            save_checkpoint(out, done, {"actor": actor}, {"actor": optimizer}, {})
+        if done == config.stop_after:
+            break
+    return metrics
+
+
+def imitation(actor: Any, episodes: Sequence[Episode], budget: int) -> float:
+    """Mean negative log-likelihood of the sampled tokens, in nats."""
+    batch = collate(episodes)
+    found = score(actor, batch, budget, logprobs_of)
+    return -float(found[batch.action].mean())
+
+
+def _heldout(metrics: Metrics) -> str:
+    return f", held out {metrics['heldout_loss']:.4f}" if "heldout_loss" in metrics else ""

@@ -1,0 +1,121 @@
+"""Value pretraining: the critic learns how episodes of the policy end, before the policy moves.
+
+For: regression of V on *unfiltered* episodes of the policy that PPO starts from (equations 3 and 4
+of CUDA Agent). On RFT's filtered set all rewards are alike and the critic would learn a constant.
+The target is the Monte-Carlo return (lambda 1: one pass, unbiased) or V + GAE(lambda) with the
+critic's own current values, as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from cuagent.training.advantage import advantages_and_returns
+from cuagent.training.batch import Batch, batch_order, collate
+from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from cuagent.training.losses import value_loss
+from cuagent.training.metrics import Metrics, critic_metrics, drop_metrics_from, log_metrics
+from cuagent.training.model import parts, score, values
+from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
+from cuagent.training.segments import Episode
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ValueConfig:
+    steps: int = 200
+    episodes_per_batch: int = 128
+    optimizer: AdamW = field(default_factory=lambda: AdamW(lr=2e-5, warmup=10))
+    lam: float = 1.0
+    """1 is Monte-Carlo; the paper's 0.95 bootstraps from the critic's current values."""
+    tokens_per_microbatch: int = 16384
+    seed: int = 0
+    save_every: int = 100
+    evaluate_every: int = 50
+    stop_after: int | None = None
+    """Leave after this step, as an interruption would; for tests of resuming."""
+
+
+def pretrain_value(
+    critic: Any,
+    episodes: Sequence[Episode],
+    heldout: Sequence[Episode],
+    config: ValueConfig,
+    out: Path,
+    say: Say = print,
+) -> Metrics:
+    """Train `critic` in place; metrics.jsonl and checkpoints under `out`, resumed from them.
+
+    Returns the last evaluation: loss and explained variances on `heldout` (or on `episodes`).
+    """
+    optimizer = make_optimizer(critic, config.optimizer)
+    found = latest_checkpoint(out)
+    first = load_checkpoint(found, {"critic": critic}, {"critic": optimizer})[0] if found else 0
+    drop_metrics_from(out / "metrics.jsonl", first + 1)
+    metrics: Metrics = evaluate_critic(critic, heldout or episodes, config)
+    if first == 0:
+        log_metrics(out / "metrics.jsonl", 0, metrics, stage="value")
+    critic.train()
+    for step in range(first, config.steps):
+        chosen = batch_order(len(episodes), config.episodes_per_batch, config.seed, step)
+        batch = collate([episodes[i] for i in chosen])
+        _, returns = targets(critic, batch, config)
+        loss = value_step(critic, batch, returns, config.tokens_per_microbatch)
+        norm = apply_gradients(critic, optimizer, config.optimizer, step)
+        done = step + 1
+        last = done == config.steps
+        metrics = {"loss": loss, "grad_norm": norm}
+        if last or done % config.evaluate_every == 0:
+            metrics |= evaluate_critic(critic, heldout or episodes, config)
+            ev, late = metrics["ev"], metrics["ev_q4"]
+            say(f"value {done}/{config.steps}: loss {loss:.4f}, ev {ev:.3f}, at the end {late:.3f}")
+        log_metrics(out / "metrics.jsonl", done, metrics, stage="value")
+        if last or done % config.save_every == 0 or done == config.stop_after:
+            save_checkpoint(out, done, {"critic": critic}, {"critic": optimizer}, {})
+        if done == config.stop_after:
+            break
+    return metrics
+
+
+def targets(critic: Any, batch: Batch, config: ValueConfig) -> tuple[Tensor, Tensor]:
+    """(current values, targets), both [B, L] on the CPU."""
+    now = score(critic, batch, config.tokens_per_microbatch, values)
+    _, returns = advantages_and_returns(
+        now, batch.action, batch.row_episode, batch.rewards, 1.0, config.lam
+    )
+    return now, returns
+
+
+def value_step(
+    critic: Any,
+    batch: Batch,
+    returns: Tensor,
+    budget: int,
+    old: Tensor | None = None,
+    clip: float | None = None,
+) -> float:
+    """Accumulate gradients of the value loss over the batch; returns the loss."""
+    count = batch.action_tokens
+    total = 0.0
+    for rows, part in parts(batch, budget, critic.device):
+        width = part.ids.shape[1]
+        before = None if old is None else old[rows, :width].to(critic.device)
+        wanted = returns[rows, :width].to(critic.device)
+        loss = value_loss(values(critic, part), wanted, part.action, count, before, clip)
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+def evaluate_critic(critic: Any, episodes: Sequence[Episode], config: ValueConfig) -> Metrics:
+    """Explained variance of the Monte-Carlo return, whatever the training target."""
+    batch = collate(episodes)
+    found = score(critic, batch, config.tokens_per_microbatch, values)
+    returns = batch.rewards[batch.row_episode][:, None].expand_as(found)
+    return critic_metrics(found, returns, batch.action, batch.row_episode)
