@@ -11,6 +11,7 @@ import os
 import resource
 import stat
 import sys
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def enter(policy: Policy, tier: Tier) -> None:
         kept = environment(policy)
         os.environ.clear()
         os.environ.update(kept)
+        # Python found its temporary folder before TMPDIR changed, if it looked.
+        tempfile.tempdir = None
         os.umask(0o077)
         _limit(policy, tier)
         if tier is not Tier.NONE:

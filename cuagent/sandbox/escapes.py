@@ -151,9 +151,9 @@ def new_namespace(_t: Targets) -> str:
 
 
 def mount_over(t: Targets) -> str:
-    source = b"none"
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(source, t["scratch"].encode(), b"tmpfs", 0, None) == 0:
+    if libc.mount(b"none", t["scratch"].encode(), b"tmpfs", 0, None) == 0:
+        libc.umount2(t["scratch"].encode(), 0)
         return "mounted"
     raise OSError(ctypes.get_errno(), "mount")
 
@@ -207,8 +207,8 @@ ESCAPES: tuple[Callable[[Targets], str], ...] = (
     signal_parent,
     limit_parent,
     become_root,
-    new_namespace,
     mount_over,
+    new_namespace,
     big_file,
     fork_bomb,
 )

@@ -120,5 +120,6 @@ def environment(policy: Policy) -> dict[str, str]:
     kept |= {"USER": "cuagent", "LOGNAME": "cuagent", "PYTHONDONTWRITEBYTECODE": "1"}
     if policy.write:
         home = str(policy.write[0])
-        kept |= {"HOME": home, "TMPDIR": home}
+        kept |= {"HOME": home, "TMPDIR": home, "TORCHINDUCTOR_CACHE_DIR": f"{home}/inductor"}
+        kept |= {"TRITON_HOME": home, "TRITON_CACHE_DIR": f"{home}/triton"}
     return kept | dict(policy.environment)

@@ -61,7 +61,8 @@ def stamp(tier: Tier, policy: Policy | None = None) -> str:
     if tier is Tier.NONE:
         return "UNISOLATED"
     policy = policy or Policy()
-    uid = "own uid" if own_uid_possible(policy) else "same uid"
+    own = tier is Tier.LANDLOCK and own_uid_possible(policy)
+    uid = "own uid" if own else "same uid"
     memory = "memory by watch" if policy.gpu or not policy.memory_bytes else "memory by rlimit"
     return f"{tier.value} ({uid}, landlock abi {landlock.abi()}, seccomp, {memory})"
 

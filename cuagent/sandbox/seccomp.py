@@ -77,7 +77,8 @@ DENIED: dict[str, tuple[int, int | None, str]] = {
     "seccomp": (317, 277, "could trap and forge the calls of trusted code in this process"),
 }
 CLONE3 = 435
-CLONE, IOCTL, PRLIMIT, PRCTL, SOCKET = (56, 16, 302, 157, 41) if X86 else (220, 29, 261, 167, 198)
+CLONE, IOCTL, PRLIMIT, PRCTL = (56, 16, 302, 157) if X86 else (220, 29, 261, 167)
+SOCKET, CONNECT, AF_UNIX = (41, 42, 1) if X86 else (198, 203, 1)
 NEW_NAMESPACES = 0x7E020000
 TERMINAL_INJECTION = (0x5412, 0x541C)
 """TIOCSTI, TIOCLINUX: type into the terminal of whoever started us."""
@@ -108,9 +109,17 @@ def program(*, network: bool) -> bytes:
         _op(LOAD, 0),
     ]
     if not network:
-        # Not even AF_UNIX: a socket file such as a container daemon's is out of Landlock's reach.
-        # Socket pairs and inherited sockets go on working.
-        code += _when(EQUAL, SOCKET, errno.EACCES)
+        # CUDA binds an AF_UNIX socket when it starts (cuInit fails with 304 otherwise), so these
+        # can be made. None connects: Landlock does not guard socket files such as a container
+        # daemon's. ENOENT is what CUDA expects where no MPS daemon runs. Pairs go on working.
+        code += [
+            _op(EQUAL, SOCKET, 0, 4),
+            _op(LOAD, 16),
+            _op(EQUAL, AF_UNIX, 1, 0),
+            _op(RETURN, FAIL | errno.EACCES),
+            _op(LOAD, 0),
+            *_when(EQUAL, CONNECT, errno.ENOENT),
+        ]
     for x86, arm, _why in DENIED.values():
         number = x86 if X86 else arm
         if number is not None:
