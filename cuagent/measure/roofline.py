@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from cuagent.measure.ceilings import Ceilings
@@ -28,6 +28,16 @@ SUSPECT = 0.9
 
 
 @dataclass(frozen=True)
+class OperatorWork:
+    """All calls of one operator; bytes are of its arguments and results, as eager moves them."""
+
+    calls: int
+    bytes: int
+    flops: int
+    """Of the matrix kind."""
+
+
+@dataclass(frozen=True)
 class Work:
     """What one call of the reference asks for."""
 
@@ -39,14 +49,25 @@ class Work:
     """Multiply-adds of products, convolutions and attention, two each."""
     other_flops: int
     """One for each element that any other operator makes, reduces or both: a rough count."""
-    operators: dict[str, int] = field(default_factory=dict)
-    """Calls by operator name, views left out: what eager would launch."""
-    bytes_eager: int = 0
-    """What eager moves: for each of these operators its inputs and outputs."""
+    operators: dict[str, OperatorWork] = field(default_factory=dict)
+    """By name, views left out: what eager launches."""
 
     @property
     def bytes(self) -> int:
         return self.bytes_in + self.bytes_out
+
+    @property
+    def bytes_eager(self) -> int:
+        """What moves where every operator runs alone."""
+        return sum(operator.bytes for operator in self.operators.values())
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Work:
+        operators = {name: OperatorWork(**about) for name, about in data["operators"].items()}
+        return Work(**(data | {"operators": operators}))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -101,7 +122,7 @@ class Roofline:
 
 def roofline(reference: Reference, ceilings: Ceilings) -> Roofline:
     """Count the reference's work on inputs of seed 0. Raises TaskError where it does not run."""
-    return Roofline(count_work(reference), ceilings, _unit(reference))
+    return Roofline(count_work(reference), ceilings, matrix_unit(reference))
 
 
 def count_work(reference: Reference) -> Work:
@@ -117,11 +138,11 @@ def count_work(reference: Reference) -> Work:
             state, faked = torch.utils._pytree.tree_map_only(
                 torch.Tensor, fake.from_tensor, (dict(_state(model)), inputs)
             )
-            return _count(lambda *args: torch.func.functional_call(model, state, args), faked)
+            return count_calls(lambda *args: torch.func.functional_call(model, state, args), faked)
     except Exception:  # noqa: BLE001 - the user's code under fake tensors, see above
         pass
     try:
-        return _count(model, inputs)
+        return count_calls(model, inputs)
     except RuntimeError as error:
         raise TaskError(f"{reference.task.path}: cannot count its work: {error}") from error
 
@@ -131,7 +152,8 @@ def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers()
 
 
-def _count(model: Callable[..., Any], inputs: list[Any]) -> Work:
+def count_calls(model: Callable[..., Any], inputs: list[Any]) -> Work:
+    """Call `model` once under the dispatch mode; its tensors may be fake."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -142,13 +164,17 @@ def _count(model: Callable[..., Any], inputs: list[Any]) -> Work:
     made = {leaf.untyped_storage()._cdata: leaf.numel() * leaf.element_size() for leaf in outputs}
     for leaf in leaves:
         made.pop(leaf.untyped_storage()._cdata, None)
+    by_packet = flops.get_flop_counts().get("Global", {})
+    flops_by_name = {str(packet).rpartition(".")[2]: n for packet, n in by_packet.items()}
     return Work(
         bytes_in=tally.compulsory(),
         bytes_out=sum(made.values()),
         matrix_flops=flops.get_total_flops(),
         other_flops=tally.elementwise,
-        operators=dict(tally.calls),
-        bytes_eager=tally.moved,
+        operators={
+            name: OperatorWork(calls, tally.moved[name], int(flops_by_name.get(name, 0)))
+            for name, calls in tally.calls.items()
+        },
     )
 
 
@@ -167,7 +193,7 @@ def _tally() -> Any:
             super().__init__()
             self.calls: Counter[str] = Counter()
             self.elementwise = 0
-            self.moved = 0
+            self.moved: Counter[str] = Counter()
             self.kept: list[torch.Tensor] = []
             self.made: set[int] = set()
             self.read: dict[int, dict[tuple[Any, ...], int]] = {}
@@ -191,7 +217,7 @@ def _tally() -> Any:
             gathered = sum(map(_held, outs)) if name in GATHERS else None
             for tensor in ins:
                 self._note(tensor, gathered)
-            self.moved += sum(map(_held, [*ins, *outs])) if gathered is None else 2 * gathered
+            self.moved[name] += sum(map(_held, [*ins, *outs])) if gathered is None else 2 * gathered
             if func.overloadpacket not in flop_registry:
                 self.elementwise += max((t.numel() for t in [*ins, *outs]), default=0)
             return out
@@ -232,7 +258,7 @@ def _held(tensor: torch.Tensor) -> int:
     return (0 if tensor.numel() == 0 else count) * tensor.element_size()
 
 
-def _unit(reference: Reference) -> str:
+def matrix_unit(reference: Reference) -> str:
     """The matrix rate that the task's precision admits."""
     import torch
 

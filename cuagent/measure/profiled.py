@@ -1,0 +1,179 @@
+"""What runs in the child of `profile`: one model under torch.profiler, its figures as a JSON file.
+
+An attempt's code shares this process, so what it writes is feedback for whoever wrote the attempt
+and nothing else: no verdict, score or time of record is made of it. The reference is here too (its
+inputs and weights are wanted); no seed of the referee's is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent.kernels.calls import Launcher
+from cuagent.measure.roofline import Work, count_calls, count_work, matrix_unit
+from cuagent.sandbox import Tier, enter
+from cuagent.sandbox.policy import policy_from_json
+from cuagent.task import Device, TaskError, flatten, open_reference
+from cuagent.task.reference import Reference
+from cuagent.worker.arms import CANDIDATE, Order, import_arm, set_precision
+from cuagent.worker.channel import receive_message
+
+if TYPE_CHECKING:
+    import torch
+
+ORDER = "profile-order.json"
+RESULT = "profile.json"
+OWN = "own kernel: "
+"""Prefix of the range around each call of a launcher, so that the profiler shows it by name."""
+SPAN_S = 0.3
+"""About how long the calls under the profiler take together."""
+MOST_CALLS = 20
+
+
+def serve(channel: socket.socket, folder: Path) -> None:
+    """Profile what the order names once told to; the channel's end tells that it is done."""
+    received = receive_message(channel)
+    if received is None:
+        return
+    message, _ = received
+    if message["policy"] is not None:
+        enter(policy_from_json(message["policy"]), Tier(message["tier"]))
+    try:
+        result = _profile(Order.from_json(json.loads((folder / ORDER).read_text())), folder)
+    except TaskError as error:
+        result = {"error": str(error)}
+    except BaseException as error:  # noqa: BLE001 - the process boundary: candidates raise anything
+        traceback.print_exc()
+        result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    (folder / RESULT).write_text(json.dumps(result))
+
+
+def _profile(order: Order, folder: Path) -> dict[str, Any]:
+    import torch
+
+    assert order.task is not None
+    set_precision(order.precision)
+    reference = open_reference(order.task)
+    work = count_work(reference)
+    inputs = reference.inputs(order.seed)
+    model: Any = reference.model(order.seed)
+    own_work: Work | None = work
+    if order.arm == CANDIDATE:
+        model = _candidate(order, reference, model, folder)
+        own_work = None
+    with torch.no_grad():
+        warm = _seconds(lambda: model(*inputs), order.device, 3)
+        if own_work is None:
+            own_work = count_calls(model, inputs)
+        count = max(2, min(MOST_CALLS, int(SPAN_S / max(min(warm), 1e-9))))
+        before = time.process_time()
+        times = _seconds(lambda: model(*inputs), order.device, count)
+        busy_threads = (time.process_time() - before) / sum(times)
+        figures = _traced(lambda: model(*inputs), order.device, count)
+    return figures | {
+        "work": work.to_json(),
+        "unit": matrix_unit(reference),
+        "own_work": own_work.to_json(),
+        "seconds": statistics.median(times),
+        "busy_threads": busy_threads,
+        "threads": torch.get_num_threads(),
+        "memory": torch.cuda.max_memory_allocated() if order.device is Device.CUDA else None,
+    }
+
+
+def _candidate(order: Order, reference: Reference, model: torch.nn.Module, folder: Path) -> Any:
+    import torch
+
+    args, named = reference.init_args
+    _, init = flatten([list(args), named], "init")
+    candidate = import_arm(dataclasses.replace(order, task=None, init=init), folder)()
+    candidate.load_state_dict(model.state_dict())
+    plain = Launcher.__call__
+
+    def named_call(launcher: Launcher, *arguments: Any) -> None:
+        with torch.profiler.record_function(OWN + launcher.prototype.name):
+            plain(launcher, *arguments)
+
+    Launcher.__call__ = named_call  # type: ignore[method-assign, assignment]
+    return candidate
+
+
+def _seconds(call: Callable[[], Any], device: Device, count: int) -> list[float]:
+    """Wall time of each call alone, with the device waited for."""
+    import torch
+
+    times = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        call()
+        if device is Device.CUDA:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    return times
+
+
+def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, Any]:
+    """Operators and kernels of `count` calls, each with seconds and calls per call of the model."""
+    import torch
+    from torch._C._autograd import DeviceType
+    from torch.profiler import ProfilerActivity
+
+    cuda = device is Device.CUDA
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
+    with torch.profiler.profile(activities=activities) as trace:
+        begun = time.perf_counter()
+        for _ in range(count):
+            call()
+        if cuda:
+            torch.cuda.synchronize()
+        span = (time.perf_counter() - begun) / count
+    operators = [
+        {
+            "name": e.key,
+            "calls": e.count / count,
+            "seconds": e.self_cpu_time_total * 1e-6 / count,
+            "device_seconds": e.self_device_time_total * 1e-6 / count if cuda else None,
+        }
+        for e in trace.key_averages()
+        if e.key.startswith(("aten::", OWN, "torch_", "_C", "triton"))
+    ]
+    launched = [
+        e
+        for e in trace.events()
+        if e.device_type == DeviceType.CUDA and not getattr(e, "is_user_annotation", False)
+    ]
+    return {
+        "operators": operators,
+        "kernels": _kernels(launched, count) if cuda else [],
+        "busy": _union((e.time_range.start, e.time_range.end) for e in launched) * 1e-6 / count,
+        "span": span,
+    }
+
+
+def _kernels(events: Iterable[Any], count: int) -> list[dict[str, Any]]:
+    total: dict[str, list[float]] = {}
+    for event in events:
+        if event.name.startswith(OWN):
+            continue
+        total.setdefault(event.name, []).append(event.time_range.elapsed_us() * 1e-6)
+    return [
+        {"name": name, "calls": len(times) / count, "seconds": sum(times) / count}
+        for name, times in total.items()
+    ]
+
+
+def _union(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals: kernels on several streams may overlap."""
+    total, end = 0.0, float("-inf")
+    for begin, finish in sorted(spans):
+        total += max(0.0, finish - max(begin, end))
+        end = max(end, finish)
+    return total
