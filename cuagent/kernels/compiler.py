@@ -46,6 +46,7 @@ CPU_FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-Wl,--no-undefined"),
     # Keep IEEE results; give up only errno and floating-point traps, which block vectorising.
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+    "-Wunknown-pragmas",
 )
 CUDA_FLAGS = (
     *("-shared", "-O3", "-lineinfo", "-std=c++17", "--resource-usage"),
@@ -80,6 +81,7 @@ extern "C" __attribute__((visibility("default"))) const char* cuagent_error_name
 
 _ASKED = re.compile(r"^[ \t]*//[ \t]*cuagent:[ \t]*flags[ \t]+(.*)$", re.MULTILINE)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+_ERROR = re.compile(r"\berror\s*:|\): error|undefined reference")
 _KERNEL_ONLY = re.compile(r'extern\s*"C"\s*(\{\s*)?__global__')
 
 
@@ -209,7 +211,7 @@ def compile_library(how: Recipe, tools: Toolchain, path: Path, run: Run) -> None
         output = Path(scratch) / path.name
         status, text = run(tools.argv(how, output, Path(scratch)), Path(scratch))
         if status or not output.is_file():
-            first = next((line for line in text.splitlines() if "error" in line), text[:200])
+            first = next((line for line in text.splitlines() if _ERROR.search(line)), text[:200])
             raise CompileFailed(f"{how.source.name} does not compile: {first.strip()}", text)
         log = output.with_suffix(".log")
         log.write_text(text)

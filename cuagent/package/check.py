@@ -1,0 +1,92 @@
+"""Compares ModelNew with the original module: `python check.py [ORIGINAL.py] [--tolerance 1e-2]`.
+
+Travels with an exported package (it imports nothing of cuagent). The original is a file with the
+reference class, `get_inputs` and, where the class takes arguments, `get_init_inputs`; without an
+argument it is `reference.py` beside this file. Exit 0: all outputs agree; 1: they do not; 2: usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+SEEDS = (0, 1, 2)
+
+
+def main() -> int:
+    import torch
+
+    parser = argparse.ArgumentParser(description="Compare ModelNew with the original module.")
+    parser.add_argument("original", nargs="?", type=Path, default=HERE / "reference.py")
+    parser.add_argument("--tolerance", type=float, default=1e-2, help="absolute and relative")
+    options = parser.parse_args()
+    about = json.loads((HERE / "task.json").read_text())
+    if not options.original.is_file():
+        print(f"no {options.original}: name a file with {about['entry']} and get_inputs()")
+        return 2
+    if about["device"] == "cuda" and not torch.cuda.is_available():
+        print("these kernels run on a CUDA device, and torch sees none")
+        return 2
+    original = _module("original", options.original)
+    package = _module(about["name"], HERE / "__init__.py")
+    init = original.get_init_inputs() if hasattr(original, "get_init_inputs") else []
+    torch.manual_seed(0)
+    reference = getattr(original, about["entry"])(*init).to(about["device"]).eval()
+    candidate = package.ModelNew(*init).to(about["device"]).eval()
+    candidate.load_state_dict(reference.state_dict())
+    worst = 0.0
+    for seed in SEEDS:
+        torch.manual_seed(seed)
+        inputs = [_to(value, about["device"]) for value in original.get_inputs()]
+        with torch.no_grad():
+            error = _error(reference(*inputs), candidate(*inputs), options.tolerance)
+        print(f"seed {seed}: largest error {error:.3g} of what the tolerance allows")
+        worst = max(worst, error)
+    print("agrees" if worst <= 1 else "DIFFERS")
+    return int(not worst <= 1)
+
+
+def _module(name: str, path: Path) -> ModuleType:
+    folder = [str(path.parent)] if path.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folder)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _to(value: Any, device: str) -> Any:
+    return value.to(device) if hasattr(value, "to") else value
+
+
+def _error(expected: Any, got: Any, tolerance: float) -> float:
+    """Largest |expected - got| / (tolerance * (1 + |expected|)); infinite where forms differ."""
+    if isinstance(expected, tuple | list):
+        if len(expected) != len(got):
+            return float("inf")
+        pairs = zip(expected, got, strict=True)
+        return max((_error(a, b, tolerance) for a, b in pairs), default=0.0)
+    if isinstance(expected, dict):
+        if expected.keys() != got.keys():
+            return float("inf")
+        return max((_error(v, got[k], tolerance) for k, v in expected.items()), default=0.0)
+    if expected.shape != got.shape or expected.dtype != got.dtype:
+        return float("inf")
+    a, b = expected.double(), got.double()
+    ratio = (a - b).abs() / (tolerance * (1 + a.abs()))
+    # Equal infinities and NaNs agree; a NaN on one side only is no agreement.
+    same = (a == b) | (a.isnan() & b.isnan())
+    ratio = ratio.masked_fill(same, 0.0).nan_to_num(nan=float("inf"))
+    return float(ratio.max()) if ratio.numel() else 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

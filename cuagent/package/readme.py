@@ -1,0 +1,114 @@
+"""The README of an exported package: the figures as measured, with what they were measured on."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from cuagent.attempt import ENTRY, Attempt
+from cuagent.measure.timing import Effort, Timing
+from cuagent.score import Score
+from cuagent.task.task import Task
+from cuagent.verify.verdict import Verdict
+
+
+def readme(
+    name: str,
+    attempt: Attempt,
+    task: Task,
+    verdict: Verdict | None,
+    timing: Timing | None,
+    score: Score | None,
+    measured: date | None,
+) -> str:
+    """Markdown; what was not measured is named as such."""
+    day = (measured or date.today()).isoformat()
+    kernels = ", ".join(f"`{source}`" for source in attempt.kernels) or "none"
+    return "\n".join(
+        [
+            f"# {name}",
+            "",
+            f"`{ENTRY}` replaces `{task.entry}` of `{task.path.name}`: same constructor, same "
+            f"state_dict, faster forward. Made and measured with cuagent on {day}.",
+            f"Kernels: {kernels}; device: {task.device}.",
+            "",
+            "## Use",
+            "",
+            "```",
+            "pip install .                      # or put this folder on the path as it is",
+            f'python -c "from {name} import {ENTRY}"',
+            "python check.py                    # compares it with the original module",
+            "```",
+            "",
+            "A kernel is compiled on first use (" + _compiler(attempt) + ") and cached by content; "
+            "libraries under `kernels/prebuilt/` are used on machines of the same kind.",
+            "",
+            "## Speed",
+            "",
+            *_speed(timing, score),
+            "",
+            "## Correctness",
+            "",
+            *_correctness(task, verdict),
+            "",
+            f"Attempt `{attempt.digest[:16]}`, task `{task.digest[:16]}`.",
+            "",
+        ]
+    )
+
+
+def _compiler(attempt: Attempt) -> str:
+    needed = {"nvcc" if source.endswith(".cu") else "g++" for source in attempt.kernels}
+    return "needs " + " and ".join(sorted(needed)) if needed else "no compiler needed"
+
+
+def _speed(timing: Timing | None, score: Score | None) -> list[str]:
+    if timing is None:
+        return ["Not measured."]
+    lines = ["| against | ratio | 95 % interval | its time | this |", "|---|---|---|---|---|"]
+    candidate = timing.arm("candidate")
+    for baseline, ratio in timing.ratios.items():
+        arm = timing.arm(baseline)
+        lines.append(
+            f"| {baseline} | {ratio.value:.3f}x | {ratio.low:.3f} to {ratio.high:.3f} "
+            f"({ratio.standing}) | {_time(arm.median if arm else None)} "
+            f"| {_time(candidate.median if candidate else None)} |"
+        )
+    lines += ["", f"Measured on {timing.device}{_versions(timing.versions)}."]
+    if timing.effort is Effort.QUICK:
+        lines.append("A quick measurement, for feedback: it is no score of record.")
+    if timing.contradiction:
+        lines.append(f"The clocks contradict each other: {timing.contradiction}")
+    if score is not None:
+        lines.append(f"Milestone score: {score.reward} (of -1, 1, 2, 3).")
+    return lines
+
+
+def _correctness(task: Task, verdict: Verdict | None) -> list[str]:
+    if verdict is None:
+        return ["Not verified."]
+    lines = [f"Verdict: {verdict.reason}. {verdict.detail}".rstrip()]
+    lines.append(
+        f"Precision: {verdict.precision or task.precision} (the task admits {task.precision}). "
+        f"Isolation while judged: {verdict.tier}."
+    )
+    for rule, result in (("lax", verdict.lax), ("strict", verdict.strict)):
+        if result is not None:
+            word = "passed" if result.passed else "failed"
+            lines.append(f"- {rule} rule: {word}, largest error {result.worst:.3g} of its bound")
+    if verdict.draws:
+        largest = max(verdict.draws, key=lambda draw: draw.max_error)
+        lines.append(
+            f"- largest absolute error against fp64 in {len(verdict.draws)} draws: "
+            f"{largest.max_error:.3g} ({largest.kind} inputs)"
+        )
+    return lines
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
+
+
+def _versions(versions: dict[str, str]) -> str:
+    return f" ({', '.join(f'{k} {v}' for k, v in versions.items())})" if versions else ""

@@ -1,0 +1,56 @@
+"""Imports of the loader, pointed at the copy that travels with the package."""
+
+from __future__ import annotations
+
+import ast
+
+LOADER = "_kernels"
+"""Name of the copy, beside `model_new.py`."""
+ORIGINAL = "cuagent.kernels"
+
+
+def vendored(source: str) -> tuple[str, bool]:
+    """`model_new.py` with its loader imports rewritten, and whether there were any."""
+    lines = source.splitlines(keepends=True)
+    found = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
+    changed = False
+    for node in sorted(found, key=lambda n: n.lineno, reverse=True):
+        names = _loader_names(node)
+        if names is None:
+            continue
+        indent = " " * node.col_offset
+        text = "\n".join(indent + line if line else "" for line in _block(names))
+        lines[node.lineno - 1 : node.end_lineno] = [text + "\n"]
+        changed = True
+    return "".join(lines), changed
+
+
+def _loader_names(node: ast.Import | ast.ImportFrom) -> str | None:
+    """What is imported from the loader: `load as compile_it`, or `* as NAME` for the module."""
+    if isinstance(node, ast.ImportFrom) and node.module == ORIGINAL:
+        return ", ".join(ast.unparse(alias) for alias in node.names)
+    if isinstance(node, ast.ImportFrom) and node.module == "cuagent":
+        modules = [alias for alias in node.names if alias.name == "kernels"]
+    elif isinstance(node, ast.Import):
+        modules = [alias for alias in node.names if alias.name == ORIGINAL and alias.asname]
+    else:
+        return None
+    return f"* as {modules[0].asname or modules[0].name}" if modules else None
+
+
+def _block(names: str) -> list[str]:
+    if names.startswith("* as "):
+        package, path = f"from . import {LOADER} as {names[5:]}", f"import {LOADER} as {names[5:]}"
+        original = f"import {ORIGINAL} as {names[5:]}"
+    else:
+        package, path = f"from .{LOADER} import {names}", f"from {LOADER} import {names}"
+        original = f"from {ORIGINAL} import {names}"
+    return [
+        "try:  # as part of its package",
+        f"    {package}",
+        "except ImportError:",
+        "    try:  # by path, with its folder on sys.path",
+        f"        {path}",
+        "    except ImportError:",
+        f"        {original}",
+    ]

@@ -1,0 +1,230 @@
+"""Compiling, caching and calling real C++ kernels."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuagent.kernels import CompileFailed, Kernels, load
+from cuagent.kernels.compiler import recipe
+
+SCALE = """
+#include <cstdint>
+extern "C" void scale(float* out, const float* in, float factor, int64_t n) {
+  #pragma omp parallel for
+  for (int64_t i = 0; i < n; ++i) out[i] = in[i] * factor;
+}
+extern "C" int fail(int code, bool really) { return really ? code : 0; }
+extern "C" void fill(double* out, uint8_t value, int n) {
+  for (int i = 0; i < n; ++i) out[i] = value;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def kernels(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    source = tmp_path_factory.mktemp("source") / "scale.cpp"
+    source.write_text(SCALE)
+    return load(source)
+
+
+def test_a_launcher_computes_into_a_tensor(kernels: Kernels):
+    x, y = torch.randn(1000, requires_grad=True), torch.empty(1000)
+    kernels.scale(y, x, 2, 1000)
+    assert torch.equal(y, 2 * x)
+
+
+def test_none_is_a_null_pointer_and_an_empty_tensor_is_fine(kernels: Kernels):
+    kernels.scale(None, None, 1.0, 0)
+    kernels.scale(torch.empty(0), torch.empty(0), 1.0, 0)
+
+
+X, Y = torch.randn(8, 8), torch.empty(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ((Y, X, 2.0), TypeError, "scale takes 4 arguments .* got 3"),
+        ((Y, X.double(), 2.0, 64), TypeError, "argument 2 .*in.* torch.float32, got torch.float64"),
+        ((Y, X.numpy(), 2.0, 64), TypeError, "argument 2 .*in.* takes a tensor"),
+        ((Y.t(), X, 2.0, 64), ValueError, r"argument 1 .*out.*call \.contiguous\(\)"),
+        ((Y.to("meta"), X, 2.0, 64), ValueError, "argument 1 .*out.*meta"),
+        ((Y, X, X[0, 0], 64), TypeError, "argument 3 .*factor.* takes a number.*item"),
+        ((Y, X, "2", 64), TypeError, "argument 3 .*factor.* takes a number"),
+        ((Y, X, 2.0, 64.0), TypeError, "argument 4 .*n.* takes an integer"),
+        ((Y, X, 2.0, True), TypeError, "argument 4 .*n.* takes an integer"),
+        ((Y, X, 2.0, 1 << 63), OverflowError, "argument 4 .*n.* does not fit"),
+    ],
+)
+def test_a_wrong_argument_is_named_before_the_call(kernels: Kernels, arguments, error, told: str):
+    with pytest.raises(error, match=told):
+        kernels.scale(*arguments)
+
+
+def test_scalar_ranges_follow_the_prototype(kernels: Kernels):
+    out = torch.empty(2, dtype=torch.float64)
+    kernels.fill(out, 255, 2)
+    assert out.tolist() == [255, 255]
+    with pytest.raises(OverflowError, match=r"uint8_t value.* 256 does not fit into \[0, 255\]"):
+        kernels.fill(out, 256, 2)
+    with pytest.raises(OverflowError, match="int n"):
+        kernels.fill(out, 1, 1 << 31)
+
+
+def test_a_status_that_is_not_zero_raises(kernels: Kernels):
+    kernels.fail(7, False)
+    with pytest.raises(RuntimeError, match="fail returned 7"):
+        kernels.fail(7, True)
+
+
+def test_an_unknown_function_is_answered_with_those_that_exist(kernels: Kernels):
+    with pytest.raises(AttributeError, match="scale, fail, fill"):
+        kernels.scael  # noqa: B018
+
+
+def test_the_key_follows_content_headers_and_flags_but_not_the_folder(tmp_path: Path):
+    def key(folder: str, header: str, text: str = SCALE) -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "h.h").write_text(header)
+        (tmp_path / folder / "k.cpp").write_text('#include "h.h"\n' + text)
+        return recipe(tmp_path / folder / "k.cpp").key
+
+    first = key("a", "int a;")
+    assert key("b", "int a;") == first
+    assert key("b", "int b;") != first
+    assert key("b", "int a;", SCALE + " ") != first
+    assert key("b", "int a;", SCALE + "\n// cuagent: flags -ffast-math\n") != first
+
+
+def test_a_flag_outside_the_list_is_refused(tmp_path: Path):
+    (tmp_path / "k.cpp").write_text("// cuagent: flags -fplugin=x.so\n" + SCALE)
+    with pytest.raises(CompileFailed, match=r"-fplugin=x\.so"):
+        load(tmp_path / "k.cpp")
+
+
+def test_an_error_of_the_compiler_is_one_line_with_the_output_beside_it(
+    cache: Path, tmp_path: Path
+):
+    (tmp_path / "k.cpp").write_text('extern "C" void f(float* x) { x[0] = missing; }')
+    with pytest.raises(CompileFailed, match="'missing' was not declared") as caught:
+        load(tmp_path / "k.cpp")
+    assert "\n" not in str(caught.value)
+    assert "k.cpp:1" in caught.value.output
+
+
+def test_a_symbol_that_exists_nowhere_fails_at_compile_time(cache: Path, tmp_path: Path):
+    (tmp_path / "k.cpp").write_text('void g();\nextern "C" void f() { g(); }')
+    with pytest.raises(CompileFailed, match="undefined reference"):
+        load(tmp_path / "k.cpp")
+
+
+def run_python(folder: Path, text: str, **environment: str) -> str:
+    (folder / "main.py").write_text(textwrap.dedent(text))
+    done = subprocess.run(
+        [sys.executable, str(folder / "main.py")],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_path_is_relative_to_the_file_that_calls(cache: Path, tmp_path: Path):
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "k.cpp").write_text(SCALE)
+    out = run_python(tmp_path, 'from cuagent.kernels import load\nprint(load("kernels/k.cpp"))')
+    assert "k.cpp: scale, fail, fill" in out
+
+
+def test_a_process_with_no_compiler_finds_the_library_that_was_built_for_it(
+    kernels: Kernels, tmp_path: Path
+):
+    (tmp_path / "k.cpp").write_text(SCALE)
+    out = run_python(
+        tmp_path,
+        'from cuagent.kernels import load\nprint(load("k.cpp").library)',
+        CUAGENT_BUILD=str(kernels.library.parent),
+        XDG_CACHE_HOME=str(tmp_path / "empty"),
+        PATH="/nonexistent",
+    )
+    assert out.strip() == str(kernels.library)
+
+
+def test_processes_that_compile_the_same_source_at_once_all_succeed(tmp_path: Path):
+    (tmp_path / "k.cpp").write_text(SCALE)
+    text = "import torch\nfrom cuagent.kernels import load\nload('k.cpp').fail(0, True)\n"
+    (tmp_path / "main.py").write_text(text)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, str(tmp_path / "main.py")]
+    running = [subprocess.Popen(command, env=environment) for _ in range(2)]
+    assert [process.wait() for process in running] == [0, 0]
+    assert len(list(tmp_path.glob("cache/cuagent/kernels/*/*"))) == 2  # the library and its log
+
+
+def test_kernels_share_the_openmp_runtime_of_torch(cache: Path, tmp_path: Path):
+    (tmp_path / "k.cpp").write_text(
+        '#include <omp.h>\nextern "C" void count(int* n) {\n#pragma omp parallel\n'
+        "#pragma omp single\n*n = omp_get_num_threads();\n}\n"
+    )
+    out = run_python(
+        tmp_path,
+        """
+        import torch
+        from cuagent.kernels import load
+        torch.set_num_threads(2)
+        count, n = load("k.cpp").count, torch.zeros(1, dtype=torch.int32)
+        count(n)
+        first = n.item()
+        torch.set_num_threads(1)
+        count(n)
+        runtimes = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line}
+        print(first, n.item(), len(runtimes))
+        """,
+    )
+    assert out.split() == ["2", "1", "1"]
+
+
+def test_fast_math_of_a_source_leaves_the_denormals_of_the_process_alone(
+    cache: Path, tmp_path: Path
+):
+    (tmp_path / "k.cpp").write_text("// cuagent: flags -ffast-math\n" + SCALE)
+    out = run_python(
+        tmp_path,
+        """
+        import torch
+        from cuagent.kernels import load
+        load("k.cpp").fail(0, True)
+        print((torch.tensor([1e-30]) * 1e-10).item() > 0, 1e-300 * 1e-10 > 0)
+        """,
+    )
+    assert out.split() == ["True", "True"]
+
+
+def test_importing_the_loader_imports_nothing_of_ours_and_no_torch():
+    out = subprocess.run(
+        [sys.executable, "-c", "import sys, cuagent.kernels; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "torch" not in out.split()
+    ours = [name for name in out.split() if re.match(r"cuagent\.(?!kernels)", name)]
+    assert ours == []

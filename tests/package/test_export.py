@@ -1,0 +1,222 @@
+"""An exported folder works in a process that cannot import cuagent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.measure.timing import Arm, Effort, Ratio, Timing
+from cuagent.package import ExportError, export
+from cuagent.package.vendor import vendored
+from cuagent.score import Score
+from cuagent.task.task import Device, Precision, Task
+from cuagent.verify.verdict import Reason, RuleResult, Verdict
+
+REFERENCE = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((1,), float(factor)))
+    def forward(self, x):
+        return x * self.weight + 1
+def get_inputs():
+    return [torch.randn(4, 8)]
+def get_init_inputs():
+    return [3]
+"""
+MODEL_NEW = """
+import torch
+from cuagent.kernels import load
+
+kernels = load("kernels/affine.cpp")
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((1,), float(factor)))
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernels.affine(y, x, self.weight, x.numel())
+        return y
+"""
+KERNEL = """
+extern "C" void affine(float* y, const float* x, const float* w, long n) {
+  for (long i = 0; i < n; ++i) y[i] = x[i] * w[0] + 1;
+}
+"""
+ATTEMPT = Attempt((("kernels/affine.cpp", KERNEL), ("model_new.py", MODEL_NEW)))
+TASK = Task(path=Path("affine-task.py"), entry="Model", source=REFERENCE)
+
+
+@dataclass(frozen=True)
+class Measured:
+    verdict: Verdict | None = None
+    timing: Timing | None = None
+    score: Score | None = None
+
+
+MEASURED = Measured(
+    Verdict(
+        accepted=True,
+        reason=Reason.ACCEPTED,
+        detail="all draws within bounds",
+        task=TASK.digest,
+        attempt=ATTEMPT.digest,
+        strict=RuleResult(True, 0.25),
+        precision=Precision.MATCH,
+        tier="landlock",
+    ),
+    Timing(
+        arms=(Arm("candidate", 1e-5, ()), Arm("eager", 3e-5, ())),
+        ratios={"eager": Ratio(3.0, 2.9, 3.125)},
+        effort=Effort.RECORD,
+        device="a named processor",
+        seconds=1.0,
+        versions={"torch": "9.9"},
+    ),
+    Score(2, 3.0, 1.0),
+)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return export(ATTEMPT, TASK, MEASURED, tmp_path / "out", measured=date(2026, 1, 2))
+
+
+@pytest.fixture(scope="module")
+def without_cuagent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment whose compiled kernels start from nothing."""
+    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+
+
+# Isolated mode, and every import of cuagent refused, wherever it may be installed.
+REFUSE = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "cuagent":
+            raise ImportError("cuagent is not installed here")
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def run(program: str, cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-I", "-c", REFUSE + program],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+    )
+
+
+USE = "import torch; m = ModelNew(3); print(m(torch.ones(2)).tolist())"
+
+
+@pytest.mark.parametrize(
+    "imported",
+    [
+        "sys.path.insert(0, {parent!r}); from out import ModelNew; ",
+        "sys.path.insert(0, {out!r}); from model_new import ModelNew; ",
+    ],
+    ids=["as a package", "by path"],
+)
+def test_the_folder_works_without_cuagent(
+    out: Path, without_cuagent, imported: str, tmp_path: Path
+):
+    program = imported.format(parent=str(out.parent), out=str(out)) + USE
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = run(program, elsewhere, without_cuagent)
+    assert done.stdout == "[4.0, 4.0]\n", done.stderr
+
+
+def check(out: Path, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
+    program = f"import runpy; sys.argv = {['check.py', *arguments]!r}; "
+    program += f"runpy.run_path({str(out / 'check.py')!r}, run_name='__main__')"
+    done = run(program, out.parent, environment)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_its_check_agrees_with_the_original_and_notices_another(out: Path, without_cuagent):
+    status, text = check(out, without_cuagent)
+    assert status == 0, text
+    assert "agrees" in text
+    other = out.parent / "other.py"
+    other.write_text(REFERENCE.replace("+ 1", "+ 1.5"))
+    status, text = check(out, without_cuagent, str(other))
+    assert status == 1, text
+    assert "DIFFERS" in text
+
+
+def test_the_readme_holds_the_figures_as_measured(out: Path):
+    text = (out / "README.md").read_text()
+    for part in ("3.000x", "2.900 to 3.125", "a named processor", "torch 9.9", "2026-01-02"):
+        assert part in text
+    assert "landlock" in text
+    assert "Precision: match" in text
+
+
+def test_what_was_not_measured_is_said(tmp_path: Path):
+    text = (export(ATTEMPT, TASK, Measured(), tmp_path / "out") / "README.md").read_text()
+    assert "Not measured." in text
+    assert "Not verified." in text
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path: Path):
+    (tmp_path / "keep.txt").write_text("mine")
+    with pytest.raises(ExportError, match="not empty"):
+        export(ATTEMPT, TASK, MEASURED, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["keep.txt"]
+
+
+def test_a_prebuilt_library_is_used_where_there_is_no_compiler(tmp_path: Path):
+    built = build(ATTEMPT, Device.CPU, cache=tmp_path / "cache")
+    out = export(ATTEMPT, TASK, MEASURED, tmp_path / "out", build=built)
+    program = f"sys.path.insert(0, {str(out.parent)!r}); from out import ModelNew; {USE}"
+    environment = {"PATH": "/nonexistent", "HOME": str(tmp_path / "home")}
+    done = run(program, tmp_path, environment)
+    assert done.stdout == "[4.0, 4.0]\n", done.stderr
+
+
+def test_the_folder_installs_with_pip(out: Path, without_cuagent, tmp_path: Path):
+    target = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    options = ["--no-build-isolation", "--disable-pip-version-check", "--target", str(target)]
+    subprocess.run([*command, *options, str(out)], check=True, capture_output=True)
+    program = f"sys.path.insert(0, {str(target)!r}); from affine_task_fast import ModelNew; {USE}"
+    done = run(program, tmp_path, without_cuagent)
+    assert done.stdout == "[4.0, 4.0]\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "package"),
+    [
+        ("from cuagent.kernels import load as get", "    from ._kernels import load as get"),
+        ("import cuagent.kernels as ck", "    from . import _kernels as ck"),
+        ("from cuagent import kernels", "    from . import _kernels as kernels"),
+        (
+            "    from cuagent.kernels import (\n        load,\n    )",
+            "        from ._kernels import load",
+        ),
+    ],
+)
+def test_every_form_of_the_loader_import_is_rewritten(line: str, package: str):
+    before = "def f():\n" if line.startswith(" ") else ""
+    text, changed = vendored(f"{before}{line}\n")
+    assert changed
+    assert package in text.splitlines()
+    compile(text, "model_new.py", "exec")
+
+
+def test_a_model_without_the_loader_stays_as_it_is():
+    assert vendored("import torch\n") == ("import torch\n", False)
