@@ -67,6 +67,9 @@ def _warm_up() -> None:
     import numpy  # noqa: F401
     import torch  # noqa: F401
 
+    # In memory now, so that a child that may not read our files still has them.
+    import cuagent.kernels.calls
+    import cuagent.kernels.driver
     import cuagent.worker.program  # noqa: F401
 
     # What is alive now stays; the collector must not touch, and so copy, its pages in every child.

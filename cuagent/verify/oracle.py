@@ -1,0 +1,97 @@
+"""The oracle as the referee holds it: a trusted process that draws inputs and knows the answers.
+
+It shares nothing with a worker but arenas of inputs and weights, which the referee lends to both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import select
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from cuagent.task import Task, TaskError
+from cuagent.verify.inputs import Inputs, Weights
+from cuagent.worker import Arena, Nursery
+from cuagent.worker.arms import task_to_json
+from cuagent.worker.channel import receive_message, send_message
+
+ANSWER_S = 600.0
+
+
+class OracleLost(Exception):
+    """The trusted process is gone or does not answer: the machine's fault or the task's."""
+
+
+class Oracle:
+    """Raises TaskError where the user's module fails, OracleLost where the process does."""
+
+    def __init__(self, nursery: Nursery, task: Task) -> None:
+        self._nursery = nursery
+        self._folder = Path(tempfile.mkdtemp(prefix="cuagent-oracle-"))
+        (self._folder / "task.json").write_text(json.dumps(task_to_json(task)))
+        self._ids = itertools.count()
+        self._lent: dict[Arena, int] = {}
+        self._child = nursery.fork("cuagent.verify.oracle_program", self._folder, {})
+
+    def describe(self) -> dict[str, Any]:
+        return self._ask({"do": "describe"})
+
+    def weigh(self, kind: Weights, seed: int, arena: Arena) -> None:
+        """Take on weights of `kind` from `seed` and write the state dict to `arena`."""
+        number = self._lend(arena)
+        self._ask({"do": "weights", "kind": kind, "seed": seed, "arena": number})
+
+    def draw(self, kind: Inputs, seed: int, arena: Arena, slot: int = 0) -> None:
+        """Write inputs of `kind` from `seed` to a slot."""
+        number = self._lend(arena)
+        self._ask({"do": "draw", "kind": kind, "seed": seed, "arena": number, "slot": slot})
+
+    def answer(
+        self, inputs: Arena, slot: int, answers: dict[str, Arena], seed: int, seconds: float
+    ) -> bool:
+        """Fill `answers` (declared, precise, spread); False where the reference is not finite.
+
+        The spread gets as many perturbations as fit into about `seconds`, 2 to 8.
+        """
+        lent = {name: self._lend(arena) for name, arena in answers.items()}
+        message = {"do": "answer", "inputs": self._lend(inputs), "slot": slot, "seed": seed}
+        return self._ask(message | lent | {"seconds": seconds})["finite"]
+
+    def forget(self, arena: Arena) -> None:
+        """Take back an arena before it is closed."""
+        if arena in self._lent:
+            self._ask({"do": "detach", "arena": self._lent.pop(arena)})
+
+    def close(self) -> None:
+        self._nursery.end(self._child)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _lend(self, arena: Arena) -> int:
+        if arena not in self._lent:
+            number = next(self._ids)
+            description, descriptors = arena.describe()
+            message = {"do": "attach", "arena": number, "description": description}
+            self._ask(message, descriptors)
+            self._lent[arena] = number
+        return self._lent[arena]
+
+    def _ask(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> dict[str, Any]:
+        channel = self._child.channel
+        deadline = time.monotonic() + ANSWER_S
+        try:
+            send_message(channel, message, descriptors)
+            readable, _, _ = select.select([channel], [], [], deadline - time.monotonic())
+            received = receive_message(channel) if readable else None
+        except OSError as error:
+            raise OracleLost(f"the reference's process is gone ({error.strerror})") from error
+        if received is None:
+            raise OracleLost("the reference's process ended or did not answer")
+        answer = received[0]
+        if "error" in answer:
+            raise TaskError(answer["error"])
+        return answer

@@ -1,0 +1,261 @@
+"""What runs in the oracle's process: the user's reference, in its own precision and in fp64.
+
+Trusted: it runs the user's module and nothing of a candidate's, so it answers in JSON. What it
+computes goes into arenas that no worker is lent. Errors of the user's module go back as text.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent.task import (
+    Precision,
+    Reference,
+    TaskError,
+    TreeError,
+    flatten,
+    open_reference,
+    unflatten,
+)
+from cuagent.verify.inputs import Inputs, Weights, derive, shake
+from cuagent.verify.reductions import longest_sum
+from cuagent.verify.tolerance import UNIT
+from cuagent.worker.arena import Arena, layout_of
+from cuagent.worker.arms import set_precision, task_from_json
+from cuagent.worker.channel import receive_message, send_message
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MOST_PERTURBATIONS, FEWEST_PERTURBATIONS = 8, 2
+
+
+def serve(channel: socket.socket, folder: Path) -> None:
+    """Answer until the referee hangs up."""
+    program: _Oracle | None = None
+    while (received := receive_message(channel)) is not None:
+        message, descriptors = received
+        try:
+            if program is None:
+                program = _Oracle(folder)
+            answer = program.obey(message, descriptors)
+        except (TaskError, TreeError) as error:
+            answer = {"error": str(error)}
+        send_message(channel, answer)
+
+
+class _Oracle:
+    """The reference in two precisions, with the weights last asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+
+        # The oracle is as exact as the task's dtypes allow, whatever a candidate is admitted.
+        set_precision(Precision.MATCH)
+        torch.set_grad_enabled(False)
+        self.reference: Reference = open_reference(
+            task_from_json(json.loads((folder / "task.json").read_text()))
+        )
+        self.arenas: dict[int, Arena] = {}
+        self.declared: nn.Module = self.reference.model(0)
+        self.precise: nn.Module | None = None
+        self.inputs: dict[str, Any] = {}
+
+    def obey(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        match message["do"]:
+            case "describe":
+                return self.describe()
+            case "attach":
+                self.arenas[message["arena"]] = Arena.attach(message["description"], descriptors)
+            case "detach":
+                self.arenas.pop(message["arena"]).close()
+            case "weights":
+                target = self.arenas[message["arena"]].tensors()
+                self.weigh(Weights(message["kind"]), message["seed"], target)
+            case "draw":
+                target = self.arenas[message["arena"]].tensors(message["slot"])
+                self.draw(Inputs(message["kind"]), message["seed"], target)
+            case "answer":
+                return self.answer(message)
+        return {}
+
+    def describe(self) -> dict[str, Any]:
+        """Forms of everything, the longest sum, the kinds of inputs the reference is finite on."""
+        arguments = self.reference.inputs(0)
+        leaves, self.inputs = flatten(arguments, "inputs")
+        outputs: list[Any] = []
+        longest = longest_sum(lambda: outputs.append(self.declared(*arguments)))
+        results, spec = flatten(outputs[0], "output")
+        init, init_spec = flatten([list(self.reference.init_args[0]), self.reference.init_args[1]])
+        if init:
+            raise TaskError(f"{self.reference.task.path}: get_init_inputs() holds a tensor")
+        state = self.declared.state_dict()
+        self._make_precise()
+        self.fp64 = self._fp64_works(leaves, results)
+        return {
+            "inputs": self.inputs,
+            "inputs_layout": layout_of(leaves).to_json(),
+            "output": spec,
+            "output_layout": layout_of(results, dense=True).to_json(),
+            "precise_layout": layout_of(results, dense=True, wide=True).to_json(),
+            "init": init_spec,
+            "state": list(state),
+            "state_layout": layout_of(list(state.values()), dense=True).to_json(),
+            "longest_sum": longest,
+            "fp64": self.fp64,
+            "kinds": [kind for kind in Inputs if self._usable(kind, leaves)],
+        }
+
+    def weigh(self, kind: Weights, seed: int, target: list[Tensor]) -> None:
+        """A model constructed from `seed`, its weights moved to `kind`, its state dict written out."""
+        model = self.reference.model(seed)
+        parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
+        state = shake(kind, model.state_dict(), parameters, seed)
+        model.load_state_dict(state)
+        self.declared = model
+        self._make_precise()
+        for view, tensor in zip(target, state.values(), strict=True):
+            view.copy_(tensor)
+
+    def draw(self, kind: Inputs, seed: int, target: list[Tensor]) -> None:
+        own, spec = flatten(self.reference.inputs(seed), "inputs")
+        if spec != self.inputs or [x.shape for x in own] != [x.shape for x in target]:
+            path = self.reference.task.path
+            raise TaskError(f"{path}: get_inputs() gives other shapes or scalars at every call")
+        for view, tensor in zip(target, derive(kind, own, seed), strict=True):
+            view.copy_(tensor)
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Write the declared output, the fp64 output and its spread for one slot of inputs."""
+        inputs = self.arenas[message["inputs"]].tensors(message["slot"])
+        declared, precise, spread = (
+            self.arenas[message[name]].tensors() for name in ("declared", "precise", "spread")
+        )
+        self._copy(self._forward(self.declared, inputs), declared)
+        begun = time.perf_counter()
+        exact = self._exact(inputs)
+        self._copy(exact, precise)
+        each = time.perf_counter() - begun
+        count = int(message["seconds"] / max(each, 1e-6))
+        count = min(MOST_PERTURBATIONS, max(FEWEST_PERTURBATIONS, count))
+        self._perturb(inputs, exact, spread, count, message["seed"])
+        finite = all(
+            bool(x.isfinite().all()) for x in declared if x.is_floating_point() or x.is_complex()
+        )
+        return {"finite": finite, "perturbations": count}
+
+    def _perturb(
+        self, inputs: list[Tensor], exact: list[Tensor], spread: list[Tensor], count: int, seed: int
+    ) -> None:
+        """Spread per element: rms over `count` perturbations of every input and weight."""
+        import torch
+
+        generator = torch.Generator(device=self.reference.task.device.value).manual_seed(seed)
+        model = self.precise if self.fp64 else self.declared
+        assert model is not None
+        kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        totals = [torch.zeros_like(_pairs(view)) for view in spread]
+        for _ in range(count):
+            for name, tensor in model.state_dict().items():
+                tensor.copy_(_perturbed(kept[name], generator))
+            moved = [_perturbed(self._widened(tensor), generator) for tensor in inputs]
+            with self._default_dtype():
+                results = self._forward(model, moved)
+            for total, result, base in zip(totals, results, exact, strict=True):
+                total += _pairs(result - base).abs().square() if _real(base) else 0
+        for name, tensor in model.state_dict().items():
+            tensor.copy_(kept[name])
+        for view, total in zip(spread, totals, strict=True):
+            _pairs(view).copy_((total / count).sqrt())
+
+    def _exact(self, inputs: list[Tensor]) -> list[Tensor]:
+        if not self.fp64 or self.precise is None:
+            return self._forward(self.declared, inputs)
+        with self._default_dtype():
+            return self._forward(self.precise, [self._widened(tensor) for tensor in inputs])
+
+    def _forward(self, model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
+        # Cloned, so that a reference that writes to its inputs does not change what is judged.
+        return flatten(model(*unflatten([x.clone() for x in inputs], self.inputs)), "output")[0]
+
+    def _make_precise(self) -> None:
+        self.precise = copy.deepcopy(self.declared).double()
+
+    def _fp64_works(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
+        import torch
+
+        self.fp64 = True
+        try:
+            exact = self._exact(inputs)
+        except (RuntimeError, TypeError, ValueError):
+            return False  # a module that fixes its dtype inside; the declared one must do
+        wide = (torch.float64, torch.complex128)
+        return all(not _real(r) or x.dtype in wide for x, r in zip(exact, results, strict=True))
+
+    def _usable(self, kind: Inputs, own: list[Tensor]) -> bool:
+        if kind is Inputs.OWN:
+            return True
+        if not any(tensor.is_floating_point() for tensor in own):
+            return False
+        try:
+            results = self._forward(self.declared, derive(kind, own, 0))
+        except (RuntimeError, ValueError, IndexError):
+            return False  # outside what the reference accepts (probabilities, say)
+        return all(bool(tensor.isfinite().all()) for tensor in results)
+
+    def _widened(self, tensor: Tensor) -> Tensor:
+        import torch
+
+        if not self.fp64 or not _real(tensor):
+            return tensor
+        return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+    @contextmanager
+    def _default_dtype(self) -> Iterator[None]:
+        """fp64 for what the module creates itself."""
+        import torch
+
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if self.fp64 else before)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+    @staticmethod
+    def _copy(results: list[Tensor], target: list[Tensor]) -> None:
+        if [x.shape for x in results] != [x.shape for x in target]:
+            raise TaskError("the reference's output changes its shape from call to call")
+        for view, tensor in zip(target, results, strict=True):
+            view.copy_(tensor)
+
+
+def _perturbed(tensor: Tensor, generator: Any) -> Tensor:
+    """Every element times 1 + UNIT N(0,1); integers and booleans as they are."""
+    import torch
+
+    if not _real(tensor):
+        return tensor
+    noise = torch.randn(
+        tuple(tensor.shape), generator=generator, device=tensor.device, dtype=torch.float32
+    )
+    return tensor * (1 + UNIT * noise.double()).to(
+        torch.float64 if not tensor.is_complex() else torch.complex128
+    ).to(tensor.dtype)
+
+
+def _pairs(tensor: Tensor) -> Tensor:
+    import torch
+
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
