@@ -8,8 +8,10 @@ Invariant: a failed compile yields at least one error, and every text is short.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
+from cuagent.build.resources import short_name
 from cuagent.build.result import Diagnostic
 
 MOST_ERRORS = 5
@@ -57,22 +59,27 @@ def foreign_headers(source: str, text: str) -> list[Diagnostic]:
 
 
 def diagnose(output: str, folder: Path, source: str) -> list[Diagnostic]:
-    """The first errors and warnings in the compiler's output for `folder / source`."""
+    """The first errors and warnings in the compiler's output for `folder / source`.
+
+    Relative names in it are taken as seen from the source's own folder.
+    """
+    text = _Text(folder.resolve(), (folder / source).resolve())
     found: list[Diagnostic] = []
     lines = output.splitlines()
     for at, line in enumerate(lines):
         if (match := _GXX.match(line) or _NVCC.match(line)) is not None:
             file, number = match["file"], int(match["line"])
-            if not _inside(file, folder):
-                file, number = _user_line(lines, at, folder) or (source, 0)
-            found.append(_diagnostic(folder, file, number, match["text"], match["kind"]))
+            if not text.holds(file):
+                file, number = _own_line(lines, at, text) or ("", 0)
+            found.append(text.diagnostic(file, number, match["text"], match["kind"]))
         elif (match := _PTXAS.match(line)) is not None and "aborted" not in line:
-            text = f"ptxas: {_demangled(match['text'])}"
-            found.append(_diagnostic(folder, source, 0, text, match["kind"]))
+            found.append(
+                text.diagnostic("", 0, f"ptxas: {_demangled(match['text'])}", match["kind"])
+            )
         elif (match := _LINKER.search(line)) is not None:
-            found.append(_diagnostic(folder, source, 0, f"linker: {match['text']}", "error"))
+            found.append(text.diagnostic("", 0, f"linker: {match['text']}", "error"))
         elif (match := _OTHER.match(line)) is not None:
-            found.append(_diagnostic(folder, source, 0, match["text"], match["kind"]))
+            found.append(text.diagnostic("", 0, match["text"], match["kind"]))
     unique = list(dict.fromkeys(found))
     errors = [d for d in unique if d.severity == "error"]
     warnings = [d for d in unique if d.severity == "warning"]
@@ -81,36 +88,42 @@ def diagnose(output: str, folder: Path, source: str) -> list[Diagnostic]:
     return errors[:MOST_ERRORS] + warnings[: 0 if errors else MOST_WARNINGS]
 
 
-def _diagnostic(folder: Path, file: str, line: int, text: str, kind: str) -> Diagnostic:
-    path = folder / file
-    shown = ""
-    if line and path.is_file():
-        texts = path.read_text(errors="replace").splitlines()
-        shown = texts[line - 1].strip()[:LONGEST] if line <= len(texts) else ""
-    name = path.relative_to(folder).as_posix() if _inside(file, folder) else file
-    text = text.replace(f"{folder}/", "")[:LONGEST]
-    return Diagnostic(name, line, text, shown, "warning" if kind == "warning" else "error")
+@dataclass(frozen=True)
+class _Text:
+    """The attempt as laid down for the compiler: its folder and the source that was compiled."""
+
+    folder: Path
+    source: Path
+
+    def path(self, file: str) -> Path:
+        return (self.source.parent / file).resolve() if file else self.source
+
+    def holds(self, file: str) -> bool:
+        return self.path(file).is_relative_to(self.folder)
+
+    def diagnostic(self, file: str, line: int, message: str, kind: str) -> Diagnostic:
+        path = self.path(file) if self.holds(file) else self.source
+        texts = path.read_text(errors="replace").splitlines() if line and path.is_file() else []
+        return Diagnostic(
+            file=path.relative_to(self.folder).as_posix(),
+            line=line,
+            message=message.replace(f"{self.folder}/", "")[:LONGEST],
+            source_line=texts[line - 1].strip()[:LONGEST] if 0 < line <= len(texts) else "",
+            severity="warning" if kind == "warning" else "error",
+        )
 
 
-def _inside(file: str, folder: Path) -> bool:
-    return (folder / file).resolve().is_relative_to(folder.resolve())
-
-
-def _user_line(lines: list[str], at: int, folder: Path) -> tuple[str, int] | None:
+def _own_line(lines: list[str], at: int, text: _Text) -> tuple[str, int] | None:
     """Where the attempt's own text caused an error inside a system header."""
     for line in lines[max(0, at - 30) : at + 30]:
-        match = _REQUIRED.match(line.strip()) or _REQUIRED.search(line)
+        match = _REQUIRED.match(line) or _REQUIRED.search(line)
         if match is None:
             continue
-        file, number = (
-            (match["file"], match["line"]) if match["file"] else (match["of"], match["at"])
-        )
-        if file and _inside(file, folder):
-            return file, int(number)
+        file = match["file"] or match["of"]
+        if file and text.holds(file):
+            return file, int(match["line"] or match["at"])
     return None
 
 
 def _demangled(text: str) -> str:
-    from cuagent.build.resources import short_name
-
     return re.sub(r"_Z\w+", lambda m: short_name(m[0]), text)

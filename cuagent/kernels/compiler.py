@@ -214,7 +214,8 @@ def compile_library(how: Recipe, tools: Toolchain, path: Path, run: Run) -> None
             first = next((line for line in text.splitlines() if _ERROR.search(line)), text[:200])
             raise CompileFailed(f"{how.source.name} does not compile: {first.strip()}", text)
         log = output.with_suffix(".log")
-        log.write_text(text)
+        # Equal sources may lie in many folders, so what is kept names none of them.
+        log.write_text(text.replace(f"{how.source.parent}/", ""))
         log.replace(path.with_suffix(".log"))
         output.replace(path)
 

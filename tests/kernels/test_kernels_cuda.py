@@ -73,7 +73,7 @@ def test_launchers_compute_in_fp32_and_fp16(launchers: Kernels):
 
 def test_a_tensor_on_the_cpu_is_named(launchers: Kernels):
     x = torch.randn(8, device="cuda")
-    with pytest.raises(ValueError, match="argument 2 .*x.* is on cpu"):
+    with pytest.raises(ValueError, match=r"argument 2 .*x.* is on cpu"):
         launchers.scale(x, x.cpu(), 2.0, 8)
 
 
@@ -81,7 +81,7 @@ def test_a_launch_that_fails_silently_in_cuda_raises_here_and_the_next_one_works
     launchers: Kernels,
 ):
     x = torch.ones(8, device="cuda")
-    with pytest.raises(RuntimeError, match="too_much_shared: CUDA error .*cudaErrorInvalidValue"):
+    with pytest.raises(RuntimeError, match=r"too_much_shared: CUDA error .*cudaErrorInvalidValue"):
         launchers.too_much_shared(x)
     launchers.scale(x, x, 2.0, 8)
     assert x.tolist() == [2.0] * 8
@@ -109,7 +109,7 @@ def test_global_kernels_are_launched_from_python(kernels: Kernels):
     y = torch.empty_like(x)
     kernels.scale[4, 256](y, x, 2.0, 1000)
     assert torch.equal(y, 2 * x)
-    with pytest.raises(TypeError, match="argument 4 .*int n"):
+    with pytest.raises(TypeError, match=r"argument 4 .*int n"):
         kernels.scale[4, 256](y, x, 2.0, 1000.0)
     with pytest.raises(TypeError, match=r"kernel\[grid, block\]"):
         kernels.scale(y, x, 2.0, 1000)
