@@ -45,6 +45,8 @@ class ToolStarted:
     name: str
     summary: str
     """One line for a person: the command, the file, the pattern."""
+    arguments: str = ""
+    """JSON, as the model wrote it; may be malformed."""
 
 
 @dataclass(frozen=True)

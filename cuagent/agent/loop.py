@@ -96,7 +96,8 @@ def query(run: Run, model: Model, tools: Sequence[Tool], emit: Emit) -> Reply:
 def act(run: Run, call: ToolCall, tools: Sequence[Tool], emit: Emit, *, cut_off: bool) -> None:
     """Execute one call and record its result."""
     tool = next((tool for tool in tools if tool.name == call.name), None)
-    emit(ToolStarted(call.id, call.name, tool.summarize(call.arguments) if tool else ""))
+    summary = tool.summarize(call.arguments) if tool else ""
+    emit(ToolStarted(call.id, call.name, summary, call.arguments))
     start = time.monotonic()
     result = execute(call, tool, tools, Context(run, call.id, emit), cut_off=cut_off)
     run.add(

@@ -34,24 +34,30 @@ class Crash(Exception):
     """A defect of cuagent. One line that says where the traceback is."""
 
 
+FORESEEN = {
+    "Refused": Exit.USAGE,
+    "AttemptError": Exit.USAGE,
+    "ConfigError": Exit.USAGE,
+    "ExportError": Exit.USAGE,
+    "RecordError": Exit.USAGE,
+    "TaskError": Exit.USAGE,
+    "ModelUnavailable": Exit.INFRASTRUCTURE,
+    "ModelError": Exit.NO,
+    "ProfileError": Exit.NO,
+    "CompilerMissing": Exit.INFRASTRUCTURE,
+    "Crash": Exit.INFRASTRUCTURE,
+    "CudaMemoryError": Exit.INFRASTRUCTURE,
+    "NurseryError": Exit.INFRASTRUCTURE,
+    "SandboxError": Exit.INFRASTRUCTURE,
+}
+"""The rooms' own errors, whose text is a line for the user; by name, to import none of them."""
+
+
 def exit_for(error: BaseException) -> Exit | None:
     """The exit code of an error that was foreseen; None for any other."""
-    # light modules all of them, and loaded by the time that one of these is raised
-    from cuagent.attempt import AttemptError
-    from cuagent.config import ConfigError
-    from cuagent.models.model import ModelError, ModelUnavailable
-    from cuagent.record import RecordError
-    from cuagent.task.task import TaskError
-
-    match error:
-        case Refused() | TaskError() | AttemptError() | ConfigError() | RecordError():
-            return Exit.USAGE
-        case ModelUnavailable() | Crash():
-            return Exit.INFRASTRUCTURE
-        case ModelError():
-            return Exit.NO
-        case KeyboardInterrupt():
-            return Exit.INTERRUPTED
+    for kind in type(error).__mro__:
+        if kind.__module__.startswith("cuagent.") and kind.__name__ in FORESEEN:
+            return FORESEEN[kind.__name__]
     return None
 
 

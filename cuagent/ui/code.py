@@ -1,10 +1,11 @@
-"""Short highlighted excerpts of what the agent writes: a file's first lines, or a diff.
+"""Short highlighted excerpts of what the agent writes: a file's first lines, or an edit's change.
 
 Colours are the terminal's own sixteen, so that they suit a dark and a light background alike.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import PurePosixPath
 
 from rich.cells import cell_len
@@ -43,23 +44,35 @@ def excerpt(
     return text
 
 
-def diff_excerpt(diff: str, width: int, glyphs: Glyphs = UNICODE, lines: int = LINES) -> list[Text]:
-    """The changed lines of a unified diff, added in green with `+`, removed in red with `-`."""
-    changed = [
-        row
-        for row in clean(diff).split("\n")
-        if row[:1] in ("+", "-") and not row.startswith(("+++", "---"))
-    ]
+def change(old: str, new: str, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """What an edit takes away, in red with `-`, and what it puts there, in green with `+`."""
+    before, after = (clean(text).rstrip("\n").split("\n") for text in (old, new))
+    while before and after and before[0] == after[0]:  # lines that only say where
+        del before[0], after[0]
+    while before and after and before[-1] == after[-1]:
+        del before[-1], after[-1]
+    rows = [(f"-{row}", "red") for row in before] + [(f"+{row}", "green") for row in after]
+    shown = rows if len(rows) <= LINES else rows[: LINES // 2] + rows[-LINES // 2 :]
     text = [
-        _behind_bar(
-            Text(clip(row, width - 4, glyphs.more), "green" if row[0] == "+" else "red"), glyphs
-        )
-        for row in changed[:lines]
+        _behind_bar(Text(clip(row, width - 4, glyphs.more), style), glyphs) for row, style in shown
     ]
-    if len(changed) > lines:
-        rest = Text(f"{glyphs.more} {len(changed)} changed lines", "dim")
-        text.append(_behind_bar(rest, glyphs))
+    if len(rows) > len(shown):
+        rest = Text(f"{glyphs.more} {len(rows) - len(shown)} more lines", "dim")
+        text.insert(LINES // 2, _behind_bar(rest, glyphs))
     return text
+
+
+def written(tool: str, arguments: str, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """What a call of `write` or `edit` puts into a file; nothing for any other call."""
+    try:
+        match tool, json.loads(arguments or "{}", strict=False):
+            case "write", {"path": str(path), "text": str(text)}:
+                return excerpt(path, text, width, glyphs)
+            case "edit", {"old": str(old), "new": str(new)}:
+                return change(old, new, width, glyphs)
+    except (ValueError, RecursionError):
+        pass  # the tool's own answer says what is wrong with them
+    return []
 
 
 def _preamble(rows: list[str]) -> int:

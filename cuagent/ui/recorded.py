@@ -53,7 +53,7 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                     yield TextDelta(message.content + "\n")
                 for call in message.tool_calls:
                     summary = _summary(call.name, call.arguments)
-                    open_calls[call.id] = ToolStarted(call.id, call.name, summary)
+                    open_calls[call.id] = ToolStarted(call.id, call.name, summary, call.arguments)
                 yield spent.so_far(record["time"])
             case "message" if record["role"] == "tool":
                 if started := open_calls.pop(record.get("tool_call_id", ""), None):
@@ -68,7 +68,7 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                     )
             case "judgement":
                 yield Judged(record["attempt"], judgement_of(record))
-            case "notice":
+            case "notice" if "tool" not in record:  # that is a traceback, for the log only
                 yield Notice(record["text"], record.get("level", "info"))
             case "end":
                 yield RunEnded(record["stop"], best_of(records), record["summary"])

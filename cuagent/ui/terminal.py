@@ -33,7 +33,7 @@ from cuagent.events import (
     ToolOutput,
     ToolStarted,
 )
-from cuagent.ui.code import diff_excerpt, excerpt
+from cuagent.ui.code import written
 from cuagent.ui.flow import Flow
 from cuagent.ui.status import Status
 from cuagent.ui.summary import short_path, summary_lines
@@ -47,8 +47,9 @@ TICK = 0.25
 """Seconds between two states of the live line."""
 WIDEST = 120
 """Columns; longer lines are hard to read, and nothing here needs them."""
-HEAD, TAIL = 4, 3
-"""Lines kept of a tool's output."""
+KEPT = {"bash": (4, 3), "compile": (6, 0), "profile": (12, 0)}
+"""First and last lines kept of a tool's output; `OTHERS` of one that is not named, or an error."""
+OTHERS, OF_ERROR = (3, 0), (4, 3)
 _NOTICE = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 
@@ -183,23 +184,22 @@ class Terminal:
             summary = f"{started.name} {one_line(started.summary)}"
             lines.append(self._line(f"  {self.glyphs.result} {summary}", "dim"))
         self._last_call = ""
-        lines += self._result(event)
+        lines += self._result(event, started)
         if event.seconds >= 1 and not self._judged:
             lines.append(Text(f"  {duration(event.seconds)}", "dim"))
         self._print(lines)
 
-    def _result(self, event: ToolFinished) -> list[Text]:
-        if self._judged and not event.is_error:
+    def _result(self, event: ToolFinished, started: ToolStarted | None) -> list[Text]:
+        if self._judged:
             return []  # the judgement above says it better than the text made for the model
-        path, content, diff = (event.data.get(key) for key in ("path", "content", "diff"))
-        if not event.is_error and isinstance(diff, str) and diff:
-            return diff_excerpt(diff, self.width, self.glyphs)
-        if not event.is_error and isinstance(path, str) and isinstance(content, str):
-            return excerpt(path, content, self.width, self.glyphs)
-        head, tail = (HEAD, TAIL) if event.is_error or event.name == "bash" else (TAIL, 0)
-        style = "red" if event.is_error else "dim"
+        if started is not None and not event.is_error:
+            code = written(started.name, started.arguments, self.width, self.glyphs)
+            if code:
+                return code
         if not event.output.strip():
             return []
+        head, tail = OF_ERROR if event.is_error else KEPT.get(event.name, OTHERS)
+        style = "red" if event.is_error else "dim"
         folded = fold(event.output, head, tail, self.glyphs.more)
         return [self._line(f"  {line}", style) for line in folded]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,13 +104,6 @@ extern "C" __global__ void scale_kernel(float* out, const float* in, float facto
     if (i < n) out[i] = in[i] * factor;
 }
 """
-DIFF = """--- a/model_new.py
-+++ b/model_new.py
-@@ -1 +1,2 @@
--y = torch.softmax(x, -1)
-+y = torch.empty_like(x)
-+softmax(y, x)
-"""
 
 
 def a_run() -> Iterator[events.Event]:
@@ -125,13 +119,13 @@ def a_run() -> Iterator[events.Event]:
     yield events.ToolOutput("1", "\x1b[31mcompiling\x1b[0m\n")
     output = "\n".join(f"\x1b[31mline\x1b[0m {i}" for i in range(20))
     yield events.ToolFinished("1", "bash", output, False, 2.5)
-    yield events.ToolStarted("2", "write", "kernels/scale.cu")
-    written = {"path": "kernels/scale.cu", "content": KERNEL}
-    yield events.ToolFinished("2", "write", "wrote it", False, 0.0, written)
-    yield events.ToolStarted("3", "edit", "model_new.py")
-    yield events.ToolFinished(
-        "3", "edit", "edited it", False, 0.0, {"path": "model_new.py", "diff": DIFF}
-    )
+    written = json.dumps({"path": "kernels/scale.cu", "text": KERNEL})
+    yield events.ToolStarted("2", "write", "kernels/scale.cu", written)
+    yield events.ToolFinished("2", "write", "wrote it", False, 0.0)
+    old, new = "def f(x):\n    y = g(x)\n", "def f(x):\n    y = empty_like(x)\n    h(y, x)\n"
+    changed = json.dumps({"path": "model_new.py", "old": old, "new": new})
+    yield events.ToolStarted("3", "edit", "model_new.py", changed)
+    yield events.ToolFinished("3", "edit", "changed it", False, 0.0)
     yield events.Spent(1, 3.0, 12_000, 340, 0.0412)
     yield events.StepStarted(2)
     yield events.ToolStarted("4", "read", "a.py")
