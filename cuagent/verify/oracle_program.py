@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cuagent.sandbox import harden
 from cuagent.task import (
+    Device,
     Precision,
     Reference,
     TaskError,
@@ -57,12 +59,14 @@ class _Oracle:
     def __init__(self, folder: Path) -> None:
         import torch
 
+        task = task_from_json(json.loads((folder / "task.json").read_text()))
+        if task.device is Device.CPU:
+            # CUDA names its threads through /proc/self, which this would close to it.
+            harden()
         # The oracle is as exact as the task's dtypes allow, whatever a candidate is admitted.
         set_precision(Precision.MATCH)
         torch.set_grad_enabled(False)
-        self.reference: Reference = open_reference(
-            task_from_json(json.loads((folder / "task.json").read_text()))
-        )
+        self.reference: Reference = open_reference(task)
         self.arenas: dict[int, Arena] = {}
         self.declared: nn.Module = self.reference.model(0)
         self.precise: nn.Module | None = None
@@ -114,7 +118,7 @@ class _Oracle:
         }
 
     def weigh(self, kind: Weights, seed: int, target: list[Tensor]) -> None:
-        """A model constructed from `seed`, its weights moved to `kind`, its state dict written out."""
+        """Construct a model from `seed`, move its weights to `kind`, write its state dict."""
         model = self.reference.model(seed)
         parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
         state = shake(kind, model.state_dict(), parameters, seed)

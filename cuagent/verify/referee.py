@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cuagent import __version__
 from cuagent.attempt import Attempt
 from cuagent.build import Build, environment
-from cuagent.sandbox import SandboxError, Tier
+from cuagent.sandbox import SandboxError, Tier, probe, stamp
 from cuagent.task import Task
 from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.oracle import Oracle, OracleLost
@@ -58,8 +58,7 @@ REASONS = {
     Status.LOST: Reason.INFRASTRUCTURE,
 }
 CALL_S = 30.0
-"""Floor of the deadline of one call; the reference's own time gives more."""
-TIMES_REFERENCE = 50.0
+"""Deadline of one call."""
 SPREAD_S = 0.1
 """About how long the oracle may perturb for one draw."""
 
@@ -158,7 +157,7 @@ class Referee:
             strict=tally.strict_rule(),
             precision=tally.precision(),
             draws=tuple(tally.draws),
-            tier=self.tier,
+            tier=stamp(self.tier),
             seconds=dict(tally.seconds),
             output=output,
             versions=_versions(),
@@ -361,11 +360,8 @@ def _tier(isolation: Isolation) -> Tier:
         return Tier.NONE
     if isolation == "landlock":
         return Tier.LANDLOCK
-    from cuagent import sandbox
-
-    probe = getattr(sandbox, "probe", None)
     # Bubblewrap gives commands a file system; a forked child gets what Landlock gives.
-    return Tier.NONE if probe is None or probe() is Tier.NONE else Tier.LANDLOCK
+    return Tier.NONE if probe() is Tier.NONE else Tier.LANDLOCK
 
 
 def _versions() -> dict[str, str]:
