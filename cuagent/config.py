@@ -142,15 +142,17 @@ def _convert(key: str, value: Any, origin: str) -> Any:
     try:
         if key == "max_time":
             return _seconds(value)
-        if isinstance(value, bool):
-            raise ValueError
         converted = type(default)(value)
+        # a file has types of its own: 1.5 is no count, 3 is no name and true is neither
+        if not isinstance(value, str) and (isinstance(value, bool) or converted != value):
+            raise ValueError
         if key in CHOICES and converted not in CHOICES[key]:
             raise ValueError
         if not isinstance(default, str) and not 0 < converted < float("inf"):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        what = {str: " or ".join(CHOICES.get(key, ("a text",))), int: "a whole number above 0"}
+        texts = " or ".join(CHOICES.get(key, ("a text",)))
+        what = {str: texts, int: "a whole number above 0"}
         wanted = what.get(type(default), "a number above 0")
         raise ConfigError(f"{origin}: {key} is {value!r}; it takes {wanted}") from None
     return converted

@@ -1,0 +1,116 @@
+"""Bad input: one line that says what, where and what to do, the right code, nothing left behind."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import Cuagent
+
+GOOD = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, -1)
+def get_inputs():
+    return [torch.randn(4, 8)]
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> str:
+    (tmp_path / "task.py").write_text(GOOD)
+    return "task.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["optimize"], "Missing argument 'TASK'; see cuagent optimize --help"),
+        (["optimise", "x.py"], "Did you mean 'optimize'"),
+        (["optimize", "absent.py"], "absent.py: no such file"),
+        (["optimize", "task.py:Nothing"], "no class Nothing"),
+        (["optimize", "broken.py"], "broken.py"),
+        (["optimize", "task.py", "--device", "tpu"], "'tpu'; it takes auto or cpu or cuda"),
+        (["optimize", "task.py", "--precision", "int4"], "'int4'"),
+        (["optimize", "task.py", "--max-steps", "0"], "--max-steps: max_steps is 0"),
+        (["optimize", "task.py", "--max-steps", "many"], "--max-steps"),
+        (["optimize", "task.py", "--max-time", "soon"], "--max-time: max_time is 'soon'"),
+        (["optimize", "task.py", "--model", "gpt"], "--model gpt: unknown model"),
+        (["optimize", "task.py", "--model", "openai:gpt-5"], "OPENAI_API_KEY"),
+        (["optimize", "task.py", "--output-format", "yaml"], "use text, json, stream-json"),
+        (["optimize", "task.py", "--inputs", "f99[1]"], "f99"),
+        (["optimize", "task.py", "--out", "."], "exists already"),
+        (["verify", "task.py"], "Missing argument 'CANDIDATE'"),
+        (["verify", "task.py", "absent"], "absent: no such file or folder"),
+        (["verify", "task.py", "home"], "no model_new.py"),
+        (["verify", "task.py", "task.py", "--timing", "long"], "use none, quick or record"),
+        (["profile", "absent.py"], "absent.py: no such file"),
+        (["export", "latest"], "Missing option '--out'"),
+        (["export", "latest", "--out", "new"], "no runs here; start one with"),
+        (["show", "abc"], "no runs here; start one with"),
+        (["replay"], "no runs here; start one with"),
+        (["show", "--colour"], "No such option"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_bad_argument_gets_one_line_and_code_2(
+    cuagent: Cuagent, task: str, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "broken.py").write_text("class Model(:\n")
+    (tmp_path / "home").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    done = cuagent(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert re.fullmatch(r"cuagent: [^\n]+\n", done.stderr), done.stderr
+    assert said in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before, "something was left behind"
+
+
+def test_help_names_the_commands_and_exit_codes(cuagent: Cuagent) -> None:
+    for arguments in ([], ["--help"], ["-h"]):
+        done = cuagent(*arguments)
+        assert done.returncode == 0
+        for word in ("optimize", "verify", "profile", "export", "runs", "show", "Exit codes"):
+            assert word in done.stdout
+
+
+def test_the_version_is_said(cuagent: Cuagent) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", cuagent("--version").stdout)
+
+
+def test_the_command_line_loads_nothing_heavy() -> None:
+    heavy = ("torch", "openai", "anthropic", "rich.console", "pygments", "git", "numpy")
+    program = (
+        "import sys, cuagent.cli.main as m; m.run(['--help']); "
+        f"print(sorted(set({heavy!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_no_runs_is_no_error(cuagent: Cuagent) -> None:
+    done = cuagent("runs")
+    assert done.returncode == 0
+    assert "cuagent optimize TASK" in done.stdout
+    assert cuagent("runs", "--json").stdout == "[]\n"
+
+
+def test_a_closed_pipe_ends_without_a_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m cuagent optimize --help | true",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,91 @@
+"""Settings: who goes before whom, where a value came from, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cuagent.config import ConfigError, resolve
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home" / ".config" / "cuagent"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text('model = "user"\ndevice = "cpu"\nmax_cost = 1\n')
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "src").mkdir(parents=True)
+    (folder / ".cuagent.toml").write_text('model = "project"\nmax_time = "30m"\nmax_steps = 7\n')
+    return folder
+
+
+def test_each_layer_goes_before_the_next(home: Path, project: Path) -> None:
+    environ = {"HOME": str(home), "CUAGENT_MAX_STEPS": "8"}
+    settings = resolve({"precision": "tf32", "model": None}, environ=environ, cwd=project / "src")
+    assert settings.precision == "tf32"
+    assert settings.origins["precision"] == "--precision"
+    assert settings.max_steps == 8
+    assert settings.origins["max_steps"] == "CUAGENT_MAX_STEPS"
+    assert settings.model == "project"
+    assert settings.max_time == 1800.0
+    assert settings.origins["model"] == str(project / ".cuagent.toml")
+    assert settings.max_cost == 1.0
+    assert settings.origins["max_cost"].endswith("config.toml")
+    assert settings.isolation == "auto"
+    assert settings.origins["isolation"] == "default"
+
+
+def test_pyproject_is_a_project_file_where_it_has_our_table(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.cuagent]\ndevice = "cpu"\n')
+    assert resolve(environ={}, cwd=tmp_path).device == "cpu"
+    (tmp_path / "pyproject.toml").write_text('[tool.other]\ndevice = "cpu"\n')
+    assert resolve(environ={}, cwd=tmp_path).device == "auto"
+
+
+def test_a_file_above_the_repository_is_not_read(project: Path) -> None:
+    inner = project / "inner"
+    (inner / ".git").mkdir(parents=True)
+    assert resolve(environ={}, cwd=inner).model == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('modle = "x"', "no setting 'modle'; did you mean model?"),
+        ("colour = 1", "known are model, device"),
+        ("max_steps = 1.5", "a whole number above 0"),
+        ("model = 3", "it takes a text"),
+        ("max_steps = true", "a whole number above 0"),
+        ('max_cost = "free"', "max_cost is 'free'; it takes a number above 0"),
+        ("max_time = -1", "max_time is -1"),
+        ("model = ", "not TOML"),
+        ('device = "gpu"', "it takes auto or cpu or cuda"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_its_place(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / ".cuagent.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        resolve(environ={}, cwd=tmp_path)
+    assert said in str(caught.value)
+    assert str(tmp_path / ".cuagent.toml") in str(caught.value)
+
+
+def test_a_variable_that_is_nearly_one_of_ours_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"CUAGENT_MAX_STEP: .* did you mean CUAGENT_MAX_STEPS"):
+        resolve(environ={"CUAGENT_MAX_STEP": "3"}, cwd=tmp_path)
+    resolve(environ={"CUAGENT_CACHE": "/x"}, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400)]
+)
+def test_a_time_may_have_a_unit(tmp_path: Path, text: str, seconds: float) -> None:
+    assert resolve({"max_time": text}, environ={}, cwd=tmp_path).max_time == seconds
