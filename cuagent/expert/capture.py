@@ -1,0 +1,120 @@
+"""From a reference module to a flat operator graph: `torch.export` in eval mode, functionalised.
+
+Composite operators (linear, layer_norm, softmax, attention) stay whole; `lower` decides what to
+take apart. Shapes are static: what is captured holds for inputs of the captured shapes only.
+Not covered: control flow on tensor values, modules that change their own buffers, and whatever
+else torch.export refuses; each raises CaptureError with one line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CaptureError(Exception):
+    """The module has no static operator graph that the expert can work on. One line."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured module: placeholders and outputs of `nodes` with what stands behind them."""
+
+    nodes: tuple[Any, ...]
+    """torch.fx nodes, in order; `meta["val"]` has shape and dtype."""
+    parameters: dict[str, str]
+    """Placeholder to state_dict (or attribute) name."""
+    inputs: dict[str, str]
+    """Placeholder to the expression that reaches it from the arguments of forward."""
+    literals: dict[str, Any]
+    """Placeholder to the plain number that it was captured with."""
+    constants: dict[str, torch.Tensor]
+    outputs: tuple[Any, ...]
+    """fx nodes or plain values, flattened."""
+    template: str
+    """Expression over `{0}`, `{1}`, ... that gives what forward returns."""
+    arguments: tuple[str, ...]
+    """Names of forward's arguments, as many as there are inputs."""
+
+
+def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
+    """Capture `model.forward(*inputs)`. Raises CaptureError."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(model, tuple(inputs), strict=False)
+            exported = exported.run_decompositions({})
+    except Exception as error:  # torch.export raises errors of many unrelated types
+        raise CaptureError(f"torch.export: {_first_line(error)}") from error
+    arguments = _argument_names(model, len(inputs))
+    paths, _ = pytree.tree_flatten_with_path(tuple(inputs))
+    expressions = [arguments[path[0].idx] + _path(path[1:]) for path, _ in paths]
+    signature = exported.graph_signature
+    parameters, feeds, constants = {}, [], {}
+    for spec in signature.input_specs:
+        name = spec.arg.name
+        match spec.kind.name:
+            case "PARAMETER" | "BUFFER":
+                parameters[name] = spec.target
+            case "CONSTANT_TENSOR":
+                constants[name] = exported.constants[spec.target]
+            case "USER_INPUT":
+                feeds.append(spec.arg)
+            case kind:
+                raise CaptureError(f"{name} is a {kind.lower()}, which is not supported")
+    for spec in signature.output_specs:
+        if spec.kind.name != "USER_OUTPUT":
+            raise CaptureError(f"forward changes {spec.target} in place")
+    named = dict(zip((feed.name for feed in feeds), expressions, strict=True))
+    literals = {feed.name: feed.value for feed in feeds if hasattr(feed, "value")}
+    nodes = tuple(exported.graph.nodes)
+    outputs = tuple(nodes[-1].args[0])
+    spec = exported.call_spec.out_spec
+    structure = pytree.tree_unflatten([f"{{{k}}}" for k in range(len(outputs))], spec)
+    return Captured(
+        nodes, parameters, named, literals, constants, outputs, _expression(structure), arguments
+    )
+
+
+def _argument_names(model: torch.nn.Module, count: int) -> tuple[str, ...]:
+    """Names of forward's positional arguments; `arg2` and so on where it takes `*args`."""
+    names = [
+        parameter.name
+        for parameter in inspect.signature(model.forward).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return tuple(names[k] if k < len(names) else f"arg{k}" for k in range(count))
+
+
+def _path(path: Sequence[Any]) -> str:
+    return "".join(f"[{getattr(key, 'key', getattr(key, 'idx', None))!r}]" for key in path)
+
+
+def _expression(structure: Any) -> str:
+    """Python text for nested lists, tuples and dicts of placeholders; braces are doubled."""
+    match structure:
+        case str():
+            return structure
+        case dict() if type(structure) is dict:
+            inner = ", ".join(f"{key!r}: {_expression(v)}" for key, v in structure.items())
+            return "{{" + inner + "}}"
+        case list():
+            return "[" + ", ".join(map(_expression, structure)) + "]"
+        case tuple() if type(structure) is tuple:
+            inner = ", ".join(map(_expression, structure))
+            return f"({inner},)" if len(structure) == 1 else f"({inner})"
+    raise CaptureError(f"forward returns a {type(structure).__name__}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -1,0 +1,397 @@
+"""C++ kernels for the CPU: one `extern "C"` launcher per group, shapes written into the text.
+
+Three schedules: `map` (no reduction), `rows` (the reduction is innermost; a row per iteration, in
+passes), `columns` (the reduction is not innermost; a tile of neighbouring rows side by side), and
+`blocks` (few long rows: partial sums per block, added in order, so that results do not depend on
+the number of threads).
+Invariant: every output element is written exactly once, after all reads of the same element, so an
+output may be the buffer of an input that is read element by element.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from cuagent.expert.expressions import IDENTITY, TYPES, expression, identifier, number
+from cuagent.expert.fuse import LONG_ROW
+from cuagent.expert.graph import Kind, Node, Operand
+from cuagent.expert.nest import Access, Nest, NestError
+from cuagent.expert.stages import Plan, Stage
+
+PARALLEL_WORK = 60_000
+"""Weighted operations under which a parallel region costs more than it brings (about 10 us)."""
+SAVED_BYTES = 192 << 10
+"""Largest scratch row; beyond it, expensive values are computed again."""
+BLOCK = 4096
+MOST_BLOCKS = 8192
+
+
+@dataclass
+class Writer:
+    """Lines of C++ with indentation."""
+
+    lines: list[str] = field(default_factory=list)
+    depth: int = 0
+
+    def __call__(self, text: str = "") -> None:
+        self.lines.append("  " * self.depth + text if text else "")
+
+    def pragma(self, text: str) -> None:
+        self.lines.append("#pragma " + text)
+
+    def open(self, text: str) -> None:
+        self(text + " {")
+        self.depth += 1
+
+    def close(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.depth -= 1
+            self("}")
+
+
+def render(name: str, nest: Nest, title: str, *, tile: int = 64, parallel: bool = True) -> str:
+    """The source of one kernel file. Raises NestError where no schedule fits."""
+    return _Kernel(name, nest, title, tile, parallel).text()
+
+
+class _Kernel:
+    def __init__(self, name: str, nest: Nest, title: str, tile: int, parallel: bool) -> None:
+        self.name, self.nest, self.title, self.tile = name, nest, title, tile
+        self.row_dims = [k for k, d in enumerate(nest.dimensions) if not d.reduced]
+        self.column_dims = [k for k, d in enumerate(nest.dimensions) if d.reduced]
+        width = min(tile, nest.dimensions[-1].extent)
+        self.columns_schedule = bool(self.column_dims) and not nest.dimensions[-1].reduced
+        saved_floats = nest.group.columns * (width if self.columns_schedule else 1)
+        self.plan = Plan(
+            nest, may_save=bool(nest.group.reduced) and saved_floats * 4 <= SAVED_BYTES
+        )
+        work = self.plan.operations
+        self.parallel = parallel and work > PARALLEL_WORK
+        self.w = Writer()
+        self.defined: dict[str, str] = {}
+        self.constants = 0
+        self.stage = self.plan.stages[0]
+
+    def text(self) -> str:
+        w = self.w
+        self._header()
+        dims = self.nest.dimensions
+        if not self.column_dims:
+            self._map()
+        elif self.columns_schedule:
+            self._columns()
+        elif self.nest.group.rows < 64 and self.nest.group.columns >= LONG_ROW:
+            self._blocks()
+        elif all(dims[k].reduced for k in range(len(self.row_dims), len(dims))):
+            self._rows()
+        else:
+            raise NestError(f"{self.name}: reduced and kept dimensions alternate")
+        w.close()
+        return "\n".join(w.lines) + "\n"
+
+    def _header(self) -> None:
+        w, group = self.w, self.nest.group
+        outputs = {n: self.nest.writes[n].dtype for n in group.outputs}
+        inputs = self.nest.tensors_read
+        for line in self.title.splitlines():
+            w(f"// {line}")
+        shape = " x ".join(
+            f"{d.extent}{' (reduced)' if d.reduced else ''}" for d in self.nest.dimensions
+        )
+        w(f"// Loop nest: {shape}. About {self.plan.operations / 1e6:.3g} M weighted operations.")
+        w('#include "pointwise.h"')
+        w()
+        parameters = [f"{TYPES[t]}* {identifier(n)}_out" for n, t in outputs.items()]
+        parameters += [f"const {TYPES[t]}* {self._pointer(n)}" for n, t in inputs.items()]
+        w.open(f'extern "C" void {self.name}({", ".join(parameters)})')
+
+    def _pointer(self, tensor: str) -> str:
+        return identifier(tensor)
+
+    # Loops.
+
+    def _loops(self, dims: list[int], pragma: str = "parallel for schedule(static)") -> None:
+        if self.parallel and dims:
+            collapse = f" collapse({len(dims)})" if len(dims) > 1 else ""
+            self.w.pragma(f"omp {pragma}{collapse}")
+        for k in dims:
+            self._loop(k)
+
+    def _loop(self, k: int) -> None:
+        extent = self.nest.dimensions[k].extent
+        self.w.open(f"for (long i{k} = 0; i{k} < {extent}; ++i{k})")
+
+    def _map(self) -> None:
+        w, dims = self.w, list(range(len(self.nest.dimensions)))
+        *outer, inner = dims
+        extent = self.nest.dimensions[inner].extent
+        stage = self.plan.stages[0]
+        rows = math.prod(self.nest.dimensions[k].extent for k in outer)
+        if rows < 256 and extent > 2 * BLOCK:
+            # Blocks of the long dimension share the work where there are few rows.
+            if self.parallel:
+                w.pragma(f"omp parallel for schedule(static) collapse({len(dims)})")
+            for k in outer:
+                self._loop(k)
+            w.open(f"for (long start = 0; start < {extent}; start += {BLOCK})")
+            first, last, opened = (
+                "start",
+                f"(start + {BLOCK} < {extent} ? start + {BLOCK} : {extent})",
+                1,
+            )
+            w(f"const long end = {last};")
+            last = "end"
+        else:
+            self._loops(outer)
+            first, last, opened = "0", str(extent), 0
+        self._constants(stage, inner)
+        if self.parallel and not outer and not opened:
+            w.pragma("omp parallel for simd schedule(static)")
+        else:
+            w.pragma("omp simd")
+        w.open(f"for (long i{inner} = {first}; i{inner} < {last}; ++i{inner})")
+        self._body(stage)
+        w.close(len(outer) + opened + 1)
+
+    def _rows(self) -> None:
+        w = self.w
+        self._loops(self.row_dims)
+        columns = self.nest.group.columns
+        for name in self._saved():
+            w(f"alignas(64) float {identifier(name)}_row[{columns}];")
+        for stage in self.plan.stages:
+            self._row_values(stage)
+            if stage.loops:
+                self._pass(stage)
+        self._row_stores()
+        w.close(len(self.row_dims))
+
+    def _saved(self) -> list[str]:
+        return [name for stage in self.plan.stages for name in stage.save]
+
+    def _pass(self, stage: Stage) -> None:
+        """One sweep over the row, with its reductions."""
+        w = self.w
+        for node in stage.reduces:
+            w(f"float {identifier(node.name)} = {IDENTITY[node.op]};")
+        *outer, inner = self.column_dims
+        for k in outer:
+            self._loop(k)
+        self._constants(stage, inner)
+        w.pragma("omp simd" + self._clauses(stage))
+        self._loop(inner)
+        self._body(stage)
+        w.close(len(self.column_dims))
+
+    def _clauses(self, stage: Stage) -> str:
+        text = ""
+        for op, sign in (("sum", "+"), ("max", "max"), ("min", "min")):
+            names = [identifier(n.name) for n in stage.reduces if n.op == op]
+            if names:
+                text += f" reduction({sign} : {', '.join(names)})"
+        return text
+
+    def _blocks(self) -> None:
+        """Few long rows: one partial value per block, added up in a fixed order."""
+        w, plan = self.w, self.plan
+        if len(self.column_dims) > 1 or plan.levels != 1 or plan.stages[0].stores:
+            return self._rows()
+        (inner,) = self.column_dims
+        extent = self.nest.dimensions[inner].extent
+        block = max(BLOCK, -(-extent // MOST_BLOCKS))
+        blocks = -(-extent // block)
+        stage = plan.stages[0]
+        for k in self.row_dims:
+            self._loop(k)
+        self._row_values(stage)
+        for node in stage.reduces:
+            w(f"double {identifier(node.name)}_part[{blocks}];")
+        if self.parallel:
+            w.pragma("omp parallel for schedule(static)")
+        w.open(f"for (long block = 0; block < {blocks}; ++block)")
+        w(f"const long start = block * {block};")
+        w(f"const long end = start + {block} < {extent} ? start + {block} : {extent};")
+        for node in stage.reduces:
+            w(f"float {identifier(node.name)} = {IDENTITY[node.op]};")
+        self._constants(stage, inner)
+        w.pragma("omp simd" + self._clauses(stage))
+        w.open(f"for (long i{inner} = start; i{inner} < end; ++i{inner})")
+        self._body(stage)
+        w.close()
+        for node in stage.reduces:
+            w(f"{identifier(node.name)}_part[block] = {identifier(node.name)};")
+        w.close()
+        for node in stage.reduces:
+            word = identifier(node.name)
+            w(f"double {word}_all = {IDENTITY[node.op]};")
+            w.open(f"for (long block = 0; block < {blocks}; ++block)")
+            part = f"{word}_part[block]"
+            if node.op == "sum":
+                w(f"{word}_all += {part};")
+            else:
+                sign = ">" if node.op == "max" else "<"
+                w(f"{word}_all = {part} {sign} {word}_all ? {part} : {word}_all;")
+            w.close()
+            w(f"const float {word} = {word}_all;")
+        self._row_values(plan.stages[1])
+        self._row_stores()
+        w.close(len(self.row_dims))
+        return None
+
+    def _columns(self) -> None:
+        """The reduction is not innermost: `tile` neighbouring rows advance together."""
+        w, dims = self.w, self.nest.dimensions
+        *outer, inner = self.row_dims
+        if inner != len(dims) - 1 or any(k > self.column_dims[0] for k in outer):
+            raise NestError(f"{self.name}: reduced and kept dimensions alternate")
+        extent, tile = dims[inner].extent, min(self.tile, dims[inner].extent)
+        if self.parallel:
+            w.pragma(f"omp parallel for schedule(static) collapse({len(outer) + 1})")
+        for k in outer:
+            self._loop(k)
+        w.open(f"for (long start = 0; start < {extent}; start += {tile})")
+        w(f"const long width = start + {tile} < {extent} ? {tile} : {extent} - start;")
+        for name in self._saved():
+            w(f"alignas(64) float {identifier(name)}_row[{self.nest.group.columns * tile}];")
+        for stage in self.plan.stages:
+            self._column_rows(stage, inner, tile)
+            if not stage.loops:
+                continue
+            for node in stage.reduces:
+                word = identifier(node.name)
+                w(f"alignas(64) float {word}[{tile}];")
+                w(f"for (long k = 0; k < {tile}; ++k) {word}[k] = {IDENTITY[node.op]};")
+            for k in self.column_dims:
+                self._loop(k)
+            w.pragma("omp simd")
+            w.open("for (long k = 0; k < width; ++k)")
+            w(f"const long i{inner} = start + k;")
+            self._body(stage)
+            w.close(len(self.column_dims) + 1)
+        stored = [
+            n for n in self.nest.group.outputs if not self.plan.is_element(self.plan.source(n))
+        ]
+        if stored:
+            w.open("for (long k = 0; k < width; ++k)")
+            w(f"const long i{inner} = start + k;")
+            for name in stored:
+                self._store(name)
+            w.close()
+        w.close(len(outer) + 1)
+
+    def _column_rows(self, stage: Stage, inner: int, tile: int) -> None:
+        if not stage.row_nodes:
+            return
+        for node in stage.row_nodes:
+            self.w(f"alignas(64) {TYPES[node.dtype]} {identifier(node.name)}[{tile}];")
+        self.w.pragma("omp simd")
+        self.w.open("for (long k = 0; k < width; ++k)")
+        self.w(f"const long i{inner} = start + k;")
+        for node in stage.row_nodes:
+            self.w(f"{identifier(node.name)}[k] = {self._value(node)};")
+        self.w.close()
+
+    # Bodies.
+
+    def _constants(self, stage: Stage, inner: int) -> None:
+        """Reads that do not change along the innermost loop stand before it."""
+        self.defined = {}
+        for node in stage.compute:
+            for arg in node.inputs:
+                access = self.nest.reads.get((node.name, arg))
+                if access is None or access.strides[inner] != 0:
+                    continue
+                key = self._element(access)
+                if key not in self.defined:
+                    word = f"{self._pointer(access.tensor)}_{self.constants}"
+                    self.constants += 1
+                    self.w(f"const {TYPES[access.dtype]} {word} = {key};")
+                    self.defined[key] = word
+
+    def _row_values(self, stage: Stage) -> None:
+        for node in stage.row_nodes:
+            self.w(f"const {TYPES[node.dtype]} {identifier(node.name)} = {self._value(node)};")
+
+    def _row_stores(self) -> None:
+        for name in self.nest.group.outputs:
+            if not self.plan.is_element(self.plan.source(name)):
+                self._store(name)
+
+    def _body(self, stage: Stage) -> None:
+        w, self.stage = self.w, stage
+        for name in stage.reload:
+            w(f"const float {identifier(name)}_saved = {self._slot(name)};")
+        for node in stage.compute:
+            w(f"const {TYPES[node.dtype]} {identifier(node.name)}_v = {self._value(node)};")
+        for name in stage.save:
+            w(f"{self._slot(name)} = {identifier(name)}_v;")
+        for node in stage.reduces:
+            value = self._operand(node, node.args[0])
+            word = identifier(node.name) + ("[k]" if self.columns_schedule else "")
+            if node.op == "sum":
+                w(f"{word} += {value};")
+            else:
+                w(f"{word} = {value} {'>' if node.op == 'max' else '<'} {word} ? {value} : {word};")
+        for name in stage.stores:
+            self._store(name)
+
+    def _slot(self, name: str) -> str:
+        position, step = [], 1
+        for k in reversed(self.column_dims):
+            position.append(f"i{k}" if step == 1 else f"i{k} * {step}")
+            step *= self.nest.dimensions[k].extent
+        text = " + ".join(reversed(position))
+        if self.columns_schedule:
+            tile = min(self.tile, self.nest.dimensions[self.row_dims[-1]].extent)
+            text = f"({text}) * {tile} + k"
+        return f"{identifier(name)}_row[{text}]"
+
+    def _store(self, name: str) -> None:
+        source = self.plan.source(name)
+        index = self._index(self.nest.writes[name])
+        self.w(f"{identifier(name)}_out[{index}] = {self._named(source)};")
+
+    def _value(self, node: Node) -> str:
+        if node.kind is Kind.PICK:
+            labels = self.nest.reads[node.name, node.inputs[1]]
+            matrix = self.nest.reads[node.name, node.inputs[0]]
+            label = self._element(labels)
+            base = self._index(matrix)
+            return f"{self._pointer(matrix.tensor)}[{base} + ({label} < 0 || {label} >= {node.dims[0]} ? 0 : {label})]"
+        return expression(node, [self._operand(node, a) for a in node.args])
+
+    def _operand(self, node: Node, arg: Operand) -> str:
+        if not isinstance(arg, str):
+            whole = any(self._dtype(node, a) in ("int64", "int32") for a in node.inputs)
+            return number(arg, whole)
+        access = self.nest.reads.get((node.name, arg))
+        if access is not None:
+            key = self._element(access)
+            return self.defined.get(key, key)
+        return self._named(self.plan.source(arg))
+
+    def _dtype(self, node: Node, arg: str) -> str:
+        access = self.nest.reads.get((node.name, arg))
+        return access.dtype if access else self.plan.nodes[arg].dtype
+
+    def _named(self, source: Operand) -> str:
+        assert isinstance(source, str)
+        node = self.plan.nodes[source]
+        word = identifier(source)
+        if node.kind is Kind.REDUCE or source in self.nest.by_row:
+            return word + ("[k]" if self.columns_schedule else "")
+        return f"{word}_saved" if source in self.stage.reload else f"{word}_v"
+
+    def _element(self, access: Access) -> str:
+        return f"{self._pointer(access.tensor)}[{self._index(access)}]"
+
+    def _index(self, access: Access) -> str:
+        terms = [
+            f"i{k}" if stride == 1 else f"i{k} * {stride}"
+            for k, stride in enumerate(access.strides)
+            if stride and self.nest.dimensions[k].extent > 1
+        ]
+        if access.offset or not terms:
+            terms.append(str(access.offset))
+        return " + ".join(terms)

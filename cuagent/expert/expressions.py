@@ -1,0 +1,66 @@
+"""The text of operations in C++ and CUDA C++ (they share it) and, for prepared values, in Python."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from cuagent.expert.graph import Node
+
+INFIX = {
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
+    "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
+    "eq": "{0} == {1}", "ne": "{0} != {1}", "neg": "-{0}", "where": "{0} ? {1} : {2}",
+    "logical_and": "{0} && {1}", "logical_or": "{0} || {1}", "logical_not": "!{0}",
+}  # fmt: skip
+FUNCTIONS = {
+    "exp": "exponential", "expm1": "exponential_minus_one", "log": "logarithm",
+    "log1p": "logarithm_one_plus", "tanh": "hyperbolic_tangent", "erf": "error_function",
+    "abs": "absolute", "sqrt": "square_root", "floor": "round_down", "ceil": "round_up",
+    "sin": "sine", "cos": "cosine",
+}  # fmt: skip
+TYPES = {"float32": "float", "bool": "bool", "int64": "int64_t", "int32": "int32_t"}
+IDENTITY = {"sum": "0.f", "max": "-INFINITY", "min": "INFINITY"}
+RESERVED = {
+    "relu", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "mish", "elu", "selu", "leaky_relu",
+    "relu6", "hardswish", "hardsigmoid", "softsign", "log_sigmoid", "sign", "rsqrt", "reciprocal",
+    "maximum", "minimum", "xlogx", "exp", "log", "abs", "tanh", "sqrt", "floor", "ceil", "sin",
+    "cos", "erf", "pow", "div", "float", "int", "long", "double", "bool", "void", "char", "const",
+    "for", "if", "else", "while", "do", "return", "static", "new", "delete", "this", "class",
+    "struct", "union", "enum", "template", "auto", "switch", "case", "default", "break",
+    "continue", "register", "signed", "unsigned", "short", "and", "or", "not", "xor", "min", "max",
+    "y0", "y1", "yn", "j0", "j1", "jn", "gamma", "signal", "index", "row", "lane", "block", "warp",
+}  # fmt: skip
+PYTHON = {
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
+    "neg": "-{0}", "rsqrt": "torch.rsqrt({0})", "sqrt": "torch.sqrt({0})",
+    "reciprocal": "torch.reciprocal({0})", "exp": "torch.exp({0})", "log": "torch.log({0})",
+    "sigmoid": "torch.sigmoid({0})", "tanh": "torch.tanh({0})", "abs": "torch.abs({0})",
+    "relu": "torch.relu({0})", "softplus": "F.softplus({0})", "silu": "F.silu({0})",
+    "gelu": "F.gelu({0})",
+}  # fmt: skip
+"""Operations that may be applied to parameters alone, once, by torch."""
+
+
+def identifier(name: str) -> str:
+    """A node's name as a C++ identifier that is neither a keyword nor one of our functions."""
+    word = re.sub(r"\W", "_", name)
+    return word + "_" if word in RESERVED or re.fullmatch(r"[ij]\d+|tile|k", word) else word
+
+
+def number(value: float | int, whole: bool = False) -> str:
+    """A literal; `whole` where the other operand is an integer."""
+    if whole and float(value).is_integer():
+        return str(int(value))
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "-INFINITY"
+    # Rounding to float here shows the reader the value that is used.
+    text = f"{float(value):.9g}"
+    return (text if re.search(r"[.e]", text) else text + ".0") + "f"
+
+
+def expression(node: Node, operands: list[str]) -> str:
+    """The C++ expression of a pointwise node."""
+    if node.op in INFIX:
+        return INFIX[node.op].format(*operands)
+    return f"{FUNCTIONS.get(node.op, node.op)}({', '.join(operands)})"

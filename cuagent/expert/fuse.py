@@ -1,0 +1,338 @@
+"""Grouping of pointwise and reduce nodes into kernels.
+
+A group runs over one flat domain of `size` elements. Every node in it is placed by one domain
+stride per axis, so that reshapes inside a group cost nothing, and a row value (a reduced one) is
+simply a node that lacks the reduced axes. All reductions of a group run over the same axes.
+Invariant: groups and the nodes outside them form no cycle; a node is in at most one group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from cuagent.expert.graph import Graph, Kind, Node, Shape, contiguous_strides
+
+Span = tuple[int, int]
+"""Domain stride and extent of a reduced axis."""
+FEW_ROWS = 64
+LONG_ROW = 1 << 16
+"""A reduction of so few, so long rows is spread over threads, and nothing may follow it inside."""
+MOST_LEAVES = 12
+
+
+@dataclass(frozen=True)
+class Group:
+    """One kernel: `nodes` in order, `places[node]` its domain strides."""
+
+    nodes: tuple[Node, ...]
+    places: dict[str, tuple[int, ...]]
+    size: int
+    reduced: tuple[Span, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def columns(self) -> int:
+        """Elements of one row: what a reduction runs over."""
+        return math.prod(extent for _, extent in self.reduced)
+
+    @property
+    def rows(self) -> int:
+        return self.size // self.columns
+
+
+Step = Group | Node
+"""A kernel, or a library call."""
+
+
+@dataclass
+class _Draft:
+    size: int
+    places: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    reduced: tuple[Span, ...] | None = None
+
+    def merged(self, other: _Draft) -> _Draft | None:
+        both = {self.reduced, other.reduced} - {None}
+        if self.size != other.size or len(both) > 1:
+            return None
+        return _Draft(self.size, self.places | other.places, both.pop() if both else None)
+
+
+def fuse(graph: Graph, *, outside: frozenset[str] = frozenset()) -> tuple[Step, ...]:
+    """Kernels and library calls in an order that can be run.
+
+    Nodes in `outside` (those prepared once from parameters) belong to no step.
+    """
+    return _Fuser(graph, outside).run()
+
+
+class _Fuser:
+    """Greedy in program order: a node joins the groups of its arguments where it can."""
+
+    def __init__(self, graph: Graph, outside: frozenset[str]) -> None:
+        self.graph = graph
+        self.outside = outside
+        self.users = graph.users()
+        self.draft_of: dict[str, _Draft] = {}
+
+    def run(self) -> tuple[Step, ...]:
+        for node in self.graph.nodes:
+            if node.name in self.outside:
+                continue
+            if node.kind in (Kind.POINTWISE, Kind.REDUCE, Kind.PICK, Kind.VIEW):
+                self._place(node)
+        return self._ordered()
+
+    def _place(self, node: Node) -> None:
+        # Joining all arguments' groups is best, any one of them is good, an own group is the rest.
+        drafts = list({id(d): d for a in node.inputs if (d := self.draft_of.get(a))}.values())
+        candidates = []
+        if len(drafts) > 1:
+            merged: _Draft | None = drafts[0]
+            for draft in drafts[1:]:
+                merged = merged.merged(draft) if merged else None
+            candidates = [merged] if merged else []
+        largest_first = sorted(drafts, key=lambda d: -d.size)
+        if candidates == [] and len(drafts) > 1:
+            candidates = [d for t in largest_first if (d := self._absorbed(t, drafts, node))]
+        candidates += largest_first
+        if node.kind is Kind.PICK:
+            # Best beside whatever else reads the rows of the same matrix.
+            beside = [self.draft_of.get(u.name) for u in self.users[node.inputs[0]]]
+            candidates += [draft for draft in beside if draft and draft.reduced]
+        if node.kind is not Kind.VIEW:
+            candidates.append(_Draft(self._own_domain(node)))
+        for draft in candidates:
+            joined = self._joined(draft, node)
+            if joined is not None and not self._cycles(joined, node.name):
+                for name in joined.places:
+                    self.draft_of[name] = joined
+                return
+
+    def _absorbed(self, target: _Draft, drafts: list[_Draft], node: Node) -> _Draft | None:
+        """`target` with the other groups moved into it: pure arithmetic on fewer elements, which
+        nobody else needs, is as well done where it is used."""
+        if node.kind is not Kind.POINTWISE:
+            return None
+        place = self._pointwise(target, node)
+        if place is None:
+            return None
+        grown = target
+        for small in drafts:
+            if small is target:
+                continue
+            own = set(small.places) | {node.name}
+            users = {u.name for n in small.places for u in self.users[n]}
+            if small.reduced or not users <= own or own & set(self.graph.outputs) - {node.name}:
+                return None
+            factors = {
+                p // s
+                for arg in node.inputs
+                if arg in small.places
+                for n, s, p in _aligned(self.graph.node(arg).shape, small.places[arg], place)
+                if n > 1
+            }
+            if len(factors) != 1:
+                return None
+            (factor,) = factors
+            moved = {n: tuple(s * factor for s in p) for n, p in small.places.items()}
+            grown = _Draft(grown.size, grown.places | moved, grown.reduced)
+        return grown
+
+    def _own_domain(self, node: Node) -> int:
+        return self.graph.node(node.inputs[0]).size if node.kind is Kind.REDUCE else node.size
+
+    def _joined(self, draft: _Draft, node: Node) -> _Draft | None:
+        match node.kind:
+            case Kind.VIEW:
+                place = self._view(draft, node)
+                reduced = draft.reduced
+            case Kind.REDUCE:
+                place, reduced = self._reduce(draft, node)
+            case Kind.PICK:
+                place, reduced = self._pick(draft, node), draft.reduced
+            case _:
+                place, reduced = self._pointwise(draft, node), draft.reduced
+        if place is None:
+            return None
+        joined = _Draft(draft.size, draft.places | {node.name: place}, reduced)
+        return joined if self._leaves(joined) <= MOST_LEAVES and self._splits(joined) else None
+
+    def _pointwise(self, draft: _Draft, node: Node) -> tuple[int, ...] | None:
+        shape = node.shape
+        place: list[int | None] = [None if n > 1 else 0 for n in shape]
+        for arg in node.inputs:
+            if arg not in draft.places:
+                continue
+            inner = self.graph.node(arg).shape
+            for k, (n, stride) in enumerate(zip(inner, draft.places[arg], strict=True)):
+                axis = k + len(shape) - len(inner)
+                if n > 1 and place[axis] not in (None, stride):
+                    return None
+                if n > 1:
+                    place[axis] = stride
+        if node.size == draft.size:
+            natural = contiguous_strides(shape)
+            if all(p in (None, 0, s) for p, s in zip(place, natural, strict=True)):
+                return tuple(s if n > 1 else 0 for n, s in zip(shape, natural, strict=True))
+            return None
+        return None if None in place else tuple(place)  # type: ignore[arg-type]
+
+    def _view(self, draft: _Draft, node: Node) -> tuple[int, ...] | None:
+        (arg,) = node.inputs
+        return reshaped(self.graph.node(arg).shape, draft.places[arg], node.shape)
+
+    def _reduce(
+        self, draft: _Draft, node: Node
+    ) -> tuple[tuple[int, ...] | None, tuple[Span, ...] | None]:
+        (name,) = node.inputs
+        arg = self.graph.node(name)
+        place = draft.places.get(name, contiguous_strides(arg.shape))
+        if arg.size != draft.size:
+            return None, None
+        spans = merged_spans((place[d], arg.shape[d]) for d in node.dims)
+        if draft.reduced not in (None, spans):
+            return None, None
+        rest = [s for d, s in enumerate(place) if d not in node.dims]
+        keep = len(node.shape) == len(arg.shape)
+        kept = tuple(0 if d in node.dims else s for d, s in enumerate(place))
+        return (kept if keep else tuple(rest)), spans
+
+    def _pick(self, draft: _Draft, node: Node) -> tuple[int, ...] | None:
+        """Only beside reductions over the rows of the same matrix, and only from a leaf."""
+        matrix = self.graph.node(node.inputs[0])
+        labels = node.inputs[1]
+        if matrix.name in draft.places or labels in draft.places:
+            return None
+        rows, columns = matrix.shape
+        if draft.size == rows * columns and draft.reduced == ((1, columns),):
+            return (columns,)
+        return (1,) if draft.size == rows else None
+
+    def _leaves(self, draft: _Draft) -> int:
+        names = {a for n in draft.places for a in self.graph.node(n).inputs}
+        return len(names - set(draft.places))
+
+    def _splits(self, draft: _Draft) -> bool:
+        """False where a few long rows would be reduced and then read again."""
+        columns = math.prod(n for _, n in draft.reduced or ())
+        if draft.size // columns >= FEW_ROWS or columns < LONG_ROW:
+            return True
+        levels = levels_of([self.graph.node(n) for n in self._in_order(draft.places)])
+        full = [n for n in draft.places if self.graph.node(n).size == draft.size]
+        return all(levels[n] == 0 for n in full)
+
+    def _in_order(self, names: Iterable[str]) -> list[str]:
+        chosen = set(names)
+        return [node.name for node in self.graph.nodes if node.name in chosen]
+
+    def _cycles(self, draft: _Draft, newcomer: str) -> bool:
+        """Whether some path leaves the group and comes back, other groups taken as one node."""
+        members = set(draft.places)
+        stack = [u.name for m in members for u in self.users[m] if u.name not in members]
+        seen: set[str] = set()
+        while stack:
+            name = stack.pop()
+            if name in seen:
+                continue
+            other = self.draft_of.get(name)
+            block = set(other.places) if other else {name}
+            seen |= block
+            for member in block:
+                for user in self.users[member]:
+                    if user.name in members:
+                        return True
+                    stack.append(user.name)
+        return False
+
+    def _ordered(self) -> tuple[Step, ...]:
+        steps: list[Step] = []
+        done: set[str] = set(self.outside)
+        drafts = list({id(d): d for d in self.draft_of.values()}.values())
+        pending: list[tuple[list[str], _Draft | None]] = []
+        seen: set[int] = set()
+        for node in self.graph.nodes:
+            draft = self.draft_of.get(node.name)
+            if draft is None:
+                pending.append(([node.name], None))
+            elif id(draft) not in seen:
+                seen.add(id(draft))
+                pending.append((self._in_order(draft.places), draft))
+        assert len(seen) == len(drafts)
+        while pending:
+            for k, (names, draft) in enumerate(pending):
+                inside = set(names)
+                if all(a in done or a in inside for n in names for a in self.graph.node(n).inputs):
+                    break
+            else:
+                raise AssertionError("fusion made a cycle")
+            del pending[k]
+            done |= inside
+            node = self.graph.node(names[0])
+            if draft is not None:
+                steps.append(self._group(names, draft))
+            elif node.name not in self.outside:
+                steps.append(node)
+        return tuple(steps)
+
+    def _group(self, names: list[str], draft: _Draft) -> Group:
+        members = set(names)
+        outputs = tuple(
+            n
+            for n in names
+            if n in self.graph.outputs or any(u.name not in members for u in self.users[n])
+        )
+        nodes = tuple(self.graph.node(n) for n in names)
+        return Group(nodes, dict(draft.places), draft.size, draft.reduced or (), outputs)
+
+
+def _aligned(
+    shape: Shape, place: tuple[int, ...], to: tuple[int, ...]
+) -> Iterable[tuple[int, int, int]]:
+    """Extent, own stride and the consumer's stride for each axis, aligned at the last."""
+    return zip(shape, place, to[len(to) - len(shape) :], strict=True)
+
+
+def merged_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Adjacent axes as one, outermost first; axes of extent 1 vanish."""
+    merged: list[Span] = []
+    for stride, extent in sorted((s for s in spans if s[1] > 1), reverse=True):
+        if merged and merged[-1][0] == stride * extent:
+            merged[-1] = (stride, merged[-1][1] * extent)
+        else:
+            merged.append((stride, extent))
+    return tuple(merged)
+
+
+def reshaped(shape: Shape, place: tuple[int, ...], to: Shape) -> tuple[int, ...] | None:
+    """Strides of a view of a strided tensor, or None where it would need a copy."""
+    old = [(n, s) for n, s in zip(shape, place, strict=True) if n > 1]
+    blocks: list[list[int]] = []  # size, innermost stride
+    for n, s in old:
+        if blocks and blocks[-1][1] == n * s:
+            blocks[-1] = [blocks[-1][0] * n, s]
+        else:
+            blocks.append([n, s])
+    result = [0] * len(to)
+    axis = len(to) - 1
+    for size, stride in reversed(blocks):
+        left = size
+        while left > 1:
+            while axis >= 0 and to[axis] == 1:
+                axis -= 1
+            if axis < 0 or left % to[axis]:
+                return None
+            result[axis] = stride * (size // left)
+            left //= to[axis]
+            axis -= 1
+    return tuple(result)
+
+
+def levels_of(nodes: Iterable[Node]) -> dict[str, int]:
+    """How many reductions stand before each node, within these nodes."""
+    levels: dict[str, int] = {}
+    for node in nodes:
+        before = max((levels.get(a, 0) for a in node.inputs), default=0)
+        levels[node.name] = before + (node.kind is Kind.REDUCE)
+    return levels

@@ -1,0 +1,110 @@
+"""The expert's intermediate representation: a straight line of nodes with static shapes.
+
+A node is one operation on whole tensors. `pointwise` and `reduce` nodes are what the kernel
+generators understand; everything else (`library`) stays a call of torch. All float32 tensors are
+taken as contiguous; a node that torch would lay out otherwise is a library call followed by a copy.
+Invariant: a node's arguments stand before it, and names are unique Python identifiers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+Shape = tuple[int, ...]
+Operand = str | float | int
+"""The name of a node, or a literal number."""
+
+
+class Kind(StrEnum):
+    INPUT = "input"
+    PARAMETER = "parameter"
+    """A parameter or buffer; `op` is its state_dict name."""
+    CONSTANT = "constant"
+    """A tensor that the module made for itself; `op` is its Python expression."""
+    POINTWISE = "pointwise"
+    REDUCE = "reduce"
+    VIEW = "view"
+    """The same elements in the same order under another shape."""
+    STRIDED = "strided"
+    """A window on a tensor: `op` is its Python expression over {0}, `strides` and `offset` say
+    where its elements lie in the contiguous argument."""
+    PICK = "pick"
+    """`args[0][r, args[1][r]]` for every row r; the class picked by a label."""
+    LIBRARY = "library"
+    """`op` is the Python expression, its operands as {0}, {1}, ..."""
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    kind: Kind
+    op: str
+    args: tuple[Operand, ...]
+    shape: Shape
+    dtype: str = "float32"
+    dims: tuple[int, ...] = ()
+    """Reduced dimensions of the argument, ascending; only of a reduce."""
+    origin: str = ""
+    """Name of the captured operation that this node is a part of."""
+    contiguous: bool = True
+    """Whether torch would give a library result contiguously."""
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(arg for arg in self.args if isinstance(arg, str))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """`inputs` maps an input node to the Python expression that reaches it from the arguments."""
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+    inputs: dict[str, str] = field(default_factory=dict)
+    template: str = "{0}"
+    """The expression that forward returns, over the outputs."""
+
+    def node(self, name: str) -> Node:
+        return self._index[name]
+
+    @property
+    def _index(self) -> dict[str, Node]:
+        cached = self.__dict__.get("_nodes_by_name")
+        if cached is None:
+            cached = {node.name: node for node in self.nodes}
+            object.__setattr__(self, "_nodes_by_name", cached)
+        return cached
+
+    def users(self) -> dict[str, list[Node]]:
+        """Who reads each node, in order; graph outputs are not counted."""
+        found: dict[str, list[Node]] = {node.name: [] for node in self.nodes}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                found[name].append(node)
+        return found
+
+    def live(self) -> Graph:
+        """Without the nodes that no output needs; inputs stay."""
+        needed = set(self.outputs)
+        for node in reversed(self.nodes):
+            if node.name in needed:
+                needed.update(node.inputs)
+        kept = tuple(n for n in self.nodes if n.name in needed or n.kind is Kind.INPUT)
+        return replace(self, nodes=kept)
+
+
+def contiguous_strides(shape: Shape) -> tuple[int, ...]:
+    """Element strides of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))

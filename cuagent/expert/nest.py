@@ -1,0 +1,210 @@
+"""The loop nest of a group: its domain cut into dimensions along which every access is regular.
+
+Both generators (C++ and CUDA) write from this. A dimension is `reduced` when the group's reductions
+run over it. Invariant: for every access, the element read or written is
+`offset + sum(index[d] * strides[d])`, whatever reshapes stand inside the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cuagent.expert.fuse import Group, levels_of
+from cuagent.expert.graph import Graph, Kind, Node, Shape, contiguous_strides
+
+
+class NestError(Exception):
+    """The group's reshapes have no common loop nest; it has to be split."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    extent: int
+    reduced: bool
+
+
+@dataclass(frozen=True)
+class Access:
+    """A tensor read or written, one stride per dimension of the nest."""
+
+    tensor: str
+    """Name of the node whose memory it is."""
+    dtype: str
+    strides: tuple[int, ...]
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Nest:
+    group: Group
+    dimensions: tuple[Dimension, ...]
+    """Outermost first."""
+    reads: dict[tuple[str, str], Access]
+    """By (reader, argument)."""
+    writes: dict[str, Access]
+    by_row: frozenset[str]
+    """Nodes with one value per row: they vary over no reduced dimension."""
+    levels: dict[str, int]
+
+    @property
+    def tensors_read(self) -> dict[str, str]:
+        """Tensor and dtype, in order of first use."""
+        return {a.tensor: a.dtype for a in self.reads.values()}
+
+
+Axis = tuple[int, int, int]
+"""Domain stride, extent, and element stride of one axis of an access."""
+
+
+@dataclass(frozen=True)
+class _Placed:
+    tensor: str
+    dtype: str
+    axes: tuple[Axis, ...]
+    offset: int = 0
+
+
+def nest_of(group: Group, graph: Graph) -> Nest:
+    """Raises NestError where no common nest exists."""
+    reads = {
+        (node.name, arg): _read(group, graph, node, arg)
+        for node in group.nodes
+        if node.kind is not Kind.VIEW
+        for arg in node.inputs
+        if arg not in group.places
+    }
+    writes = {
+        name: _Placed(
+            name, graph.node(name).dtype, _axes(graph.node(name).shape, group.places[name])
+        )
+        for name in group.outputs
+    }
+    cuts = _cuts(group, [*reads.values(), *writes.values()])
+    steps = list(zip(cuts, cuts[1:], strict=False))[::-1]
+    dims = [(inner, outer // inner) for inner, outer in steps] or [(1, 1)]
+    flags = [_is_reduced(stride, group) for stride, _ in dims]
+    strides = {key: _strides(p, dims) for key, p in {**reads, **writes}.items()}  # type: ignore[dict-item]
+    covered = {node.name: _covers(node, group, dims) for node in group.nodes}
+    keep = _collapse(dims, flags, [*strides.values()], [*covered.values()])
+    final = tuple(Dimension(extent, flag) for _, extent, flag in _extents(dims, flags, keep))
+
+    def access(key: tuple[str, str] | str, placed: _Placed) -> Access:
+        chosen = tuple(strides[key][k] for k in keep)  # type: ignore[index]
+        return Access(placed.tensor, placed.dtype, chosen, placed.offset)
+
+    by_row = frozenset(
+        name
+        for name, over in covered.items()
+        if group.reduced and not any(c and f for c, f in zip(over, flags, strict=True))
+    )
+    return Nest(
+        group,
+        final,
+        {key: access(key, p) for key, p in reads.items()},
+        {key: access(key, p) for key, p in writes.items()},
+        by_row,
+        levels_of(group.nodes),
+    )
+
+
+def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
+    """Where `reader` finds its argument `name`, which is not part of the group."""
+    arg = graph.node(name)
+    base, strides, offset = storage(graph, arg)
+    if reader.kind is Kind.REDUCE:
+        shape, place = arg.shape, contiguous_strides(arg.shape)
+    elif reader.kind is Kind.PICK:
+        # The matrix is indexed by the row and its label, so only its rows are an axis here.
+        shape, place = reader.shape, group.places[reader.name]
+        rows = _Placed(base.name, base.dtype, ((place[0], shape[0], strides[0]),), offset)
+        return rows
+    else:
+        rank = len(reader.shape) - len(arg.shape)
+        shape, place = arg.shape, group.places[reader.name][rank:]
+    axes = tuple(
+        (d, n, t) for d, n, t in zip(place, shape, strides, strict=True) if n > 1 and t != 0
+    )
+    return _Placed(base.name, base.dtype, axes, offset)
+
+
+def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:
+    """The node whose memory a value is, its element strides and its offset there."""
+    base = node
+    while base.kind is Kind.VIEW:
+        base = graph.node(base.inputs[0])
+    if base.kind is not Kind.STRIDED:
+        return base, contiguous_strides(node.shape), 0
+    if base is not node:
+        raise NestError(f"{node.name} reshapes the window {base.name}")
+    owner = graph.node(base.inputs[0])
+    while owner.kind is Kind.VIEW:
+        owner = graph.node(owner.inputs[0])
+    if owner.kind is Kind.STRIDED:
+        raise NestError(f"{node.name} is a window on a window")
+    return owner, base.strides, base.offset
+
+
+def _axes(shape: Shape, place: tuple[int, ...]) -> tuple[Axis, ...]:
+    own = contiguous_strides(shape)
+    return tuple((d, n, t) for d, n, t in zip(place, shape, own, strict=True) if n > 1)
+
+
+def _cuts(group: Group, placed: Iterable[_Placed]) -> list[int]:
+    """Strides at which the domain has to be cut, each dividing the next."""
+    cuts = {1, group.size}
+    spans = [(d, n) for p in placed for d, n, _ in p.axes] + list(group.reduced)
+    for node in group.nodes:
+        spans += [s for s in zip(group.places[node.name], node.shape, strict=True) if s[1] > 1]
+    for stride, extent in spans:
+        cuts |= {stride, stride * extent}
+    chain = sorted(cuts)
+    if any(b % a for a, b in zip(chain, chain[1:], strict=False)):
+        raise NestError(f"reshapes of {group.nodes[0].name} do not divide each other")
+    return chain
+
+
+def _is_reduced(stride: int, group: Group) -> bool:
+    return any(d <= stride < d * n for d, n in group.reduced)
+
+
+def _strides(placed: _Placed, dims: list[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(
+        next((t * (stride // d) for d, n, t in placed.axes if d <= stride < d * n), 0)
+        for stride, _ in dims
+    )
+
+
+def _covers(node: Node, group: Group, dims: list[tuple[int, int]]) -> tuple[bool, ...]:
+    axes = [s for s in zip(group.places[node.name], node.shape, strict=True) if s[1] > 1]
+    return tuple(any(d <= stride < d * n for d, n in axes) for stride, _ in dims)
+
+
+def _collapse(
+    dims: list[tuple[int, int]],
+    flags: list[bool],
+    strides: list[tuple[int, ...]],
+    covered: list[tuple[bool, ...]],
+) -> list[int]:
+    """Indices of the dimensions that stay; those left out are merged into the next one."""
+    keep = []
+    for k in range(len(dims)):
+        if k + 1 < len(dims) and flags[k] == flags[k + 1]:
+            extent = dims[k + 1][1]
+            regular = all(s[k] == s[k + 1] * extent for s in strides)
+            if regular and all(c[k] == c[k + 1] for c in covered):
+                continue
+        keep.append(k)
+    return keep
+
+
+def _extents(
+    dims: list[tuple[int, int]], flags: list[bool], keep: list[int]
+) -> list[tuple[int, int, bool]]:
+    merged, extent = [], 1
+    for k, (stride, own) in enumerate(dims):
+        extent *= own
+        if k in keep:
+            merged.append((stride, extent, flags[k]))
+            extent = 1
+    return merged

@@ -1,0 +1,303 @@
+"""Algebra on the graph, before fusion. Each rewrite holds for all inputs, in exact arithmetic.
+
+- `fold_affine`: a per-channel multiply or add (BatchNorm in eval mode among them) after a linear
+  layer or a convolution goes into its weight and bias.
+- `sum_into_linear`: a sum over the output features of a linear layer is one dot product per row
+  with the summed weights.
+- `merge_linears`: linear layers of one input become one product with the weights stacked.
+Rounding differs from the reference's only as between two orders of the same sums; what depends on
+parameters alone is computed in fp64 once (see `module`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from cuagent.expert.graph import Graph, Kind, Node, Operand, Shape, contiguous_strides
+from cuagent.expert.operators import with_bias
+
+
+@dataclass
+class _Editor:
+    """A graph being rebuilt: nodes may be replaced and new ones put before them."""
+
+    graph: Graph
+    replaced: dict[str, list[Node]] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    def result(self) -> Graph:
+        def name(operand: Operand) -> Operand:
+            while isinstance(operand, str) and operand in self.renamed:
+                operand = self.renamed[operand]
+            return operand
+
+        nodes = [
+            replace(node, args=tuple(map(name, node.args)))
+            for old in self.graph.nodes
+            for node in self.replaced.get(old.name, [old])
+        ]
+        outputs = tuple(str(name(o)) for o in self.graph.outputs)
+        return replace(self.graph, nodes=_sorted(nodes), outputs=outputs).live()
+
+
+def _sorted(nodes: list[Node]) -> tuple[Node, ...]:
+    """In an order where arguments come first, otherwise as given."""
+    known = {node.name for node in nodes}
+    done: set[str] = set()
+    ordered: list[Node] = []
+    rest = nodes
+    while rest:
+        later = []
+        for node in rest:
+            if all(a in done or a not in known for a in node.inputs):
+                ordered.append(node)
+                done.add(node.name)
+            else:
+                later.append(node)
+        assert len(later) < len(rest), "a rewrite made a cycle"
+        rest = later
+    return tuple(ordered)
+
+
+def prepared_names(graph: Graph) -> frozenset[str]:
+    """Nodes that depend on parameters alone: computed once, and again when a parameter changes."""
+    from cuagent.expert.expressions import PYTHON
+
+    known: set[str] = set()
+    for node in graph.nodes:
+        # Constants are small and known; inputs are not.
+        leaf = node.kind in (Kind.PARAMETER, Kind.CONSTANT)
+        computable = (
+            (node.kind is Kind.POINTWISE and node.op in PYTHON)
+            or node.kind is Kind.VIEW
+            or node.op in PREPARATIONS
+        )
+        if leaf or (computable and node.inputs and all(a in known for a in node.inputs)):
+            known.add(node.name)
+    return frozenset(known)
+
+
+SUM_FEATURES = "{0}.sum(0, keepdim=True)"
+SUM_BIAS = "{0}.sum(0, keepdim=True) "
+STACK = "torch.cat(({parts},))"
+PREPARATIONS = {SUM_FEATURES, SUM_BIAS}
+
+
+def is_contraction(node: Node) -> bool:
+    return node.kind is Kind.LIBRARY and node.op.startswith(("F.linear(", "F.conv"))
+
+
+def rewrite(graph: Graph, *, fold: bool = True, merge: bool = False) -> Graph:
+    """The graph after all enabled rewrites, applied until none applies."""
+    graph = share_equal(graph)
+    while fold:
+        changed = fold_affine(graph) or sum_into_linear(graph)
+        if changed is None:
+            break
+        graph = changed
+    return merge_linears(graph) if merge else graph
+
+
+def share_equal(graph: Graph) -> Graph:
+    """Equal operations on equal arguments once; labels' counts stay apart, they cost nothing."""
+    editor = _Editor(graph)
+    known: dict[tuple, str] = {}
+    for node in graph.nodes:
+        if node.kind not in (Kind.POINTWISE, Kind.REDUCE, Kind.VIEW) or node.dtype != "float32":
+            continue
+        args = tuple(editor.renamed.get(a, a) if isinstance(a, str) else a for a in node.args)
+        key = (node.kind, node.op, args, node.shape, node.dims)
+        if key in known:
+            editor.renamed[node.name] = known[key]
+            editor.replaced[node.name] = []
+        else:
+            known[key] = node.name
+    return editor.result()
+
+
+def fold_affine(graph: Graph) -> Graph | None:
+    """One multiply, divide, add or subtract folded into the layer before it, or None."""
+    users, prepared = graph.users(), prepared_names(graph)
+    for layer in graph.nodes:
+        if not is_contraction(layer) or len(users[layer.name]) != 1 or layer.name in graph.outputs:
+            continue
+        if layer.args[1] not in prepared or any(a not in prepared for a in layer.args[2:]):
+            continue
+        (user,) = users[layer.name]
+        if user.kind is not Kind.POINTWISE or user.op not in ("mul", "div", "add", "sub"):
+            continue
+        if user.shape != layer.shape or user.args.count(layer.name) != 1:
+            continue
+        first = user.args[0] == layer.name
+        other = user.args[1 if first else 0]
+        if not first and user.op in ("div", "sub"):
+            continue
+        if isinstance(other, str) and (
+            other not in prepared or not _per_channel(graph.node(other).shape, layer)
+        ):
+            continue
+        return _folded(graph, layer, user, other)
+    return None
+
+
+def _channels(layer: Node) -> tuple[int, int]:
+    """Axis of the output features, and how many there are."""
+    axis = len(layer.shape) - 1 if layer.op.startswith("F.linear") else 1
+    return axis, layer.shape[axis]
+
+
+def _per_channel(shape: Shape, layer: Node) -> bool:
+    axis, _ = _channels(layer)
+    padded = (1,) * (len(layer.shape) - len(shape)) + shape
+    return all(n == 1 or k == axis for k, n in enumerate(padded))
+
+
+def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> Graph:
+    """`user(layer, other)` as one layer with a new weight and bias, under the user's name."""
+    weight, bias = graph.node(str(layer.args[1])), layer.args[2] if len(layer.args) > 2 else None
+    _, count = _channels(layer)
+    made: list[Node] = []
+
+    def add(op: str, args: tuple[Operand, ...], shape: Shape, hint: str) -> str:
+        kind = Kind.VIEW if op == "view" else Kind.POINTWISE
+        if kind is Kind.VIEW:
+            base = next((n for n in made if n.name == args[0]), None) or graph.node(str(args[0]))
+            while base.kind is Kind.VIEW:
+                base = graph.node(base.inputs[0])
+            if base.shape == shape:
+                return base.name
+            args = (base.name,)
+        name = f"{user.name}_{hint}"
+        made.append(Node(name, kind, op, args, shape, origin=user.origin))
+        return name
+
+    flat, size = other, 0
+    if isinstance(other, str):
+        size = graph.node(other).size
+        flat = add("view", (other,), (size,), "factor" if user.op in ("mul", "div") else "shift")
+    new_weight, new_bias = weight.name, bias
+    if user.op in ("mul", "div"):
+        column = flat
+        if isinstance(flat, str):
+            shape = (size,) + (1,) * (len(weight.shape) - 1)
+            column = add("view", (flat,), shape, "factor_column")
+        new_weight = add(user.op, (weight.name, column), weight.shape, "weight")
+        if bias is not None:
+            new_bias = add(user.op, (bias, flat), (count,), "bias")
+    elif bias is not None:
+        new_bias = add(user.op, (bias, flat), (count,), "bias")
+    else:
+        zero_plus = "add" if user.op == "add" else "sub"
+        if isinstance(flat, str) and size == count:
+            new_bias = flat if zero_plus == "add" else add("neg", (flat,), (count,), "bias")
+        else:
+            # A bias vector out of one number: weights that are finite give exact zeros here.
+            first = add("view", (weight.name,), (count, weight.size // count), "rows")
+            made.append(
+                Node(
+                    f"{user.name}_zeros",
+                    Kind.LIBRARY,
+                    ZEROS,
+                    (first,),
+                    (count,),
+                    origin=user.origin,
+                )
+            )
+            new_bias = add(zero_plus, (made[-1].name, flat), (count,), "bias")
+    call = layer.op if len(layer.args) > 2 or new_bias is None else with_bias(layer.op)
+    args = (layer.args[0], new_weight) + ((new_bias,) if new_bias is not None else ())
+    folded = replace(layer, name=user.name, op=call, args=args)
+    editor = _Editor(graph, {user.name: [*made, folded], layer.name: []})
+    return editor.result()
+
+
+ZEROS = "{0}.new_zeros({0}.shape[0])"
+PREPARATIONS.add(ZEROS)
+
+
+def sum_into_linear(graph: Graph) -> Graph | None:
+    """sum_j (x W^T + b)_j = x (sum_j W_j) + sum_j b_j: one output feature instead of many."""
+    users, prepared = graph.users(), prepared_names(graph)
+    for node in graph.nodes:
+        if node.kind is not Kind.REDUCE or node.op != "sum":
+            continue
+        layer = graph.node(node.inputs[0])
+        last = len(layer.shape) - 1
+        if not layer.op.startswith("F.linear") or node.dims != (last,) or layer.shape[last] == 1:
+            continue
+        if len(users[layer.name]) != 1 or layer.name in graph.outputs:
+            continue
+        if any(a not in prepared for a in layer.args[1:]):
+            continue
+        weight = graph.node(str(layer.args[1]))
+        total = Node(
+            f"{node.name}_weight", Kind.LIBRARY, SUM_FEATURES, (weight.name,), (1, weight.shape[1]),
+            origin=node.origin,
+        )  # fmt: skip
+        made, args = [total], [layer.args[0], total.name]
+        if len(layer.args) > 2:
+            shift = Node(
+                f"{node.name}_bias", Kind.LIBRARY, SUM_BIAS, (layer.args[2],), (1,),
+                origin=node.origin,
+            )  # fmt: skip
+            made.append(shift)
+            args.append(shift.name)
+        shape = layer.shape[:-1] + (1,)
+        keeps = node.shape == shape
+        dot = replace(
+            layer, name=node.name if keeps else f"{node.name}_dot", shape=shape, args=tuple(args)
+        )
+        made.append(dot)
+        if not keeps:
+            made.append(
+                Node(node.name, Kind.VIEW, "view", (dot.name,), node.shape, origin=node.origin)
+            )
+        return _Editor(graph, {node.name: made, layer.name: []}).result()
+    return None
+
+
+def merge_linears(graph: Graph) -> Graph:
+    """Linear layers of the same input as one product with stacked weights and windows on it."""
+    prepared = prepared_names(graph)
+    alike: dict[tuple, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op.startswith("F.linear") and all(a in prepared for a in node.args[1:]):
+            alike.setdefault((node.args[0], node.op), []).append(node)
+    editor = _Editor(graph)
+    for layers in alike.values():
+        if len(layers) < 2 or any(layer.name in graph.outputs for layer in layers):
+            continue
+        first = layers[0]
+        name = "_".join(layer.name for layer in layers)[:48]
+        made, args = [], [first.args[0]]
+        for position in range(1, len(first.args)):
+            parts = tuple(layer.args[position] for layer in layers)
+            shape = (sum(layer.shape[-1] for layer in layers),) + (
+                graph.node(str(parts[0])).shape[1:]
+            )
+            op = STACK.format(parts=", ".join(f"{{{k}}}" for k in range(len(parts))))
+            PREPARATIONS.add(op)
+            stacked = Node(
+                f"{name}_{'weight' if position == 1 else 'bias'}", Kind.LIBRARY, op, parts, shape
+            )
+            made.append(stacked)
+            args.append(stacked.name)
+        width = sum(layer.shape[-1] for layer in layers)
+        shape = first.shape[:-1] + (width,)
+        whole = replace(first, name=name, args=tuple(args), shape=shape, origin="")
+        start = 0
+        for k, layer in enumerate(layers):
+            window = Node(
+                layer.name,
+                Kind.STRIDED,
+                f"{{0}}[..., {start}:{start + layer.shape[-1]}]",
+                (name,),
+                layer.shape,
+                origin=layer.origin,
+                contiguous=False,
+                strides=contiguous_strides(shape),
+                offset=start,
+            )
+            start += layer.shape[-1]
+            editor.replaced[layer.name] = [*made, whole, window] if k == 0 else [window]
+    return editor.result()

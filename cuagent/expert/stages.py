@@ -1,0 +1,160 @@
+"""What a kernel computes in which pass over its row: the plan that both generators write out.
+
+A group with L levels of reductions makes at most L + 1 passes. Pass k reduces what depends on
+k earlier reductions and stores the outputs that do. What a later pass needs again is saved when it
+was expensive, and computed again when it was cheap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cuagent.expert.graph import Kind, Node, Operand
+from cuagent.expert.nest import Nest
+
+COST = {
+    "exp": 12, "expm1": 14, "log": 14, "log1p": 16, "tanh": 18, "erf": 22, "sigmoid": 14,
+    "silu": 14, "gelu": 24, "gelu_tanh": 22, "softplus": 30, "mish": 40, "elu": 16, "selu": 16,
+    "log_sigmoid": 30, "xlogx": 16, "sin": 30, "cos": 30, "div": 4, "sqrt": 4, "rsqrt": 6,
+    "reciprocal": 4,
+}  # fmt: skip
+"""Operations of one element, roughly, in units of an addition."""
+EXPENSIVE = 8
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pass. Row values are computed before it; then, for every element: reload, compute, ..."""
+
+    level: int
+    row_nodes: tuple[Node, ...]
+    reload: tuple[str, ...]
+    compute: tuple[Node, ...]
+    save: tuple[str, ...]
+    reduces: tuple[Node, ...]
+    stores: tuple[str, ...]
+
+    @property
+    def loops(self) -> bool:
+        return bool(self.reduces or self.stores)
+
+
+class Plan:
+    """The stages of a nest, and how names inside the group resolve."""
+
+    def __init__(self, nest: Nest, *, may_save: bool = True) -> None:
+        self.nest = nest
+        self.nodes = {node.name: node for node in nest.group.nodes}
+        self.cost: dict[str, int] = {}
+        for node in nest.group.nodes:
+            inner = (
+                0
+                if node.kind is Kind.REDUCE or node.name in nest.by_row
+                else sum(self.cost.get(self.source(a), 0) for a in node.inputs)
+            )
+            self.cost[node.name] = inner + (
+                COST.get(node.op, 1) if node.kind is Kind.POINTWISE else 0
+            )
+        self.stages = self._stages(may_save)
+
+    def source(self, name: Operand) -> Operand:
+        """Through views inside the group: they cost nothing."""
+        while isinstance(name, str) and name in self.nodes:
+            node = self.nodes[name]
+            if node.kind is not Kind.VIEW or node.inputs[0] not in self.nodes:
+                break
+            name = node.inputs[0]
+        return name
+
+    def is_element(self, name: Operand) -> bool:
+        """A value of the group that is computed for every element."""
+        if not isinstance(name, str) or name not in self.nodes:
+            return False
+        node = self.nodes[name]
+        return node.kind is Kind.POINTWISE and name not in self.nest.by_row
+
+    @property
+    def levels(self) -> int:
+        return max(self.nest.levels.values(), default=0)
+
+    @property
+    def operations(self) -> int:
+        """Weighted operations of the whole kernel, as `COST` counts."""
+        group = self.nest.group
+        return sum(
+            COST.get(n.op, 1) * (group.rows if n.name in self.nest.by_row else group.size)
+            for n in group.nodes
+            if n.kind is not Kind.VIEW
+        )
+
+    def _targets(self, level: int) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+        levels, group = self.nest.levels, self.nest.group
+        reduces = tuple(
+            n for n in group.nodes if n.kind is Kind.REDUCE and levels[n.name] == level + 1
+        )
+        stores = tuple(
+            name
+            for name in group.outputs
+            if self.is_element(self.source(name)) and levels[name] == level
+        )
+        return reduces, stores
+
+    def _closure(self, names: list[Operand], stop: set[str]) -> tuple[list[str], list[str]]:
+        """Element values to compute for `names`, in order, and the saved ones to reload."""
+        needed: set[str] = set()
+        reload: list[str] = []
+        stack = [self.source(name) for name in names]
+        while stack:
+            name = stack.pop()
+            if not self.is_element(name) or name in needed or name in reload:
+                continue
+            if name in stop:
+                reload.append(name)  # type: ignore[arg-type]
+                continue
+            needed.add(name)  # type: ignore[arg-type]
+            stack += [self.source(a) for a in self.nodes[name].args]  # type: ignore[index]
+        return [n for n in self.nodes if n in needed], sorted(reload)
+
+    def _stages(self, may_save: bool) -> tuple[Stage, ...]:
+        wanted = []
+        for level in range(self.levels + 1):
+            reduces, stores = self._targets(level)
+            names: list[Operand] = [r.args[0] for r in reduces] + list(stores)
+            wanted.append((reduces, stores, names))
+        again: dict[str, int] = {}
+        for _, _, names in wanted:
+            for name in self._closure(names, set())[0]:
+                again[name] = again.get(name, 0) + 1
+        saved: set[str] = set()
+        stages = []
+        for level, (reduces, stores, names) in enumerate(wanted):
+            compute, reload = self._closure(names, saved)
+            later = {n for _, _, rest in wanted[level + 1 :] for n in self._closure(rest, set())[0]}
+            fresh = [n for n in compute if may_save and n in later and self.cost[n] >= EXPENSIVE]
+            # Of a chain of expensive values only the last is read again.
+            fresh = [n for n in fresh if self._read_later(n, wanted, level, set(fresh) - {n})]
+            saved |= set(fresh)
+            stages.append(
+                Stage(
+                    level,
+                    self._row_nodes(level),
+                    tuple(reload),
+                    tuple(self.nodes[n] for n in compute),
+                    tuple(fresh),
+                    reduces,
+                    stores,
+                )
+            )
+        return tuple(stages)
+
+    def _read_later(self, name: str, wanted: list, level: int, stop: set[str]) -> bool:
+        return any(name in self._closure(names, stop)[0] for _, _, names in wanted[level + 1 :])
+
+    def _row_nodes(self, level: int) -> tuple[Node, ...]:
+        return tuple(
+            n
+            for n in self.nest.group.nodes
+            if n.name in self.nest.by_row
+            and n.kind in (Kind.POINTWISE, Kind.PICK)
+            and self.nest.levels[n.name] == level
+        )

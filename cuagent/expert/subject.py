@@ -1,0 +1,48 @@
+"""A Task made ready for the expert: reference opened, captured, its text cut out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cuagent.expert.candidate import Subject
+from cuagent.expert.capture import CaptureError, capture
+from cuagent.expert.reference_text import needed_definitions
+from cuagent.task import Task, open_reference
+
+if TYPE_CHECKING:
+    import torch
+
+
+def open_subject(task: Task) -> Subject:
+    """Raises CaptureError where the module cannot be captured, TaskError where it cannot run."""
+    if task.entry == "ModelNew":
+        raise CaptureError("the reference class is itself called ModelNew; rename it")
+    reference = open_reference(task)
+    model = reference.model(0)
+    captured = capture(model, reference.inputs(0))
+    text = needed_definitions(task.source, task.entry)
+    return Subject(captured, text, task.entry, attribute_of(model), task.device.value)
+
+
+class attribute_of:
+    """The expression that reaches a parameter from `self`: `self.net[0].weight`."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        from torch import nn
+
+        indexed = (nn.Sequential, nn.ModuleList)
+        self._indexed = {
+            name for name, module in model.named_modules() if isinstance(module, indexed)
+        }
+
+    def __call__(self, name: str) -> str:
+        text, prefix = "self", ""
+        for part in name.split("."):
+            if part.isidentifier():
+                text += f".{part}"
+            elif prefix in self._indexed:
+                text += f"[{part}]"
+            else:
+                text = f"getattr({text}, {part!r})"
+            prefix = f"{prefix}.{part}" if prefix else part
+        return text
