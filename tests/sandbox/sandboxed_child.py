@@ -1,0 +1,41 @@
+"""A forked child that enters the sandbox and reports what it got."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from cuagent.sandbox import Policy, Tier, enter
+
+
+def in_child(policy: Policy, tier: Tier, work: Callable[[], Any]) -> Any:
+    """What `work` gives, or the exception it raises, in a forked child that entered the sandbox.
+
+    The child is trusted code of these tests; the worker's channel carries no pickles.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        kept = Policy(**{**vars(policy), "fds": (*policy.fds, writer)})
+        try:
+            enter(kept, tier)
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - the child's process boundary
+            result = error
+        with os.fdopen(writer, "wb") as pipe:
+            pickle.dump(result, pipe)
+            pipe.flush()
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        ready, _, _ = select.select([pipe], [], [], 30)
+        if not ready:
+            os.kill(pid, signal.SIGKILL)
+        result = pickle.load(pipe) if ready else TimeoutError("the child hangs")
+    os.waitpid(pid, 0)
+    return result

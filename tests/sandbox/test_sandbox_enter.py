@@ -1,0 +1,193 @@
+"""A forked child that imported torch enters the sandbox: honest work goes on, the rest ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sandboxed_child import in_child
+
+from cuagent.sandbox import Policy, SandboxError, Tier, enter, resident
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torch_imported() -> None:
+    import torch
+
+    assert torch.__version__
+
+
+COMPUTES = """
+import os, sys, torch
+from pathlib import Path
+from cuagent.sandbox import Policy, Tier, enter
+if os.fork() == 0:
+    enter(Policy(write=(Path(sys.argv[1]),)), Tier(sys.argv[2]))
+    x = torch.full((512, 512), 2.0)
+    print(float((x @ x).exp().isinf().sum()), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_torch_computes_in_a_fork_of_a_process_that_imported_it(scratch: Path, tier: Tier) -> None:
+    """In a fresh process: OpenMP's threads, if torch computed here already, end with a fork."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPUTES, str(scratch), tier.value],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == f"{512.0 * 512.0}", done.stderr
+
+
+def test_modules_not_yet_imported_can_be(scratch: Path, tier: Tier) -> None:
+    def work() -> str:
+        import wave
+
+        import torch.utils.benchmark
+
+        return wave.__name__ + torch.utils.benchmark.__name__
+
+    assert in_child(Policy(write=(scratch,)), tier, work) == "wavetorch.utils.benchmark"
+
+
+def test_attempt_is_read_only_and_scratch_is_writable(scratch: Path, tier: Tier) -> None:
+    attempt, private = scratch / "attempt", scratch / "private"
+    attempt.mkdir()
+    private.mkdir()
+    (attempt / "model_new.py").write_text("x = 1\n")
+
+    def work() -> list[object]:
+        found: list[object] = [(attempt / "model_new.py").read_text()]
+        (private / "out").write_text("mine")
+        for refused in (attempt / "model_new.py", attempt / "new", scratch / "beside"):
+            try:
+                refused.write_text("changed")
+            except OSError as error:
+                found.append(error.errno)
+        return found
+
+    policy = Policy(read=(attempt,), write=(private,))
+    assert in_child(policy, tier, work) == ["x = 1\n", *[errno.EACCES] * 3]
+    assert (private / "out").read_text() == "mine"
+
+
+def test_home_and_temporary_folder_are_the_private_one(scratch: Path, tier: Tier) -> None:
+    def work() -> tuple[str, str, set[str]]:
+        import tempfile
+
+        return str(Path.home()), tempfile.mkdtemp(), set(os.environ)
+
+    os.environ["CUAGENT_TEST_API_KEY"] = "secret"
+    try:
+        home, temporary, names = in_child(Policy(write=(scratch,)), tier, work)
+    finally:
+        del os.environ["CUAGENT_TEST_API_KEY"]
+    assert home == str(scratch)
+    assert temporary.startswith(str(scratch))
+    assert "CUAGENT_TEST_API_KEY" not in names
+
+
+def test_only_named_descriptors_stay_open(scratch: Path, tier: Tier) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, (scratch / "secret").open("w") as secret:
+        descriptors = theirs.fileno(), secret.fileno()
+
+        def work() -> int:
+            os.write(descriptors[0], b"ready")
+            try:
+                os.write(descriptors[1], b"gone")
+            except OSError as error:
+                return error.errno or 0
+            return 0
+
+        policy = Policy(write=(scratch,), fds=(0, 1, 2, theirs.fileno()))
+        assert in_child(policy, tier, work) == errno.EBADF
+        assert ours.recv(5) == b"ready"
+
+
+def test_the_projects_own_source_is_out_of_sight(scratch: Path, tier: Tier) -> None:
+    """Unless it is installed like any package, then it is no secret."""
+    here = Path(__file__).resolve()
+    result = in_child(Policy(write=(scratch,)), tier, here.read_text)
+    assert isinstance(result, PermissionError)
+
+
+def test_memory_is_bounded_without_bounding_the_address_space(scratch: Path, tier: Tier) -> None:
+    def work() -> str:
+        import mmap
+
+        mmap.mmap(-1, 64 << 30, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        try:
+            bytearray(3 << 30)
+        except MemoryError:
+            return "refused"
+        return "given"
+
+    assert in_child(Policy(write=(scratch,), memory_bytes=2 << 30), tier, work) == "refused"
+
+
+def test_entering_with_threads_is_refused(tier: Tier) -> None:
+    """Landlock would bind only one of them."""
+    pid = os.fork()
+    if pid == 0:
+        threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
+        try:
+            enter(Policy(), tier)
+        except SandboxError:
+            os._exit(42)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
+
+
+def test_entering_is_cheap(scratch: Path, tier: Tier) -> None:
+    def timed() -> float:
+        start = time.perf_counter()
+        pid = os.fork()
+        if pid == 0:
+            enter(Policy(write=(scratch,)), tier)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        return time.perf_counter() - start
+
+    assert min(timed() for _ in range(5)) < 0.1
+
+
+def test_resident_memory_of_a_group_is_seen() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        held = bytearray(os.urandom(1 << 20) * 64)
+        time.sleep(30)
+        os._exit(len(held) % 2)
+    try:
+        deadline = time.monotonic() + 10
+        while resident(pid) < 64 << 20 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert resident(pid) >= 64 << 20
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.gpu
+def test_cuda_works_inside_and_opens_memory_of_its_parent(scratch: Path, tier: Tier) -> None:
+    """In a fresh process: this one may hold a CUDA context, which does not survive a fork."""
+    script = Path(__file__).with_name("cuda_in_sandbox.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(scratch), tier.value],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.split() == ["7", "2000.0", "9"], done.stderr

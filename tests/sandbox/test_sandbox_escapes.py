@@ -1,0 +1,52 @@
+"""Real children try to get out. Tiers that this machine lacks are reported as skipped, by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from cuagent.sandbox import SandboxError, Tier, probe, selftest, stamp
+
+HELD_WITHOUT_A_TIER = {
+    "list_home",  # there may be no home
+    "inherited_descriptor",
+    "inherited_environment",
+    "become_root",
+    "mount_over",
+    "big_file",
+    "fork_bomb",
+}
+"""What limits, closed descriptors and an ordinary user's rights refuse on their own."""
+
+
+@pytest.fixture(scope="module", params=[Tier.LANDLOCK, Tier.BUBBLEWRAP])
+def held(request: pytest.FixtureRequest) -> dict[str, str | None]:
+    try:
+        return {escape.name: escape.got for escape in selftest(request.param)}
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+def test_no_escape_succeeds_from_the_tier_that_is_in_use() -> None:
+    tier = probe()
+    if tier is Tier.NONE:
+        pytest.skip("this machine has no tier; verdicts say UNISOLATED")
+    results = selftest(tier)
+    assert len(results) >= 12
+    assert [escape for escape in results if escape.got is not None] == []
+
+
+def test_every_tier_refuses_all_but_what_it_says(held: dict[str, str | None]) -> None:
+    succeeded = {name for name, got in held.items() if got is not None}
+    # Root under bubblewrap is exempt from the process limit: there the probe chooses landlock.
+    assert succeeded <= {"fork_bomb"}
+
+
+def test_the_escapes_are_real_where_nothing_holds_them() -> None:
+    free = {escape.name for escape in selftest(Tier.NONE) if escape.got is not None}
+    refused = {escape.name for escape in selftest(Tier.NONE)} - free
+    assert refused <= HELD_WITHOUT_A_TIER
+
+
+def test_stamp_says_what_holds() -> None:
+    assert stamp(Tier.NONE) == "UNISOLATED"
+    assert stamp(Tier.LANDLOCK).startswith("landlock (")

@@ -1,0 +1,115 @@
+"""Loading is static: it reads text, says what is missing, and imports neither file nor torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuagent.task import Device, Precision, TaskError, load_task
+
+KERNELBENCH = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x): return x
+def get_inputs(): return [torch.ones(2)]
+def get_init_inputs(): return []
+"""
+PLAIN = "import torch\nclass Gate(torch.nn.Module):\n    def forward(self, x): return x\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "model.py"
+
+
+def fails(spec: object, **options: str) -> str:
+    with pytest.raises(TaskError) as caught:
+        load_task(str(spec), **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_kernelbench_form(file: Path) -> None:
+    file.write_text(KERNELBENCH)
+    task = load_task(file, device="cpu")
+    assert (task.entry, task.name, task.device) == ("Model", "model", Device.CPU)
+    assert task.source == KERNELBENCH
+
+
+def test_class_with_inputs(file: Path) -> None:
+    file.write_text(PLAIN)
+    task = load_task(f"{file}:Gate", inputs="f32[2]", device="cpu", precision="tf32")
+    assert (task.name, task.precision) == ("model.Gate", Precision.TF32)
+
+
+def test_digest_changes_with_what_changes_the_answer(file: Path) -> None:
+    file.write_text(PLAIN)
+    tasks = [
+        load_task(f"{file}:Gate", inputs=inputs, device="cpu", precision=precision)
+        for inputs, precision in [("f32[2]", "match"), ("f32[3]", "match"), ("f32[2]", "tf32")]
+    ]
+    assert len({task.digest for task in tasks}) == 3
+
+
+def test_loading_runs_nothing_and_leaves_nothing(file: Path) -> None:
+    file.write_text("raise SystemExit('ran')\n" + KERNELBENCH)
+    code = (
+        "import sys; from cuagent.task import load_task; load_task(sys.argv[1]); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(file)], check=False).returncode == 0
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_missing_file_suggests_a_near_one(file: Path) -> None:
+    file.write_text(KERNELBENCH)
+    assert f"no such file; did you mean {file}?" in fails(file.with_name("modle.py"))
+
+
+def test_folder_is_no_file(tmp_path: Path) -> None:
+    assert "is a folder" in fails(tmp_path)
+
+
+def test_syntax_error_has_its_line(file: Path) -> None:
+    file.write_text("import torch\nclass Model(:\n")
+    assert fails(file).startswith(f"{file}:2: syntax error")
+
+
+def test_binary_file_is_not_python(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe\x00PK")
+    assert "not a Python file" in fails(file)
+    file.write_bytes(b"a\0b")
+    assert "Python file" in fails(file) or "syntax error" in fails(file)
+
+
+def test_missing_class_suggests_a_near_one(file: Path) -> None:
+    file.write_text(PLAIN)
+    assert "no class Gaet; did you mean Gate?" in fails(f"{file}:Gaet", inputs="f32[2]")
+    assert f"name the class after a colon, for instance {file}:Gate" in fails(file)
+    file.write_text("x = 1\n")
+    assert "defines no class" in fails(file)
+
+
+def test_no_inputs_anywhere(file: Path) -> None:
+    file.write_text(PLAIN)
+    message = fails(f"{file}:Gate")
+    assert "no get_inputs() and no --inputs" in message
+    assert '--inputs "f32[8,512]"' in message
+
+
+def test_classes_that_only_running_would_show_are_let_through(file: Path) -> None:
+    for source in ("from other import *\n", "from torch.nn import GELU\n", "GELU = make()\n"):
+        file.write_text(source)
+        assert load_task(f"{file}:GELU", inputs="f32[2]", device="cpu").entry == "GELU"
+
+
+def test_options_are_checked(file: Path) -> None:
+    file.write_text(KERNELBENCH)
+    assert "choose one of auto, cpu, cuda" in fails(file, device="gpu")
+    assert "choose one of match, tf32, bf16, fp16" in fails(file, precision="fp8")
+    assert "no class name" in fails(f"{file}:2x")
+    assert "--inputs" in fails(file, inputs="f32[")
+    assert "--init" in fails(file, init="import os")

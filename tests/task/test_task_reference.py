@@ -1,0 +1,205 @@
+"""Opening a task: seeds decide everything, and each fault is one line with the user's file."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuagent.task import Reference, TaskError, check_runs, load_task, open_reference
+
+MODEL = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self, n, bias=True):
+        super().__init__()
+        self.linear = nn.Linear(n, n, bias=bias)
+        self.drop = nn.Dropout()
+    def forward(self, x):
+        return self.drop(self.linear(x))
+def get_inputs():
+    return [torch.randn(4, 8)]
+def get_init_inputs():
+    return [8]
+"""
+PLAIN = "import torch\nfrom torch import nn\nclass Net(nn.Module):\n"
+
+
+def opened(folder: Path, source: str, **options: str) -> Reference:
+    file = folder / "model.py"
+    file.write_text(source)
+    name = "" if "class Model" in source else ":Net"
+    return open_reference(load_task(f"{file}{name}", device="cpu", **options))
+
+
+def fails(folder: Path, source: str, **options: str) -> str:
+    with pytest.raises(TaskError) as caught:
+        check_runs(opened(folder, source, **options))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert list(folder.glob("**/*.pyc")) == []
+    return message
+
+
+def test_seeds_decide_parameters_and_inputs(tmp_path: Path) -> None:
+    reference = opened(tmp_path, MODEL)
+    one, same, other = (reference.model(seed) for seed in (1, 1, 2))
+    assert torch.equal(one.linear.weight, same.linear.weight)
+    assert not torch.equal(one.linear.weight, other.linear.weight)
+    assert torch.equal(reference.inputs(1)[0], reference.inputs(1)[0])
+    assert not torch.equal(reference.inputs(1)[0], reference.inputs(2)[0])
+    assert not one.training
+    assert reference.init_args == ((8,), {})
+    check_runs(reference)
+
+
+def test_global_random_state_is_left_alone(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    random.seed(5)
+    expected = torch.rand(1), random.random()
+    torch.manual_seed(5)
+    random.seed(5)
+    reference = opened(tmp_path, MODEL)
+    reference.model(1)
+    reference.inputs(1)
+    assert (torch.rand(1), random.random()) == expected
+
+
+def test_inputs_given_go_before_those_of_the_file(tmp_path: Path) -> None:
+    reference = opened(tmp_path, MODEL, inputs="f32[3,8]", init="8, bias=False")
+    assert reference.inputs(0)[0].shape == (3, 8)
+    assert reference.init_args == ((8,), {"bias": False})
+    check_runs(reference)
+
+
+def test_draws_follow_the_grammar(tmp_path: Path) -> None:
+    source = PLAIN + "    def forward(self, *x): return x[0]\n"
+    inputs = "f32[4000]; i64[4000]<7; f32[4000]<1; bf16[2]; [f64[], (bool[9], 3)]; 0.5"
+    normal, index, unit, half, nest, scalar = opened(tmp_path, source, inputs=inputs).inputs(0)
+    assert abs(normal.mean()) < 0.1
+    assert normal.min() < -2
+    assert set(index.tolist()) == set(range(7))
+    assert unit.min() >= 0
+    assert unit.max() < 1
+    assert half.dtype is torch.bfloat16
+    assert nest[0].shape == ()
+    assert nest[1][0].dtype is torch.bool
+    assert (nest[1][1], scalar) == (3, 0.5)
+
+
+def test_named_arguments_in_other_sets_of_this_form(tmp_path: Path) -> None:
+    source = MODEL.replace("return [8]", "return [[8], {'bias': False}]")
+    assert opened(tmp_path, source).init_args == ((8,), {"bias": False})
+
+
+def test_siblings_are_importable_and_leave_no_bytecode(tmp_path: Path) -> None:
+    (tmp_path / "sibling_of_this_test.py").write_text("WIDTH = 8\n")
+    source = MODEL.replace(
+        "from torch import nn", "from torch import nn\nimport sibling_of_this_test"
+    )
+    path = list(sys.path)
+    check_runs(opened(tmp_path, source))
+    assert sys.path == path
+    assert {file.name for file in tmp_path.iterdir()} == {"model.py", "sibling_of_this_test.py"}
+
+
+def test_relative_imports_work_inside_a_package(tmp_path: Path) -> None:
+    package = tmp_path / "package_of_this_test"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "parts.py").write_text("WIDTH = 8\n")
+    check_runs(opened(package, "from .parts import WIDTH\n" + MODEL))
+
+
+def test_the_text_that_was_loaded_is_what_runs(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(MODEL)
+    task = load_task(file, device="cpu")
+    file.write_text("raise RuntimeError('edited')")
+    check_runs(open_reference(task))
+
+
+def test_import_failure_names_the_users_line(tmp_path: Path) -> None:
+    message = fails(tmp_path, "import torch\nimport not_there_at_all\n" + MODEL)
+    assert f"{tmp_path / 'model.py'}:2: importing it failed: ModuleNotFoundError" in message
+    assert "SystemExit" in fails(tmp_path, "import sys\nsys.exit(1)\n" + MODEL)
+    (tmp_path / "broken_of_this_test.py").write_text("x = 1\nx = = 2\n")
+    message = fails(tmp_path, "import broken_of_this_test\n" + MODEL)
+    assert "broken_of_this_test.py:2" in message
+
+
+def test_class_that_is_no_module(tmp_path: Path) -> None:
+    message = fails(tmp_path, "class Net:\n    pass\n", inputs="f32[2]")
+    assert "Net is not a class of torch.nn.Module" in message
+
+
+def test_constructor_error(tmp_path: Path) -> None:
+    init = "    def __init__(self, width):\n        super().__init__()\n"
+    message = fails(tmp_path, PLAIN + init, inputs="f32[2]")
+    assert "Net() failed: TypeError" in message
+    assert "give its arguments with --init" in message
+    message = fails(tmp_path, MODEL, init="'wide'")
+    assert f"{tmp_path / 'model.py'}:7: Model('wide') failed" in message
+
+
+def test_inputs_that_do_not_fit_say_their_shapes(tmp_path: Path) -> None:
+    message = fails(tmp_path, MODEL, inputs="f32[4,9]")
+    assert "Model.forward(float32[4,9]) failed: RuntimeError" in message
+    assert "4x9 and 8x8" in message
+    assert "does --inputs fit?" in message
+    message = fails(tmp_path, MODEL.replace("torch.randn(4, 8)", "torch.randn(4, 8), 3"))
+    assert "does get_inputs() fit?" in message
+
+
+def test_get_inputs_that_is_wrong(tmp_path: Path) -> None:
+    wrong = MODEL.replace("return [torch.randn(4, 8)]", "return torch.randn(4, 8)")
+    assert "get_inputs() gives a Tensor; it should give a list" in fails(tmp_path, wrong)
+    wrong = MODEL.replace("return [torch.randn(4, 8)]", "return [object()]")
+    assert "inputs[0] is a object" in fails(tmp_path, wrong)
+    wrong = MODEL.replace("return [torch.randn(4, 8)]", "return 1 / 0")
+    assert "model.py:12: get_inputs() failed: ZeroDivisionError" in fails(tmp_path, wrong)
+
+
+def test_output_that_is_no_tensor_tree(tmp_path: Path) -> None:
+    source = PLAIN + "    def forward(self, x): return [x, {'y': {x}}]\n"
+    assert "Net: its output[1]['y'] is a set" in fails(tmp_path, source, inputs="f32[2]")
+    source = PLAIN + "    def forward(self, x): return 3.5\n"
+    assert "Net gives no tensor (3.5)" in fails(tmp_path, source, inputs="f32[2]")
+
+
+def test_tensors_on_a_fixed_device(tmp_path: Path) -> None:
+    source = PLAIN + "    def forward(self, x): return torch.ones(2, device='meta')\n"
+    assert "gives a tensor on meta" in fails(tmp_path, source, inputs="f32[2]")
+    source = (
+        PLAIN
+        + "    def _apply(self, f, recurse=True): return self\n"
+        + "    def __init__(self):\n        super().__init__()\n"
+        + "        self.w = nn.Parameter(torch.ones(2, device='meta'))\n"
+    )
+    assert "w stays on meta when the model is moved to cpu" in fails(
+        tmp_path, source, inputs="f32[2]"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_cuda_asked_where_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    with pytest.raises(TaskError, match="sees no GPU here; use --device cpu"):
+        open_reference(load_task(tmp_path / "model.py", device="cuda"))
+    source = PLAIN + "    def forward(self, x): return x + torch.ones(2, device='cuda')\n"
+    assert "the task runs on cpu: create tensors on the device of an input" in fails(
+        tmp_path, source, inputs="f32[2]"
+    )
+
+
+@pytest.mark.gpu
+def test_model_and_inputs_come_on_the_gpu(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    reference = open_reference(load_task(tmp_path / "model.py"))
+    assert reference.model(0).linear.weight.is_cuda
+    assert reference.inputs(0)[0].is_cuda
+    check_runs(reference)
