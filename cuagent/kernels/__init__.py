@@ -68,7 +68,7 @@ def load(path: str | Path) -> Kernels:
 
 def _open(source: Path, library: Path, form: str) -> Kernels:
     prototypes = parse(source.read_text(encoding="utf-8"), source.name)
-    if form == "nvrtc":
+    if library.suffix == ".cubin":
         from .driver import open_cubin
 
         return Kernels(source, library, open_cubin(library, prototypes))

@@ -52,7 +52,7 @@ CUDA_FLAGS = (
     *("-shared", "-O3", "-lineinfo", "-std=c++17", "--resource-usage"),
     *("-Xcompiler", "-fPIC", "-Xlinker", "--no-undefined"),
 )
-NVRTC_FLAGS = ("-lineinfo", "-std=c++17")
+NVRTC_FLAGS = ("-lineinfo", "-std=c++17", "--ptxas-options=-v")
 CUBIN_FLAGS = ("-cubin", "-O3", "-lineinfo", "-std=c++17", "--resource-usage")
 
 ALLOWED_FLAGS = re.compile(
@@ -81,6 +81,10 @@ extern "C" __attribute__((visibility("default"))) const char* cuagent_error_name
 
 _ASKED = re.compile(r"^[ \t]*//[ \t]*cuagent:[ \t]*flags[ \t]+(.*)$", re.MULTILINE)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+_SYSTEM = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>", re.MULTILINE)
+_NVRTC_KNOWS = re.compile(
+    r"cuda|mma\.h|cooperative_groups|math_constants\.h|(c?stdint|c?math|c?float|c?limits)(\.h)?$"
+)
 _ERROR = re.compile(r"\berror\s*:|\): error|undefined reference")
 _KERNEL_ONLY = re.compile(r'extern\s*"C"\s*(\{\s*)?__global__')
 
@@ -103,7 +107,7 @@ class Recipe:
 
     source: Path
     form: str
-    """`g++`, `nvcc`, or `nvrtc` for a source that exports `__global__` kernels only."""
+    """`g++` or `nvcc`; `nvrtc`, or else `cubin`, where only `__global__` kernels are exported."""
     asked: tuple[str, ...]
     """Flags that the source asks for."""
     key: str
@@ -112,7 +116,7 @@ class Recipe:
     @property
     def file(self) -> str:
         """Name of the result in every folder that may hold it."""
-        return f"{self.key}.{'cubin' if self.form == 'nvrtc' else 'so'}"
+        return f"{self.key}.{'cubin' if self.form in ('nvrtc', 'cubin') else 'so'}"
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,10 @@ def _form(source: Path, text: str) -> str:
     if source.suffix != ".cu":
         message = "a kernel source ends with .cu or .cpp"
         raise CompileFailed(f"{source.name}: {message}", message)
-    return "nvrtc" if _KERNEL_ONLY.search(text) and "<<<" not in text else "nvcc"
+    if "<<<" in text or not _KERNEL_ONLY.search(text):
+        return "nvcc"
+    # NVRTC sees CUDA's headers and knows a few of C++'s; for more, nvcc makes the cubin.
+    return "nvrtc" if all(_NVRTC_KNOWS.match(h) for h in _SYSTEM.findall(text)) else "cubin"
 
 
 def _headers(source: Path, text: str) -> list[str]:
@@ -317,7 +324,8 @@ def _openmp() -> tuple[str, ...]:
 
 def _version(compiler: str) -> str:
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    return " ".join(done.stdout.split())
+    lines = done.stdout.splitlines()
+    return next((line for line in lines if "release" in line), lines[0] if lines else compiler)
 
 
 @functools.cache

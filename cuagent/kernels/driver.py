@@ -7,6 +7,7 @@ of launchers are; a failing launch raises RuntimeError with the name of the CUDA
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 FREE_SHARED = 48 << 10
 """Bytes of dynamic shared memory that need no leave."""
+
+BUFFER_POINTER, BUFFER_SIZE = 1, 2
+"""Tags by which cuLaunchKernel takes all parameters as one block, laid out as a C structure."""
 
 Extent = int | tuple[int, ...]
 
@@ -32,55 +36,75 @@ class Kernel:
     """A `__global__` kernel; `kernel[grid, block]` or `kernel[grid, block, shared_bytes]`."""
 
     def __init__(self, image: bytes, prototype: Prototype) -> None:
+        import torch
+
         self.prototype = prototype
         self._image = image
         self._checked = CheckedArguments(prototype, on_cuda=True)
-        self._types = [c_type(parameter) for parameter in prototype.parameters]
+        fields = [(f"p{i}", c_type(p)) for i, p in enumerate(prototype.parameters)]
+        self._block = type("Parameters", (ctypes.Structure,), {"_fields_": fields})
+        # The driver compares sizes without the padding at the end of a C structure.
+        last = getattr(self._block, fields[-1][0]) if fields else None
+        self._size = ctypes.c_size_t(last.offset + last.size if last else 0)
         self._functions: dict[int, ctypes.c_void_p] = {}
         self._allowed: dict[int, int] = {}
+        self._current_device = torch._C._cuda_getDevice
+        self._current_stream = torch._C._cuda_getCurrentRawStream
 
     def __getitem__(self, shape: tuple[Any, ...]) -> Launch:
+        name = self.prototype.name
         if not isinstance(shape, tuple) or len(shape) not in (2, 3):
-            raise TypeError(
-                f"{self.prototype.name}: launch as kernel[grid, block] or [grid, block, smem]"
-            )
+            raise TypeError(f"{name}: launch as kernel[grid, block] or kernel[grid, block, smem]")
         grid, block, *shared = shape
         return Launch(self, _extent(grid), _extent(block), *shared)
 
     def __call__(self, *arguments: Any) -> None:
-        raise TypeError(
-            f"{self.prototype.name} is a __global__ kernel: launch as kernel[grid, block](...)"
-        )
+        name = self.prototype.name
+        raise TypeError(f"{name} is a __global__ kernel: launch as kernel[grid, block](...)")
 
     def launch(
         self, grid: tuple[int, ...], block: tuple[int, ...], shared: int, arguments: tuple[Any, ...]
     ) -> None:
-        import torch
-
+        """Check and launch on the current stream. Raises as a launcher does."""
         values, device = self._checked(arguments)
-        with torch.cuda.device(device if device >= 0 else torch.cuda.current_device()):
-            current = torch.cuda.current_device()
-            function = self._function(current)
-            if shared > max(FREE_SHARED, self._allowed.get(current, 0)):
-                _check("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
-                self._allowed[current] = shared
-            cells = [kind(value) for kind, value in zip(self._types, values, strict=True)]
-            pointers = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cell) for cell in cells))
-            stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(current))
-            _check("cuLaunchKernel", function, *grid, *block, shared, stream, pointers, None)
-
-    def _function(self, device: int) -> ctypes.c_void_p:
-        if device not in self._functions:
+        current = self._current_device()
+        if device in (-1, current):
+            self._enqueue(current, grid, block, shared, values)
+        else:
             import torch
 
-            # Makes sure that the primary context exists and is current.
-            torch.cuda.synchronize(device)
-            module, function = ctypes.c_void_p(), ctypes.c_void_p()
-            _check("cuModuleLoadData", ctypes.byref(module), self._image)
-            name = self.prototype.name.encode()
-            _check("cuModuleGetFunction", ctypes.byref(function), module, name)
-            self._functions[device] = function
-        return self._functions[device]
+            with torch.cuda.device(device):
+                self._enqueue(device, grid, block, shared, values)
+
+    def _enqueue(
+        self,
+        device: int,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        shared: int,
+        values: list[Any],
+    ) -> None:
+        function = self._functions.get(device) or self._function(device)
+        if shared > FREE_SHARED and shared > self._allowed.get(device, 0):
+            _check("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
+            self._allowed[device] = shared
+        parameters = self._block(*values)
+        address, size = ctypes.addressof(parameters), ctypes.addressof(self._size)
+        extra = _Extra(BUFFER_POINTER, address, BUFFER_SIZE, size, None)
+        stream = self._current_stream(device)
+        _check("cuLaunchKernel", function, *grid, *block, shared, stream, None, extra)
+
+    def _function(self, device: int) -> ctypes.c_void_p:
+        import torch
+
+        # Makes sure that the primary context exists and is current.
+        torch.cuda.synchronize(device)
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        _check("cuModuleLoadData", ctypes.byref(module), self._image)
+        name = self.prototype.name.encode()
+        _check("cuModuleGetFunction", ctypes.byref(function), module, name)
+        self._functions[device] = function
+        return function
 
 
 class Launch:
@@ -95,15 +119,25 @@ class Launch:
         self._kernel.launch(self._grid, self._block, self._shared, arguments)
 
 
+_Extra = ctypes.c_void_p * 5
+
+
 def _extent(value: Extent) -> tuple[int, ...]:
     sizes = value if isinstance(value, tuple) else (value,)
     return (*sizes, 1, 1)[:3]
 
 
-def _check(call: str, *arguments: Any) -> None:
+@functools.cache
+def _driver() -> ctypes.CDLL:
     cuda = ctypes.CDLL("libcuda.so.1")
-    status = cuda[call](*arguments)
+    unsigned, pointer = ctypes.c_uint, ctypes.c_void_p
+    cuda.cuLaunchKernel.argtypes = [pointer, *[unsigned] * 7, pointer, pointer, pointer]
+    return cuda
+
+
+def _check(call: str, *arguments: Any) -> None:
+    status = getattr(_driver(), call)(*arguments)
     if status:
         name = ctypes.c_char_p()
-        cuda.cuGetErrorName(status, ctypes.byref(name))
+        _driver().cuGetErrorName(status, ctypes.byref(name))
         raise RuntimeError(f"{call}: CUDA error {status} ({(name.value or b'unknown').decode()})")

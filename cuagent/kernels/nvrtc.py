@@ -10,6 +10,34 @@ import ctypes
 import sys
 from pathlib import Path
 
+INTEGERS = """#pragma once
+typedef signed char int8_t; typedef unsigned char uint8_t;
+typedef short int16_t; typedef unsigned short uint16_t;
+typedef int int32_t; typedef unsigned int uint32_t;
+typedef long int64_t; typedef unsigned long uint64_t; typedef unsigned long uintptr_t;
+namespace std {
+using ::int8_t; using ::uint8_t; using ::int16_t; using ::uint16_t;
+using ::int32_t; using ::uint32_t; using ::int64_t; using ::uint64_t; using ::uintptr_t;
+}
+"""
+LIMITS = """#pragma once
+#define FLT_MAX 3.402823466e+38f
+#define FLT_MIN 1.175494351e-38f
+#define FLT_EPSILON 1.192092896e-07f
+#define DBL_MAX 1.7976931348623158e+308
+#define INT_MAX 2147483647
+#define INT_MIN (-INT_MAX - 1)
+#define LONG_MAX 9223372036854775807L
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+"""
+HEADERS = {
+    **dict.fromkeys(("cstdint", "stdint.h"), INTEGERS),
+    **dict.fromkeys(("cmath", "math.h", "cfloat", "float.h", "climits", "limits.h"), LIMITS),
+    "cuda_runtime.h": "",
+}
+"""What NVRTC lacks of the headers that kernels commonly include; math functions are built in."""
+
 
 def main(arguments: list[str]) -> int:
     library, *options, dash_o, out, source = arguments
@@ -19,7 +47,12 @@ def main(arguments: list[str]) -> int:
     nvrtc = ctypes.CDLL(library)
     program = ctypes.c_void_p()
     text = Path(source).read_bytes()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, source.encode(), 0, None, None)
+    strings = ctypes.c_char_p * len(HEADERS)
+    texts = strings(*(body.encode() for body in HEADERS.values()))
+    names = strings(*(name.encode() for name in HEADERS))
+    nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), text, source.encode(), len(HEADERS), texts, names
+    )
     flags = [*options, *_includes(Path(library), Path(source))]
     array = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
     status = nvrtc.nvrtcCompileProgram(program, len(flags), array)

@@ -224,3 +224,11 @@ def test_a_source_of_kernels_only_becomes_a_cubin(cache: Path):
     result = build(attempt(a_cu=text), Device.CUDA, cache=cache)
     assert result.ok, render(result)
     assert result.libraries[0].path.suffix == ".cubin"
+
+
+@needs_nvcc
+def test_a_cubin_of_headers_that_nvrtc_lacks_is_made_by_nvcc(cache: Path):
+    text = '#include <type_traits>\nextern "C" __global__ void k(float* x) { x[0] = 1; }'
+    result = build(attempt(a_cu=text), Device.CUDA, cache=cache)
+    assert result.ok, render(result)
+    assert result.libraries[0].resources[0].name == "k"

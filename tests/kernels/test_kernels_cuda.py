@@ -29,6 +29,13 @@ extern "C" void too_much_shared(float* y, cudaStream_t stream) {
 extern "C" cudaError_t says(int code) { return (cudaError_t)code; }
 """
 KERNELS = """
+#include <cstdint>
+#include <cmath>
+#include <cuda_bf16.h>
+extern "C" __global__ void mixed(__nv_bfloat16* y, bool add, int64_t at,
+                                 double value, const int* n) {
+  if (threadIdx.x < *n) y[at + threadIdx.x] = (float)value + (add ? fmaxf(1.0f, -INFINITY) : 0.0f);
+}
 extern "C" __global__ void __launch_bounds__(256) scale(float* y, const float* x, float f, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) y[i] = x[i] * f;
@@ -113,6 +120,12 @@ def test_global_kernels_are_launched_from_python(kernels: Kernels):
         kernels.scale[4, 256](y, x, 2.0, 1000.0)
     with pytest.raises(TypeError, match=r"kernel\[grid, block\]"):
         kernels.scale(y, x, 2.0, 1000)
+
+
+def test_global_kernels_take_parameters_of_every_size(kernels: Kernels):
+    y = torch.zeros(8, device="cuda", dtype=torch.bfloat16)
+    kernels.mixed[1, 32](y, True, 3, 2.5, torch.tensor([4], dtype=torch.int32, device="cuda"))
+    assert y.tolist() == [0, 0, 0, 3.5, 3.5, 3.5, 3.5, 0]
 
 
 def test_global_kernels_get_large_shared_memory_or_an_error(kernels: Kernels):
