@@ -1,8 +1,8 @@
 """The providers, and `make_model`, which finds the right one for a name.
 
 expert                   offline, the default where no key is set
-openai:gpt-5             OPENAI_API_KEY, OPENAI_BASE_URL
-anthropic:claude-sonnet-4-5
+openai:gpt-5.4           OPENAI_API_KEY, OPENAI_BASE_URL
+anthropic:claude-sonnet-5  ANTHROPIC_API_KEY
 NAME:model               a server of the user's own (`Endpoint`)
 scripted:FILE            replies from a JSONL file
 replay:RUN               what the model said in a recorded run
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoint", "Model", "ModelError", "Price", "default_model", "make_model"]
 
-DEFAULTS = {"anthropic": "claude-sonnet-4-5", "openai": "gpt-5"}
+DEFAULTS = {"anthropic": "claude-sonnet-5", "openai": "gpt-5.4"}
 """The model of a provider that is named without one."""
 
 

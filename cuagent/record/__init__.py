@@ -1,11 +1,20 @@
 """The record of a run: an append-only log, blobs, and the work folder under git.
 
-folder = new_run("softmax")
-log = RunLog(folder)
-log.write("session", task=task, ...)
-log.message(Message("user", "..."))
-records = read_records(folder)
-messages = conversation(records)
+Records of `log.jsonl`, one JSON object a line, each with `type`, `id` and `time`:
+
+- session: v, cuagent, task, model, tools, skill_sha256, budget, config (always the first)
+- message: parent, call, role, content, sampled; where not empty: tool_calls (arguments as the
+  model wrote them), tool_call_id, reasoning, is_error, provider_state, data
+- call: parent, model, sampling, finish, usage (four disjoint counts), cost, ms, tokens (prompt,
+  completion, logprobs) where the server gave them
+- attempt: n, digest, commit, files (path to text)
+- judgement: attempt, effort, verdict, timing, score, build
+- checkpoint: message, commit, attempt
+- notice: level, text
+- end: stop, summary, attempt, rewards (score null: not scored), usage, cost, seconds
+
+A message follows its `parent`; a branch (undo, retry, compaction) is another message with the same
+parent. Wherever a value is long, `{"$blob": sha256, "form": "text"|"json"}` stands for it.
 """
 
 from cuagent.record.folder import RUNS, RecordError, RunFolder, find_run, list_runs, new_run

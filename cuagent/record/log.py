@@ -1,7 +1,8 @@
 """The run log: one JSON object a line, only ever appended to, each line whole or absent.
 
-The first line is `{"type": "session", "v": 1, ...}`; see docs/RUNLOG.md for the others. Values of
-more than 8 KB go to `blobs/` by content hash. Secrets are masked before anything is written.
+The first line is `{"type": "session", "v": 1, ...}`; the package's docstring lists the others.
+Values of more than 8 KB go to `blobs/` by content hash. Secrets are masked before anything is
+written.
 Undo, retry and compaction write a message with another `parent`; nothing is rewritten.
 Invariant: a reader sees every record whose `write` returned, whenever the writer was killed.
 """

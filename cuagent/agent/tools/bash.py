@@ -2,7 +2,8 @@
 
 Each command is a process group of its own without input, killed whole at its time limit or when
 the command has ended, so nothing is left running. The shell's folder and exported variables pass
-through a file in the run's scratch folder.
+through a file in the run's scratch folder. It runs in the sandbox: it can write to the work folder
+and nowhere else, and has no network and no secret of the user.
 Not covered: background commands, terminals.
 """
 
@@ -14,16 +15,20 @@ import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, BinaryIO
 
+import cuagent
 from cuagent.agent.run import Run
 from cuagent.agent.tools.capped import LONGEST, OUTPUTS, head_and_tail, output_file, tidy
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 from cuagent.events import ToolOutput
 from cuagent.record import is_secret_name
+from cuagent.sandbox import Policy, SandboxError, probe, wrap
 
 DEFAULT_TIMEOUT, LONGEST_TIMEOUT = 120, 1200
 """Seconds."""
@@ -80,7 +85,7 @@ def bash(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     timeout = min(arguments.get("timeout", DEFAULT_TIMEOUT), LONGEST_TIMEOUT)
     file = output_file(run, "bash")
     start = time.monotonic()
-    with file.open("wb") as whole:
+    with file.open("xb") as whole:
         spool = Spool(whole)
         process = _start(run, arguments["command"])
         try:
@@ -97,17 +102,17 @@ def bash(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 def environment(run: Run) -> dict[str, str]:
-    """The environment of a command: no secrets, nothing that asks or pages or colours."""
-    kept = {name: value for name, value in os.environ.items() if not is_secret_name(name)}
-    return kept | {
+    """What a command gets beside the sandbox's few variables: nothing asks, pages or colours."""
+    return {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "TERM": "dumb",
         "NO_COLOR": "1",
         "PAGER": "cat",
         "GIT_PAGER": "cat",
         "GIT_TERMINAL_PROMPT": "0",
+        "GIT_CONFIG_NOSYSTEM": "1",
         # the run lies inside the user's own repository, which git must not find from here
         "GIT_CEILING_DIRECTORIES": str(run.folder.path.resolve()),
-        "TMPDIR": str(run.folder.scratch.resolve()),
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -122,21 +127,27 @@ def _start(run: Run, command: str) -> subprocess.Popen[bytes]:
     argv = [shell, "--noprofile", "--norc", "-c", SESSION, "bash", str(state), command]
     try:
         return subprocess.Popen(
-            confine(run, argv),
+            confined(run, argv),
             cwd=run.work,
-            env=environment(run),
+            env={n: v for n, v in os.environ.items() if not is_secret_name(n)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    except OSError as error:
-        raise ToolError(f"the command could not be started: {error.strerror or error}") from error
+    except (OSError, SandboxError) as error:
+        raise ToolError(f"the command could not be started: {error}") from error
 
 
-def confine(run: Run, argv: list[str]) -> list[str]:
-    """The command inside the sandbox."""
-    return argv
+def confined(run: Run, argv: list[str]) -> list[str]:
+    """The command inside the sandbox. Raises SandboxError."""
+    policy = Policy(
+        read=(Path(cuagent.__file__).parent,),
+        write=(run.folder.scratch.resolve(), run.work.resolve()),
+        gpu=run.task.device == "cuda",
+        environment=tuple(environment(run).items()),
+    )
+    return wrap(argv, policy, probe())
 
 
 def _collect(

@@ -27,24 +27,20 @@ def tidy(raw: bytes) -> str:
 
 
 def output_file(run: Run, name: str) -> Path:
-    """A fresh file for a whole output."""
+    """The name of a fresh file for a whole output; open it with mode "x".
+
+    A command may have left links here, and what we write must not follow them.
+    """
     run.outputs += 1
     folder = run.work / OUTPUTS
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
     folder.mkdir(exist_ok=True)
-    return folder / f"{name}-{run.outputs}.txt"
+    file = folder / f"{name}-{run.outputs}.txt"
+    file.unlink(missing_ok=True)
+    return file
 
 
 def head_and_tail(head: str, tail: str, left_out: int, whole: str) -> str:
     """Both ends, and between them how many characters are missing and where they are."""
     return f"{head}\n... [{left_out:,} characters left out; the whole is in {whole}] ...\n{tail}"
-
-
-def capped(run: Run, text: str, name: str) -> str:
-    """The text, or both ends of it."""
-    if len(text) <= LONGEST:
-        return text
-    file = output_file(run, name)
-    file.write_text(text, encoding="utf-8", errors="replace")
-    head, tail = text[: LONGEST // 3], text[-2 * LONGEST // 3 :]
-    whole = f"{OUTPUTS}/{file.name}"
-    return head_and_tail(head, tail, len(text) - len(head) - len(tail), whole)

@@ -50,6 +50,8 @@ def text_of(path: Path, name: str) -> str:
     try:
         if path.is_dir():
             raise ToolError(f"{name}: a folder; use glob to list it")
+        if path.exists() and not path.is_file():
+            raise ToolError(f"{name}: not a regular file")
         if path.stat().st_size > LARGEST:
             raise ToolError(f"{name}: larger than {LARGEST >> 20} MiB; use bash to look at parts")
         # newlines as they are: an edit must not change the lines that it does not touch
@@ -82,7 +84,9 @@ def save(run: Run, path: Path, text: str, name: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
-        partial.write_bytes(text.encode("utf-8", "replace"))
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as file:  # never through a link that a command left there
+            file.write(text.encode("utf-8", "replace"))
         partial.replace(path)
     except OSError as error:
         raise ToolError(f"{name}: {error.strerror or error}") from error

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cuagent.agent import TOOLS, Budget, Run, Stop, run_agent
+from cuagent.agent.loop import step
+from cuagent.events import Event, Notice, RunEnded, RunStarted, Spent, TextDelta, ToolFinished
+from cuagent.message import Message
+from cuagent.models.model import ContextOverflow, OnText, ToolSpec
+from cuagent.models.scripted import ScriptedModel, replay
+from cuagent.record import conversation, read_records
+
+
+def bash(command: str, **more: Any) -> dict[str, Any]:
+    return {"name": "bash", "arguments": {"command": command}, **more}
+
+
+def roles(run: Run) -> list[str]:
+    return [m.role for m in run.messages]
+
+
+def test_a_run_goes_through_its_steps_and_ends(run: Run, events: list[Event]) -> None:
+    model = ScriptedModel(
+        [
+            {"text": "Look.", "calls": [bash("echo one"), bash("echo two")]},
+            {"calls": [{"name": "submit", "arguments": {"message": "nothing gained"}}]},
+        ]
+    )
+    assert run_agent(run, model, emit=events.append) is Stop.NO_GAIN
+    assert roles(run) == ["system", "user", "assistant", "tool", "tool", "assistant", "tool"]
+    assert [m.content for m in run.messages[3:5]] == ["one", "two"]
+    assert run.messages[2].sampled
+    kinds = [type(e) for e in events]
+    assert kinds[0] is RunStarted
+    assert kinds[-1] is RunEnded
+    assert kinds.count(ToolFinished) == 3
+    assert kinds.count(Spent) == 2
+    assert TextDelta("Look.") in events
+
+
+def test_the_log_holds_the_whole_run_and_replays_it(run: Run, tmp_path: Path) -> None:
+    model = ScriptedModel([{"calls": [bash("echo one")]}, {"calls": [{"name": "submit"}]}])
+    run_agent(run, model)
+    records = read_records(run.folder)
+    kinds = [r["type"] for r in records]
+    assert kinds[0] == "session"
+    assert kinds[-1] == "end"
+    assert kinds.count("call") == 2
+    assert conversation(records) == run.messages
+    assert records[0]["task"]["digest"] == run.task.digest
+    assert [t["name"] for t in records[0]["tools"]][:2] == ["bash", "read"]
+    end = records[-1]
+    assert (end["stop"], end["rewards"]["milestone"]["score"]) == ("no gain", -1)
+    again = replay(run.folder)
+    first = again.query([], [], lambda text, kind: None)
+    assert first.message == run.messages[2]
+
+
+def test_the_model_is_told_how_to_go_on_when_it_calls_nothing(run: Run) -> None:
+    model = ScriptedModel([{"text": "done!"}, {"text": ""}, {"text": "really"}])
+    assert run_agent(run, model) is Stop.STALLED
+    assert [m.role for m in run.messages[2:]] == ["assistant", "user"] * 2 + ["assistant"]
+    assert not run.messages[3].sampled
+
+
+def test_the_same_call_again_and_again_is_pointed_out_and_then_ends_the_run(run: Run) -> None:
+    model = ScriptedModel([{"calls": [bash("echo same")]}] * 10)
+    assert run_agent(run, model) is Stop.LOOPING
+    assert run.steps == 6
+    assert any("same bash call 3 times" in m.content for m in run.messages)
+
+
+@pytest.mark.parametrize(
+    ("budget", "stop"),
+    [
+        (Budget(steps=2), Stop.STEP_LIMIT),
+        (Budget(cost=0.2), Stop.COST_LIMIT),
+        (Budget(seconds=0.0), Stop.TIME_LIMIT),
+    ],
+)
+def test_limits_hold(run: Run, budget: Budget, stop: Stop) -> None:
+    run.budget = budget
+    model = ScriptedModel({"calls": [bash(f"echo {n}")], "cost": 0.1} for n in range(9))
+    assert run_agent(run, model) is stop
+    assert run.steps <= 2
+
+
+def test_an_unknown_price_is_said_since_the_limit_cannot_hold(
+    run: Run, events: list[Event]
+) -> None:
+    model = ScriptedModel([{"calls": [bash("echo 1")], "cost": None}, {"calls": [bash("echo 2")]}])
+    run_agent(run, model, emit=events.append)
+    said = [e.text for e in events if isinstance(e, Notice)]
+    assert [text for text in said if "cost limit cannot hold" in text] == said[:1]
+    assert run.cost is None
+
+
+def test_calls_after_submit_are_not_executed_but_answered(run: Run) -> None:
+    calls = [{"name": "submit"}, bash("touch after")]
+    assert run_agent(run, ScriptedModel([{"calls": calls}])) is Stop.NO_GAIN
+    assert "not executed" in run.messages[-1].content
+    assert not (run.work / "after").exists()
+
+
+def test_repeated_and_empty_call_ids_become_unique(run: Run) -> None:
+    same = [bash("echo 1", id="x"), bash("echo 2", id="x"), bash("echo 3", id="")]
+    run_agent(
+        run, ScriptedModel([{"calls": same}, {"calls": same}, {"calls": [{"name": "submit"}]}])
+    )
+    ids = [c.id for m in run.messages for c in m.tool_calls]
+    assert len(set(ids)) == len(ids) == 7
+    assert [m.tool_call_id for m in run.messages if m.role == "tool"] == ids
+
+
+def test_a_failing_provider_ends_the_run_with_its_words(run: Run, events: list[Event]) -> None:
+    assert run_agent(run, ScriptedModel([]), emit=events.append) is Stop.MODEL_FAILED
+    assert Notice("scripted: the script ended after 0 replies", "error") in events
+    end = read_records(run.folder)[-1]
+    assert end["rewards"]["milestone"]["score"] is None
+
+
+def test_a_full_context_is_a_stop_of_its_own(run: Run) -> None:
+    class Full(ScriptedModel):
+        def query(
+            self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
+        ) -> Any:
+            raise ContextOverflow("too long")
+
+    assert run_agent(run, Full([])) is Stop.CONTEXT_FULL
+
+
+def test_ctrl_c_in_a_command_ends_the_run_with_every_call_answered(run: Run) -> None:
+    calls = [bash("echo first"), bash("sleep 60"), bash("echo third")]
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        stop = run_agent(run, ScriptedModel([{"calls": calls}]))
+    finally:
+        timer.cancel()
+    assert stop is Stop.INTERRUPTED
+    answers = [m.content for m in run.messages if m.role == "tool"]
+    assert answers[0] == "first"
+    assert all("interrupted by the user" in text for text in answers[1:])
+    records = read_records(run.folder)
+    assert conversation(records) == run.messages
+    assert records[-1]["stop"] == "interrupted"
+
+
+def test_the_prompt_has_the_skill_and_the_task_and_nothing_that_changes(run: Run) -> None:
+    system, user = run.messages
+    assert "ModelNew" in system.content
+    assert "torch.relu(x * 2 + 1)" in user.content
+    assert "Device: cpu" in user.content
+    assert (run.work / "reference.py").read_text() == run.task.source
+
+
+ARGUMENTS = st.one_of(
+    st.text(max_size=30),
+    st.dictionaries(
+        st.sampled_from(["path", "text", "old", "new", "pattern", "first", "attempt", "what"]),
+        st.one_of(st.text(max_size=10), st.integers(), st.none(), st.booleans()),
+    ).map(json.dumps),
+)
+CALLS = st.fixed_dictionaries(
+    {
+        "name": st.one_of(
+            st.sampled_from([t.name for t in TOOLS if t.name not in ("bash", "submit")]),
+            st.text(max_size=8),
+        ),
+        "arguments": ARGUMENTS,
+        "id": st.sampled_from(["a", "b", "", "ü"]),
+    }
+)
+REPLIES = st.fixed_dictionaries(
+    {"text": st.text(max_size=20), "calls": st.lists(CALLS, max_size=3)},
+    optional={"finish": st.sampled_from(["stop", "length", "refused"])},
+)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.lists(REPLIES, min_size=1, max_size=3))
+def test_no_reply_whatever_it_holds_breaks_the_loop(run: Run, replies: list[Any]) -> None:
+    run.stop = None
+    model = ScriptedModel(replies)
+    for _ in replies:
+        step(run, model, TOOLS, (), lambda event: None)
+    ids = [c.id for m in run.messages for c in m.tool_calls]
+    assert len(set(ids)) == len(ids)
+    assert [m.tool_call_id for m in run.messages if m.role == "tool"] == ids
+    assert conversation(read_records(run.folder)) == run.messages

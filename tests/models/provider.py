@@ -1,0 +1,171 @@
+"""A provider on this machine: a real HTTP server that speaks OpenAI chat and Anthropic messages.
+
+It gives the answers it was made with, in order, streamed where the request asks for it, and keeps
+the requests. An answer may be a fault: `{"status": 429}`, `{"drop": True}` (the connection ends in
+the middle of the stream), `{"stall": seconds}`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = dict[str, Any]
+PIECE = 7
+"""Characters of each streamed piece; small, so that calls arrive in parts."""
+
+
+class Provider:
+    """The server's address and what it was asked."""
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        self.answers = list(answers)
+        self.requests: list[dict[str, Any]] = []
+        self.url = ""
+
+
+@contextmanager
+def serve(*answers: Answer) -> Iterator[Provider]:
+    provider = Provider(answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            provider.requests.append(body)
+            number = min(len(provider.requests), len(provider.answers)) - 1
+            answer = provider.answers[number]
+            if "status" in answer:
+                self._error(answer)
+                return
+            messages = self.path.endswith("/messages")
+            events = list((_anthropic if messages else _openai)(answer))
+            self._stream(events, answer, done=not messages)
+
+        def _stream(self, events: list[Any], answer: Answer, done: bool) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for number, event in enumerate(events):
+                if number == len(events) // 2:
+                    if answer.get("drop"):
+                        self.close_connection = True
+                        return
+                    time.sleep(answer.get("stall", 0))
+                name = f"event: {event['type']}\n" if "type" in event else ""
+                self._chunk(f"{name}data: {json.dumps(event)}\n\n")
+            if done and not answer.get("quiet_end"):
+                self._chunk("data: [DONE]\n\n")
+            self._chunk("")
+
+        def _chunk(self, text: str) -> None:
+            raw = text.encode()
+            try:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(raw), raw))
+            except (BrokenPipeError, ConnectionResetError):
+                self.close_connection = True  # the client gave up, as some tests want
+
+        def _error(self, answer: Answer) -> None:
+            error = {"message": answer.get("error", "fault"), "type": "error"}
+            if "code" in answer:
+                error["code"] = answer["code"]
+            raw = json.dumps({"type": "error", "error": error}).encode()
+            self.send_response(answer["status"])
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(raw)))
+            for name, value in answer.get("headers", {}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    provider.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield provider
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _pieces(text: str) -> list[str]:
+    return [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
+
+
+def _openai(answer: Answer) -> Iterator[dict[str, Any]]:
+    head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    more = answer.get("choice", {})
+
+    def chunk(delta: dict[str, Any], finish: str | None = None, **extra: Any) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, **extra}
+        return {**head, "choices": [choice], **answer.get("chunk", {})}
+
+    yield chunk({"role": "assistant", "content": ""})
+    for piece in _pieces(answer.get("reasoning", "")):
+        yield chunk({"reasoning_content": piece})
+    for piece in _pieces(answer.get("text", "")):
+        yield chunk({"content": piece})
+    calls = answer.get("calls", [])
+    for index, call in enumerate(calls):
+        function = {"name": call["name"], "arguments": ""}
+        start = {"index": index, "id": call["id"], "type": "function", "function": function}
+        yield chunk({"tool_calls": [start]})
+        for piece in _pieces(call["arguments"]):
+            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+    yield chunk({}, answer.get("finish", "tool_calls" if calls else "stop"), **more)
+    usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+    usage |= {"prompt_tokens_details": {"cached_tokens": 60}}
+    usage |= {"completion_tokens_details": {"reasoning_tokens": 5}}
+    yield {**head, "choices": [], "usage": usage}
+
+
+def _anthropic(answer: Answer) -> Iterator[dict[str, Any]]:
+    usage = {
+        "input_tokens": 30,
+        "cache_read_input_tokens": 60,
+        "cache_creation_input_tokens": 10,
+        "output_tokens": 1,
+    }
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": []}
+    message |= {"stop_reason": None, "stop_sequence": None, "usage": usage}
+    yield {"type": "message_start", "message": message}
+    for index, block in enumerate(answer.get("blocks", [])):
+        yield from _block(index, block)
+    calls = any(b["type"] == "tool_use" for b in answer.get("blocks", []))
+    stop = answer.get("finish", "tool_use" if calls else "end_turn")
+    delta = {"stop_reason": stop, "stop_sequence": None}
+    yield {"type": "message_delta", "delta": delta, "usage": {"output_tokens": 20}}
+    yield {"type": "message_stop"}
+
+
+def _block(index: int, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    empty, deltas = dict(block), []
+    match block["type"]:
+        case "text":
+            empty["text"] = ""
+            deltas = [{"type": "text_delta", "text": p} for p in _pieces(block["text"])]
+        case "thinking":
+            empty |= {"thinking": "", "signature": ""}
+            deltas = [{"type": "thinking_delta", "thinking": p} for p in _pieces(block["thinking"])]
+            deltas.append({"type": "signature_delta", "signature": block["signature"]})
+        case "tool_use":
+            empty["input"] = {}
+            deltas = [
+                {"type": "input_json_delta", "partial_json": p} for p in _pieces(block["input"])
+            ]
+    yield {"type": "content_block_start", "index": index, "content_block": empty}
+    for delta in deltas:
+        yield {"type": "content_block_delta", "index": index, "delta": delta}
+    yield {"type": "content_block_stop", "index": index}

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from provider import Provider, serve
+
+from cuagent.message import Finish, Message, TokenTrace, ToolCall, Usage
+from cuagent.models import Endpoint, Price, default_model, make_model
+from cuagent.models.anthropic import AnthropicModel
+from cuagent.models.endpoint import ANTHROPIC, OPENAI
+from cuagent.models.model import ContextOverflow, Model, ModelError, ModelUnavailable, ToolSpec
+from cuagent.models.openai import OpenAIModel
+from cuagent.models.prices import cost_of, price_of
+
+TOOLS = [ToolSpec("bash", "Run it.", {"type": "object", "properties": {}, "required": []})]
+QUESTION = [Message("system", "Be quick."), Message("user", "Go.")]
+QUICK = {"patience": 0.01, "tries": 3, "stall": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "test")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "test")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+
+
+def openai(provider: Provider, model: str = "gpt-5", **more: Any) -> OpenAIModel:
+    endpoint = replace(OPENAI, base_url=f"{provider.url}/v1", **{**QUICK, **more})
+    return OpenAIModel(model, endpoint)
+
+
+def anthropic(provider: Provider, model: str = "claude-sonnet-5", **more: Any) -> AnthropicModel:
+    endpoint = replace(ANTHROPIC, base_url=provider.url, **{**QUICK, **more})
+    return AnthropicModel(model, endpoint)
+
+
+def ask(model: Model, messages: list[Message] = QUESTION) -> tuple[Any, list[tuple[str, str]]]:
+    heard: list[tuple[str, str]] = []
+    reply = model.query(messages, TOOLS, lambda text, kind: heard.append((kind, text)))
+    return reply, heard
+
+
+def test_openai_text_calls_reasoning_and_usage_come_together() -> None:
+    calls = [
+        {"id": "c1", "name": "bash", "arguments": '{"command": "ls -la"}'},
+        {"id": "c2", "name": "read", "arguments": '{"path": "mal'},
+    ]
+    with serve({"text": "Let me look.", "reasoning": "First the files.", "calls": calls}) as p:
+        reply, heard = ask(openai(p))
+    message = reply.message
+    assert message.content == "Let me look."
+    assert message.reasoning == "First the files."
+    assert message.tool_calls == tuple(ToolCall(**call) for call in calls)
+    assert message.sampled
+    assert reply.finish is Finish.TOOL_CALLS
+    assert reply.usage == Usage(input=40, cache_read=60, output=20, reasoning=5)
+    assert reply.cost == pytest.approx((40 * 1.25 + 60 * 0.125 + 20 * 10) / 1e6)
+    assert "".join(text for kind, text in heard if kind == "text") == "Let me look."
+    assert len(heard) > 4
+    sent = p.requests[0]
+    assert sent["stream_options"] == {"include_usage": True}
+    assert sent["tools"][0]["function"]["name"] == "bash"
+    assert [m["role"] for m in sent["messages"]] == ["system", "user"]
+
+
+def test_openai_token_ids_are_kept_where_the_server_gives_them() -> None:
+    logprobs = {"content": [{"token": "a", "logprob": -0.5, "top_logprobs": []}] * 2}
+    answer = {
+        "text": "ab",
+        "choice": {"token_ids": [7, 8], "logprobs": logprobs},
+        "chunk": {"prompt_token_ids": [1, 2, 3]},
+    }
+    with serve(answer) as p:
+        reply, _ = ask(openai(p, return_tokens=True))
+    assert reply.tokens == TokenTrace((1, 2, 3), (7, 8), (-0.5, -0.5))
+    assert p.requests[0]["return_token_ids"] is True
+
+
+def test_openai_token_ids_without_as_many_logprobs_are_no_trace() -> None:
+    with serve({"text": "ab", "choice": {"token_ids": [7, 8]}}) as p:
+        reply, _ = ask(openai(p, return_tokens=True))
+    assert reply.tokens is None
+
+
+def test_openai_history_is_sent_as_the_protocol_wants_it() -> None:
+    messages = [
+        *QUESTION,
+        Message("assistant", "", (ToolCall("c1", "bash", '{"a": "mal'),), reasoning="hm"),
+        Message("tool", "out", tool_call_id="c1", data={"secret": 1}),
+        Message("assistant", ""),
+        Message("user", "half \ud800 a pair"),
+    ]
+    with serve({"text": "ok"}) as p:
+        ask(openai(p), messages)
+        ask(openai(p, echo_reasoning=True), messages)
+    sent = p.requests[0]["messages"]
+    assert [m["role"] for m in sent] == ["system", "user", "assistant", "tool", "user"]
+    call = sent[2]["tool_calls"][0]["function"]
+    assert json.loads(call["arguments"]) == {"malformed": '{"a": "mal'}
+    assert "reasoning_content" not in sent[2]
+    assert sent[3] == {"role": "tool", "tool_call_id": "c1", "content": "out"}
+    assert sent[4]["content"] == "half ? a pair"
+    assert p.requests[1]["messages"][2]["reasoning_content"] == "hm"
+
+
+BLOCKS = [
+    {"type": "thinking", "thinking": "First the files.", "signature": "sig-1"},
+    {"type": "text", "text": "Let me look."},
+    {"type": "tool_use", "id": "t1", "name": "bash", "input": '{"command": "ls -la"}'},
+    {"type": "thinking", "thinking": "And then.", "signature": "sig-2"},
+    {"type": "tool_use", "id": "t2", "name": "read", "input": '{"path": "mal'},
+]
+
+
+def test_anthropic_text_calls_thinking_and_usage_come_together() -> None:
+    with serve({"blocks": BLOCKS}) as p:
+        reply, heard = ask(anthropic(p))
+    message = reply.message
+    assert message.content == "Let me look."
+    assert message.reasoning == "First the files.\nAnd then."
+    assert message.tool_calls == (
+        ToolCall("t1", "bash", '{"command": "ls -la"}'),
+        ToolCall("t2", "read", '{"path": "mal'),
+    )
+    assert reply.finish is Finish.TOOL_CALLS
+    assert reply.usage == Usage(input=30, cache_read=60, cache_write=10, output=20)
+    assert reply.cost == pytest.approx((30 * 2 + 60 * 0.2 + 10 * 2.5 + 20 * 10) / 1e6)
+    assert ("reasoning", "First t") in heard
+    sent = p.requests[0]
+    assert sent["system"][0]["cache_control"] == {"type": "ephemeral"}
+    assert sent["tools"][-1]["cache_control"] == {"type": "ephemeral"}
+
+
+def test_anthropic_replays_blocks_in_their_order_with_signatures() -> None:
+    with serve({"blocks": BLOCKS}, {"blocks": [{"type": "text", "text": "ok"}]}) as p:
+        model = anthropic(p)
+        first, _ = ask(model)
+        stored = json.loads(json.dumps(first.message.provider_state))  # as the log keeps it
+        messages = [
+            *QUESTION,
+            replace(first.message, provider_state=stored),
+            Message("tool", "one", tool_call_id="t1"),
+            Message("tool", "", tool_call_id="t2", is_error=True),
+            Message("user", "hurry"),
+        ]
+        ask(model, messages)
+    sent = p.requests[1]["messages"]
+    assert [m["role"] for m in sent] == ["user", "assistant", "user"]
+    assert sent[1]["content"] == [
+        BLOCKS[0],
+        BLOCKS[1],
+        {"type": "tool_use", "id": "t1", "name": "bash", "input": {"command": "ls -la"}},
+        BLOCKS[3],
+        {"type": "tool_use", "id": "t2", "name": "read", "input": {"malformed": '{"path": "mal'}},
+    ]
+    assert [b["type"] for b in sent[2]["content"]] == ["tool_result", "tool_result", "text"]
+    assert sent[2]["content"][1]["is_error"] is True
+    marked = [b for m in sent for b in m["content"] if "cache_control" in b]
+    assert len(marked) == 2
+    assert "cache_control" in sent[2]["content"][-1]
+
+
+@pytest.mark.parametrize("make", [openai, anthropic])
+class TestFaults:
+    ok: ClassVar[dict[str, Any]] = {"text": "fine", "blocks": [{"type": "text", "text": "fine"}]}
+
+    @pytest.mark.parametrize(
+        "fault",
+        [{"status": 429}, {"status": 500}, {"status": 529}, {"drop": True}, {"stall": 3}],
+        ids=str,
+    )
+    def test_what_passes_is_asked_again(self, make: Any, fault: dict[str, Any]) -> None:
+        with serve({**self.ok, **fault}, self.ok) as p:
+            reply, heard = ask(make(p))
+        assert reply.message.content == "fine"
+        assert len(p.requests) == 2
+        assert any("asking again" in text for _, text in heard)
+
+    def test_what_does_not_pass_is_given_up(self, make: Any) -> None:
+        with serve({"status": 503, "error": "down for repairs"}) as p:
+            with pytest.raises(ModelUnavailable, match=r"down for repairs; gave up after 3 tries"):
+                ask(make(p))
+            assert len(p.requests) == 3
+
+    @pytest.mark.parametrize(
+        ("fault", "error", "words"),
+        [
+            ({"status": 401, "error": "bad key"}, ModelError, "the key in .*_API_KEY was refused"),
+            ({"status": 404, "error": "no such model"}, ModelError, "unknown model or address"),
+            ({"status": 400, "error": "nonsense"}, ModelError, "refused the request .*nonsense"),
+            (
+                {"status": 400, "error": "prompt is too long: 300000 tokens"},
+                ContextOverflow,
+                "too long for the model",
+            ),
+            (
+                {"status": 400, "error": "maximum context length is 8192 tokens"},
+                ContextOverflow,
+                "too long for the model",
+            ),
+        ],
+    )
+    def test_what_asking_again_cannot_mend_is_said_clearly(
+        self, make: Any, fault: dict[str, Any], error: type[Exception], words: str
+    ) -> None:
+        with serve(fault) as p:
+            with pytest.raises(error, match=words):
+                ask(make(p))
+            assert len(p.requests) == 1
+
+    def test_a_server_that_is_not_there_is_said_clearly(self, make: Any) -> None:
+        nowhere = Provider([])
+        nowhere.url = "http://127.0.0.1:9"
+        with pytest.raises(ModelUnavailable, match="gave up after 3 tries"):
+            ask(make(nowhere))
+
+
+def test_a_stream_that_ends_without_an_end_is_asked_for_again() -> None:
+    with serve({"text": "cut", "finish": None}, {"text": "whole"}) as p:
+        reply, _ = ask(openai(p))
+    assert reply.message.content == "whole"
+
+
+def test_an_empty_account_is_not_asked_again() -> None:
+    fault = {"status": 429, "error": "insufficient_quota: no credit", "code": "insufficient_quota"}
+    with serve(fault) as p:
+        with pytest.raises(ModelError, match="no credit left"):
+            ask(openai(p))
+        assert len(p.requests) == 1
+
+
+def test_names_lead_to_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert default_model() == "anthropic:claude-sonnet-5"
+    monkeypatch.delenv("ANTHROPIC_API_KEY")
+    assert default_model() == "openai:gpt-5.4"
+    assert make_model("openai").name == "openai:gpt-5.4"
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert default_model() == "expert"
+    with pytest.raises(ModelError, match="set OPENAI_API_KEY"):
+        make_model("openai:gpt-5")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    assert make_model("openai:local").name == "openai:local"
+    with pytest.raises(ModelError, match="unknown model 'vllm:qwen'; use one of"):
+        make_model("vllm:qwen")
+    own = Endpoint("vllm", "openai", "VLLM_KEY", "http://127.0.0.1:9/v1", needs_key=False)
+    made = make_model("vllm:qwen", endpoints={"vllm": replace(own, price=Price(1, 2, 0, 0))})
+    assert made.name == "vllm:qwen"
+
+
+def test_prices_hold_for_dated_names_and_are_never_guessed() -> None:
+    assert price_of("gpt-5-2025-08-07") == price_of("gpt-5") is not None
+    assert price_of("claude-haiku-4-5-20251001") == price_of("claude-haiku-4-5") is not None
+    assert price_of("gpt-5.99") is None
+    assert price_of("gpt-5-pro") is None
+    own = {"gpt-5": Price(1, 2, 3, 4), "qwen": Price(0, 0, 0, 0)}
+    assert price_of("gpt-5", own) == own["gpt-5"]
+    assert cost_of(Usage(1, 10, 100, 1000), own["gpt-5"]) == pytest.approx(2431 / 1e6)
+    assert cost_of(Usage(1, 1), None) is None
+
+
+def test_a_script_is_read_from_a_file_and_its_mistakes_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "script.jsonl"
+    file.write_text('{"text": "hi", "calls": [{"name": "bash", "arguments": "mal{"}]}\n\n')
+    reply, heard = ask(make_model(f"scripted:{file}"))
+    assert reply.message.tool_calls == (ToolCall("call_1_1", "bash", "mal{"),)
+    assert heard == [("text", "hi")]
+    file.write_text('{"calls": [{}]}\n')
+    with pytest.raises(ModelError, match=r"script\.jsonl:1: not a reply"):
+        make_model(f"scripted:{file}")
+
+
+def test_the_sdks_are_loaded_only_when_a_model_is_made() -> None:
+    code = (
+        "import sys, cuagent.models, cuagent.agent\n"
+        "print([m for m in ('torch', 'openai', 'anthropic', 'git', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
