@@ -98,6 +98,6 @@ def _score(verdict: Verdict, timing: Timing | None) -> Score:
     """The reward by the lower limits of the ratios: what is not certain is not rewarded."""
     if timing is None or not verdict.accepted:
         return milestone(verdict.accepted)
-    eager, compiled = timing.ratios.get(EAGER), timing.ratios.get(COMPILE)
-    certain = milestone(True, eager and eager.low, compiled and compiled.low)
-    return Score(certain.reward, eager and eager.value, compiled and compiled.value)
+    values = [r.value if r else None for r in map(timing.ratios.get, (EAGER, COMPILE))]
+    limits = [r.low if r else None for r in map(timing.ratios.get, (EAGER, COMPILE))]
+    return Score(milestone(True, *limits).reward, *values)
