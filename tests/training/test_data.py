@@ -1,0 +1,189 @@
+"""From run logs of text to samples for RFT: masks, filters, the split, the exports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuagent.agent.loop import run_agent
+from cuagent.models.scripted import ScriptedModel
+from cuagent.record import RunFolder
+from cuagent.task.task import Task
+from cuagent.training.chat import Chat, load_chat
+from cuagent.training.data import episode_of, is_heldout, load_runs, split
+from cuagent.training.export import atif, write_atif, write_chat, write_parquet
+from cuagent.training.filters import Filters, keep
+from cuagent.training.rollout import Play, start_episode
+from cuagent.training.segments import Call, Episode, Kind, RecordError, Segment, require_logprobs
+
+NO_JUDGE: Any = None
+
+
+def called(name: str, arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+@pytest.fixture
+def run(task: Task, play: Play, tmp_path: Path) -> RunFolder:
+    """A finished run of a model of which only the text is known."""
+    replies = [
+        {
+            "text": "Let me.",
+            "calls": [{"name": "write", "arguments": {"path": "a", "text": "é\n"}}],
+        },
+        {"calls": [called("wrote", {}), called("write", "{bad")]},
+        {"calls": [called("submit", {})]},
+    ]
+    started = start_episode(task, NO_JUDGE, "some-api", play, tmp_path / "runs")
+    run_agent(started, ScriptedModel(replies), play.tools)
+    started.log.close()
+    return started.folder
+
+
+def test_a_text_run_is_rendered_as_the_template_writes_it_and_masked_from_the_recording(
+    run: RunFolder, chat: Chat
+) -> None:
+    episode = episode_of(run, chat)
+    kinds = [s.kind for s in episode.segments]
+    assert kinds == [Kind.PROMPT, *[Kind.ACTION, Kind.OBSERVATION] * 2, Kind.ACTION]
+    texts = [chat.tokenizer.decode(list(s.ids)) for s in episode.segments]
+    assert "".join(texts).count("<|im_start|>assistant\n") == 3
+    assert texts[1] == (
+        'Let me.<tool_call>\n{"name": "write", "arguments": {"path": "a", "text": "é\\n"}}\n'
+        "</tool_call><|im_end|>"
+    )
+    assert all(t.endswith("<|im_end|>") for t in texts[1::2])
+    assert texts[2] == ("\n<|im_start|>tool\nwrote a (1 lines)<|im_end|>\n<|im_start|>assistant\n")
+    assert [(c.turn, c.name, c.known, c.valid) for c in episode.calls] == [
+        (0, "write", True, True),
+        (1, "wrote", False, False),
+        (1, "write", True, False),
+        (2, "submit", True, True),
+    ]
+    with pytest.raises(RecordError, match="call 1: no log-probabilities"):
+        require_logprobs([episode])
+
+
+def test_runs_that_say_nothing_are_counted_not_dropped_in_silence(
+    run: RunFolder, task: Task, play: Play, chat: Chat
+) -> None:
+    failed = start_episode(task, NO_JUDGE, "some-api", play, run.path.parent)
+    run_agent(failed, ScriptedModel([]), play.tools)  # the provider fails at once
+    killed = start_episode(task, NO_JUDGE, "some-api", play, run.path.parent)
+    killed.log.close()
+    loaded = load_runs(run.path.parent, chat)
+    assert [e.id for e in loaded.episodes] == [run.id]
+    assert dict(loaded.left_out) == {
+        "no reward (interrupted or the provider failed)": 1,
+        "still running or killed": 1,
+    }
+
+
+def test_the_template_must_append(chat: Chat) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    rewriting = chat.tokenizer.chat_template.replace(
+        "{{ m.content }}", "{{ m.content if loop.last or m.role != 'assistant' else '' }}"
+    )
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=chat.tokenizer.backend_tokenizer,
+        eos_token="<|im_end|>",
+        chat_template=rewriting,
+    )
+    with pytest.raises(RecordError, match="rewrites an assistant turn"):
+        Chat(other)
+
+
+def test_a_chat_survives_the_disk(chat: Chat, tmp_path: Path) -> None:
+    chat.save(tmp_path)
+    again = load_chat(tmp_path)
+    assert again.fingerprint == chat.fingerprint
+    text = 'for (int i = 0; i < n; ++i) y[i] = "é\\n\t";  // <|im_end|>'
+    assert again.encode(text) == chat.encode(text)
+    assert again.tokenizer.decode(list(chat.encode(text))) == text
+
+
+@pytest.mark.parametrize(
+    ("said", "calls"),
+    [
+        ('<tool_call>{"name": "f", "arguments": {"a":  1}}</tool_call>', [("f", '{"a":  1}')]),
+        ('a <tool_call>{"name": "f", "arguments": {}}', [("f", "{}")]),
+        ("<tool_call>{broken</tool_call>", [("unparsable", "{broken")]),
+        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>',
+         [("unparsable", '{"name": 3, "arguments": {}}')]),
+        ("no call", []),
+    ],
+)  # fmt: skip
+def test_calls_are_read_byte_for_byte_and_broken_ones_stay_broken(
+    chat: Chat, said: str, calls: list[tuple[str, str]]
+) -> None:
+    message = chat.parse((*chat.encode(said), chat.end))
+    assert [(c.name, c.arguments) for c in message.tool_calls] == calls
+
+
+def made(name: str, reward: float = 2.0, ids: tuple[int, ...] = (5, 6), **more: Any) -> Episode:
+    segments = (Segment(Kind.PROMPT, (1,)), Segment(Kind.ACTION, ids))
+    return replace(Episode(name, "t1", "t1", segments, reward, "submitted"), **more)
+
+
+def test_the_funnel_counts_what_each_rule_turns_away() -> None:
+    write = Call(0, "write", '{"path": "a"}')
+    episodes = [
+        made("good", calls=(write, write)),
+        made("wrong", reward=-1.0),
+        made("stalled", stop="stalled"),
+        made("cut", figures={"cut_turns": 1.0}),
+        made("loop", calls=(write,) * 3),
+        made("unknown", calls=(Call(0, "wrote", "{}", known=False),)),
+        made("cheat", calls=(Call(0, "edit", '{"path": "./reference.py"}'),)),
+        made("long", ids=tuple(range(100))),
+        made("again"),
+        made("better", reward=3.0, ids=(7, 8)),
+        made("worse", reward=1.0, ids=(8, 8)),
+    ]
+    kept, funnel = keep(episodes, Filters(tokens=50, per_task=2))
+    assert [e.id for e in kept] == ["good", "better"]
+    assert [n for _, n in funnel.dropped] == [1, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert (funnel.came, funnel.kept) == (11, 2)
+    assert funnel.came == funnel.kept + sum(n for _, n in funnel.dropped)
+
+
+def test_the_split_goes_by_task_and_never_divides_one() -> None:
+    episodes = [made(f"{task}-{i}", task=f"digest{task}") for task in range(200) for i in range(2)]
+    train, heldout = split(episodes, 0.25)
+    assert not {e.task for e in train} & {e.task for e in heldout}
+    assert 30 < len({e.task for e in heldout}) < 70
+    assert is_heldout("digest3", 0.25) == is_heldout("digest3", 0.25)
+    assert split(episodes, 0.0)[1] == []
+
+
+def test_exports_hold_the_conversation(run: RunFolder, chat: Chat, tmp_path: Path) -> None:
+    assert write_chat([run], tmp_path / "chat.jsonl") == 1
+    row = json.loads((tmp_path / "chat.jsonl").read_text())
+    assert [m["role"] for m in row["messages"]] == [
+        "user", "assistant", "tool", "assistant", "tool", "tool", "assistant", "tool",
+    ]  # fmt: skip
+    assert [m["sampled"] for m in row["messages"]].count(True) == 3
+    assert row["reward"] == -1
+
+    assert write_atif([run], tmp_path / "atif") == 1
+    found = atif(run)
+    assert [s["source"] for s in found["steps"]] == ["user", "agent", "agent", "agent"]
+    assert [s["step_id"] for s in found["steps"]] == [1, 2, 3, 4]
+    calls = [c["tool_call_id"] for c in found["steps"][2]["tool_calls"]]
+    results = [r["source_call_id"] for r in found["steps"][2]["observation"]["results"]]
+    assert calls == results
+    assert found["steps"][2]["tool_calls"][1]["arguments"] == {"raw": "{bad"}
+
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        with pytest.raises(RecordError, match="pip install pyarrow"):
+            write_parquet([episode_of(run, chat)], tmp_path / "a.parquet")
+    else:
+        write_parquet([episode_of(run, chat)], tmp_path / "a.parquet")
+        assert parquet.read_table(tmp_path / "a.parquet").num_rows == 1

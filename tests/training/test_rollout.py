@@ -1,0 +1,148 @@
+"""Episodes through the real loop and tools: what is trained on is what was sampled."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dictated import SUBMIT, WRITE, Dictated
+
+from cuagent.message import Message
+from cuagent.record import RunFolder, new_run
+from cuagent.task.task import Task
+from cuagent.training.batch import collate
+from cuagent.training.chat import UNPARSABLE, Chat
+from cuagent.training.data import Unusable, episode_of
+from cuagent.training.engine import EngineError, LocalEngine, Request, Sampled
+from cuagent.training.model import logprobs_of, new_actor, score, small_config
+from cuagent.training.rollout import Batcher, Play, TokenModel, play_many, play_one
+from cuagent.training.segments import Kind, require_logprobs
+
+NO_JUDGE: Any = None  # these episodes never have anything judged
+
+
+def test_trained_ids_are_the_sampled_ids_however_strangely_split(
+    task: Task, chat: Chat, play: Play, tmp_path: Path
+) -> None:
+    engine = Dictated(chat, [WRITE, SUBMIT])
+    episode = play_one(task, NO_JUDGE, "p", chat, Batcher(engine).sample, play, 0, tmp_path / "r")
+    actions = [s for s in episode.segments if s.kind is Kind.ACTION]
+    assert [s.ids for s in actions] == [(*turn, chat.end) for turn in engine.turns]
+    assert chat.encode(WRITE) != engine.turns[0]  # re-tokenizing would have given other ids
+    assert [len(s.logprobs or ()) for s in actions] == [len(s.ids) for s in actions]
+    require_logprobs([episode])
+    # What the policy saw at its second turn is its first turn, token by token, and what came after.
+    first, second = engine.asked
+    assert second.prompt[: len(first.prompt)] == first.prompt
+    assert second.prompt[len(first.prompt) :][: len(actions[0].ids)] == actions[0].ids
+    batch = collate([episode])
+    assert tuple(batch.ids[0].tolist()) == second.prompt + actions[1].ids
+    assert [c.name for c in episode.calls] == ["write", "submit"]
+    assert all(c.known and c.valid for c in episode.calls)
+    assert (episode.reward, episode.stop, episode.task) == (-1.0, "no gain", task.digest)
+
+
+def test_the_stream_reads_as_the_template_would_write_it(
+    task: Task, chat: Chat, play: Play, tmp_path: Path
+) -> None:
+    engine = Dictated(chat, [WRITE, SUBMIT])
+    play_one(task, NO_JUDGE, "p", chat, Batcher(engine).sample, play, 0, tmp_path / "r")
+    text = chat.tokenizer.decode(list(engine.asked[1].prompt))
+    assert text == (
+        f"<|im_start|>user\n{task.source}<|im_end|>\n<|im_start|>assistant\n{WRITE}<|im_end|>\n"
+        "<|im_start|>tool\nwrote a.txt (1 lines)<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_turn_cut_by_length_is_closed_by_the_template_outside_of_the_loss(
+    task: Task, chat: Chat, play: Play, tmp_path: Path
+) -> None:
+    engine = Dictated(chat, [WRITE[:30], SUBMIT], cut=[0])
+    episode = play_one(task, NO_JUDGE, "p", chat, Batcher(engine).sample, play, 0, tmp_path / "r")
+    _, cut, after, _ = episode.segments
+    assert chat.end not in cut.ids
+    assert after.kind is Kind.OBSERVATION
+    assert after.ids[0] == chat.end
+    assert episode.figures["cut_turns"] == 1
+    assert episode.calls[0].name == UNPARSABLE
+    assert not episode.calls[0].known
+
+
+def test_rewritten_history_opens_a_new_context(chat: Chat, play: Play) -> None:
+    engine = Dictated(chat, [WRITE, WRITE, SUBMIT])
+    model = TokenModel("p", chat, Batcher(engine).sample, play, 0)
+    start = [Message("user", "a task")]
+    first = model.query(start, [], lambda *_: None)
+    tool = Message("tool", "done", tool_call_id="c1")
+    model.query([*start, first.message, tool], [], lambda *_: None)
+    model.query([Message("user", "summary of what was")], [], lambda *_: None)
+    prompts = [r.prompt for r in engine.asked]
+    assert prompts[1][: len(prompts[0])] == prompts[0]
+    assert prompts[2] == chat.opening([Message("user", "summary of what was")], [])
+
+
+def test_many_episodes_at_once_are_reproducible_and_agree_with_the_trainer(
+    task: Task, chat: Chat, play: Play, tmp_path: Path
+) -> None:
+    config = small_config(len(chat.tokenizer), 1, 32, 2, 700, chat.end, chat.pad)
+    actor = new_actor(config, seed=3)
+    short = replace(play, reply=12, turns=3)
+    jobs = [(task, seed) for seed in range(12)]
+
+    def collection(folder: str) -> Any:
+        engine = LocalEngine(actor, chat.end)
+        return play_many(jobs, lambda _: NO_JUDGE, "p0", chat, engine, short, tmp_path / folder)
+
+    one, two = collection("one"), collection("two")
+    assert [e.id for e in one.episodes] == [f"p0-double_relu-{seed}" for seed in range(12)]
+    assert [e.segments for e in one.episodes] == [e.segments for e in two.episodes]
+    assert not (tmp_path / "one").exists()
+    batch = collate(one.episodes)
+    gap = (score(actor, batch, 4096, logprobs_of) - batch.logprobs)[batch.action].abs().max()
+    assert gap < 1e-5
+
+
+def test_a_batch_waits_for_all_live_episodes_and_runs_once() -> None:
+    sizes: list[int] = []
+
+    class Echo:
+        def sample(self, requests: Any) -> list[Sampled]:
+            sizes.append(len(requests))
+            return [Sampled((r.seed,), (0.0,), False) for r in requests]
+
+    batcher = Batcher(Echo())
+    ready = threading.Barrier(5)
+    answers: dict[int, int] = {}
+
+    def episode(n: int) -> None:
+        with batcher.live():
+            ready.wait()
+            for _ in range(2 if n else 1):  # number 0 leaves early and must not be waited for
+                answers[n] = batcher.sample(Request((1,), 1, seed=n)).ids[0]
+
+    threads = [threading.Thread(target=episode, args=(n,)) for n in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert sizes == [5, 4]
+    assert answers == {n: n for n in range(5)}
+
+
+def test_a_failing_engine_fails_every_waiting_episode(tmp_path: Path, chat: Chat) -> None:
+    class Broken:
+        def sample(self, requests: Any) -> list[Sampled]:
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(EngineError, match="out of memory"):
+        Batcher(Broken()).sample(Request((1,), 1, 0))
+
+
+def test_a_run_without_an_end_is_no_episode(tmp_path: Path, chat: Chat) -> None:
+    folder: RunFolder = new_run("x", tmp_path)
+    folder.log.write_text('{"type": "session", "id": "s1", "v": 1}\n')
+    with pytest.raises(Unusable, match="still running or killed"):
+        episode_of(folder, chat)

@@ -1,0 +1,252 @@
+"""Between messages and token ids: the target's own chat template, used once for each token.
+
+For: the opening prompt, what stands between two turns of the policy, and the way back from sampled
+ids to a message. A turn is never rendered again after it was sampled: templates rewrite earlier
+turns (drop reasoning, re-serialize calls), and the policy would then be trained on what it never
+saw. So a turn's surroundings are rendered behind a fixed stand-in conversation.
+Tool calls are in the Hermes form, as in Qwen's models:
+`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+Not covered: which tokens count in a loss (`segments.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cuagent.message import Message, ToolCall
+from cuagent.models.model import ToolSpec
+from cuagent.training.segments import Kind, RecordError, Segment
+
+STAND_IN = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
+UNPARSABLE = "unparsable"
+"""Name of a call that cannot be read; no tool has it, so the loop answers with an error."""
+
+
+class Chat:
+    """A tokenizer with its chat template."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.end_text: str = tokenizer.eos_token
+        self.end: int = tokenizer.eos_token_id
+        self.pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end
+        closed = self.render(STAND_IN)
+        self._stand_in = closed[: closed.rindex(self.end_text) + len(self.end_text)]
+        """Up to the end of a turn, as the policy ends it."""
+        self.check()
+
+    def check(self) -> None:
+        """Raise RecordError unless turns can be appended to what stands. (TRL and verl make the
+        same demand of a template.)"""
+        later = [*STAND_IN, {"role": "tool", "content": "."}]
+        if not self.render(later, ask=True).startswith(self._stand_in):
+            raise RecordError(
+                f"the chat template of {self.tokenizer.name_or_path or 'this tokenizer'} rewrites "
+                "an assistant turn when a tool result follows; use one that only appends"
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over vocabulary and template, to tell which records belong to which model."""
+        parts = [sorted(self.tokenizer.get_vocab().items()), self.tokenizer.chat_template]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[ToolSpec] = (),
+        ask: bool = False,
+    ) -> str:
+        """The template's text; with `ask`, up to where an assistant turn begins."""
+        specs = [
+            {
+                "type": "function",
+                "function": {
+                    "name": t.name,
+                    "description": t.description,
+                    "parameters": dict(t.schema),
+                },
+            }
+            for t in tools
+        ]
+        return self.tokenizer.apply_chat_template(
+            list(messages), tools=specs or None, tokenize=False, add_generation_prompt=ask
+        )
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
+        """The prompt of a context window, up to where the policy begins."""
+        return self.encode(self.render([plain(m) for m in messages], tools, ask=True))
+
+    def between(self, messages: Sequence[Message], ended: bool) -> tuple[int, ...]:
+        """What follows a turn of the policy, up to where its next turn begins.
+
+        `messages` are the tool results and others that came; `ended` says whether the policy
+        sampled its end-of-turn token (one that was cut off gets it from here).
+        """
+        later = self.render([*STAND_IN, *(plain(m) for m in messages)], ask=True)
+        if not later.startswith(self._stand_in):
+            raise RecordError("the chat template does not append; see Chat.check")
+        return self.encode(("" if ended else self.end_text) + later[len(self._stand_in) :])
+
+    def turn(self, message: Message) -> tuple[int, ...]:
+        """An assistant message as the policy would have sampled it, end-of-turn included.
+
+        For runs of API models, of which only the text is known.
+        """
+        before = self.render(STAND_IN[:1], ask=True)
+        whole = self.render([STAND_IN[0], plain(message)])
+        if not whole.startswith(before) or self.end_text not in whole[len(before) :]:
+            raise RecordError("the chat template does not begin or end an assistant turn as asked")
+        return self.encode(whole[len(before) : whole.rindex(self.end_text) + len(self.end_text)])
+
+    def segments(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> tuple[Segment, ...]:
+        """A conversation of text as segments; the mask comes from `Message.sampled`, never from
+        the template. Raises RecordError where it holds nothing that was sampled."""
+        first = next((i for i, m in enumerate(messages) if m.sampled), None)
+        if first is None:
+            raise RecordError("no message was sampled")
+        found = [Segment(Kind.PROMPT, self.opening(messages[:first], tools))]
+        since: list[Message] = []
+        for message in messages[first:]:
+            if message.sampled:
+                if len(found) > 1:
+                    found.append(Segment(Kind.OBSERVATION, self.between(since, ended=True)))
+                found.append(Segment(Kind.ACTION, self.turn(message)))
+                since = []
+            else:
+                since.append(message)
+        return tuple(found)
+
+    def parse(self, ids: Sequence[int]) -> Message:
+        """The message in sampled ids; malformed calls come back as such for the loop to answer."""
+        kept = ids[:-1] if ids and ids[-1] == self.end else ids
+        text = self.tokenizer.decode(list(kept), skip_special_tokens=False)
+        thought = THOUGHT.match(text)
+        said = text[thought.end() :] if thought else text
+        calls = tuple(
+            read_call(block, f"c{n}") for n, block in enumerate(BLOCK.findall(said), start=1)
+        )
+        content = said.partition("<tool_call>")[0].strip()
+        reasoning = thought.group(1).strip() if thought else ""
+        return Message("assistant", content, calls, reasoning=reasoning, sampled=True)
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save_pretrained(folder)
+
+
+def load_chat(folder: str | Path) -> Chat:
+    """The chat of a Hugging Face folder or name."""
+    from transformers import AutoTokenizer
+
+    return Chat(AutoTokenizer.from_pretrained(folder))
+
+
+def read_call(block: str, id: str) -> ToolCall:
+    """One `{"name": ..., "arguments": ...}`; the arguments stay byte for byte."""
+    reader = json.JSONDecoder(strict=False)
+    try:
+        whole = reader.decode(block.strip())
+        name, arguments = whole["name"], whole["arguments"]
+        start = re.search(r'"arguments"\s*:\s*', block)
+        assert start is not None
+        value, end = reader.raw_decode(block, start.end())
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ToolCall(id, UNPARSABLE, block.strip())
+    if not isinstance(name, str):
+        return ToolCall(id, UNPARSABLE, block.strip())
+    raw = block[start.end() : end] if value == arguments else json.dumps(arguments)
+    return ToolCall(id, name, raw)
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message as templates take it."""
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        found["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {"type": "function", "id": c.id, "function": {"name": c.name, "arguments": readable(c)}}
+            for c in message.tool_calls
+        ]
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
+    return found
+
+
+def readable(call: ToolCall) -> Any:
+    """Arguments as an object where they are one: templates serialize them themselves."""
+    try:
+        return json.loads(call.arguments or "{}", strict=False)
+    except (ValueError, RecursionError):
+        return call.arguments
+
+
+TEMPLATE = """\
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}
+{%- for c in m.tool_calls or [] -%}
+{%- if m.content or not loop.first %}
+{% endif -%}
+<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>
+{%- endfor -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}"""
+"""ChatML with Hermes calls and without the tools' schemas: a small model learns them by example."""
+
+SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>")
+
+
+def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Chat:
+    """A byte-level BPE trained on the spot, with the template above.
+
+    Words are split by a pattern first; without it BPE would memorize whole kernels as one token.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    words = Regex(r" ?[A-Za-z]+|[0-9]| +(?!\S)|\\[nt\"\\]|\s+| ?[^\sA-Za-z0-9\\]{1,3}|\\")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(words, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return Chat(
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer,
+            pad_token=SPECIAL[0],
+            bos_token=None,
+            eos_token=SPECIAL[2],
+            additional_special_tokens=[SPECIAL[1]],
+            chat_template=TEMPLATE,
+            clean_up_tokenization_spaces=False,
+        )
+    )

@@ -1,0 +1,187 @@
+"""From run logs to training episodes, and which of them are held out.
+
+For: every run of `cuagent optimize` and every rollout; one reader for both. A run whose sampler
+returned token ids becomes a native record of exactly those ids. A run of an API model, of which
+only the text is known, is rendered once with the target's own chat template; it has no log-
+probabilities and therefore serves RFT only.
+Not covered: which episodes are worth imitating (`filters.py`).
+Invariant: what was sampled is decided by the recording (`Message.sampled`, the token trace), never
+by looking for markers in rendered text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cuagent.agent.tools import TOOLS
+from cuagent.agent.tools.tool import ToolError, parse
+from cuagent.message import Finish
+from cuagent.models.model import ToolSpec
+from cuagent.record import RunFolder, list_runs, message_of, read_records
+from cuagent.training.chat import Chat
+from cuagent.training.segments import Call, Episode, Kind, RecordError, Segment, check
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Episodes, and how many runs were left out for which reason."""
+
+    episodes: tuple[Episode, ...]
+    left_out: Mapping[str, int]
+
+
+class Unusable(Exception):
+    """This run cannot become an episode; the text says why, in a few words that can be counted."""
+
+
+def load_runs(root: Path, chat: Chat) -> Loaded:
+    """Episodes of all runs under `root`. Raises record.RecordError where a log cannot be read."""
+    episodes, left_out = [], Counter[str]()
+    for folder in list_runs(root):
+        try:
+            episodes.append(episode_of(folder, chat))
+        except Unusable as why:
+            left_out[str(why)] += 1
+    return Loaded(tuple(episodes), left_out)
+
+
+def episode_of(folder: RunFolder, chat: Chat) -> Episode:
+    """The episode in one run. Raises Unusable or record.RecordError."""
+    records = read_records(folder)
+    if not records or records[0]["type"] != "session":
+        raise Unusable("no session")
+    session = records[0]
+    end = next((r for r in reversed(records) if r["type"] == "end"), None)
+    if end is None:
+        raise Unusable("still running or killed")
+    reward = end["rewards"]["milestone"]["score"]
+    if reward is None:
+        raise Unusable("no reward (interrupted or the provider failed)")
+    tools = [ToolSpec(**t) for t in session["tools"]] or [t.spec for t in TOOLS]
+    traces = [r for r in records if r["type"] == "call"]
+    if not traces:
+        raise Unusable("the model never answered")
+    try:
+        if any(r.get("tokens") for r in traces):
+            segments = native_segments(folder.id, traces)
+        else:
+            segments = text_segments(records, tools, chat)
+        attempts = {r["n"]: r["digest"] for r in records if r["type"] == "attempt"}
+        episode = Episode(
+            id=folder.id,
+            task=session["task"]["digest"],
+            task_name=session["task"]["name"],
+            segments=segments,
+            reward=float(reward),
+            stop=end["stop"],
+            calls=calls_of(records, tools),
+            solution=attempts.get(end.get("attempt"), ""),
+            policy=session["model"],
+            tokenizer=chat.fingerprint,
+            figures=figures_of(records, traces, end),
+        )
+        check(episode)
+    except RecordError as error:
+        raise Unusable(str(error).partition(": ")[2] or str(error)) from error
+    return episode
+
+
+def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:
+    """The ids as they were sampled.
+
+    A call's prompt that begins with everything before it goes on in the same context; any other
+    (the conversation was compacted or edited) opens a new one, whose prompt is not trained again.
+    """
+    found: list[Segment] = []
+    stream: tuple[int, ...] = ()
+    context = -1
+    for number, trace in enumerate(traces, start=1):
+        tokens = trace.get("tokens")
+        if not tokens or not tokens["completion"]:
+            raise RecordError(
+                f"run {run}, call {number}: no token ids though other calls have them"
+            )
+        prompt, completion = tuple(tokens["prompt"]), tuple(tokens["completion"])
+        if stream and prompt[: len(stream)] == stream:
+            kind, new = Kind.OBSERVATION, prompt[len(stream) :]
+        else:
+            kind, new, context = Kind.PROMPT, prompt, context + 1
+        if new:
+            found.append(Segment(kind, new, context=context))
+        logprobs = tuple(tokens["logprobs"]) or None
+        found.append(Segment(Kind.ACTION, completion, logprobs, context))
+        stream = prompt + completion
+    return tuple(found)
+
+
+def text_segments(
+    records: Sequence[Record], tools: Sequence[ToolSpec], chat: Chat
+) -> tuple[Segment, ...]:
+    """The conversation rendered with the target's template."""
+    messages = [message_of(dict(r)) for r in records if r["type"] == "message"]
+    return chat.segments(messages, tools)
+
+
+def calls_of(records: Sequence[Record], tools: Sequence[ToolSpec]) -> tuple[Call, ...]:
+    """Every call that was sampled, judged against the tools that the run had."""
+    schemas = {t.name: t.schema for t in tools}
+    found: list[Call] = []
+    turn = 0
+    for record in records:
+        if record["type"] != "message" or not record["sampled"]:
+            continue
+        for call in message_of(dict(record)).tool_calls:
+            known = call.name in schemas
+            found.append(
+                Call(turn, call.name, call.arguments, known, known and fits(call, schemas))
+            )
+        turn += 1
+    return tuple(found)
+
+
+def fits(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the tool itself would take the arguments."""
+    try:
+        parse(call.arguments, schemas[call.name])
+    except ToolError:
+        return False
+    return True
+
+
+def figures_of(
+    records: Sequence[Record], traces: Sequence[Record], end: Record
+) -> dict[str, float]:
+    """Measured facts for reports."""
+    found = {
+        "cut_turns": float(sum(r["finish"] == Finish.LENGTH for r in traces)),
+        "attempts": float(sum(r["type"] == "attempt" for r in records)),
+        "seconds": float(end["seconds"]),
+    }
+    judged = [r for r in records if r["type"] == "judgement" and r["attempt"] == end.get("attempt")]
+    score = judged[-1]["score"] if judged else {}
+    for name in ("over_eager", "over_compile"):
+        if score.get(name) is not None:
+            found[name] = float(score[name])
+    return found
+
+
+def is_heldout(task: str, share: float, salt: str = "cuagent") -> bool:
+    """Whether a task (by digest) is held out: the same on every machine and in every stage."""
+    h = hashlib.sha256(f"{salt}:{task}".encode()).digest()
+    return int.from_bytes(h[:8], "big") < share * 2**64
+
+
+def split(episodes: Iterable[Episode], share: float) -> tuple[list[Episode], list[Episode]]:
+    """(train, held out), by task: no task has episodes in both."""
+    train: list[Episode] = []
+    heldout: list[Episode] = []
+    for episode in episodes:
+        (heldout if is_heldout(episode.task, share) else train).append(episode)
+    return train, heldout

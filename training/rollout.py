@@ -1,0 +1,253 @@
+"""Episodes through the agent's own loop and tools, many at once, sampled by an engine.
+
+For: `collect` of the PPO loop and every evaluation of a policy. An episode is a run like any other:
+`run_agent`, the real tools, a run log; `data.episode_of` reads it back. What is special is the
+model behind the loop, which keeps the token ids, and that many episodes share one engine and one
+pool of judges. Not covered: sampling itself (`engine.py`), judging (`pool.py`).
+Invariant: the ids that a policy sees as its prompt are the ids that it sampled before and what was
+put between them, never a re-tokenization.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent import __version__
+from cuagent.agent.hooks import HOOKS
+from cuagent.agent.loop import run_agent
+from cuagent.agent.run import REFERENCE, Run
+from cuagent.agent.stop import Budget
+from cuagent.agent.tools import Tool
+from cuagent.message import Finish, Message, Reply, TokenTrace, Usage
+from cuagent.models.model import ContextOverflow, ModelError, OnText, ToolSpec
+from cuagent.record import RunLog, new_run, plain
+from cuagent.task import Task
+from cuagent.training.chat import Chat
+from cuagent.training.data import Unusable, episode_of
+from cuagent.training.engine import Engine, EngineError, Request, Sampled
+from cuagent.training.segments import Episode
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judge
+
+Ask = Callable[[Request], Sampled]
+
+
+@dataclass(frozen=True)
+class Play:
+    """How episodes are played."""
+
+    tools: Sequence[Tool]
+    opening: Callable[[Task], list[Message]]
+    """The first messages; those of `cuagent optimize` or a short form for a small model."""
+    turns: int = 8
+    """Calls of the model, at most."""
+    context: int = 2048
+    """Tokens of the whole conversation, at most."""
+    reply: int = 1024
+    """Tokens of one turn, at most."""
+    temperature: float = 1.0
+    seconds: float = 900.0
+    together: float = 1.0
+    """Share of the live episodes that must wait before the engine starts: 1 makes full batches;
+    less does not hold up all for the slowest judgement. A result depends on its seed alone."""
+
+
+class Batcher:
+    """Gathers the requests of concurrent episodes into batches of the engine.
+
+    There is no thread of its own: whoever completes a batch runs it. Episodes enter with `live`.
+    """
+
+    def __init__(self, engine: Engine, together: float = 1.0) -> None:
+        self.engine = engine
+        self.together = together
+        self.seconds = 0.0
+        """Spent in the engine."""
+        self._changed = threading.Condition()
+        self._live = 0
+        self._waiting: list[tuple[Request, list[Sampled | Exception]]] = []
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """While it lasts, batches wait for this episode's requests."""
+        with self._changed:
+            self._live += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._live -= 1
+                self._run_if_full()
+
+    def sample(self, request: Request) -> Sampled:
+        """Wait for a batch with this request in it. Raises EngineError."""
+        answer: list[Sampled | Exception] = []
+        with self._changed:
+            self._waiting.append((request, answer))
+            self._run_if_full()
+            self._changed.wait_for(lambda: bool(answer))
+        if isinstance(answer[0], Exception):
+            raise EngineError(f"sampling failed: {answer[0]}") from answer[0]
+        return answer[0]
+
+    def _run_if_full(self) -> None:
+        if not self._waiting or len(self._waiting) < self.together * self._live:
+            return
+        batch, self._waiting = self._waiting, []
+        start = time.perf_counter()
+        try:
+            results: Sequence[Sampled | Exception] = self.engine.sample([r for r, _ in batch])
+        except (EngineError, RuntimeError, MemoryError) as error:
+            # It belongs to all whose request was in the batch, not to the one that ran it.
+            results = [error] * len(batch)
+        self.seconds += time.perf_counter() - start
+        for (_, answer), result in zip(batch, results, strict=True):
+            answer.append(result)
+        self._changed.notify_all()
+
+
+@dataclass
+class TokenModel:
+    """A policy as the agent's loop knows models; keeps the token stream of one episode."""
+
+    name: str
+    chat: Chat
+    ask: Ask
+    play: Play
+    seed: int
+    stream: tuple[int, ...] = ()
+    """All ids of the present context window."""
+    seen: list[Message] = field(default_factory=list)
+    """The messages that the stream stands for."""
+    ended: bool = True
+    """Whether the last turn was ended by the policy rather than cut."""
+    turns: int = 0
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        return {"temperature": self.play.temperature, "seed": self.seed}
+
+    def query(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
+    ) -> Reply:
+        prompt = self._prompt(messages, tools)
+        room = min(self.play.reply, self.play.context - len(prompt))
+        if room <= 0:
+            raise ContextOverflow(f"{self.name}: {len(prompt)} tokens of {self.play.context}")
+        # A seed for each turn; the odd factor keeps the turns of neighbouring episodes apart.
+        seed = self.seed * 1009 + self.turns
+        try:
+            sampled = self.ask(Request(prompt, room, seed, self.play.temperature))
+        except EngineError as error:
+            raise ModelError(str(error)) from error
+        message = self.chat.parse(sampled.ids)
+        self.turns += 1
+        self.stream = prompt + sampled.ids
+        self.seen = [*messages, message]
+        self.ended = not sampled.cut
+        on_text(message.content, "text")
+        finish = Finish.TOOL_CALLS if message.tool_calls else Finish.STOP
+        return Reply(
+            message,
+            Finish.LENGTH if sampled.cut else finish,
+            Usage(input=len(prompt), output=len(sampled.ids)),
+            0.0,
+            TokenTrace(prompt, sampled.ids, sampled.logprobs),
+        )
+
+    def _prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
+        """The stream and what came since; a whole new prompt where history was rewritten."""
+        known = len(self.seen)
+        if known and said(messages[:known]) == said(self.seen):
+            return self.stream + self.chat.between(messages[known:], self.ended)
+        return self.chat.opening(messages, tools)
+
+
+def said(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
+    """What makes messages equal to us; the loop may rename the ids of calls."""
+    return [(m.role, m.content, [(c.name, c.arguments) for c in m.tool_calls]) for m in messages]
+
+
+def start_episode(task: Task, judge: Judge, model: str, play: Play, root: Path) -> Run:
+    """A run with the opening of `play`, and without git: an episode is never restored."""
+    budget = Budget(steps=play.turns, cost=None, seconds=play.seconds)
+    folder = new_run(task.name, root)
+    log = RunLog(folder)
+    log.write(
+        "session",
+        cuagent=__version__,
+        task={**plain(task), "name": task.name, "digest": task.digest},
+        model=model,
+        tools=[tool.spec for tool in play.tools],
+        budget=budget,
+    )
+    (folder.work / REFERENCE).write_text(task.source, encoding="utf-8")
+    run = Run(task, folder, log, judge, budget)
+    for message in play.opening(task):
+        run.add(message)
+    return run
+
+
+def play_one(
+    task: Task, judge: Judge, name: str, chat: Chat, ask: Ask, play: Play, seed: int, root: Path
+) -> Episode:
+    """One whole episode. Raises Unusable where it says nothing about the policy."""
+    run = start_episode(task, judge, name, play, root)
+    try:
+        run_agent(run, TokenModel(name, chat, ask, play, seed), play.tools, HOOKS)
+    finally:
+        run.log.close()
+    return replace(episode_of(run.folder, chat), id=f"{name}-{task.name}-{seed}")
+
+
+@dataclass(frozen=True)
+class Played:
+    """Episodes of one collection; `lost` counts those without a reward, by reason."""
+
+    episodes: tuple[Episode, ...]
+    lost: dict[str, int]
+    engine_seconds: float
+
+
+def play_many(
+    jobs: Sequence[tuple[Task, int]],
+    judges: Callable[[Task], Judge],
+    name: str,
+    chat: Chat,
+    engine: Engine,
+    play: Play,
+    root: Path,
+    keep_runs: bool = False,
+) -> Played:
+    """Play all (task, seed) at once, a thread each; episodes come in the order of `jobs`."""
+    batcher = Batcher(engine, play.together)
+    lost: dict[str, int] = {}
+
+    def one(job: tuple[Task, int]) -> Episode | str:
+        task, seed = job
+        with batcher.live():
+            started.wait()  # no batch before all episodes count as live
+            try:
+                return play_one(task, judges(task), name, chat, batcher.sample, play, seed, root)
+            except Unusable as why:
+                return str(why)
+
+    started = threading.Barrier(len(jobs))
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        results = list(threads.map(one, jobs))
+    for result in results:
+        if isinstance(result, str):
+            lost[result] = lost.get(result, 0) + 1
+    if not keep_runs:
+        shutil.rmtree(root, ignore_errors=True)
+    episodes = tuple(r for r in results if isinstance(r, Episode))
+    return Played(episodes, lost, batcher.seconds)
