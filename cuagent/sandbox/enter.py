@@ -11,7 +11,6 @@ import os
 import resource
 import stat
 import sys
-import tempfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,7 +40,8 @@ def enter(policy: Policy, tier: Tier) -> None:
         os.environ.clear()
         os.environ.update(kept)
         # Python found its temporary folder before TMPDIR changed, if it looked.
-        tempfile.tempdir = None
+        if known := sys.modules.get("tempfile"):
+            known.tempdir = None  # type: ignore[attr-defined]
         os.umask(0o077)
         _limit(policy, tier)
         if tier is not Tier.NONE:
@@ -89,7 +89,8 @@ def _isolate(policy: Policy, tier: Tier) -> None:
     if landlock.abi():
         landlock.restrict(
             [*read, *_proc(policy)],
-            [*policy.write, Path("/proc/self/task").resolve()],
+            # CUDA names its threads through /proc, and gives up (304) where it may not.
+            [*policy.write, Path("/proc" if policy.children else f"/proc/{os.getpid()}/task")],
             [Path(name) for name in PLAIN_DEVICES] + (gpu_devices() if policy.gpu else []),
             network=policy.network,
         )
@@ -99,6 +100,8 @@ def _isolate(policy: Policy, tier: Tier) -> None:
 
 
 def _proc(policy: Policy) -> list[Path]:
+    if policy.children:
+        return [Path("/proc")]
     names = PROC + (PROC_GPU if policy.gpu else ())
     return [Path(f"/proc/{os.getpid()}"), *(Path("/proc", name) for name in names)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from functools import cache
 
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
@@ -22,7 +23,7 @@ SUPPORTED = platform.system() == "Linux" and platform.machine() in ("x86_64", "a
 
 def syscall(number: int, *arguments: int | bytes | ctypes.Structure | None) -> int:
     """The raw system call; raises OSError with its errno. Structures are passed by reference."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     passed: list[object] = []
     for argument in arguments:
         if isinstance(argument, ctypes.Structure):
@@ -36,6 +37,11 @@ def syscall(number: int, *arguments: int | bytes | ctypes.Structure | None) -> i
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, *arguments: int) -> None:

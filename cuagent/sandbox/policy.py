@@ -45,6 +45,9 @@ class Policy:
     network: bool = False
     interpreter: bool = True
     """Whether this Python and its site-packages may be read."""
+    children: bool = False
+    """Whether programs that the process starts may use /proc too, as CUDA must. Names and command
+    lines of other processes can then be read; their memory and environment cannot."""
     processes: int = TASKS
     open_files: int = 1024
     file_bytes: int = 1 << 30

@@ -59,6 +59,19 @@ def test_python_with_its_packages_works(scratch: Path, each_tier: Tier) -> None:
     assert done.stdout.strip() == "3.0", done.stderr
 
 
+def test_programs_started_by_a_shell_may_use_proc_where_the_policy_says_so(
+    scratch: Path, tier: Tier
+) -> None:
+    """CUDA writes its threads' names there; other processes stay closed."""
+    name = "import os; open(f'/proc/self/task/{os.getpid()}/comm', 'w').write('named'); print('ok')"
+    script = f'{sys.executable} -I -S -c "{name}"; cat /proc/{os.getpid()}/environ'
+    for children, output in ((True, "ok"), (False, "")):
+        policy = Policy(write=(scratch,), children=children)
+        done = run(["bash", "-c", script], policy, tier, scratch)
+        assert done.stdout.strip() == output, done.stderr
+        assert done.returncode != 0
+
+
 def test_arguments_and_input_pass_untouched(scratch: Path, each_tier: Tier) -> None:
     argv = ["printf", "%s|", "a b", "$HOME", "--", "'", "ü"]
     assert run(argv, Policy(), each_tier, scratch).stdout == "a b|$HOME|--|'|ü|"

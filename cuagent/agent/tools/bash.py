@@ -145,6 +145,7 @@ def confined(run: Run, argv: list[str]) -> list[str]:
         read=(Path(cuagent.__file__).parent,),
         write=(run.folder.scratch.resolve(), run.work.resolve()),
         gpu=run.task.device == "cuda",
+        children=run.task.device == "cuda",
         environment=tuple(environment(run).items()),
     )
     return wrap(argv, policy, probe())
