@@ -1,6 +1,6 @@
 """Sources to loadable kernels: nvcc, NVRTC, g++; the cache; short diagnostics."""
 
-from cuagent.build.builder import Confine, build, environment, versions
+from cuagent.build.builder import Confine, build, compiler_folders, environment, versions
 from cuagent.build.render import render
 from cuagent.build.result import Build, Diagnostic, KernelResources, Library
 
@@ -11,6 +11,7 @@ __all__ = [
     "KernelResources",
     "Library",
     "build",
+    "compiler_folders",
     "environment",
     "render",
     "versions",

@@ -69,6 +69,21 @@ def environment(build: Build) -> dict[str, str]:
     return {compiler.BUILD: os.pathsep.join(folders)}
 
 
+def compiler_folders() -> tuple[Path, ...]:
+    """What a confined compiler must be able to read beside the system's own folders."""
+    folders = [Path(compiler.__file__).parent]
+    for form in ("nvcc", "nvrtc"):
+        try:
+            command = compiler.toolchain(form).command
+        except compiler.CompilerMissing:
+            continue
+        # A library or a binary lies one folder below the root of its toolkit.
+        folders += [Path(word).resolve().parent.parent for word in command if Path(word).is_file()]
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders += [Path(home).resolve() for home in homes if home and Path(home).is_dir()]
+    return tuple(dict.fromkeys(folders))
+
+
 def versions() -> dict[str, str]:
     """The compilers found here, by name; one that is missing is left out."""
     found = {"platform": platform.platform()}

@@ -41,6 +41,7 @@ DEFAULT_ARCH = "90a"
 FORMAT = "1"
 """Counts up when keys made before no longer mean the same."""
 SECONDS = 300.0
+SILENT = "the compiler failed and printed nothing"
 
 CPU_FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-Wl,--no-undefined"),
@@ -213,18 +214,27 @@ Run = Callable[[list[str], Path], tuple[int, str]]
 def compile_library(how: Recipe, tools: Toolchain, path: Path, run: Run) -> None:
     """Compile to `path`, with what the compiler said beside it as `.log`. Raises CompileFailed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Built beside its place and renamed into it: a reader sees the whole library or none.
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+    # Not beside its place: a compiler under another user id cannot enter a private home.
+    with tempfile.TemporaryDirectory(prefix="cuagent-compile-") as scratch:
         output = Path(scratch) / path.name
         status, text = run(tools.argv(how, output, Path(scratch)), Path(scratch))
         if status or not output.is_file():
             first = next((line for line in text.splitlines() if _ERROR.search(line)), text[:200])
-            raise CompileFailed(f"{how.source.name} does not compile: {first.strip()}", text)
-        log = output.with_suffix(".log")
+            raise CompileFailed(
+                f"{how.source.name} does not compile: {first.strip()}", text or SILENT
+            )
         # Equal sources may lie in many folders, so what is kept names none of them.
-        log.write_text(text.replace(f"{how.source.parent}/", ""))
-        log.replace(path.with_suffix(".log"))
-        output.replace(path)
+        log = text.replace(f"{how.source.parent}/", "").encode()
+        _place(log, path.with_suffix(".log"))
+        _place(output.read_bytes(), path)
+
+
+def _place(content: bytes, path: Path) -> None:
+    """Written under another name and renamed: a reader sees the whole file or none."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(path)
 
 
 def run_compiler(argv: list[str], scratch: Path) -> tuple[int, str]:
