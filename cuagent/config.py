@@ -14,13 +14,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 PREFIX = "CUAGENT_"
 PROJECT_FILE = ".cuagent.toml"
 CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "precision": ("match", "tf32", "bf16", "fp16"),
+    "isolation": ("auto", "landlock", "none"),
 }
 
 
@@ -38,7 +39,7 @@ class Settings:
     """`auto`, `cpu` or `cuda`."""
     precision: str = "match"
     """Arithmetic that the task admits: `match`, `tf32`, `bf16` or `fp16`."""
-    isolation: str = "auto"
+    isolation: Literal["auto", "landlock", "none"] = "auto"
     """How untrusted code is kept apart; `auto` is the strongest that holds here."""
     max_steps: int = 100
     max_cost: float = 5.0

@@ -48,6 +48,7 @@ FORESEEN = {
     "Crash": Exit.INFRASTRUCTURE,
     "CudaMemoryError": Exit.INFRASTRUCTURE,
     "NurseryError": Exit.INFRASTRUCTURE,
+    "OracleLost": Exit.INFRASTRUCTURE,
     "SandboxError": Exit.INFRASTRUCTURE,
 }
 """The rooms' own errors, whose text is a line for the user; by name, to import none of them."""

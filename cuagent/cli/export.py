@@ -38,7 +38,7 @@ def export(
     if best is None:
         raise Refused(f"{folder.id}: no attempt was accepted, so there is nothing to export")
     task = revive(Task, records[0]["task"])
-    made = write_package(_attempt(records, best.attempt_digest), task, best, out)
+    made = write_package(_attempt(records, best.attempt), task, best, out)
     print(f"exported to {made}")
 
 

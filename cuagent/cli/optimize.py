@@ -101,7 +101,7 @@ def _session(
     from cuagent.record import plain
 
     emit(Phase(f"opening {task.name} on {task.device}"))
-    with Judge(task, settings.isolation) as judge:
+    with Judge(task, settings.isolation, emit) as judge:
         run = start_run(
             task,
             judge,

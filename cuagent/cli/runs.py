@@ -49,7 +49,7 @@ def show(
     from cuagent.ui.recorded import events_of
     from cuagent.ui.terminal import Terminal
 
-    with Terminal(sys.stdout, live=False) as view:
+    with Terminal(sys.stdout, recorded=True) as view:
         for event in events_of(folder, records):
             if isinstance(event, RunStarted | Judged | RunEnded):
                 view(event)
@@ -61,7 +61,7 @@ def replay(run: options.RunName = "latest", run_dir: RunDir = RUNS) -> None:
     from cuagent.ui.recorded import events_of
     from cuagent.ui.terminal import Terminal
 
-    with Terminal(sys.stdout, live=False) as view:
+    with Terminal(sys.stdout, recorded=True) as view:
         for event in events_of(folder, records):
             view(event)
 

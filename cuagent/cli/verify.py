@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,9 +44,13 @@ def verify(
     settings = resolve({"device": device, "precision": precision})
     opened = options.open_task(task, inputs, init, settings)
     attempt = options.open_candidate(candidate)
+    from cuagent.events import ignore
     from cuagent.judge import Judge
+    from cuagent.ui.terminal import Terminal
 
-    with Judge(opened, settings.isolation) as judge:
+    with ExitStack() as stack:
+        emit = ignore if json else stack.enter_context(Terminal(sys.stderr))
+        judge = stack.enter_context(Judge(opened, settings.isolation, emit))
         judgement = judge.judge(attempt, effort)
     _report(judgement, json)
     raise typer.Exit(_code(judgement))
@@ -62,8 +68,6 @@ def _effort(text: str) -> Effort | None:
 
 
 def _report(judgement: Judgement, json: bool) -> None:
-    import sys
-
     if json:
         from json import dumps
 

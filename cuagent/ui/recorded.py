@@ -34,7 +34,8 @@ Records = Sequence[Mapping[str, Any]]
 def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
     """The events of a run, in order."""
     spent = _Spending(records[0]["time"] if records else 0.0)
-    open_calls: dict[str, ToolStarted] = {}
+    waiting: dict[str, ToolStarted] = {}
+    begun: dict[str, ToolStarted] = {}
     for record in records:
         match record["type"]:
             case "session":
@@ -53,11 +54,14 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                     yield TextDelta(message.content + "\n")
                 for call in message.tool_calls:
                     summary = _summary(call.name, call.arguments)
-                    open_calls[call.id] = ToolStarted(call.id, call.name, summary, call.arguments)
+                    waiting[call.id] = ToolStarted(call.id, call.name, summary, call.arguments)
                 yield spent.so_far(record["time"])
             case "message" if record["role"] == "tool":
-                if started := open_calls.pop(record.get("tool_call_id", ""), None):
-                    yield started
+                id = record.get("tool_call_id", "")
+                if id in waiting:
+                    yield waiting[id]
+                    begun[id] = waiting.pop(id)
+                if started := begun.pop(id, None):
                     yield ToolFinished(
                         started.call_id,
                         started.name,
@@ -67,6 +71,11 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                         record.get("data", {}),
                     )
             case "judgement":
+                # it was made by the first call that has no result yet
+                if waiting and not begun:
+                    first = next(iter(waiting))
+                    yield waiting[first]
+                    begun[first] = waiting.pop(first)
                 yield Judged(record["attempt"], judgement_of(record))
             case "notice" if "tool" not in record:  # that is a traceback, for the log only
                 yield Notice(record["text"], record.get("level", "info"))
@@ -75,8 +84,8 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
 
 
 def judgement_of(record: Mapping[str, Any]) -> Judgement:
-    """The Judgement in a `judgement` record."""
-    return revive(Judgement, record)
+    """The Judgement in a `judgement` record, whose `attempt` is the number in the run."""
+    return revive(Judgement, {**record, "attempt": record["verdict"]["attempt"]})
 
 
 def best_of(records: Records) -> Judgement | None:

@@ -21,6 +21,7 @@ class Status:
     """Over the better of the baselines."""
     tokens: int = 0
     cost: float | None = None
+    """US dollars; nothing is said of what costs nothing."""
     activity: str = ""
     """What is being waited for."""
 
@@ -33,7 +34,7 @@ class Status:
             clock(seconds),
             f"best {times(self.best)}" if self.best is not None else "",
             f"{count(self.tokens)} tokens" if self.tokens else "",
-            money(self.cost) if self.cost is not None else "",
+            money(self.cost) if self.cost else "",
             self.activity,
         ]
         parts = [part for part in parts if part]

@@ -30,8 +30,8 @@ def summary_lines(
     if best is None:
         head, rows = f"{glyphs.unsure} no gain: {one_line(ended.summary)}", []
     else:
-        number = attempts.get(best.attempt_digest)
-        name = f"attempt {number}" if number is not None else best.attempt_digest[:12]
+        number = attempts.get(best.attempt)
+        name = f"attempt {number}" if number is not None else best.attempt[:12]
         if gains(best):
             head = f"{glyphs.yes} best: {name}"
         else:

@@ -35,8 +35,16 @@ MERIT = {
 _COLOURS = {Standing.FASTER: "green", Standing.SLOWER: "red", Standing.INCONCLUSIVE: "yellow"}
 
 
-def judgement_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-    """Everything about one judged attempt: what the compiler said, the verdict, the times."""
+def judgement_lines(
+    judgement: Judgement, width: int, glyphs: Glyphs = UNICODE, *, brief: bool = False
+) -> list[Text]:
+    """Everything about one judged attempt: what the compiler said, the verdict, the times.
+
+    `brief` leaves out what a summary right below it will say.
+    """
+    if brief and judgement.verdict.accepted and judgement.timing is not None:
+        head = verdict_lines(judgement.verdict, width, glyphs)[:1]
+        return head + _arm_lines(judgement.timing, width, glyphs)
     lines = []
     if judgement.build is not None and not judgement.build.ok:
         lines += build_lines(judgement.build, width, glyphs)
@@ -97,7 +105,16 @@ def verdict_lines(verdict: Verdict, width: int, glyphs: Glyphs = UNICODE) -> lis
 
 
 def timing_lines(timing: Timing, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-    """The arms as a table: name, time, what the candidate is worth against it."""
+    """The arms as a table, and how and where they were timed."""
+    lines = _arm_lines(timing, width, glyphs)
+    if timing.contradiction:
+        lines += _paragraph(f"clocks disagree: {timing.contradiction}", width, "red")
+    effort = "quick look, no claim" if timing.effort is Effort.QUICK else "of record"
+    return lines + _facts([one_line(timing.device), f"timing {effort}"], width, glyphs)
+
+
+def _arm_lines(timing: Timing, width: int, glyphs: Glyphs) -> list[Text]:
+    """A row for each arm: name, time, what the candidate is worth against it."""
     names = {arm.name: baseline_name(arm.name, width) for arm in timing.arms}
     first = max(map(cell_len, names.values()), default=0)
     lines = []
@@ -110,10 +127,7 @@ def timing_lines(timing: Timing, width: int, glyphs: Glyphs = UNICODE) -> list[T
         elif worth := timing.ratios.get(arm.name):
             line.append("  " + _worth(worth, room), _COLOURS[worth.standing])
         lines.append(line)
-    if timing.contradiction:
-        lines += _paragraph(f"clocks disagree: {timing.contradiction}", width, "red")
-    effort = "quick look, no claim" if timing.effort is Effort.QUICK else "of record"
-    return lines + _facts([one_line(timing.device), f"timing {effort}"], width, glyphs)
+    return lines
 
 
 def score_lines(score: Score, width: int) -> list[Text]:

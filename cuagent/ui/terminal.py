@@ -33,6 +33,7 @@ from cuagent.events import (
     ToolOutput,
     ToolStarted,
 )
+from cuagent.measure.timing import Effort
 from cuagent.ui.code import written
 from cuagent.ui.flow import Flow
 from cuagent.ui.status import Status
@@ -56,17 +57,18 @@ _NOTICE = {"info": "cyan", "warning": "yellow", "error": "red"}
 class Terminal:
     """Shows the events of one run on `stream`; used as a context manager.
 
-    `live=False` leaves out the live line, for a run that is over.
+    For a `recorded` run there is no live line, and time is what the log says.
     """
 
-    def __init__(self, stream: TextIO, live: bool = True) -> None:
+    def __init__(self, stream: TextIO, *, recorded: bool = False) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a tool prints may not fit the encoding
         self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
         self.glyphs = glyphs_for(stream.encoding)
         self.status = Status()
-        self.best: Judgement | None = None
-        self._live = live and self.console.is_terminal and not self.console.is_dumb_terminal
+        self._recorded = recorded
+        self._live = not recorded and self.console.is_terminal and not self.console.is_dumb_terminal
+        self._seconds_at_step = 0.0
         self._drawn = False
         self._flow: Flow | None = None
         self._flow_style = ""
@@ -108,7 +110,8 @@ class Terminal:
                 self._print(self._header(event))
             case Phase(text):
                 self._set(activity=one_line(text))
-                self._print([self._line(f"{self.glyphs.dot} {one_line(text)}", "dim")])
+                if not self._open:  # within a call it is for the live line alone
+                    self._print([self._line(f"{self.glyphs.dot} {one_line(text)}", "dim")])
             case TextDelta():
                 self._stream(event)
             case StepStarted(step):
@@ -128,6 +131,7 @@ class Terminal:
             case Spent():
                 tokens = event.tokens_in + event.tokens_out
                 self._set(step=event.step, tokens=tokens, cost=event.cost)
+                self._seconds_at_step = event.seconds
             case Notice(text, level):
                 pieces = wrap(one_line(text), max(self.width - 2, 8))
                 self._print([Text(f"! {piece}", _NOTICE[level]) for piece in pieces])
@@ -206,13 +210,15 @@ class Terminal:
     def _show_judged(self, event: Judged) -> None:
         judgement: Judgement = event.judgement
         self._judged = True
-        self._attempts[judgement.attempt_digest] = event.attempt
+        self._attempts[judgement.attempt] = event.attempt
         worth = least_ratio(judgement.timing)
         if judgement.verdict.accepted and worth is not None:
             self._set(best=max(worth, self.status.best or 0.0))
         title = Text(f"attempt {event.attempt}", "bold")
         indent = "  " if self.width >= NARROW else ""
-        lines = judgement_lines(judgement, self.width - len(indent), self.glyphs)
+        # the judgement of record is the last one, and the summary follows
+        brief = judgement.timing is not None and judgement.timing.effort is Effort.RECORD
+        lines = judgement_lines(judgement, self.width - len(indent), self.glyphs, brief=brief)
         self._print([Text.assemble(indent, line) for line in (title, *lines)])
 
     def _line(self, text: str, style: str) -> Text:
@@ -223,7 +229,7 @@ class Terminal:
             self.status = replace(self.status, **changes)  # type: ignore[arg-type]
 
     def _seconds(self) -> float:
-        return time.monotonic() - self._started
+        return self._seconds_at_step if self._recorded else time.monotonic() - self._started
 
     def _print(self, lines: Iterable[Text]) -> None:
         """End streamed text, if any, and add whole lines."""
