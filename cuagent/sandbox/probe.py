@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import socket
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,7 +19,7 @@ from pathlib import Path
 from cuagent.sandbox import landlock
 from cuagent.sandbox.enter import own_uid_possible
 from cuagent.sandbox.policy import Policy, SandboxError, Tier
-from cuagent.sandbox.wrap import wrap
+from cuagent.sandbox.wrap import bubblewrap, wrap
 
 ESCAPES = Path(__file__).with_name("escapes.py")
 PROCESSES, LARGEST = 32, 1 << 20
@@ -43,7 +39,7 @@ class Escape:
 def probe() -> Tier:
     """The firmest tier from which no escape succeeded. Under a second, once per process."""
     candidates = []
-    if shutil.which("bwrap") is not None:
+    if bubblewrap() is not None:
         candidates.append(Tier.BUBBLEWRAP)
     if landlock.abi():
         candidates.append(Tier.LANDLOCK)
@@ -69,6 +65,8 @@ def stamp(tier: Tier, policy: Policy | None = None) -> str:
 
 def selftest(tier: Tier) -> list[Escape]:
     """Every escape, tried by a real child of this process under `tier`. Raises SandboxError."""
+    import subprocess  # here, because every sandboxed command imports this package
+
     with _targets() as (targets, scratch, inherited):
         policy = Policy(read=(ESCAPES,), write=(scratch,), processes=PROCESSES, file_bytes=LARGEST)
         command = [sys.executable, "-I", "-S", str(ESCAPES), json.dumps(targets)]
@@ -96,6 +94,9 @@ def selftest(tier: Tier) -> list[Escape]:
 @contextmanager
 def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
     """Something worth escaping to: files, sockets, a descriptor, this process."""
+    import socket
+    import tempfile
+
     with ExitStack() as stack:
         outside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cuagent-probe-")))
         shared = stack.enter_context(tempfile.NamedTemporaryFile(dir="/dev/shm"))

@@ -6,7 +6,6 @@ bubblewrap), so that killing the process group ends it.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +26,7 @@ def wrap(argv: Sequence[str], policy: Policy, tier: Tier) -> list[str]:
     full = replace(policy, read=tuple(readable(policy)), interpreter=False)
     if tier is not Tier.BUBBLEWRAP:
         return _enter_and_exec(argv, full, tier)
-    bwrap = shutil.which("bwrap")
+    bwrap = bubblewrap()
     if bwrap is None:
         raise SandboxError("sandbox: bwrap is not installed; install bubblewrap")
     interpreter = readable(Policy())
@@ -47,6 +46,13 @@ def wrap(argv: Sequence[str], policy: Policy, tier: Tier) -> list[str]:
         "--",
         *_enter_and_exec(argv, inner, tier),
     ]
+
+
+def bubblewrap() -> str | None:
+    """Path of bwrap, None where it is not installed."""
+    from shutil import which  # here, because every sandboxed command pays for what is imported
+
+    return which("bwrap")
 
 
 def _enter_and_exec(argv: Sequence[str], policy: Policy, tier: Tier) -> list[str]:
