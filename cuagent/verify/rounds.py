@@ -94,6 +94,10 @@ class Tally:
             )
         )
 
+    @property
+    def failed(self) -> bool:
+        return not all(finding.passed for _, finding in self._findings)
+
     def conclusion(self) -> tuple[Reason, str]:
         """The reason and a line of detail, once all draws are in."""
         failed = [(t, f) for t, f in self._findings if not f.passed]

@@ -10,6 +10,8 @@ strict  With y the fp64 oracle, r the reference, e = x - y, s the spread of the 
             local       |e_i|  <= max( 40 sqrt(K) rms(s) + 2 u_o |y_i|,  3 max|r - y|)
         Either bound admits. Inputs that are not zero-mean judge logic: there 8 and 40 become 100
         and 500, but no more than 5 % of the output's own variation is forgiven that way.
+        Where the task admits TF32 (u = 2^-11), fp16 or bf16, 2.5 rms(s) u / 2^-24 is added to the
+        first gate and five times that to the second.
 
 NaN and Inf must stand where they stand in the reference; integers and booleans must be equal.
 """
@@ -33,8 +35,11 @@ UNIT = 2.0**-24
 """Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
 OWN_ERROR = 3.0
 PRECISION_GATE, LOCAL_GATE = 8.0, 40.0
-EXPLAINED = 0.125
-"""Of sqrt(K) rms(s), scaled to a coarser arithmetic: TF32, bf16 products err by 0.005 to 0.11."""
+COARSE_GATE = 2.5
+"""Of rms(s), scaled to TF32 or bf16: rounding factors of products to them errs by 0.7, truncating
+by about 2, and the next coarser one by 6. No sqrt(K): the perturbation is this very rounding."""
+UNEVEN = 30.0
+"""Largest error over rms error, above which it is no roundoff but a wrong element."""
 LOGIC_FACTOR = 12.5
 FORGIVEN = 0.05
 UNITS = {
@@ -162,7 +167,7 @@ def _leaf(
         ratio=ratio,
         max_error=_number(error.max()),
         rms_error=_rms(error),
-        precision=_explains(_rms(error), _rms(s), longest_sum, rms_bound, admitted),
+        precision=_explains(error, _rms(s), longest_sum, rms_bound, admitted),
         note="" if ratio <= 1 else f"output {index}, element {where} of {y.numel()}",
         trivial=trivial,
     )
@@ -182,8 +187,9 @@ def _bounds(
 
     info = torch.finfo(output.dtype)
     unit_out = info.eps / 2
-    spread = math.sqrt(longest_sum) * _rms(s) * (unit / UNIT)
-    rms_gate = PRECISION_GATE * spread
+    rms_gate = PRECISION_GATE * math.sqrt(longest_sum) * _rms(s)
+    if unit > UNIT:
+        rms_gate += COARSE_GATE * _rms(s) * unit / UNIT
     if kind is not Inputs.NORMAL:
         rms_gate = min(rms_gate * LOGIC_FACTOR, max(rms_gate, FORGIVEN * _rms(y - y.mean())))
     local_gate = rms_gate * LOCAL_GATE / PRECISION_GATE
@@ -195,16 +201,19 @@ def _bounds(
 
 
 def _explains(
-    error: float, spread: float, longest_sum: int, bound: float, admitted: Precision
+    errors: Tensor, spread: float, longest_sum: int, bound: float, admitted: Precision
 ) -> Precision | None:
-    """The finest arithmetic whose roundoff accounts for an error of this size."""
+    """The finest arithmetic whose roundoff accounts for errors of this size and evenness."""
+    error = _rms(errors)
     if error <= bound and admitted is Precision.MATCH:
         return Precision.MATCH
-    if error <= PRECISION_GATE * math.sqrt(longest_sum) * spread:
+    fine = PRECISION_GATE * math.sqrt(longest_sum) * spread
+    if error <= fine:
         return Precision.MATCH
+    if _number(errors.max()) > UNEVEN * error:
+        return None
     for precision in (Precision.TF32, Precision.BF16):
-        scale = UNITS[precision] / UNIT
-        if error <= EXPLAINED * math.sqrt(longest_sum) * spread * scale:
+        if error <= fine + COARSE_GATE * spread * UNITS[precision] / UNIT:
             return precision
     return None
 

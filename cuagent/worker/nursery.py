@@ -29,6 +29,7 @@ _KEPT = (
     "CUDA_VISIBLE_DEVICES",
     "NVIDIA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
     "LANG",
     "TZ",
 )

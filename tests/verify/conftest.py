@@ -1,0 +1,86 @@
+"""A small task in the KernelBench form, one referee for all tests, candidates as bodies."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.task import Task, load_task
+from cuagent.verify import Referee, Verdict
+
+REFERENCE = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(width))
+        self.linear = torch.nn.Linear(width, 96)
+
+    def forward(self, x):
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.scale
+        return torch.relu(self.linear(x))
+
+
+def get_inputs():
+    return [torch.rand(64, 512)]
+
+
+def get_init_inputs():
+    return [512]
+"""
+
+CANDIDATE = """
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(width))
+        self.linear = torch.nn.Linear(width, 96)
+
+    def honest(self, x):
+        total = (x * x).sum(-1, keepdim=True)
+        x = x / torch.sqrt(total / x.shape[-1] + 1e-6) * self.scale
+        return (x @ self.linear.weight.t() + self.linear.bias).clamp(min=0)
+
+    def forward(self, x):
+{body}
+"""
+
+
+def candidate(body: str) -> Attempt:
+    """An attempt whose forward is `body`; `self.honest(x)` is right."""
+    text = CANDIDATE.format(body=textwrap.indent(textwrap.dedent(body).strip(), " " * 8))
+    return Attempt((("model_new.py", text),))
+
+
+@pytest.fixture(scope="session")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    path: Path = tmp_path_factory.mktemp("task") / "rms_linear.py"
+    path.write_text(REFERENCE)
+    return load_task(str(path), device="cpu")
+
+
+@pytest.fixture(scope="session")
+def referee(task: Task) -> Iterator[Referee]:
+    with Referee(task, call_s=5.0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def judged(task: Task, referee: Referee) -> Callable[[str], Verdict]:
+    """The verdict on a forward given as its body."""
+
+    def judge(body: str) -> Verdict:
+        attempt = candidate(body)
+        return referee.verify(attempt, build(attempt, task.device))
+
+    return judge

@@ -1,0 +1,147 @@
+"""The rules as functions: what they admit, what they refuse, and by which bound."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from cuagent.task import Precision
+from cuagent.verify.inputs import Inputs, Weights, derive, shake
+from cuagent.verify.reductions import longest_sum
+from cuagent.verify.tolerance import UNIT, Expected, lax, strict
+
+
+def product(k: int, kind: Inputs = Inputs.NORMAL) -> tuple[torch.Tensor, torch.Tensor, Expected]:
+    """Factors of an fp32 product with sums of length k, and what an oracle says about it."""
+    generator = torch.Generator().manual_seed(k)
+    a, b = (torch.randn(s, generator=generator) for s in ((64, k), (k, 64)))
+    if kind is Inputs.INTEGER:
+        a, b = (x.round().clamp(-2, 2) for x in (a, b))
+    y = a.double() @ b.double()
+    total = torch.zeros_like(y)
+    for _ in range(8):
+        moved = [
+            x * (1 + UNIT * torch.randn(x.shape, generator=generator)).double() for x in (a, b)
+        ]
+        total += (moved[0] @ moved[1] - y).square()
+    return a, b, Expected([a @ b], [y], [(total / 8).sqrt()])
+
+
+def test_a_sequential_sum_is_admitted_and_tf32_and_bf16_are_not() -> None:
+    for k in (64, 1024):
+        a, b, expected = product(k)
+        running = torch.zeros(64, 64)
+        for index in range(k):
+            running += a[:, index : index + 1] * b[index]
+        assert strict([running], expected, Inputs.NORMAL, k).passed
+        tf32 = [(x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b)]
+        found = strict([tf32[0] @ tf32[1]], expected, Inputs.NORMAL, k)
+        assert not found.passed
+        assert found.precision in (Precision.TF32, Precision.BF16)
+        assert not strict(
+            [(a.bfloat16() @ b.bfloat16()).float()], expected, Inputs.NORMAL, k
+        ).passed
+
+
+def test_what_the_task_admits_is_not_held_against_an_attempt() -> None:
+    a, b, expected = product(512)
+    coarse = a.bfloat16().float() @ b.bfloat16().float()
+    assert not strict([coarse], expected, Inputs.NORMAL, 512).passed
+    assert not strict([coarse], expected, Inputs.NORMAL, 512, Precision.TF32).passed
+    assert strict([coarse], expected, Inputs.NORMAL, 512, Precision.BF16).passed
+
+
+def test_one_bad_element_does_not_hide_in_an_average() -> None:
+    a, b, expected = product(256)
+    output = a @ b
+    output[3, 4] += 0.01
+    found = strict([output], expected, Inputs.NORMAL, 256)
+    assert not found.passed
+    assert found.note == f"output 0, element {3 * 64 + 4} of 4096"
+
+
+def test_either_bound_admits() -> None:
+    y = torch.linspace(1, 2, 100, dtype=torch.float64)
+    unsteady = Expected([(y + 1e-3).float()], [y], [torch.zeros_like(y)])
+    assert strict([(y - 2e-3).float()], unsteady, Inputs.NORMAL, 1).passed
+    assert not strict([(y - 4e-3).float()], unsteady, Inputs.NORMAL, 1).passed
+
+
+def test_small_integers_must_be_exact() -> None:
+    a, b, expected = product(128, Inputs.INTEGER)
+    assert strict([a @ b], expected, Inputs.INTEGER, 128).passed
+    wrong = (a @ b).clone()
+    wrong[0, 0] = wrong[0, 0].nextafter(torch.tensor(math.inf))
+    assert strict([wrong], expected, Inputs.NORMAL, 128).passed
+    assert not strict([wrong], expected, Inputs.INTEGER, 128).passed
+
+
+def test_nan_and_inf_must_stand_where_the_reference_has_them() -> None:
+    y = torch.tensor([1.0, math.nan, math.inf, -math.inf], dtype=torch.float64)
+    expected = Expected([y.float()], [y], [torch.zeros(4, dtype=torch.float64)])
+    assert strict([y.float()], expected, Inputs.OWN, 1).passed
+    for index, value in ((0, math.nan), (1, 1.0), (2, 3e38), (2, -math.inf), (3, math.nan)):
+        output = y.float()
+        output[index] = value
+        assert not strict([output], expected, Inputs.OWN, 1).passed, (index, value)
+
+
+def test_integer_outputs_must_be_equal_to_either_reference() -> None:
+    declared, precise = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4])
+    expected = Expected([declared], [precise], [torch.zeros(3)])
+    assert strict([torch.tensor([1, 2, 3])], expected, Inputs.OWN, 1).passed
+    assert strict([torch.tensor([1, 2, 4])], expected, Inputs.OWN, 1).passed
+    assert not strict([torch.tensor([1, 2, 5])], expected, Inputs.OWN, 1).passed
+
+
+def test_the_lax_tolerance_grows_with_the_reference_not_with_the_candidate() -> None:
+    assert lax([torch.tensor([100.9])], [torch.tensor([100.0])]).passed
+    assert not lax([torch.tensor([1e30])], [torch.tensor([0.0])]).passed
+    assert not lax([torch.tensor([math.nan])], [torch.tensor([0.0])]).passed
+    assert not lax([torch.tensor([math.inf])], [torch.tensor([0.0])]).passed
+
+
+def test_a_constant_that_would_pass_is_noticed() -> None:
+    y = torch.ones(50, dtype=torch.float64)
+    flat = Expected([y.float()], [y], [torch.zeros_like(y)])
+    assert strict([y.float()], flat, Inputs.NORMAL, 1).trivial
+    a, b, expected = product(64)
+    assert not strict([a @ b], expected, Inputs.NORMAL, 64).trivial
+
+
+@pytest.mark.parametrize(
+    ("run", "terms"),
+    [
+        (lambda: torch.ones(4, 300) @ torch.ones(300, 5), 300),
+        (lambda: torch.ones(4, 700).softmax(-1), 700),
+        (lambda: torch.ones(8, 90).mean(), 720),
+        (lambda: torch.nn.Conv2d(6, 4, 5)(torch.ones(1, 6, 9, 9)), 150),
+        (lambda: torch.nn.LayerNorm(130)(torch.ones(2, 130)), 130),
+        (lambda: torch.ones(1000)[:3] + 1, 1),
+    ],
+)
+def test_the_longest_sum_is_counted(run: object, terms: int) -> None:
+    assert longest_sum(run) == terms  # type: ignore[arg-type]
+
+
+def test_derived_inputs_keep_integers_and_depend_on_the_seed() -> None:
+    own = [torch.rand(4, 5), torch.arange(4), torch.rand(3, dtype=torch.float64)]
+    for kind in Inputs:
+        first, second = derive(kind, own, 1), derive(kind, own, 2)
+        assert torch.equal(first[1], own[1])
+        assert [x.dtype for x in first] == [x.dtype for x in own]
+        if kind is not Inputs.OWN:
+            assert not torch.equal(first[0], second[0])
+
+
+def test_shaken_weights_leave_no_identity_and_keep_constants() -> None:
+    model = torch.nn.BatchNorm1d(64)
+    model.register_buffer("mask", torch.tril(torch.ones(4, 4)))
+    names = frozenset(name for name, _ in model.named_parameters())
+    state = shake(Weights.SHAKEN, model.state_dict(), names, 3)
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        assert not torch.equal(state[name], model.state_dict()[name])
+    assert torch.equal(state["mask"], model.mask)
+    assert bool((state["running_var"] > 0).all())

@@ -1,0 +1,245 @@
+"""Honest candidates are accepted; each fault and each cheat ends in the reason that names it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.task import Precision, Task
+from cuagent.verify import Reason, Referee, Verdict
+
+Judged = Callable[[str], Verdict]
+
+
+def test_an_honest_candidate_is_accepted_by_both_rules(judged: Judged) -> None:
+    verdict = judged("return self.honest(x)")
+    assert verdict.reason is Reason.ACCEPTED, verdict
+    assert verdict.lax is not None
+    assert verdict.lax.passed
+    assert verdict.strict is not None
+    assert verdict.strict.worst < 0.5
+    assert verdict.precision is Precision.MATCH
+    assert len(verdict.draws) >= 10
+
+
+def test_a_second_verdict_takes_less_than_four_seconds(judged: Judged) -> None:
+    # The best of three, since others may use the machine at the same time.
+    verdicts = [judged("return self.honest(x)") for _ in range(3)]
+    assert min(verdict.seconds["total"] for verdict in verdicts) < 4
+
+
+def test_seeds_are_never_used_twice(judged: Judged) -> None:
+    first, second = judged("return self.honest(x)"), judged("return self.honest(x)")
+    seeds = [draw.seed for verdict in (first, second) for draw in verdict.draws]
+    assert len(set(seeds)) == len(seeds)
+
+
+WRONG = {
+    "a factor": ("return self.honest(x) * 1.001", Reason.WRONG_VALUES),
+    "zeros": ("return torch.zeros(64, 96)", Reason.WRONG_VALUES),
+    "one element": ("y = self.honest(x).clone(); y[5, 7] += 0.01; return y", Reason.WRONG_VALUES),
+    "NaN": ("y = self.honest(x).clone(); y[0, 0] = float('nan'); return y", Reason.WRONG_VALUES),
+    "weights ignored": (
+        "return torch.relu(self.linear(x * torch.rsqrt(x.square().mean(-1, keepdim=True))))",
+        Reason.WRONG_VALUES,
+    ),
+    "bf16 products": (
+        """
+        self.linear.weight.data = self.linear.weight.bfloat16().float()
+        return self.honest(x.bfloat16().float())
+        """,
+        Reason.LESS_PRECISE,
+    ),
+    "unwritten row": (
+        "y = torch.empty(64, 96); y[1:] = self.honest(x)[1:]; return y",
+        Reason.NOT_WRITTEN,
+    ),
+    "first answer again": (
+        "self.kept = getattr(self, 'kept', None); "
+        "self.kept = self.honest(x) if self.kept is None else self.kept; return self.kept",
+        Reason.WRONG_VALUES,
+    ),
+    "answer keyed on the pointer": (
+        """
+        global kept
+        kept = globals().get("kept", {})
+        if x.data_ptr() not in kept:
+            kept[x.data_ptr()] = self.honest(x)
+        return kept[x.data_ptr()]
+        """,
+        Reason.WRONG_VALUES,
+    ),
+    "every other call": (
+        """
+        self.calls = getattr(self, "calls", 0) + 1
+        return self.honest(x) * (1 + self.calls % 2)
+        """,
+        Reason.NOT_DETERMINISTIC,
+    ),
+    "shape": ("return self.honest(x)[:1]", Reason.WRONG_FORM),
+    "dtype": ("return self.honest(x).double()", Reason.WRONG_FORM),
+    "nesting": ("return (self.honest(x),)", Reason.WRONG_FORM),
+    "no tensor": ("return 3", Reason.WRONG_FORM),
+    "input changed": ("y = self.honest(x); x.add_(1e-3); return y", Reason.CHANGED_INPUT),
+    "past an input": (
+        """
+        import ctypes
+        ctypes.memset(x.data_ptr() + x.nbytes, 0, 4)
+        return self.honest(x)
+        """,
+        Reason.WROTE_OUTSIDE,
+    ),
+    "past what it allocated": (
+        """
+        import ctypes
+        y = torch.empty_like(x)
+        ctypes.memset(y.data_ptr() + y.nbytes, 0, 4)
+        return self.honest(x)
+        """,
+        Reason.WROTE_OUTSIDE,
+    ),
+    "exception": ("raise ValueError('no such tile')", Reason.RAISED),
+    "sys.exit": ("import sys; sys.exit(0)", Reason.RAISED),
+    "segfault": ("import ctypes; ctypes.string_at(0)", Reason.CRASHED),
+    "os._exit": ("import os; os._exit(0)", Reason.CRASHED),
+    "garbage on the channel": (
+        "import os; os.write(3, b'accepted' * 40); return x[:1]",
+        Reason.CRASHED,
+    ),
+    "a forged record": (
+        "import os, struct; os.write(3, struct.pack('<QIBxxxQ', 0, 0, 0, 1)); return x[:1]",
+        Reason.CRASHED,
+    ),
+    "late thread": (
+        """
+        import threading, time
+        y = torch.zeros(64, 96)
+        def later(x=x.clone()):
+            time.sleep(0.2)
+            y.copy_(self.honest(x))
+        threading.Thread(target=later, daemon=True).start()
+        return y
+        """,
+        Reason.WRONG_VALUES,
+    ),
+    "lazy subclass": (
+        """
+        class Lazy(torch.Tensor):
+            pass
+        return torch.zeros(64, 96).as_subclass(Lazy)
+        """,
+        Reason.WRONG_VALUES,
+    ),
+    "patched comparison": (
+        """
+        torch.allclose = torch.equal = lambda *a, **k: True
+        torch.Tensor.__eq__ = lambda *a: torch.ones(64, 96, dtype=torch.bool)
+        return torch.zeros(64, 96)
+        """,
+        Reason.WRONG_VALUES,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_fault_ends_in_the_reason_that_names_it(judged: Judged, name: str) -> None:
+    body, reason = WRONG[name]
+    verdict = judged(body)
+    assert verdict.reason is reason, (verdict.detail, verdict.output)
+    assert not verdict.accepted
+
+
+def test_the_traceback_of_an_exception_is_shown(judged: Judged) -> None:
+    verdict = judged("raise ValueError('no such tile')")
+    assert verdict.detail == "ValueError: no such tile"
+    assert "model_new.py" in verdict.output
+
+
+def test_a_crash_names_its_signal(judged: Judged) -> None:
+    assert judged("import ctypes; ctypes.string_at(0)").detail == "killed by SIGSEGV"
+
+
+def test_an_endless_loop_ends_at_the_deadline(task: Task, referee: Referee, judged: Judged) -> None:
+    referee.call_s, before = 0.5, referee.call_s
+    try:
+        begun = time.perf_counter()
+        verdict = judged("while True: pass")
+        assert verdict.reason is Reason.TIMED_OUT
+        assert time.perf_counter() - begun < 5
+    finally:
+        referee.call_s = before
+
+
+def test_a_flood_of_output_is_capped_and_harms_nobody(judged: Judged) -> None:
+    verdict = judged("print('x' * (4 << 20)); return self.honest(x)")
+    assert verdict.accepted, verdict
+    assert len(verdict.output) < 100 << 10
+
+
+def test_what_cannot_be_imported_constructed_or_loaded_has_its_own_reason(
+    task: Task, referee: Referee
+) -> None:
+    def reason(text: str) -> Reason:
+        attempt = Attempt((("model_new.py", text),))
+        return referee.verify(attempt, build(attempt, task.device)).reason
+
+    module = "import torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self, width):\n"
+    assert reason("import no_such_module") is Reason.IMPORT_FAILED
+    assert reason("class Other: pass") is Reason.IMPORT_FAILED
+    assert reason(module + "        raise ValueError") is Reason.CONSTRUCT_FAILED
+    assert reason(module + "        super().__init__()") is Reason.STATE_MISMATCH
+
+
+def test_what_a_candidate_starts_dies_with_its_verdict(judged: Judged, tmp_path: Path) -> None:
+    verdict = judged(
+        """
+        import os, time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                print(f"pid {os.getpid()} left", flush=True)
+                time.sleep(600)
+            os._exit(0)
+        os.wait()
+        time.sleep(0.05)
+        return x[:1]
+        """
+    )
+    pids = [line.split()[1] for line in verdict.output.splitlines() if line.endswith("left")]
+    assert pids, verdict
+    for pid in pids:
+        status = Path(f"/proc/{pid}/stat")
+        assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_verdicts_leave_no_descriptor_and_no_folder(judged: Judged) -> None:
+    def left() -> tuple[int, set[str]]:
+        folders = Path(tempfile.gettempdir()).glob("cuagent-*")
+        mine = {folder.name for folder in folders if (folder / "model_new.py").is_file()}
+        return len(list(Path("/proc/self/fd").iterdir())), mine
+
+    before = left()
+    for body in ("return self.honest(x)", "raise ValueError", "import os; os._exit(1)"):
+        judged(body)
+    assert left() == before
+
+
+def test_a_candidate_holds_neither_the_task_nor_the_oracle(judged: Judged) -> None:
+    verdict = judged(
+        """
+        import gc, os, sys
+        names = [name for name in sys.modules if "verify" in name or "cuagent_task" in name]
+        print("modules", names)
+        print("open", sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:8])
+        print("secrets", [k for k in os.environ if "KEY" in k or "TOKEN" in k])
+        return self.honest(x)
+        """
+    )
+    assert "modules []" in verdict.output, verdict.output
+    assert "secrets []" in verdict.output
