@@ -11,13 +11,12 @@ output may be the buffer of an input that is read element by element.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
-from cuagent.expert.expressions import IDENTITY, TYPES, expression, identifier, number
+from cuagent.expert.expressions import IDENTITY, TYPES, identifier
 from cuagent.expert.fuse import LONG_ROW
-from cuagent.expert.graph import Kind, Node, Operand
-from cuagent.expert.nest import Access, Nest, NestError
+from cuagent.expert.nest import Nest, NestError
 from cuagent.expert.stages import Plan, Stage
+from cuagent.expert.text import KernelText
 
 PARALLEL_WORK = 60_000
 """Weighted operations under which a parallel region costs more than it brings (about 10 us)."""
@@ -27,51 +26,21 @@ BLOCK = 4096
 MOST_BLOCKS = 8192
 
 
-@dataclass
-class Writer:
-    """Lines of C++ with indentation."""
-
-    lines: list[str] = field(default_factory=list)
-    depth: int = 0
-
-    def __call__(self, text: str = "") -> None:
-        self.lines.append("  " * self.depth + text if text else "")
-
-    def pragma(self, text: str) -> None:
-        self.lines.append("#pragma " + text)
-
-    def open(self, text: str) -> None:
-        self(text + " {")
-        self.depth += 1
-
-    def close(self, count: int = 1) -> None:
-        for _ in range(count):
-            self.depth -= 1
-            self("}")
-
-
 def render(name: str, nest: Nest, title: str, *, tile: int = 64, parallel: bool = True) -> str:
     """The source of one kernel file. Raises NestError where no schedule fits."""
     return _Kernel(name, nest, title, tile, parallel).text()
 
 
-class _Kernel:
+class _Kernel(KernelText):
     def __init__(self, name: str, nest: Nest, title: str, tile: int, parallel: bool) -> None:
-        self.name, self.nest, self.title, self.tile = name, nest, title, tile
-        self.row_dims = [k for k, d in enumerate(nest.dimensions) if not d.reduced]
-        self.column_dims = [k for k, d in enumerate(nest.dimensions) if d.reduced]
-        width = min(tile, nest.dimensions[-1].extent)
-        self.columns_schedule = bool(self.column_dims) and not nest.dimensions[-1].reduced
-        saved_floats = nest.group.columns * (width if self.columns_schedule else 1)
-        self.plan = Plan(
-            nest, may_save=bool(nest.group.reduced) and saved_floats * 4 <= SAVED_BYTES
-        )
-        work = self.plan.operations
-        self.parallel = parallel and work > PARALLEL_WORK
-        self.w = Writer()
-        self.defined: dict[str, str] = {}
+        self.tile = min(tile, nest.dimensions[-1].extent)
+        self.columns_schedule = bool(nest.group.reduced) and not nest.dimensions[-1].reduced
+        saved = nest.group.columns * (self.tile if self.columns_schedule else 1) * 4
+        plan = Plan(nest, may_save=bool(nest.group.reduced) and saved <= SAVED_BYTES)
+        super().__init__(name, nest, title, plan)
+        self.row_suffix = "[k]" if self.columns_schedule else ""
+        self.parallel = parallel and plan.operations > PARALLEL_WORK
         self.constants = 0
-        self.stage = self.plan.stages[0]
 
     def text(self) -> str:
         w = self.w
@@ -105,9 +74,6 @@ class _Kernel:
         parameters = [f"{TYPES[t]}* {identifier(n)}_out" for n, t in outputs.items()]
         parameters += [f"const {TYPES[t]}* {self._pointer(n)}" for n, t in inputs.items()]
         w.open(f'extern "C" void {self.name}({", ".join(parameters)})')
-
-    def _pointer(self, tensor: str) -> str:
-        return identifier(tensor)
 
     # Loops.
 
@@ -245,7 +211,7 @@ class _Kernel:
         *outer, inner = self.row_dims
         if inner != len(dims) - 1 or any(k > self.column_dims[0] for k in outer):
             raise NestError(f"{self.name}: reduced and kept dimensions alternate")
-        extent, tile = dims[inner].extent, min(self.tile, dims[inner].extent)
+        extent, tile = dims[inner].extent, self.tile
         if self.parallel:
             w.pragma(f"omp parallel for schedule(static) collapse({len(outer) + 1})")
         for k in outer:
@@ -269,9 +235,7 @@ class _Kernel:
             w(f"const long i{inner} = start + k;")
             self._body(stage)
             w.close(len(self.column_dims) + 1)
-        stored = [
-            n for n in self.nest.group.outputs if not self.plan.is_element(self.plan.source(n))
-        ]
+        stored = self._row_stored()
         if stored:
             w.open("for (long k = 0; k < width; ++k)")
             w(f"const long i{inner} = start + k;")
@@ -314,9 +278,8 @@ class _Kernel:
             self.w(f"const {TYPES[node.dtype]} {identifier(node.name)} = {self._value(node)};")
 
     def _row_stores(self) -> None:
-        for name in self.nest.group.outputs:
-            if not self.plan.is_element(self.plan.source(name)):
-                self._store(name)
+        for name in self._row_stored():
+            self._store(name)
 
     def _body(self, stage: Stage) -> None:
         w, self.stage = self.w, stage
@@ -328,7 +291,7 @@ class _Kernel:
             w(f"{self._slot(name)} = {identifier(name)}_v;")
         for node in stage.reduces:
             value = self._operand(node, node.args[0])
-            word = identifier(node.name) + ("[k]" if self.columns_schedule else "")
+            word = identifier(node.name) + self.row_suffix
             if node.op == "sum":
                 w(f"{word} += {value};")
             else:
@@ -343,55 +306,10 @@ class _Kernel:
             step *= self.nest.dimensions[k].extent
         text = " + ".join(reversed(position))
         if self.columns_schedule:
-            tile = min(self.tile, self.nest.dimensions[self.row_dims[-1]].extent)
-            text = f"({text}) * {tile} + k"
+            text = f"({text}) * {self.tile} + k"
         return f"{identifier(name)}_row[{text}]"
 
     def _store(self, name: str) -> None:
         source = self.plan.source(name)
         index = self._index(self.nest.writes[name])
         self.w(f"{identifier(name)}_out[{index}] = {self._named(source)};")
-
-    def _value(self, node: Node) -> str:
-        if node.kind is Kind.PICK:
-            labels = self.nest.reads[node.name, node.inputs[1]]
-            matrix = self.nest.reads[node.name, node.inputs[0]]
-            label = self._element(labels)
-            base = self._index(matrix)
-            return f"{self._pointer(matrix.tensor)}[{base} + ({label} < 0 || {label} >= {node.dims[0]} ? 0 : {label})]"
-        return expression(node, [self._operand(node, a) for a in node.args])
-
-    def _operand(self, node: Node, arg: Operand) -> str:
-        if not isinstance(arg, str):
-            whole = any(self._dtype(node, a) in ("int64", "int32") for a in node.inputs)
-            return number(arg, whole)
-        access = self.nest.reads.get((node.name, arg))
-        if access is not None:
-            key = self._element(access)
-            return self.defined.get(key, key)
-        return self._named(self.plan.source(arg))
-
-    def _dtype(self, node: Node, arg: str) -> str:
-        access = self.nest.reads.get((node.name, arg))
-        return access.dtype if access else self.plan.nodes[arg].dtype
-
-    def _named(self, source: Operand) -> str:
-        assert isinstance(source, str)
-        node = self.plan.nodes[source]
-        word = identifier(source)
-        if node.kind is Kind.REDUCE or source in self.nest.by_row:
-            return word + ("[k]" if self.columns_schedule else "")
-        return f"{word}_saved" if source in self.stage.reload else f"{word}_v"
-
-    def _element(self, access: Access) -> str:
-        return f"{self._pointer(access.tensor)}[{self._index(access)}]"
-
-    def _index(self, access: Access) -> str:
-        terms = [
-            f"i{k}" if stride == 1 else f"i{k} * {stride}"
-            for k, stride in enumerate(access.strides)
-            if stride and self.nest.dimensions[k].extent > 1
-        ]
-        if access.offset or not terms:
-            terms.append(str(access.offset))
-        return " + ".join(terms)

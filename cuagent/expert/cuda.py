@@ -1,0 +1,350 @@
+"""CUDA C++ kernels: one file per group with one `extern "C"` launcher on the current stream.
+
+Schedules: `map` (a thread computes VECTOR neighbouring elements), `rows` (a warp or a block per
+row; the row stays in registers between passes where it is short enough), `blocks` (few long rows:
+partial values, then a second kernel joins them in a fixed order), `columns` (the reduction is not
+innermost: a thread per row, neighbouring threads read neighbouring elements).
+Not covered: transposing accesses through shared memory; strided reads are done as they come.
+"""
+
+from __future__ import annotations
+
+import math
+
+from cuagent.expert.expressions import TYPES, identifier
+from cuagent.expert.fuse import FEW_ROWS, LONG_ROW
+from cuagent.expert.nest import Access, Nest, NestError
+from cuagent.expert.stages import Plan, Stage
+from cuagent.expert.text import KernelText
+
+MAP_THREADS = 256
+MOST_SAVED = 48
+"""Registers of a thread that may hold saved values of its row."""
+JOIN = {"sum": "Sum", "max": "Max", "min": "Min"}
+LAST_THREADS = 256
+
+
+def render(
+    name: str, nest: Nest, title: str, threads: int = 0, vector: bool = True
+) -> tuple[str, int]:
+    """The source of one kernel file and the floats of workspace it needs. Raises NestError."""
+    kernel = _Kernel(name, nest, title, threads, vector)
+    return kernel.text(), kernel.workspace
+
+
+def threads_for(columns: int, vector: int) -> int:
+    """A warp for short rows, so that no barrier is needed; about eight elements a thread beyond."""
+    if columns <= 256 * vector:
+        return 32
+    wanted = columns // (4 * vector)
+    return max(64, min(1024, 1 << (wanted - 1).bit_length()))
+
+
+class _Kernel(KernelText):
+    def __init__(self, name: str, nest: Nest, title: str, threads: int, vector: bool) -> None:
+        inner = nest.dimensions[-1]
+        accesses = [*nest.reads.values(), *nest.writes.values()]
+        regular = all(_vectorises(a) for a in accesses)
+        column_rows = bool(nest.group.reduced) and not inner.reduced
+        fits = inner.extent % 4 == 0 and vector and regular and not column_rows
+        self.vector = 4 if fits else 1
+        self.threads = threads or threads_for(nest.group.columns, self.vector)
+        self.items = math.ceil(nest.group.columns / (self.threads * self.vector))
+        first = Plan(nest)
+        saved = sum(len(stage.save) for stage in first.stages) * self.items * self.vector
+        self.cached = saved <= MOST_SAVED and bool(nest.group.reduced) and not column_rows
+        super().__init__(name, nest, title, first if self.cached else Plan(nest, may_save=False))
+        self.column_rows = column_rows
+        self.workspace = 0
+        self.blocks = 0
+        self.long = max(a.offset + nest.group.size for a in accesses) >= 1 << 30
+        self.integer = "long" if self.long else "int"
+
+    def text(self) -> str:
+        w, dims = self.w, self.nest.dimensions
+        for line in self.title.splitlines():
+            w(f"// {line}")
+        shape = " x ".join(f"{d.extent}{' (reduced)' if d.reduced else ''}" for d in dims)
+        w(f"// Loop nest: {shape}. About {self.plan.operations / 1e6:.3g} M weighted operations.")
+        w('#include "pointwise_cuda.h"')
+        w()
+        group = self.nest.group
+        if not group.reduced:
+            self._map()
+        elif self.column_rows:
+            self._columns()
+        elif any(d.reduced for d in dims[: len(self.row_dims)]):
+            raise NestError(f"{self.name}: reduced and kept dimensions alternate")
+        elif self._spread():
+            self._spread_rows()
+        else:
+            self._rows()
+        return "\n".join(w.lines) + "\n"
+
+    def _spread(self) -> bool:
+        group = self.nest.group
+        simple = self.plan.levels == 1 and not self.plan.stages[0].stores
+        return group.rows < FEW_ROWS and group.columns >= LONG_ROW and simple
+
+    # Signatures and launches.
+
+    def _parameters(self) -> list[str]:
+        group = self.nest.group
+        outputs = [
+            f"{TYPES[self.nest.writes[n].dtype]}* {identifier(n)}_out" for n in group.outputs
+        ]
+        reads = self.nest.tensors_read.items()
+        return outputs + [f"const {TYPES[t]}* {self._pointer(n)}" for n, t in reads]
+
+    def _arguments(self) -> list[str]:
+        return [p.split()[-1] for p in self._parameters()]
+
+    def _open_kernel(self, suffix: str = "", extra: str = "", threads: int = 0) -> None:
+        parameters = ", ".join([*self._parameters(), *([extra] if extra else [])])
+        bounds = f" __launch_bounds__({threads})" if threads else ""
+        self.w.open(f"static __global__ void{bounds} {self.name}_device{suffix}({parameters})")
+
+    def _launcher(self, launches: list[str], workspace: bool = False) -> None:
+        extra = ["float* workspace"] if workspace else []
+        parameters = ", ".join([*self._parameters(), *extra, "cudaStream_t stream"])
+        self.w()
+        self.w.open(f'extern "C" void {self.name}({parameters})')
+        for launch in launches:
+            self.w(launch)
+        self.w.close()
+
+    def _launch(self, grid: str, block: str, suffix: str = "", workspace: bool = False) -> str:
+        arguments = ", ".join([*self._arguments(), *(["workspace"] if workspace else [])])
+        return f"{self.name}_device{suffix}<<<{grid}, {block}, 0, stream>>>({arguments});"
+
+    # Schedules.
+
+    def _map(self) -> None:
+        w, total = self.w, self.nest.group.size // self.vector
+        self._open_kernel(threads=MAP_THREADS)
+        w(f"constexpr int VECTOR = {self.vector};")
+        w("const long position = blockIdx.x * (long)blockDim.x + threadIdx.x;")
+        w(f"if (position >= {total}) return;")
+        self._decode("position", list(range(len(self.nest.dimensions))), vector=True)
+        self._element_block(self.plan.stages[0], {})
+        w.close()
+        self._launcher([self._launch(str(math.ceil(total / MAP_THREADS)), str(MAP_THREADS))])
+
+    def _rows(self) -> None:
+        w, group = self.w, self.nest.group
+        per_block = 4 if self.threads == 32 else 1
+        self._open_kernel(threads=self.threads * per_block)
+        w(f"constexpr int COLUMNS = {group.columns}, THREADS = {self.threads};")
+        w(f"constexpr int VECTOR = {self.vector}, ITEMS = {self.items};")
+        if per_block == 1:
+            w("const int row = blockIdx.x;")
+        else:
+            w(f"const int row = blockIdx.x * {per_block} + threadIdx.y;")
+            w(f"if (row >= {group.rows}) return;")
+        self._decode("row", self.row_dims)
+        for stage in self.plan.stages:
+            for name in stage.save:
+                w(f"float {identifier(name)}_kept[ITEMS][VECTOR];")
+        for stage in self.plan.stages:
+            self._row_values(stage)
+            if stage.loops:
+                self._pass(stage)
+        self._store_rows()
+        w.close()
+        grid = math.ceil(group.rows / per_block)
+        block = f"dim3({self.threads}, {per_block})" if per_block > 1 else str(self.threads)
+        self._launcher([self._launch(str(grid), block)])
+
+    def _pass(self, stage: Stage) -> None:
+        """One sweep of the row's threads over its elements, with the reductions at its end."""
+        w = self.w
+        for node in stage.reduces:
+            w(f"float {identifier(node.name)} = {JOIN[node.op]}::identity();")
+        w.pragma("unroll" if self.items <= 16 else "unroll 4")
+        w.open("for (int item = 0; item < ITEMS; ++item)")
+        w("const int column = (item * THREADS + threadIdx.x) * VECTOR;")
+        w.open("if (column < COLUMNS)")
+        self._decode("column", self.column_dims)
+        self._element_block(stage, {n: f"{identifier(n)}_kept[item][v]" for n in self._saved()})
+        w.close(2)
+        for node in stage.reduces:
+            word = identifier(node.name)
+            w(f"{word} = reduce_block<{JOIN[node.op]}, THREADS>({word});")
+
+    def _saved(self) -> list[str]:
+        return [name for stage in self.plan.stages for name in stage.save]
+
+    def _spread_rows(self) -> None:
+        """Partial values of `blocks` blocks per row, then one block per row that joins them."""
+        w, group, stage = self.w, self.nest.group, self.plan.stages[0]
+        per_block = LAST_THREADS * self.vector * 8
+        self.blocks = max(1, min(1024, math.ceil(group.columns / per_block)))
+        self.workspace = group.rows * self.blocks * len(stage.reduces)
+        constants = f"constexpr int THREADS = {LAST_THREADS}, VECTOR = {self.vector}, BLOCKS = {self.blocks};"
+        self._open_kernel("_partial", "float* workspace", LAST_THREADS)
+        w(constants)
+        w("const int row = blockIdx.y;")
+        self._decode("row", self.row_dims)
+        self._row_values(stage)
+        for node in stage.reduces:
+            w(f"float {identifier(node.name)} = {JOIN[node.op]}::identity();")
+        w("const long first = (blockIdx.x * (long)THREADS + threadIdx.x) * VECTOR;")
+        step = "(long)BLOCKS * THREADS * VECTOR"
+        w.pragma("unroll 4")
+        w.open(f"for (long column = first; column < {group.columns}; column += {step})")
+        self._decode("column", self.column_dims)
+        self._element_block(stage, {})
+        w.close()
+        for k, node in enumerate(stage.reduces):
+            word = identifier(node.name)
+            w(f"{word} = reduce_block<{JOIN[node.op]}, THREADS>({word});")
+            slot = f"({k} * {group.rows} + row) * BLOCKS + blockIdx.x"
+            w(f"if (threadIdx.x == 0) workspace[{slot}] = {word};")
+        w.close()
+        w()
+        self._open_kernel("_join", "const float* workspace", LAST_THREADS)
+        w(constants)
+        w("const int row = blockIdx.x;")
+        self._decode("row", self.row_dims)
+        self._row_values(stage)
+        for k, node in enumerate(stage.reduces):
+            word = identifier(node.name)
+            w(f"float {word} = {JOIN[node.op]}::identity();")
+            w("for (int part = threadIdx.x; part < BLOCKS; part += THREADS)")
+            slot = f"({k} * {group.rows} + row) * BLOCKS + part"
+            w(f"  {word} = {JOIN[node.op]}::join({word}, workspace[{slot}]);")
+            w(f"{word} = reduce_block<{JOIN[node.op]}, THREADS>({word});")
+        self._row_values(self.plan.stages[1])
+        self._store_rows()
+        w.close()
+        self._launcher(
+            [
+                self._launch(
+                    f"dim3({self.blocks}, {group.rows})", str(LAST_THREADS), "_partial", True
+                ),
+                self._launch(str(group.rows), str(LAST_THREADS), "_join", True),
+            ],
+            workspace=True,
+        )
+
+    def _columns(self) -> None:
+        w, group = self.w, self.nest.group
+        self._open_kernel(threads=MAP_THREADS)
+        w("constexpr int VECTOR = 1;")
+        w(f"const {self.integer} row = blockIdx.x * blockDim.x + threadIdx.x;")
+        w(f"if (row >= {group.rows}) return;")
+        self._decode("row", self.row_dims)
+        for stage in self.plan.stages:
+            self._row_values(stage)
+            if not stage.loops:
+                continue
+            for node in stage.reduces:
+                w(f"float {identifier(node.name)} = {JOIN[node.op]}::identity();")
+            for n, k in enumerate(self.column_dims):
+                if n == len(self.column_dims) - 1:
+                    w.pragma("unroll 4")
+                extent = self.nest.dimensions[k].extent
+                w.open(f"for ({self.integer} i{k} = 0; i{k} < {extent}; ++i{k})")
+            self._element_block(stage, {})
+            w.close(len(self.column_dims))
+        for name in self._row_stored():
+            self._store(name)
+        w.close()
+        grid = math.ceil(group.rows / MAP_THREADS)
+        self._launcher([self._launch(str(grid), str(MAP_THREADS))])
+
+    # Bodies.
+
+    def _decode(self, flat: str, dims: list[int], vector: bool = False) -> None:
+        """Index variables of `dims` from a flat index over them."""
+        w, rest = self.w, flat
+        if len(dims) > 1:
+            w(f"{self.integer} {flat}_rest = {flat};")
+            rest = f"{flat}_rest"
+        for n, k in enumerate(reversed(dims)):
+            extent = self.nest.dimensions[k].extent
+            scale = " * VECTOR" if vector and n == 0 and self.vector > 1 else ""
+            count = extent // self.vector if scale else extent
+            if n == len(dims) - 1:
+                w(f"const {self.integer} i{k} = {rest}{scale};")
+            else:
+                w(f"const {self.integer} i{k} = {rest} % {count}{scale};")
+                w(f"{rest} /= {count};")
+
+    def _element_block(self, stage: Stage, slots: dict[str, str]) -> None:
+        """Loads, arithmetic and stores of VECTOR neighbouring elements."""
+        w, self.stage, self.defined = self.w, stage, {}
+        inner = len(self.nest.dimensions) - 1
+        readers = {n.name for n in stage.compute} | {n.name for n in stage.reduces}
+        for (reader, _), access in self.nest.reads.items():
+            key = self._element(access)
+            if reader not in readers or key in self.defined:
+                continue
+            word = f"{self._pointer(access.tensor)}_{len(self.defined)}"
+            if self.vector > 1 and access.strides[inner] == 1:
+                pointer = f"{self._pointer(access.tensor)} + {self._index(access)}"
+                w(f"const float4 {word}_4 = *reinterpret_cast<const float4*>({pointer});")
+                w(f"const float {word}[4] = {{{word}_4.x, {word}_4.y, {word}_4.z, {word}_4.w}};")
+                self.defined[key] = f"{word}[v]"
+            else:
+                w(f"const {TYPES[access.dtype]} {word} = {key};")
+                self.defined[key] = word
+        vector_stores = [n for n in stage.stores if self.vector > 1]
+        for name in vector_stores:
+            w(f"float {identifier(name)}_four[4];")
+        if self.vector > 1:
+            w.pragma("unroll")
+            w.open("for (int v = 0; v < VECTOR; ++v)")
+        else:
+            w.open("")
+            if slots:
+                w("constexpr int v = 0;")
+        for name in stage.reload:
+            w(f"const float {identifier(name)}_saved = {slots[name]};")
+        for node in stage.compute:
+            w(f"const {TYPES[node.dtype]} {identifier(node.name)}_v = {self._value(node)};")
+        for name in stage.save:
+            w(f"{slots[name]} = {identifier(name)}_v;")
+        for node in stage.reduces:
+            word, value = identifier(node.name), self._operand(node, node.args[0])
+            w(f"{word} = {JOIN[node.op]}::join({word}, {value});")
+        for name in stage.stores:
+            value = self._named(self.plan.source(name))
+            if self.vector > 1:
+                w(f"{identifier(name)}_four[v] = {value};")
+            else:
+                w(f"{identifier(name)}_out[{self._index(self.nest.writes[name])}] = {value};")
+        w.close()
+        for name in vector_stores:
+            four, index = f"{identifier(name)}_four", self._index(self.nest.writes[name])
+            w(
+                f"*reinterpret_cast<float4*>({identifier(name)}_out + {index}) = "
+                f"make_float4({', '.join(f'{four}[{n}]' for n in range(4))});"
+            )
+        self.defined = {}
+
+    def _row_values(self, stage: Stage) -> None:
+        for node in stage.row_nodes:
+            self.w(f"const {TYPES[node.dtype]} {identifier(node.name)} = {self._value(node)};")
+
+    def _store_rows(self) -> None:
+        stored = self._row_stored()
+        if stored:
+            self.w.open("if (threadIdx.x == 0)")
+            for name in stored:
+                self._store(name)
+            self.w.close()
+
+    def _store(self, name: str) -> None:
+        index = self._index(self.nest.writes[name])
+        value = self._named(self.plan.source(name))
+        self.w(f"{identifier(name)}_out[{index}] = {value};")
+
+
+def _vectorises(access: Access) -> bool:
+    """Whether four neighbours along the innermost dimension are one aligned 16-byte access."""
+    *outer, inner = access.strides
+    if inner == 0:
+        return True
+    aligned = all(s % 4 == 0 for s in outer) and access.offset % 4 == 0
+    return inner == 1 and aligned and access.dtype == "float32"

@@ -1,0 +1,75 @@
+// Pointwise functions for CUDA under the names that the expert writes; libdevice does the rest.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+#define POINTWISE static __device__ __forceinline__
+
+// NaN in either argument is kept, as torch keeps it.
+POINTWISE float maximum(float a, float b) { return a != a ? a : (b > a || b != b ? b : a); }
+POINTWISE float minimum(float a, float b) { return a != a ? a : (b < a || b != b ? b : a); }
+POINTWISE float relu(float x) { return x < 0.f ? 0.f : x; }
+POINTWISE float absolute(float x) { return fabsf(x); }
+POINTWISE float sign(float x) { return (x > 0.f) - (x < 0.f); }
+POINTWISE float reciprocal(float x) { return 1.f / x; }
+POINTWISE float square_root(float x) { return sqrtf(x); }
+POINTWISE float round_down(float x) { return floorf(x); }
+POINTWISE float round_up(float x) { return ceilf(x); }
+POINTWISE float sine(float x) { return sinf(x); }
+POINTWISE float cosine(float x) { return cosf(x); }
+POINTWISE float exponential(float x) { return expf(x); }
+POINTWISE float exponential_minus_one(float x) { return expm1f(x); }
+POINTWISE float logarithm(float x) { return logf(x); }
+POINTWISE float logarithm_one_plus(float x) { return log1pf(x); }
+POINTWISE float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+POINTWISE float silu(float x) { return x / (1.f + expf(-x)); }
+POINTWISE float hyperbolic_tangent(float x) { return tanhf(x); }
+POINTWISE float error_function(float x) { return erff(x); }
+POINTWISE float gelu(float x) { return 0.5f * x * (1.f + erff(x * 0.707106781f)); }
+POINTWISE float gelu_tanh(float x) {
+  return 0.5f * x * (1.f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
+}
+POINTWISE float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
+POINTWISE float log_sigmoid(float x) { return fminf(x, 0.f) - log1pf(expf(-fabsf(x))); }
+POINTWISE float mish(float x) { return x * tanhf(softplus(x)); }
+POINTWISE float elu(float x, float alpha) { return x > 0.f ? x : alpha * expm1f(x); }
+POINTWISE float selu(float x) { return 1.05070098f * elu(x, 1.67326324f); }
+POINTWISE float leaky_relu(float x, float slope) { return x > 0.f ? x : x * slope; }
+POINTWISE float relu6(float x) { return minimum(maximum(x, 0.f), 6.f); }
+POINTWISE float hardsigmoid(float x) { return relu6(x + 3.f) * 0.166666667f; }
+POINTWISE float hardswish(float x) { return x * hardsigmoid(x); }
+POINTWISE float softsign(float x) { return x / (1.f + fabsf(x)); }
+POINTWISE float xlogx(float x) { return x == 0.f ? 0.f : x * logf(x); }
+
+struct Sum {
+  static __device__ __forceinline__ float identity() { return 0.f; }
+  static __device__ __forceinline__ float join(float a, float b) { return a + b; }
+};
+struct Max {
+  static __device__ __forceinline__ float identity() { return -INFINITY; }
+  static __device__ __forceinline__ float join(float a, float b) { return b > a || b != b ? b : a; }
+};
+struct Min {
+  static __device__ __forceinline__ float identity() { return INFINITY; }
+  static __device__ __forceinline__ float join(float a, float b) { return b < a || b != b ? b : a; }
+};
+
+// The joined value of a block of THREADS threads, in every thread; the order of joining is fixed.
+template <class Join, int THREADS>
+__device__ __forceinline__ float reduce_block(float value) {
+  constexpr int WARPS = THREADS / 32;
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1)
+    value = Join::join(value, __shfl_xor_sync(0xffffffffu, value, step));
+  if (WARPS == 1) return value;
+  __shared__ float parts[WARPS];
+  const int lane = threadIdx.x & 31;
+  __syncthreads();
+  if (lane == 0) parts[threadIdx.x >> 5] = value;
+  __syncthreads();
+  value = lane < WARPS ? parts[lane] : Join::identity();
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1)
+    value = Join::join(value, __shfl_xor_sync(0xffffffffu, value, step));
+  return value;
+}

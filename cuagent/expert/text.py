@@ -1,0 +1,105 @@
+"""What the C++ and the CUDA generator share: lines, and how values of a kernel are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cuagent.expert.expressions import expression, identifier, number
+from cuagent.expert.graph import Kind, Node, Operand
+from cuagent.expert.nest import Access, Nest
+from cuagent.expert.stages import Plan
+
+
+@dataclass
+class Writer:
+    """Lines of C++ with indentation."""
+
+    lines: list[str] = field(default_factory=list)
+    depth: int = 0
+
+    def __call__(self, text: str = "") -> None:
+        self.lines.append("  " * self.depth + text if text else "")
+
+    def pragma(self, text: str) -> None:
+        self.lines.append("#pragma " + text)
+
+    def open(self, text: str) -> None:
+        self(f"{text} {{".lstrip())
+        self.depth += 1
+
+    def close(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.depth -= 1
+            self("}")
+
+
+class KernelText:
+    """Names and expressions of one kernel while it is written.
+
+    `defined` holds elements that have a name of their own in the present scope.
+    """
+
+    def __init__(self, name: str, nest: Nest, title: str, plan: Plan) -> None:
+        self.name, self.nest, self.title, self.plan = name, nest, title, plan
+        self.w = Writer()
+        self.row_dims = [k for k, d in enumerate(nest.dimensions) if not d.reduced]
+        self.column_dims = [k for k, d in enumerate(nest.dimensions) if d.reduced]
+        self.stage = plan.stages[0]
+        self.defined: dict[str, str] = {}
+        self.row_suffix = ""
+        """Subscript of row values where several rows advance together."""
+
+    def _pointer(self, tensor: str) -> str:
+        return identifier(tensor)
+
+    def _row_stored(self) -> list[str]:
+        """Outputs with one value per row."""
+        return [
+            name
+            for name in self.nest.group.outputs
+            if not self.plan.is_element(self.plan.source(name))
+        ]
+
+    def _value(self, node: Node) -> str:
+        if node.kind is Kind.PICK:
+            labels = self.nest.reads[node.name, node.inputs[1]]
+            matrix = self.nest.reads[node.name, node.inputs[0]]
+            label = self._element(labels)
+            base = self._index(matrix)
+            return f"{self._pointer(matrix.tensor)}[{base} + ({label} < 0 || {label} >= {node.dims[0]} ? 0 : {label})]"
+        return expression(node, [self._operand(node, a) for a in node.args])
+
+    def _operand(self, node: Node, arg: Operand) -> str:
+        if not isinstance(arg, str):
+            whole = any(self._dtype(node, a) in ("int64", "int32") for a in node.inputs)
+            return number(arg, whole)
+        access = self.nest.reads.get((node.name, arg))
+        if access is not None:
+            key = self._element(access)
+            return self.defined.get(key, key)
+        return self._named(self.plan.source(arg))
+
+    def _dtype(self, node: Node, arg: str) -> str:
+        access = self.nest.reads.get((node.name, arg))
+        return access.dtype if access else self.plan.nodes[arg].dtype
+
+    def _named(self, source: Operand) -> str:
+        assert isinstance(source, str)
+        node = self.plan.nodes[source]
+        word = identifier(source)
+        if node.kind is Kind.REDUCE or source in self.nest.by_row:
+            return word + self.row_suffix
+        return f"{word}_saved" if source in self.stage.reload else f"{word}_v"
+
+    def _element(self, access: Access) -> str:
+        return f"{self._pointer(access.tensor)}[{self._index(access)}]"
+
+    def _index(self, access: Access) -> str:
+        terms = [
+            f"i{k}" if stride == 1 else f"i{k} * {stride}"
+            for k, stride in enumerate(access.strides)
+            if stride and self.nest.dimensions[k].extent > 1
+        ]
+        if access.offset or not terms:
+            terms.append(str(access.offset))
+        return " + ".join(terms)
