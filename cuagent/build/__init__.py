@@ -1,6 +1,7 @@
 """Sources to loadable kernels: nvcc, NVRTC, g++; the cache; short diagnostics."""
 
-from cuagent.build.builder import Confine, build, compiler_folders, environment, versions
+from cuagent.build.builder import build, environment, versions
+from cuagent.build.confine import Confine, compiler_folders, sandboxed
 from cuagent.build.render import render
 from cuagent.build.result import Build, Diagnostic, KernelResources, Library
 
@@ -14,5 +15,6 @@ __all__ = [
     "compiler_folders",
     "environment",
     "render",
+    "sandboxed",
     "versions",
 ]

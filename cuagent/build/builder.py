@@ -12,19 +12,16 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cuagent.attempt import Attempt
+from cuagent.build.confine import Confine, sandboxed
 from cuagent.build.diagnostics import diagnose, foreign_headers
 from cuagent.build.resources import resources
 from cuagent.build.result import Build, Diagnostic, Library
 from cuagent.kernels import compiler, prototypes
 from cuagent.task.task import Device
-
-Confine = Callable[[list[str], Path, Path], list[str]]
-"""Wraps a compiler's command: (argv, readable sources, writable scratch) -> sandboxed argv."""
 
 LARGEST_OUTPUT = 256 << 20
 """Bytes of any one file that a compiler may write."""
@@ -33,7 +30,7 @@ MOST_MEMORY = 12 << 30
 
 
 def build(
-    attempt: Attempt, device: Device, *, cache: Path | None = None, confine: Confine | None = None
+    attempt: Attempt, device: Device, *, cache: Path | None = None, confine: Confine = sandboxed
 ) -> Build:
     """Compile all sources in parallel, those found in the cache excepted.
 
@@ -69,21 +66,6 @@ def environment(build: Build) -> dict[str, str]:
     return {compiler.BUILD: os.pathsep.join(folders)}
 
 
-def compiler_folders() -> tuple[Path, ...]:
-    """What a confined compiler must be able to read beside the system's own folders."""
-    folders = [Path(compiler.__file__).parent]
-    for form in ("nvcc", "nvrtc"):
-        try:
-            command = compiler.toolchain(form).command
-        except compiler.CompilerMissing:
-            continue
-        # A library or a binary lies one folder below the root of its toolkit.
-        folders += [Path(word).resolve().parent.parent for word in command if Path(word).is_file()]
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    folders += [Path(home).resolve() for home in homes if home and Path(home).is_dir()]
-    return tuple(dict.fromkeys(folders))
-
-
 def versions() -> dict[str, str]:
     """The compilers found here, by name; one that is missing is left out."""
     found = {"platform": platform.platform()}
@@ -99,7 +81,7 @@ def versions() -> dict[str, str]:
 
 
 def _one(
-    folder: Path, source: str, root: Path, confine: Confine | None
+    folder: Path, source: str, root: Path, confine: Confine
 ) -> tuple[Library | None, list[Diagnostic]]:
     start = time.perf_counter()
     path = folder / source
@@ -125,9 +107,9 @@ def _one(
     return Library(source, library, how.key, cached, seconds, resources(text)), warnings
 
 
-def _runner(folder: Path, confine: Confine | None) -> compiler.Run:
+def _runner(folder: Path, confine: Confine) -> compiler.Run:
     def run(argv: list[str], scratch: Path) -> tuple[int, str]:
-        confined = confine(argv, folder, scratch) if confine else argv
+        confined = confine(argv, folder, scratch)
         # By a shell, which counts in blocks and KiB: preexec_fn is not safe beside threads.
         limits = f"ulimit -f {LARGEST_OUTPUT // 512}; ulimit -v {MOST_MEMORY // 1024}; ulimit -c 0"
         shell = ["/bin/sh", "-c", f'{limits}; exec "$@"', "sh"]
