@@ -175,7 +175,8 @@ class Run:
         )
 
     def _judged(self, tried: Tried, effort: str) -> None:
-        self.log.write("judgement", attempt=tried.n, effort=effort, **plain(tried.judgement))
+        judged = {**plain(tried.judgement), "attempt": tried.n}
+        self.log.write("judgement", effort=effort, **judged)
         self.emit(Judged(tried.n, tried.judgement))
 
 

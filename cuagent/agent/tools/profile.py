@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from cuagent.agent.tools.candidate import frozen
-from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
+from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 from cuagent.attempt import MODULE
+from cuagent.measure.profile import ProfileError
 
 MOST_LINES = 60
 
@@ -16,7 +17,10 @@ def profile(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     run = context.run
     there = (run.work / MODULE).is_file()
     what = arguments.get("what", "candidate" if there else "reference")
-    found = run.judge.profile(frozen(run) if what == "candidate" else None)
+    try:
+        found = run.judge.profile(frozen(run) if what == "candidate" else None)
+    except ProfileError as error:
+        raise ToolError(f"{what}: {error}") from error
     lines = [f"{what}:", *found.lines()[:MOST_LINES]]
     return ToolResult("\n".join(lines), {"what": what, "profile": found.to_json()})
 
