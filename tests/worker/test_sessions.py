@@ -1,0 +1,209 @@
+"""Sessions in forked processes: what they compute, what they say, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuagent.attempt import Attempt
+from cuagent.task import Device, Precision, flatten
+from cuagent.worker import Arena, Nursery, Order, Session, SessionEnded, Status, layout_of
+from cuagent.worker.arms import CANDIDATE
+from cuagent.worker.channel import (
+    ForgedRecord,
+    Record,
+    receive_message,
+    receive_record,
+    send_message,
+    send_record,
+    socket_pair,
+)
+
+MODEL = """
+import torch
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(8))
+    def forward(self, pair, scale):
+        a, b = pair["a"], pair["b"]
+        return {{"sum": (a + b.T) * scale, "more": [a.sum(), {more}]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as started:
+        yield started
+
+
+class Stage:
+    """Arenas and an order for a model with nested inputs and outputs."""
+
+    def __init__(self, count: int = 3) -> None:
+        self.sets = [[torch.randn(4, 6), torch.randn(6, 12)[:, ::3]] for _ in range(count)]
+        a, b = self.sets[0]
+        _, inputs = flatten([{"a": a, "b": b}, 2.5])
+        output = {"sum": a, "more": [a.sum(), torch.zeros(8)]}
+        leaves, spec = flatten(output)
+        self.order = Order(
+            arm=CANDIDATE,
+            device=Device.CPU,
+            precision=Precision.MATCH,
+            inputs=inputs,
+            output=spec,
+            state=("weight",),
+            init=flatten([[], {}])[1],
+            seed=0,
+        )
+        self.inputs = Arena.create(layout_of([a, b]), count, "cpu")
+        self.outputs = Arena.create(layout_of(leaves, dense=True), count, "cpu")
+        self.weights = Arena.create(layout_of([torch.zeros(8)]), 1, "cpu")
+        self.weights.write([torch.arange(8.0)])
+        for slot, tensors in enumerate(self.sets):
+            self.inputs.write(tensors, slot)
+
+    def open(self, nursery: Nursery, more: str = "self.weight * 1") -> Session:
+        attempt = Attempt((("model_new.py", MODEL.format(more=more)),))
+        session = Session.open(nursery, self.order, attempt)
+        session.load(self.weights)
+        return session
+
+
+def test_a_block_computes_every_slot_under_one_clock(nursery: Nursery) -> None:
+    stage = Stage()
+    with stage.open(nursery) as session:
+        pairs = [(0, 2), (1, 1), (2, 0)]
+        block = session.block(stage.inputs, stage.outputs, pairs, deadline_s=10)
+    assert len(block.claimed_s) == 3
+    assert 0 < sum(block.claimed_s) <= block.wall_s
+    for source, target in pairs:
+        a, b = stage.sets[source]
+        found = _by_form(*stage.outputs.tensors(target))
+        torch.testing.assert_close(
+            {"sum": (a + b.T) * 2.5, "n": a.sum(), "w": torch.arange(8.0)},
+            dict(zip(("sum", "n", "w"), found, strict=True)),
+        )
+
+
+def _by_form(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The 4x6, the scalar and the 8, whatever order a flattened dict has."""
+    return sorted(tensors, key=lambda x: (-x.dim(), x.numel()))[:1] + sorted(
+        (x for x in tensors if x.dim() < 2), key=torch.Tensor.numel
+    )
+
+
+def test_inputs_keep_their_strides(nursery: Nursery) -> None:
+    stage = Stage(1)
+    more = "torch.full((8,), float(b.stride()[1]))"
+    with stage.open(nursery, more) as session:
+        session.block(stage.inputs, stage.outputs, [(0, 0)], deadline_s=10)
+    assert any(bool((x == 3).all()) for x in stage.outputs.tensors() if x.shape == (8,))
+
+
+def test_a_fork_from_the_warm_process_takes_a_fraction_of_importing_torch(nursery: Nursery) -> None:
+    stage = Stage(1)
+    stage.open(nursery).close()
+    begun = time.perf_counter()
+    stage.open(nursery).close()
+    assert time.perf_counter() - begun < 1
+
+
+def test_guards_and_poison(nursery: Nursery) -> None:
+    arena = Arena.create(layout_of([torch.zeros(3), torch.zeros(5, dtype=torch.int16)]), 2, "cpu")
+    arena.poison(0xFF)
+    assert bool(arena.tensors(1)[0].isnan().all())
+    assert arena.guards_hold()
+    assert arena.memory is not None
+    arena.memory[arena.layout.size + arena.layout.leaves[0].offset - 1] = 0
+    assert arena.guards_hold(0)
+    assert not arena.guards_hold(1)
+
+
+def test_empty_and_scalar_tensors_have_a_place() -> None:
+    tensors = [torch.zeros(0, 3), torch.tensor(2.0), torch.tensor([True, False])]
+    arena = Arena.create(layout_of(tensors), 1, "cpu")
+    arena.write(tensors)
+    for kept, given in zip(arena.snapshot(), tensors, strict=True):
+        assert torch.equal(kept, given)
+
+
+def test_a_record_of_another_size_or_status_is_forged() -> None:
+    ours, theirs = socket_pair()
+    with ours, theirs:
+        send_record(theirs, Record(7, 1, Status.DONE, 99))
+        assert receive_record(ours) == Record(7, 1, Status.DONE, 99)
+        forged = (b"short", b"x" * 25, struct.pack("<QIBxxxQ", 0, 0, 9, 0),
+                  struct.pack("<QIBxxxQ", 0, 0, Status.TIMED_OUT, 0))  # fmt: skip
+        for packet in forged:
+            theirs.send(packet)
+            with pytest.raises(ForgedRecord):
+                receive_record(ours)
+        theirs.close()
+        assert receive_record(ours) is None
+
+
+def test_a_message_larger_than_a_packet_arrives_whole() -> None:
+    ours, theirs = socket_pair()
+    with ours, theirs:
+        message = {"text": "x" * (1 << 20)}
+        read, write = os.pipe()
+        send_message(theirs, message, (read,))
+        os.close(read)
+        received = receive_message(ours)
+        assert received is not None
+        assert received[0] == message
+        os.write(write, b"through")
+        assert os.read(received[1][0], 7) == b"through"
+        os.close(received[1][0])
+        os.close(write)
+
+
+def test_a_session_that_ended_says_how_and_is_gone(nursery: Nursery) -> None:
+    stage = Stage(1)
+    session = stage.open(nursery, "__import__('os').abort()")
+    with pytest.raises(SessionEnded) as ended:
+        session.block(stage.inputs, stage.outputs, [(0, 0)], deadline_s=10)
+    assert ended.value.status is Status.CRASHED
+    assert ended.value.detail == "killed by SIGABRT"
+    assert session.closed
+
+
+def test_everything_ends_when_the_referee_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import test_sessions as t, time\n"
+        "n = t.Nursery(); s = t.Stage(1).open(n)\n"
+        "print(n._process.pid, s._child.pid, flush=True); time.sleep(600)\n"
+    )
+    folder = str(Path(__file__).parent)
+    referee = subprocess.Popen(
+        [sys.executable, "-c", program, folder],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    assert referee.stdout is not None
+    pids = [int(pid) for pid in referee.stdout.readline().split()]
+    assert len(pids) == 2
+    referee.kill()
+    referee.wait()
+    referee.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(_alive(pid) for pid in pids)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
