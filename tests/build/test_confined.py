@@ -8,19 +8,14 @@ from pathlib import Path
 import pytest
 
 from cuagent.attempt import Attempt
-from cuagent.build import build, compiler_folders, render
-from cuagent.sandbox import Policy, Tier, probe, wrap
+from cuagent.build import build, render
+from cuagent.sandbox import Tier, probe
 from cuagent.task.task import Device
-
-
-def confine(argv: list[str], sources: Path, scratch: Path) -> list[str]:
-    policy = Policy(read=(sources, *compiler_folders()), write=(scratch,))
-    return wrap(argv, policy, probe())
 
 
 def test_gxx_compiles_inside_the_sandbox(tmp_path: Path):
     attempt = Attempt((("kernels/a.cpp", 'extern "C" void f(float* x) { x[0] = 1; }'),))
-    result = build(attempt, Device.CPU, cache=tmp_path, confine=confine)
+    result = build(attempt, Device.CPU, cache=tmp_path)
     assert result.ok, render(result)
 
 
@@ -30,7 +25,7 @@ def test_nvcc_compiles_inside_the_sandbox(tmp_path: Path):
         '__global__ void k(float* x) { *x = 1; }\nextern "C" void f(float* x) { k<<<1, 1>>>(x); }'
     )
     attempt = Attempt((("kernels/a.cu", text),))
-    result = build(attempt, Device.CUDA, cache=tmp_path, confine=confine)
+    result = build(attempt, Device.CUDA, cache=tmp_path)
     assert result.ok, render(result)
 
 
@@ -40,6 +35,6 @@ def test_a_file_outside_cannot_be_read_into_an_error_message(tmp_path: Path):
     secret = tmp_path / "secret.txt"
     secret.write_text("the_secret_word\n")
     attempt = Attempt((("kernels/a.cpp", f'#include "{secret}"\nextern "C" void f(int n) {{}}'),))
-    result = build(attempt, Device.CPU, cache=tmp_path / "cache", confine=confine)
+    result = build(attempt, Device.CPU, cache=tmp_path / "cache")
     assert not result.ok
     assert "the_secret_word" not in render(result)
