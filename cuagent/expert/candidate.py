@@ -12,7 +12,7 @@ from cuagent.expert.capture import Captured
 from cuagent.expert.fuse import Group, Step, fuse
 from cuagent.expert.graph import Graph, Kind
 from cuagent.expert.lower import lower
-from cuagent.expert.module import KernelCall, ModuleText, render
+from cuagent.expert.module import FRESH, KernelCall, ModuleText, render
 from cuagent.expert.nest import NestError, nest_of
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
 
@@ -74,7 +74,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
                 continue
             origins = _origins(step)
             try:
-                if not _worth(step, steps):
+                if not _worth(step, steps, graph, subject.device):
                     raise NestError("not worth a kernel")
                 name = _kernel_name(step, [c.name for c in calls.values()])
                 calls[position] = _kernel(subject.device, name, step, graph, options)
@@ -93,14 +93,29 @@ def _origins(group: Group) -> frozenset[str]:
     return frozenset(n.origin for n in group.nodes if n.origin)
 
 
-def _worth(group: Group, steps: tuple[Step, ...]) -> bool:
-    """False for one simple operation: torch has a kernel for that already."""
+def _worth(group: Group, steps: tuple[Step, ...], graph: Graph, device: str) -> bool:
+    """False for one simple operation that torch has a kernel for already.
+
+    On the CPU even one is worth it where it can work in place on a library call's result: memory
+    that was just written is in the cache and needs no new pages.
+    """
     work = [n for n in group.nodes if n.kind is not Kind.VIEW]
     origins = {n.origin for n in work}
     shared = any(
         origins & _origins(step) for step in steps if isinstance(step, Group) and step is not group
     )
-    return len(origins) > 1 or len(work) > 3 or shared
+    # A product that became a scaling is no product any more.
+    algebra = any(origin.startswith(("matmul", "mm")) for origin in origins)
+    users = graph.users()
+    in_place = device == "cpu" and any(
+        graph.node(a).op.startswith(FRESH)
+        and len(users[a]) == 1
+        and a not in graph.outputs
+        and graph.node(a).size == group.size == n.size
+        for n in work
+        for a in n.inputs
+    )
+    return len(origins) > 1 or len(work) > 3 or shared or algebra or in_place
 
 
 def _kernel_name(group: Group, taken: list[str]) -> str:

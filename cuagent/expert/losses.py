@@ -145,3 +145,28 @@ def cross_entropy(low: Lowering, fx: Any) -> str | None:
         low.reduce("sum", ones, [0], False, "count"),
     )
     return low.pointwise("div", total, count, hint="mean")
+
+
+@rule("triplet_margin_loss")
+def triplet_margin(low: Lowering, fx: Any) -> str | None:
+    """max(|a - p + eps| - |a - n + eps| + margin, 0), for p = 2 and without the swap."""
+    names = [operand(low, arg) for arg in fx.args[:3]]
+    margin, p = argument(fx, 3, "margin", 1.0), argument(fx, 4, "p", 2.0)
+    eps, swap = argument(fx, 5, "eps", 1e-6), argument(fx, 6, "swap", False)
+    shapes = {low.shape(name) for name in names if isinstance(name, str)}
+    if p != 2 or swap or len(shapes) != 1 or not all(isinstance(n, str) for n in names):
+        return None
+    distances = []
+    for other, side in ((names[1], "near"), (names[2], "far")):
+        gap = low.pointwise("sub", names[0], other, hint=f"{side}_difference")  # type: ignore[arg-type]
+        gap = low.pointwise("add", gap, eps, hint=f"{side}_gap")
+        total = low.reduce(
+            "sum", low.pointwise("mul", gap, gap, hint=f"{side}_square"), [-1], False
+        )
+        distances.append(low.pointwise("sqrt", total, hint=side))
+    slack = low.pointwise(
+        "add", low.pointwise("sub", *distances, hint="slack"), margin, hint="late"
+    )
+    return reduced(
+        low, low.pointwise("maximum", slack, 0.0, hint="term"), argument(fx, 7, "reduction", MEAN)
+    )

@@ -138,7 +138,12 @@ def lower(captured: Captured, keep: frozenset[str] = frozenset()) -> Graph:
     inputs = {
         str(low.values[n]): e for n, e in captured.inputs.items() if n not in captured.literals
     }
-    return Graph(tuple(low.nodes), leaves, inputs, captured.template.format(*literal)).live()
+    return Graph(tuple(low.nodes), leaves, inputs, _filled(captured.template, literal)).live()
+
+
+def _filled(template: str, words: Sequence[str]) -> str:
+    """The template over all results, as one over those that are tensors; its braces stay doubled."""
+    return re.sub(r"\{(\d+)\}", lambda match: words[int(match[1])], template)
 
 
 def operator_name(fx: Any) -> str:

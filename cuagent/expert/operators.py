@@ -403,13 +403,71 @@ def with_bias(call: str) -> str:
 
 
 @rule("matmul", "mm")
-def diagonal_product(low: Lowering, fx: Any) -> str | None:
-    """diag(a) @ B is a scaling of the rows of B; any other product stays with the library."""
+def product(low: Lowering, fx: Any) -> str | None:
+    """diag(a) @ B scales the rows of B; x @ W.T is a linear layer; others stay with the library."""
     left, right = fx.args
-    made_diagonal = str(left.target).split(".")[1:2] in (["diag"], ["diag_embed"])
-    if not made_diagonal or len(left.args) > 1 or len(shape_of(left.args[0])) != 1:
+    if not floating(fx):
+        return None
+    if target_of(left) in ("diag", "diag_embed"):
+        return _row_scaling(low, fx, left, right)
+    if target_of(right) in ("permute", "transpose", "t") and len(shape_of(right)) == 2:
+        x, weight = operand(low, left), operand(low, right.args[0])
+        swapped = shape_of(right) != shape_of(right.args[0]) or right.args[1:] != ([0, 1],)
+        if isinstance(x, str) and isinstance(weight, str) and swapped and len(shape_of(left)) > 1:
+            return contraction(low, fx, "F.linear({0}, {1})", x, weight, None)
+    return None
+
+
+def target_of(fx: Any) -> str:
+    """`permute` of aten.permute.default; "" for placeholders."""
+    parts = str(fx.target).split(".")
+    return parts[1] if parts[0] == "aten" else ""
+
+
+def _row_scaling(low: Lowering, fx: Any, left: Any, right: Any) -> str | None:
+    if len(left.args) > 1 or len(shape_of(left.args[0])) != 1:
         return None
     a, b = operand(low, left.args[0]), operand(low, right)
     if not isinstance(a, str) or not isinstance(b, str) or len(low.shape(b)) != 2:
         return None
     return low.pointwise("mul", low.view(a, (low.shape(a)[0], 1), "column"), b, hint="")
+
+
+@rule("expand")
+def expand(low: Lowering, fx: Any) -> str | None:
+    """Left out where every reader broadcasts anyhow and has a full-sized operand beside it."""
+    x = operand(low, fx.args[0])
+    shape = shape_of(fx)
+    for user in fx.users:
+        others = [a for a in user.args if hasattr(a, "meta") and a is not fx]
+        full = any(shape_of(other) == shape for other in others)
+        if target_of(user) not in BINARY or not full or shape_of(user) != shape:
+            return None
+    return x if isinstance(x, str) else None
+
+
+@rule("adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_avg_pool1d")
+def global_average(low: Lowering, fx: Any) -> str | None:
+    """Pooling to one value per channel is a mean."""
+    x = operand(low, fx.args[0])
+    size = fx.args[1]
+    pooled = [size] if isinstance(size, int) else list(size)
+    if not isinstance(x, str) or not floating(fx) or any(n != 1 for n in pooled):
+        return None
+    return low.mean(x, range(-len(pooled), 0), True)
+
+
+@rule("cosine_similarity")
+def cosine_similarity(low: Lowering, fx: Any) -> str | None:
+    """sum(x y) / (max(|x|, eps) max(|y|, eps))."""
+    x, y = operand(low, fx.args[0]), operand(low, fx.args[1])
+    dim, eps = argument(fx, 2, "dim", 1), argument(fx, 3, "eps", 1e-8)
+    if not isinstance(x, str) or not isinstance(y, str) or low.shape(x) != low.shape(y):
+        return None
+    dot = low.reduce("sum", low.pointwise("mul", x, y, hint="xy"), [dim], False, "dot")
+    norms = []
+    for name, side in ((x, "x"), (y, "y")):
+        square = low.pointwise("mul", name, name, hint=f"{side}_square")
+        length = low.pointwise("sqrt", low.reduce("sum", square, [dim], False), hint=f"{side}_norm")
+        norms.append(low.pointwise("maximum", length, eps, hint=f"{side}_length"))
+    return low.pointwise("div", dot, low.pointwise("mul", *norms, hint="lengths"), hint="")
