@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.build.result import Build, Diagnostic
 from cuagent.measure.timing import Standing
-from cuagent.verify.verdict import Reason, Verdict
+from cuagent.verify.verdict import Draw, Reason, Verdict
 
 if TYPE_CHECKING:
     from cuagent.agent.run import Tried
@@ -82,6 +82,18 @@ def judgement_lines(tried: Tried, best: bool) -> Iterator[str]:
     yield f"reward {judgement.score.reward}" + (", the best so far" if best else "")
 
 
+def next_line(timing: Timing | None) -> str:
+    """What to do after an accepted attempt."""
+    slower = [
+        NAMES.get(name, name)
+        for name, ratio in (timing.ratios if timing else {}).items()
+        if ratio.standing is not Standing.FASTER
+    ]
+    if slower:
+        return f"next: right, but not faster than {' and '.join(slower)}: profile it to see why."
+    return "next: profile it to see what is left, or submit."
+
+
 def build_lines(build: Build) -> Iterator[str]:
     """What compiled and what did not."""
     if not build.ok:
@@ -104,11 +116,11 @@ def _rejected(n: int, verdict: Verdict, build: Build | None) -> Iterator[str]:
     infrastructure = verdict.reason is Reason.INFRASTRUCTURE
     word = "NOT JUDGED" if infrastructure else "REJECTED"
     yield f"{word} attempt {n}: {verdict.reason}"
-    if verdict.detail:
-        yield verdict.detail
     if build and not build.ok:
         yield from _diagnostics(build.diagnostics)
-    for draw in [d for d in verdict.draws if not d.passed][:4]:
+    elif verdict.detail:
+        yield verdict.detail
+    for draw in _worst_by_kind(verdict.draws)[:4]:
         note = f" ({draw.note})" if draw.note else ""
         error = f"largest error {draw.max_error:.3g}, {draw.ratio:.3g} times what is allowed"
         yield f"{draw.kind} inputs: {error}{note}"
@@ -118,6 +130,15 @@ def _rejected(n: int, verdict: Verdict, build: Build | None) -> Iterator[str]:
         yield from (f"  {line[:200]}" for line in lines)
     if hint := HINTS.get(verdict.reason):
         yield f"next: {hint}"
+
+
+def _worst_by_kind(draws: tuple[Draw, ...]) -> list[Draw]:
+    """Of the draws that failed, the worst of each kind of input."""
+    worst: dict[str, Draw] = {}
+    for draw in draws:
+        if not draw.passed and (draw.kind not in worst or draw.ratio > worst[draw.kind].ratio):
+            worst[draw.kind] = draw
+    return list(worst.values())
 
 
 def _diagnostics(diagnostics: tuple[Diagnostic, ...] | list[Diagnostic]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cuagent.agent.tools.candidate import figures, frozen
 from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
-from cuagent.agent.wording import judgement_lines
+from cuagent.agent.wording import judgement_lines, next_line
 from cuagent.measure.timing import Effort
 
 
@@ -18,6 +18,8 @@ def verify(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     tried = run.register(attempt, run.judge.judge(attempt, Effort.QUICK))
     best = run.best
     lines = list(judgement_lines(tried, best=best is not None and best.n == tried.n))
+    if tried.accepted:
+        lines.append(next_line(tried.judgement.timing))
     if again:
         lines.append(f"(the same text as before: it stays attempt {tried.n})")
     if tried.accepted and best and best.n != tried.n:

@@ -1,0 +1,143 @@
+"""The tools that judge, on a real task with a real compiler and the real judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SOURCE
+
+from cuagent.agent import TOOLS, Budget, Run, Stop, run_agent, start_run
+from cuagent.agent.hooks import HOOKS
+from cuagent.events import Event, Judged, RunEnded
+from cuagent.judge import Judge
+from cuagent.models.scripted import ScriptedModel
+from cuagent.record import find_run, read_records
+from cuagent.task import load_task
+
+KERNEL = """\
+extern "C" void scale(float* out, const float* in, long n) {
+#pragma omp parallel for simd
+    for (long i = 0; i < n; ++i) {
+        float y = in[i] * 2.0f + 1.0f;
+        out[i] = y > 0.0f ? y : 0.0f;
+    }
+}
+"""
+MODULE = """\
+import torch
+from cuagent.kernels import load
+
+kernels = load("kernels/scale.cpp")
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        kernels.scale(out, x, x.numel())
+        return out
+"""
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    file = tmp_path_factory.mktemp("task") / "scale.py"
+    file.write_text(SOURCE)
+    with Judge(load_task(str(file), device="cpu")) as judge:
+        yield judge
+
+
+@pytest.fixture
+def judged_run(judge: Judge, tmp_path: Path) -> Run:
+    budget = Budget(steps=20)
+    return start_run(judge.task, judge, model="scripted", budget=budget, root=tmp_path / "runs")
+
+
+def write(path: str, text: str) -> dict[str, Any]:
+    return {"name": "write", "arguments": {"path": path, "text": text}}
+
+
+def edit(path: str, old: str, new: str) -> dict[str, Any]:
+    return {"name": "edit", "arguments": {"path": path, "old": old, "new": new}}
+
+
+def tool(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+def answers(run: Run, name: str) -> list[Any]:
+    calls = {c.id: c.name for m in run.messages for c in m.tool_calls}
+    return [m for m in run.messages if m.role == "tool" and calls[m.tool_call_id or ""] == name]
+
+
+def test_an_optimization_from_a_compile_error_to_the_result_of_record(judged_run: Run) -> None:
+    events: list[Event] = []
+    broken, wrong = KERNEL.replace("2.0f + 1.0f;", "2.0f + 1.0f"), KERNEL.replace("1.0f", "1.5f")
+    model = ScriptedModel(
+        [
+            {"calls": [write("model_new.py", MODULE), write("kernels/scale.cpp", broken)]},
+            {"calls": [tool("compile")]},
+            {"calls": [write("kernels/scale.cpp", wrong), tool("verify")]},
+            {"calls": [edit("kernels/scale.cpp", "1.5f", "1.0f"), tool("verify")]},
+            {"calls": [tool("profile")]},
+            {"calls": [tool("submit", attempt=1)]},
+            {"calls": [tool("submit", message="one pass")]},
+        ]
+    )
+    stop = run_agent(judged_run, model, emit=events.append)
+
+    compile = answers(judged_run, "compile")[0]
+    assert compile.is_error
+    assert compile.content.startswith("FAILED\nkernels/scale.cpp:")
+    assert "expected" in compile.content
+    assert compile.data["diagnostics"][0]["file"] == "kernels/scale.cpp"
+
+    refused, accepted = answers(judged_run, "verify")
+    assert refused.content.startswith("REJECTED attempt 1: wrong values")
+    assert refused.content.endswith("next: look for a wrong index, a missing edge or a race.")
+    assert refused.data["accepted"] is False
+    assert refused.data["reward"] == -1
+    assert accepted.content.startswith("ACCEPTED attempt 2: ")
+    assert accepted.data["attempt"] == 2
+    assert set(accepted.data["ratios"]) == {"eager", "compile"}
+    assert accepted.data["ratios"]["eager"].keys() == {"value", "low", "high"}
+    assert set(accepted.data["times"]) == {"candidate", "eager", "compile"}
+    assert all(len(m.content.splitlines()) <= 40 for m in (refused, accepted))
+
+    profile = answers(judged_run, "profile")[0]
+    assert profile.content.startswith("candidate:\n")
+    assert not profile.is_error
+
+    first, last = answers(judged_run, "submit")
+    assert "attempt 1 is not an accepted attempt; accepted are 2" in first.content
+    assert last.data["ended"] is True, last.content
+    assert last.data["message"] == "one pass"
+    assert stop in (Stop.SUBMITTED, Stop.NO_GAIN)
+    assert judged_run.final is not None
+    assert judged_run.final.n == 2
+    assert isinstance(events[-1], RunEnded)
+    assert sum(isinstance(e, Judged) for e in events) == 3
+
+    records = read_records(judged_run.folder)
+    attempts = [r for r in records if r["type"] == "attempt"]
+    assert [r["n"] for r in attempts] == [1, 2]
+    assert all(len(r["commit"]) == 40 for r in attempts)
+    assert attempts[1]["files"]["kernels/scale.cpp"] == KERNEL
+    efforts = [(r["attempt"], r["effort"]) for r in records if r["type"] == "judgement"]
+    assert efforts == [(1, "quick"), (2, "quick"), (2, "record")]
+    assert records[-1]["attempt"] == 2
+    assert records[-1]["rewards"]["milestone"]["score"] == judged_run.final.judgement.score.reward
+    assert find_run(None, judged_run.folder.path.parent) == judged_run.folder
+
+
+def test_at_a_limit_the_best_attempt_is_judged_afresh_all_the_same(judged_run: Run) -> None:
+    judged_run.budget = Budget(steps=1)
+    calls = [write("model_new.py", MODULE), write("kernels/scale.cpp", KERNEL), tool("verify")]
+    assert run_agent(judged_run, ScriptedModel([{"calls": calls}]), TOOLS, HOOKS) is Stop.STEP_LIMIT
+    assert judged_run.final is not None
+    end = read_records(judged_run.folder)[-1]
+    assert end["attempt"] == 1
+    assert "measured afresh" in end["summary"]
