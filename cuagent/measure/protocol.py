@@ -29,7 +29,7 @@ from cuagent.build import Build
 from cuagent.events import Emit, Phase, ignore
 from cuagent.measure.agreement import disagreement
 from cuagent.measure.ceilings import cache_bytes, describe
-from cuagent.measure.statistics import Looks, log_ratios, over_rounds
+from cuagent.measure.statistics import BETWEEN, Looks, log_ratios, over_rounds
 from cuagent.measure.timing import Arm, Effort, Ratio, Standing, Timing
 from cuagent.task import Device
 from cuagent.verify.referee import Batch, Referee
@@ -49,6 +49,9 @@ FEWEST_REPEATS, MOST_REPEATS = 5, 25
 LOOKS = Looks((3, 5))
 BUDGET_S = {Effort.QUICK: 1.5, Effort.RECORD: 30.0}
 """For the repeats of a quick timing, for all rounds of one of record; the fewest come anyway."""
+FLUSH = 256 << 20
+"""Bytes: overwrites the L2 of every GPU so far, and takes long enough to hide the launch's latency,
+without which a kernel of 10 us measures as 12."""
 COMPILE_S = 900.0
 CALL_S = 60.0
 REDRAW_SHARE = 0.3
@@ -57,6 +60,8 @@ AUDIT_SHARE = 0.25
 AUDIT_S = {Device.CPU: 20e-6, Device.CUDA: 30e-6}
 """What a call may cost beyond its claim more than eager's does; two processes that take turns on a
 GPU jitter by 5 to 10 us a call."""
+RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.5e-6}
+"""By how much equal kernels differ from process to process whatever their length (measured)."""
 SEEN_SHARE = 0.6
 """On inputs seen before, a call may not take less than this share of its first time."""
 
@@ -208,7 +213,6 @@ class Timer:
     def _clock(self, lane: Lane, batch: Batch, slots: Sequence[int], seen: bool) -> None:
         """One block of one arm."""
         batch.outputs.poison(0xFF)
-        _settle(self.referee.task.device)
         block = lane.session.block(
             batch.inputs,
             batch.outputs,
@@ -222,9 +226,9 @@ class Timer:
         (lane.again if seen else lane.first).append(claim)
 
     def _flush(self) -> int:
-        """Bytes to overwrite before a call: on the GPU twice the L2; the CPU rotates inputs."""
+        """Bytes to overwrite before a call; the CPU goes from one input set to the next instead."""
         device = self.referee.task.device
-        return 2 * cache_bytes(device) if device is Device.CUDA else 0
+        return max(FLUSH, 2 * cache_bytes(device)) if device is Device.CUDA else 0
 
     # -- arms and inputs
 
@@ -302,10 +306,12 @@ class Timer:
 
     def _ratios(self, rounds: Sequence[Mapping[str, Lane]], effort: Effort) -> dict[str, Ratio]:
         confidence = LOOKS.confidence if effort is Effort.QUICK else LOOKS.per_look
+        resolution = RESOLUTION_S[self.referee.task.device]
         return {
             name: over_rounds(
                 [log_ratios(lanes[name].claims, lanes[CANDIDATE].claims) for lanes in rounds],
                 confidence,
+                BETWEEN + resolution / median(rounds[0][CANDIDATE].claims),
             )
             for name in self.baselines
             if rounds and all(name in lanes for lanes in rounds)
@@ -351,14 +357,6 @@ def audit(lanes: Mapping[str, Lane], device: Device) -> str:
 
 def _clones(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.clone() for tensor in tensors]
-
-
-def _settle(device: Device) -> None:
-    """Wait for what the referee itself has queued on the device."""
-    if device is Device.CUDA:
-        import torch
-
-        torch.cuda.synchronize()
 
 
 def _compiled_graphs() -> dict[str, str]:

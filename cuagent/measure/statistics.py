@@ -46,11 +46,13 @@ def log_ratios(baseline: Sequence[float], candidate: Sequence[float]) -> list[fl
     return [math.log(b / c) for b, c in zip(baseline, candidate, strict=True)]
 
 
-def over_rounds(rounds: Sequence[Sequence[float]], confidence: float = 0.95) -> Ratio:
+def over_rounds(
+    rounds: Sequence[Sequence[float]], confidence: float = 0.95, between: float = BETWEEN
+) -> Ratio:
     """Ratio and interval from the log ratios of each round's pairs.
 
     With one round only its own pairs can be asked: the distribution-free interval of the median,
-    widened by `BETWEEN`. That is feedback, not a claim. Raises ValueError where there is nothing.
+    widened by `between`. That is feedback, not a claim. Raises ValueError where there is nothing.
     """
     medians = [median(pairs) for pairs in rounds if pairs]
     if not medians:
@@ -58,7 +60,7 @@ def over_rounds(rounds: Sequence[Sequence[float]], confidence: float = 0.95) -> 
     if len(medians) == 1:
         pairs = next(pairs for pairs in rounds if pairs)
         low, high = median_interval(pairs, confidence)
-        extra = normal_quantile(0.5 + confidence / 2) * BETWEEN
+        extra = normal_quantile(0.5 + confidence / 2) * between
         centre = medians[0]
         return _ratio(centre, math.hypot(centre - low, extra), math.hypot(high - centre, extra))
     centre = sum(medians) / len(medians)

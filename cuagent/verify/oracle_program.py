@@ -22,6 +22,7 @@ from cuagent.task import (
     Reference,
     TaskError,
     TreeError,
+    check_runs,
     flatten,
     open_reference,
     unflatten,
@@ -29,7 +30,7 @@ from cuagent.task import (
 from cuagent.verify.inputs import Inputs, Weights, derive, shake
 from cuagent.verify.reductions import longest_sum
 from cuagent.verify.tolerance import UNIT
-from cuagent.worker.arena import Arena, layout_of
+from cuagent.worker.arena import Arena, layout_of, settle
 from cuagent.worker.arms import set_precision, task_from_json
 from cuagent.worker.channel import receive_message, send_message
 
@@ -48,8 +49,12 @@ def serve(channel: socket.socket, folder: Path) -> None:
             if program is None:
                 program = _Oracle(folder)
             answer = program.obey(message, descriptors)
+            settle(program.reference.task.device.value)
         except (TaskError, TreeError) as error:
             answer = {"error": str(error)}
+        except Exception as error:  # noqa: BLE001  the process boundary: the user's module failed
+            text = " ".join(str(error).split())[:300]
+            answer = {"error": f"the reference fails: {type(error).__name__}: {text}"}
         send_message(channel, answer)
 
 
@@ -92,6 +97,7 @@ class _Oracle:
 
     def describe(self) -> dict[str, Any]:
         """Forms of everything, the longest sum, the kinds of inputs the reference is finite on."""
+        check_runs(self.reference)
         arguments = self.reference.inputs(0)
         leaves, self.inputs = flatten(arguments, "inputs")
         outputs: list[Any] = []
@@ -173,7 +179,8 @@ class _Oracle:
             with self._default_dtype():
                 results = self._forward(model, moved)
             for total, result, base in zip(totals, results, exact, strict=True):
-                total += _pairs(result - base).abs().square() if _real(base) else 0
+                if _real(base):
+                    total += _pairs(result - base).square()
         for name, tensor in model.state_dict().items():
             tensor.copy_(kept[name])
         for view, total in zip(spread, totals, strict=True):

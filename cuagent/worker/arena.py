@@ -65,6 +65,14 @@ class Layout:
         return asdict(self)
 
 
+def settle(device: str) -> None:
+    """Wait for what this process has queued on the device: the next reader is another process."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize()
+
+
 def layout_of(tensors: Sequence[Tensor], *, dense: bool = False, wide: bool = False) -> Layout:
     """The layout that holds these tensors, with their strides, or contiguous where `dense`.
 

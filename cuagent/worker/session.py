@@ -25,7 +25,7 @@ from typing import Any
 from cuagent.attempt import Attempt
 from cuagent.sandbox import Policy, Tier
 from cuagent.task import Device
-from cuagent.worker.arena import Arena
+from cuagent.worker.arena import Arena, settle
 from cuagent.worker.arms import CANDIDATE, Order
 from cuagent.worker.channel import (
     ForgedRecord,
@@ -152,6 +152,7 @@ class Session:
             "poison": poison,
             "flush": flush,
         }
+        settle(outputs.device)
         begun = time.perf_counter()
         records = self._exchange(message, (), len(slots), deadline_s)
         first = next(records)
