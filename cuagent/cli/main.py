@@ -50,7 +50,8 @@ def cuagent(
 
 def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # a polite kill ends a run as Ctrl-C does: whole, and with what was kept
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
 
 

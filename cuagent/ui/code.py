@@ -78,7 +78,7 @@ def written(tool: str, arguments: str, width: int, glyphs: Glyphs = UNICODE) -> 
 def _preamble(rows: list[str]) -> int:
     """How many rows at the top are includes, imports, comments or blank; 0 when all are."""
     for i, row in enumerate(rows):
-        if row.strip() and not row.lstrip().startswith(("#", "//", "import ", "from ")):
+        if row.strip() and not row.lstrip().startswith(("#", "//", "import ", "from ", '"""')):
             return i
     return 0
 

@@ -78,7 +78,7 @@ def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text
 
 def verdict_lines(verdict: Verdict, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
     """Accepted or why not, by which rules, under which isolation."""
-    seconds = sum(verdict.seconds.values()) or None
+    seconds = verdict.seconds.get("total")
     match verdict.reason:
         case Reason.ACCEPTED if verdict.accepted:
             lines = _headline(glyphs.yes, "accepted", "", seconds, "green", width)

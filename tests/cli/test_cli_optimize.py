@@ -1,0 +1,144 @@
+"""Whole commands on a small task: real judge, real shell, a model that follows a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import Cuagent, clean_environment
+
+TASK = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, -1)
+def get_inputs():
+    return [torch.randn(4, 8)]
+def get_init_inputs():
+    return []
+"""
+NO_GAIN = [
+    {"text": "I look around.", "calls": [{"name": "bash", "arguments": {"command": "ls"}}]},
+    {
+        "text": "Nothing is to be gained here.",
+        "calls": [
+            {"name": "write", "arguments": {"path": "note.py", "text": "x = 1\n"}},
+            {"name": "submit", "arguments": {"message": "no gain"}},
+        ],
+    },
+]
+ENDLESS = [{"text": "I wait.", "calls": [{"name": "bash", "arguments": {"command": "sleep 60"}}]}]
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> str:
+    (tmp_path / "task.py").write_text(TASK)
+    return "task.py"
+
+
+def script(folder: Path, replies: list[dict[str, object]]) -> str:
+    (folder / "script.jsonl").write_text("".join(json.dumps(reply) + "\n" for reply in replies))
+    return "scripted:script.jsonl"
+
+
+def test_a_run_without_a_gain_ends_well_and_can_be_looked_at(
+    cuagent: Cuagent, task: str, tmp_path: Path
+) -> None:
+    model = script(tmp_path, NO_GAIN)
+    done = cuagent("optimize", task, "--model", model, "--output-format", "json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["stop"], result["gain"], result["best"]) == ("no gain", False, None)
+    assert "● bash  ls" in done.stderr
+    assert "reference.py" in done.stderr
+    assert "? no gain" in done.stderr
+    assert (tmp_path / ".cuagent" / ".gitignore").read_text() == "*\n"
+    assert Path(result["folder"]).parent == tmp_path / ".cuagent" / "runs"
+
+    listed = json.loads(cuagent("runs", "--json").stdout)
+    assert [(row["run"], row["stop"]) for row in listed] == [(result["run"], "no gain")]
+    shown = cuagent("show", result["run"])
+    assert shown.returncode == 0
+    assert "? no gain" in shown.stdout
+    again = cuagent("replay", "latest").stdout
+    assert "I look around." in again
+    assert "● bash  ls" in again
+    assert "│ x = 1" in again
+    exported = cuagent("export", "latest", "--out", "new")
+    assert exported.returncode == 2
+    assert "no attempt was accepted" in exported.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_events_come_as_json_lines(cuagent: Cuagent, task: str, tmp_path: Path) -> None:
+    model = script(tmp_path, NO_GAIN[1:])
+    done = cuagent("optimize", task, "--model", model, "--output-format", "stream-json")
+    types = [json.loads(line)["type"] for line in done.stdout.splitlines()]
+    assert types[0] == "phase"
+    assert types[-1] == "run_ended"
+    assert done.stderr == ""
+
+
+def test_a_model_that_fails_gives_code_1(cuagent: Cuagent, task: str, tmp_path: Path) -> None:
+    done = cuagent("optimize", task, "--model", script(tmp_path, NO_GAIN[:1]))
+    assert done.returncode == 1
+    assert "the script ended" in done.stdout
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_run_whole(task: str, tmp_path: Path, signum: signal.Signals) -> None:
+    model = script(tmp_path, ENDLESS)
+    with subprocess.Popen(
+        [sys.executable, "-m", "cuagent", "optimize", task, "--model", model],
+        cwd=tmp_path,
+        env=clean_environment(tmp_path / "home"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if "sleep 60" in line:
+                break
+        time.sleep(0.3)
+        start = time.monotonic()
+        os.kill(run.pid, signum)
+        rest, complaint = run.communicate(timeout=30)
+    assert run.returncode == 130
+    assert time.monotonic() - start < 15
+    assert "interrupted" in rest
+    assert "what was kept: cuagent show" in complaint
+    assert "Traceback" not in complaint
+    log = next((tmp_path / ".cuagent" / "runs").glob("*/log.jsonl"))
+    assert json.loads(log.read_text().splitlines()[-1])["stop"] == "interrupted"
+
+
+def test_a_task_that_does_not_run_leaves_nothing(cuagent: Cuagent, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK.replace("torch.softmax(x, -1)", "x @ x"))
+    (tmp_path / "import.py").write_text("import nothing_of_that_name\n" + TASK)
+    for name in ("task.py", "import.py"):
+        done = cuagent("optimize", name, "--model", "expert")
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith("cuagent: ")
+        assert name in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not (tmp_path / ".cuagent").exists()
+
+
+def test_verify_tells_by_its_exit_code(cuagent: Cuagent, task: str, tmp_path: Path) -> None:
+    right = TASK.replace("class Model(", "class ModelNew(")
+    (tmp_path / "right.py").write_text(right)
+    (tmp_path / "wrong.py").write_text(right.replace("softmax", "log_softmax"))
+    good = cuagent("verify", task, "right.py", "--json")
+    assert good.returncode == 0, good.stderr
+    assert json.loads(good.stdout)["verdict"]["accepted"] is True
+    assert good.stderr == ""
+    bad = cuagent("verify", task, "wrong.py")
+    assert bad.returncode == 1, bad.stderr
+    assert "rejected: wrong values" in bad.stdout
