@@ -21,11 +21,11 @@ from cuagent import __version__
 from cuagent.attempt import Attempt
 from cuagent.build import Build, environment
 from cuagent.sandbox import SandboxError, Tier, probe, stamp
-from cuagent.task import Task
+from cuagent.task import Task, TaskError
 from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.oracle import Oracle, OracleLost
 from cuagent.verify.rounds import ROUNDS, Rejected, Tally, Trial
-from cuagent.verify.tolerance import Expected, Finding, strict
+from cuagent.verify.tolerance import Expected, Finding, constants, strict
 from cuagent.verify.verdict import Reason, RuleResult, Verdict
 from cuagent.worker import (
     Arena,
@@ -144,6 +144,8 @@ class Referee:
                 output = rejected.output
             except SessionEnded as ended:
                 reason, detail, output = REASONS[ended.status], ended.detail, ended.output
+            except TaskError as error:
+                reason, detail = Reason.NOT_CERTIFIABLE, str(error)
             except (NurseryError, OracleLost, SandboxError, MemoryError) as error:
                 reason, detail = Reason.INFRASTRUCTURE, str(error)
         tally.spend("total", time.perf_counter() - begun)
@@ -184,6 +186,8 @@ class Referee:
 
     def _try(self, session: Session, trial: Trial, tally: Tally) -> None:
         """One draw: two calls on poisoned memory, then the oracle, then the rules."""
+        import torch
+
         with tally.clock("oracle"):
             self._oracle.draw(trial.kind, trial.seed, self._inputs)
         master = self._memory(self._inputs).clone()
@@ -206,6 +210,14 @@ class Referee:
             findings = [self._judged(snapshot, expected, trial.kind) for snapshot in snapshots]
             unwritten = [_poisoned(s, byte) for s, byte in zip(snapshots, POISONS, strict=True)]
             tally.add(trial, snapshots, expected, findings, all(unwritten))
+            if tally.constants is None:
+                tally.constants = constants(expected)
+            # One constant for all draws: a loss is one number in each of them, yet not the same.
+            flat = [
+                torch.full_like(r, c)
+                for r, c in zip(expected.declared, tally.constants, strict=True)
+            ]
+            tally.trivial = tally.trivial and self._judged(flat, expected, trial.kind).passed
 
     def _judged(self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs) -> Finding:
         return strict(outputs, expected, kind, self.longest_sum, self.task.precision)
@@ -348,7 +360,7 @@ def _poisoned(outputs: Sequence[Tensor], byte: int) -> bool:
 
     for tensor in outputs:
         if tensor.numel() and tensor.element_size() > 1:
-            words = tensor.contiguous().view(torch.uint8).view(-1, tensor.element_size())
+            words = tensor.reshape(-1).view(torch.uint8).view(-1, tensor.element_size())
             if bool((words == byte).all(dim=1).any()):
                 return True
     return False

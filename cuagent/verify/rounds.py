@@ -60,6 +60,9 @@ class Tally:
         self._lax: list[RuleResult] = []
         self._findings: list[tuple[Trial, Finding]] = []
         self._unwritten = False
+        self.trivial = True
+        """Whether the constant that suits the first draw would have passed on all so far."""
+        self.constants: list[float] | None = None
         self._unsteady: Trial | None = None
 
     def add(
@@ -102,7 +105,7 @@ class Tally:
         """The reason and a line of detail, once all draws are in."""
         failed = [(t, f) for t, f in self._findings if not f.passed]
         if not failed:
-            if self._findings and all(f.trivial for _, f in self._findings):
+            if self._findings and self.trivial:
                 return Reason.NOT_CERTIFIABLE, "a constant passes on every draw"
             return (
                 Reason.ACCEPTED,

@@ -1,0 +1,121 @@
+"""Tasks of other forms: compiled kernels, folded BatchNorm, indices, losses, several outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.task import TaskError, load_task
+from cuagent.verify import Reason, Referee, Verdict
+
+KERNEL = """
+extern "C" void twice(float* out, const float* in, long n) {
+  #pragma omp parallel for
+  for (long i = 0; i < n; i++) out[i] = 2 * in[i] + 1;
+}
+"""
+TASKS = {
+    "kernel": ("", "", "return 2 * x + 1", "[torch.rand(300, 7)]"),
+    "batchnorm": (
+        "self.conv = torch.nn.Conv2d(3, 8, 3); self.norm = torch.nn.BatchNorm2d(8)",
+        "",
+        "return torch.relu(self.norm(self.conv(x)))",
+        "[torch.rand(2, 3, 12, 12)]",
+    ),
+    "loss": (
+        "",
+        ", target",
+        "return torch.nn.functional.cross_entropy(x, target)",
+        "[torch.rand(64, 50), torch.randint(50, (64,))]",
+    ),
+    "several": (
+        "",
+        "",
+        "return {'max': x.max(dim=-1), 'sum': [x.sum(0), x > 0.5]}",
+        "[torch.rand(40, 33)]",
+    ),
+    "embedding": (
+        "self.table = torch.nn.Embedding(100, 16)",
+        "",
+        "return self.table(x).sum(1)",
+        "[torch.randint(100, (32, 9))]",
+    ),
+    "gru": (
+        "self.gru = torch.nn.GRU(16, 24, batch_first=True)",
+        "",
+        "return self.gru(x)[0]",
+        "[torch.rand(4, 12, 16)]",
+    ),
+    "constant": ("", "", "return x.softmax(-1).sum(-1)", "[torch.rand(40, 33)]"),
+}
+
+
+def source(name: str, entry: str, forward: str | None = None) -> str:
+    construct, more, answer, inputs = TASKS[name]
+    return f"""
+import torch
+class {entry}(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        {construct or "pass"}
+    def forward(self, x{more}):
+        {forward or answer}
+def get_inputs():
+    return {inputs}
+def get_init_inputs():
+    return []
+"""
+
+
+def verdict(
+    tmp_path: Path, name: str, *, forward: str | None = None, prelude: str = "", kernel: str = ""
+) -> Verdict:
+    path = tmp_path / f"{name}.py"
+    path.write_text(source(name, "Model"))
+    task = load_task(str(path), device="cpu")
+    files = [("kernels/twice.cpp", kernel)] if kernel else []
+    attempt = Attempt((*files, ("model_new.py", prelude + source(name, "ModelNew", forward))))
+    with Referee(task) as referee:
+        return referee.verify(attempt, build(attempt, task.device))
+
+
+def test_a_compiled_kernel_is_found_inside_the_sandbox(tmp_path: Path) -> None:
+    prelude = 'from cuagent.kernels import load\ntwice = load("kernels/twice.cpp").twice\n'
+    forward = "y = torch.empty_like(x); twice(y, x, x.numel()); return y"
+    found = verdict(tmp_path, "kernel", forward=forward, prelude=prelude, kernel=KERNEL)
+    assert found.reason is Reason.ACCEPTED, (found.detail, found.output)
+
+
+@pytest.mark.parametrize("name", ["loss", "several", "embedding", "gru"])
+def test_the_reference_itself_is_accepted(tmp_path: Path, name: str) -> None:
+    found = verdict(tmp_path, name)
+    assert found.reason is Reason.ACCEPTED, (found.detail, found.draws)
+
+
+def test_a_fold_that_forgets_the_running_mean_is_found(tmp_path: Path) -> None:
+    fold = (
+        "f = self.norm.weight * torch.rsqrt(self.norm.running_var + self.norm.eps); "
+        "y = torch.nn.functional.conv2d(x, self.conv.weight * f[:, None, None, None], BIAS); "
+        "return torch.relu(y)"
+    )
+    right = "(self.conv.bias - self.norm.running_mean) * f + self.norm.bias"
+    assert verdict(tmp_path, "batchnorm", forward=fold.replace("BIAS", right)).accepted
+    wrong = "self.conv.bias * f + self.norm.bias"
+    found = verdict(tmp_path, "batchnorm", forward=fold.replace("BIAS", wrong))
+    assert found.reason is Reason.WRONG_VALUES
+    assert found.lax is not None
+    assert found.lax.passed
+
+
+def test_a_task_that_a_constant_solves_is_not_certifiable(tmp_path: Path) -> None:
+    assert verdict(tmp_path, "constant").reason is Reason.NOT_CERTIFIABLE
+
+
+def test_a_task_that_does_not_run_is_a_task_error(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(source("kernel", "Model", "raise ValueError('odd')"))
+    with pytest.raises(TaskError, match="odd"), Referee(load_task(str(path), device="cpu")):
+        pass
