@@ -1,0 +1,188 @@
+"""Judges for many episodes at once: one owner process for each timing device, and a memory.
+
+For: rollouts, where hundreds of episodes want verdicts. All timing on a device happens in its one
+owner, so that no measurement runs beside another; compiling happens in the threads of the episodes,
+whose results the owner finds in the build cache. What was judged once is remembered by content, for
+a policy repeats itself. Not covered: several machines.
+Invariant: a judgement never depends on which episode asked for it, so one that failed for reasons
+of the machine is not remembered.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from cuagent.attempt import Attempt
+from cuagent.build import Build, build
+from cuagent.measure.timing import Effort
+from cuagent.task import Device, Task, TaskError
+from cuagent.verify.verdict import Reason
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judge, Judgement
+
+MOST_OPEN = 12
+"""Tasks that an owner keeps warm; each has processes and memory of its own."""
+
+
+class PoolError(Exception):
+    """An owner process died or could not open a task. One line."""
+
+
+class JudgePool:
+    """A context manager. `effort` None verifies without timing: rewards are then -1 and 1.
+
+    `gpus`: indices of the CUDA devices that time, one owner each; for CPU tasks one owner.
+    """
+
+    def __init__(
+        self,
+        effort: Effort | None = Effort.QUICK,
+        isolation: str = "auto",
+        gpus: Sequence[int] = (0,),
+    ) -> None:
+        self.effort = effort
+        self.isolation = isolation
+        self.gpus = gpus
+        self.judged = 0
+        self.remembered = 0
+        self._owners: dict[int, Owner] = {}
+        self._memory: dict[tuple[str, str], Future[Judgement]] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> JudgePool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        for owner in self._owners.values():
+            owner.close()
+
+    def judge_for(self, task: Task) -> Judge:
+        """What an episode's run takes for its judge."""
+        # A judge by shape: it has what the agent's tools and `conclude` ask of one.
+        return cast("Judge", PooledJudge(self, task))
+
+    def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
+        """Judge once, remember, and let whoever asks the same meanwhile wait for that."""
+        key = (task.digest, attempt.digest)
+        with self._lock:
+            known = self._memory.get(key)
+            mine: Future[Judgement] = known or Future()
+            self._memory[key] = mine
+            self.remembered += known is not None
+            self.judged += known is None
+        if known is not None:
+            return known.result()
+        try:
+            build(attempt, task.device)  # in this thread, beside others; the owner finds it cached
+            found = self._owner(task).ask(task, attempt, self.effort if timed else None)
+        except BaseException as error:
+            self._forget(key)
+            mine.set_exception(error)
+            raise
+        if found.verdict.reason is Reason.INFRASTRUCTURE:
+            self._forget(key)
+        mine.set_result(found)
+        return found
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        with self._lock:
+            del self._memory[key]
+
+    def _owner(self, task: Task) -> Owner:
+        # The same task always goes to the same owner, which has it open.
+        place = int(task.digest[:8], 16) % len(self.gpus) if task.device == Device.CUDA else 0
+        with self._lock:
+            if place not in self._owners:
+                gpu = self.gpus[place] if task.device == Device.CUDA else None
+                self._owners[place] = Owner(self.isolation, gpu)
+            return self._owners[place]
+
+
+class PooledJudge:
+    """`cuagent.judge.Judge` of one task, by way of the pool."""
+
+    def __init__(self, pool: JudgePool, task: Task) -> None:
+        self.pool = pool
+        self.task = task
+
+    def build(self, attempt: Attempt) -> Build:
+        return build(attempt, self.task.device)
+
+    def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
+        """At the pool's effort, whatever is asked: an episode's `submit` is not a claim of record,
+        and the reward must be that of the verdict which the policy was shown."""
+        return self.pool.judge(self.task, attempt, timed=effort is not None)
+
+
+class Owner:
+    """One process that holds the judges of one device."""
+
+    def __init__(self, isolation: str, gpu: int | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, isolation, gpu), daemon=False)
+        self._process.start()
+        theirs.close()
+        self._turn = threading.Lock()
+
+    def ask(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+        """Raises PoolError."""
+        with self._turn:
+            try:
+                self._pipe.send((task, attempt, effort))
+                answer = self._pipe.recv()
+            except (EOFError, OSError) as error:
+                raise PoolError(f"a judging process ended ({error!r}); start again") from error
+        if isinstance(answer, str):
+            raise PoolError(answer)
+        return answer
+
+    def close(self) -> None:
+        with self._turn:
+            self._pipe.close()
+        self._process.join(timeout=30)
+        if self._process.is_alive():
+            self._process.terminate()
+
+
+def serve(pipe: Connection, isolation: str, gpu: int | None) -> None:
+    """The owner's process: answers until the pipe closes."""
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    from cuagent.judge import Judge
+    from cuagent.verify.oracle import OracleLost
+    from cuagent.worker import NurseryError
+
+    judges: OrderedDict[str, Judge] = OrderedDict()
+    try:
+        while True:
+            task, attempt, effort = pipe.recv()
+            try:
+                if task.digest not in judges:
+                    judges[task.digest] = Judge(task, isolation)  # type: ignore[arg-type]
+                    if len(judges) > MOST_OPEN:
+                        judges.popitem(last=False)[1].close()
+                judges.move_to_end(task.digest)
+                answer: Judgement | str = judges[task.digest].judge(attempt, effort)
+            except (TaskError, NurseryError, OracleLost) as error:
+                answer = f"{task.name}: {error}"
+            pipe.send(answer)
+    except (EOFError, OSError, KeyboardInterrupt):
+        pass  # the pool closed the pipe, or the user interrupted everything
+    finally:
+        for judge in judges.values():
+            judge.close()
