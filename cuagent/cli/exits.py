@@ -79,7 +79,8 @@ def crashes_to(folder: Path | None) -> Iterator[None]:
         yield
     except Exception as error:
         of_typer = type(error).__module__.startswith(("click", "typer"))
-        if of_typer or exit_for(error) is not None:
+        # a reader that has gone away (`| head`) is no defect either; typer ends on it quietly
+        if of_typer or isinstance(error, BrokenPipeError) or exit_for(error) is not None:
             raise
         path = _fresh_file() if folder is None else folder / "crash.txt"
         path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from commands import Cuagent
 
+from cuagent.cli.exits import Crash, Exit, crashes_to, exit_for
+
 GOOD = """
 import torch
 class Model(torch.nn.Module):
@@ -102,6 +104,16 @@ def test_no_runs_is_no_error(cuagent: Cuagent) -> None:
     assert done.returncode == 0
     assert "cuagent optimize TASK" in done.stdout
     assert cuagent("runs", "--json").stdout == "[]\n"
+
+
+def test_a_defect_leaves_its_traceback_in_a_file_and_says_where(tmp_path: Path) -> None:
+    said = r"a defect of cuagent: ValueError: odd; .*crash.txt"
+    with pytest.raises(Crash, match=said) as caught, crashes_to(tmp_path):
+        raise ValueError("odd")
+    assert exit_for(caught.value) is Exit.INFRASTRUCTURE
+    assert "ValueError: odd" in (tmp_path / "crash.txt").read_text()
+    with pytest.raises(BrokenPipeError), crashes_to(tmp_path):
+        raise BrokenPipeError
 
 
 def test_a_closed_pipe_ends_without_a_traceback(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""A log read back shows the run that it recorded."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from samples import BROKEN, GAIN, REJECTED, SLOWER
+
+from cuagent import events
+from cuagent.judge import Judgement
+from cuagent.message import Message, ToolCall, Usage
+from cuagent.record import RunFolder, RunLog, new_run, plain, read_records
+from cuagent.ui.recorded import best_of, events_of, revive
+
+
+@pytest.mark.parametrize("judgement", [GAIN, REJECTED, BROKEN, SLOWER])
+def test_a_judgement_comes_back_whole(judgement: Judgement) -> None:
+    assert revive(Judgement, json.loads(json.dumps(plain(judgement)))) == judgement
+
+
+def test_what_json_lacks_comes_back_too() -> None:
+    @dataclass(frozen=True)
+    class Figures:
+        low: float
+        high: float | None
+
+    back = revive(Figures, plain(Figures(math.inf, math.nan)))
+    assert back.low == math.inf
+    assert math.isnan(back.high)
+    assert revive(Figures, {"low": 1, "high": None, "later": 2}) == Figures(1.0, None)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> RunFolder:
+    folder = new_run("softmax", tmp_path)
+    with RunLog(folder) as log:
+        log.write("session", task={"name": "softmax", "device": "cpu"}, model="expert")
+        log.message(Message("user", "make it faster"))
+        call = log.write("call", usage=Usage(input=7, output=3), cost=0.5)
+        calls = (ToolCall("1", "bash", '{"command": "ls"}'), ToolCall("2", "verify", "{}"))
+        log.message(Message("assistant", "I try.", calls, reasoning="hm"), call)
+        log.message(Message("tool", "a.py", tool_call_id="1"))
+        judged = replace(GAIN, verdict=replace(GAIN.verdict, attempt="digest"), attempt="digest")
+        log.write("judgement", effort="quick", **{**plain(judged), "attempt": 1})
+        log.message(Message("tool", "accepted", tool_call_id="2"))
+        log.write("notice", level="error", text="Traceback ...", tool="bash")
+        log.write("end", stop="submitted", summary="one kernel", attempt=1)
+    return folder
+
+
+def test_the_events_come_in_the_order_of_the_run(recorded: RunFolder) -> None:
+    shown = list(events_of(recorded, read_records(recorded)))
+    assert [type(event).__name__ for event in shown] == [
+        "RunStarted",
+        "StepStarted",
+        "TextDelta",
+        "TextDelta",
+        "Spent",
+        "ToolStarted",
+        "ToolFinished",
+        "ToolStarted",
+        "Judged",
+        "ToolFinished",
+        "RunEnded",
+    ]
+    spent = shown[4]
+    assert isinstance(spent, events.Spent)
+    assert (spent.step, spent.tokens_in, spent.tokens_out, spent.cost) == (1, 7, 3, 0.5)
+    bash = shown[5]
+    assert isinstance(bash, events.ToolStarted)
+    assert bash.summary == "ls"
+    ended = shown[-1]
+    assert isinstance(ended, events.RunEnded)
+    assert ended.best.attempt == "digest"
+
+
+def test_the_best_of_a_run_that_was_cut_off_is_its_best_accepted_attempt(
+    recorded: RunFolder,
+) -> None:
+    cut_off = [record for record in read_records(recorded) if record["type"] != "end"]
+    best = best_of(cut_off)
+    assert best is not None
+    assert best.score == GAIN.score
+    assert best_of(cut_off[:3]) is None
