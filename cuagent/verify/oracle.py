@@ -32,7 +32,7 @@ class Oracle:
 
     def __init__(self, nursery: Nursery, task: Task) -> None:
         self._nursery = nursery
-        self._folder = Path(tempfile.mkdtemp(prefix="cuagent-oracle-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=nursery.folder))
         (self._folder / "task.json").write_text(json.dumps(task_to_json(task)))
         self._ids = itertools.count()
         self._lent: dict[Arena, int] = {}

@@ -9,9 +9,11 @@ import contextlib
 import importlib.util
 import os
 import select
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +80,10 @@ class Nursery:
         )
         theirs.close()
         self._ready = False
+        self.folder = Path(tempfile.mkdtemp(prefix="cuagent-"))
+        """Sessions keep their files below it; it goes with the nursery."""
+        # A worker under another user id must be able to pass through.
+        self.folder.chmod(0o755)
 
     def fork(
         self,
@@ -127,6 +133,7 @@ class Nursery:
             self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Nursery:
         return self

@@ -100,7 +100,7 @@ class Session:
         `attempt` is laid down in a folder of the session's own, which goes when the session does.
         A candidate is held in the sandbox at `tier`, where it may read `read` beside that folder.
         """
-        folder = Path(tempfile.mkdtemp(prefix="cuagent-"))
+        folder = Path(tempfile.mkdtemp(dir=nursery.folder))
         # A worker under another user id must be able to enter it.
         folder.chmod(0o755)
         (folder / "order.json").write_text(json.dumps(order.to_json()))

@@ -220,7 +220,7 @@ def test_what_a_candidate_starts_dies_with_its_verdict(judged: Judged, tmp_path:
 
 def test_verdicts_leave_no_descriptor_and_no_folder(judged: Judged) -> None:
     def left() -> tuple[int, set[str]]:
-        folders = Path(tempfile.gettempdir()).glob("cuagent-*")
+        folders = Path(tempfile.gettempdir()).glob("cuagent-*/*")
         mine = {folder.name for folder in folders if (folder / "model_new.py").is_file()}
         return len(list(Path("/proc/self/fd").iterdir())), mine
 
