@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
 
     from cuagent.attempt import Attempt
     from cuagent.config import Settings
+    from cuagent.events import Emit
     from cuagent.task.task import Task
 
 TaskSpec = Annotated[
@@ -57,3 +61,17 @@ def open_candidate(path: Path) -> Attempt:
     if not path.exists():
         raise Refused(f"{path}: no such file or folder; name a candidate")
     return freeze(path)
+
+
+@contextmanager
+def activity(text: str, *, silent: bool) -> Iterator[Emit]:
+    """Shows on stderr what is being done; nothing where a program reads the result."""
+    from cuagent.events import Phase, ignore
+    from cuagent.ui.terminal import Terminal
+
+    if silent:
+        yield ignore
+        return
+    with Terminal(sys.stderr) as view:
+        view(Phase(text))
+        yield view

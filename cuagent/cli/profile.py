@@ -33,7 +33,12 @@ def profile(
     attempt = options.open_candidate(candidate) if candidate is not None else None
     from cuagent.judge import Judge
 
-    with Judge(opened, settings.isolation) as judge:
+    with (
+        options.activity(
+            f"profiling {candidate or opened.name} on {opened.device}", silent=json
+        ) as emit,
+        Judge(opened, settings.isolation, emit) as judge,
+    ):
         found = judge.profile(attempt)
     if json:
         from json import dumps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,13 +43,12 @@ def verify(
     settings = resolve({"device": device, "precision": precision})
     opened = options.open_task(task, inputs, init, settings)
     attempt = options.open_candidate(candidate)
-    from cuagent.events import ignore
     from cuagent.judge import Judge
-    from cuagent.ui.terminal import Terminal
 
-    with ExitStack() as stack:
-        emit = ignore if json else stack.enter_context(Terminal(sys.stderr))
-        judge = stack.enter_context(Judge(opened, settings.isolation, emit))
+    with (
+        options.activity(f"judging {candidate} on {opened.device}", silent=json) as emit,
+        Judge(opened, settings.isolation, emit) as judge,
+    ):
         judgement = judge.judge(attempt, effort)
     _report(judgement, json)
     raise typer.Exit(_code(judgement))

@@ -80,15 +80,6 @@ def count(number: int) -> str:
     return str(number)
 
 
-def size(amount: float) -> str:
-    """Bytes: `512 B`, `1.5 KiB`, `3.0 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024 or unit == "GiB":
-            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    raise AssertionError("unreachable: the last unit takes everything")
-
-
 def money(dollars: float) -> str:
     """US dollars: cents from a dollar on, a tenth of a cent below."""
     return f"${dollars:.2f}" if dollars >= 1 or dollars == 0 else f"${dollars:.3f}"
