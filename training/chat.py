@@ -211,7 +211,7 @@ TEMPLATE = """\
 {% endif -%}"""
 """ChatML with Hermes calls and without the tools' schemas: a small model learns them by example."""
 
-SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>")
+SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Chat:
@@ -245,7 +245,7 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Chat:
             pad_token=SPECIAL[0],
             bos_token=None,
             eos_token=SPECIAL[2],
-            additional_special_tokens=[SPECIAL[1]],
+            additional_special_tokens=[SPECIAL[1], *SPECIAL[3:]],
             chat_template=TEMPLATE,
             clean_up_tokenization_spaces=False,
         )

@@ -27,6 +27,8 @@ class Filters:
     above: float = 0.0
     """Rewards must exceed it."""
     submitted: bool = True
+    cut_turns: int = 0
+    """Turns that ended by their length limit, at most."""
     repeats: int = 2
     """The same call at most so often in a row."""
     bad_calls: int = 0
@@ -58,7 +60,10 @@ def keep(episodes: Iterable[Episode], filters: Filters) -> tuple[list[Episode], 
     rules: list[tuple[str, Callable[[Episode], bool]]] = [
         (f"reward not above {filters.above:g}", lambda e: e.reward > filters.above),
         ("not ended by submit", lambda e: not filters.submitted or e.stop in SUBMITTED),
-        ("a turn cut by length", lambda e: not e.figures.get("cut_turns")),
+        (
+            "a turn cut by length",
+            lambda e: e.figures.get("cut_turns", 0) <= filters.cut_turns,
+        ),
         ("the same call in a row", lambda e: longest_repeat(e.calls) <= filters.repeats),
         (
             "unknown tool or broken arguments",

@@ -52,6 +52,7 @@ def load_actor(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     """An actor from a Hugging Face folder or name."""
     from transformers import AutoModelForCausalLM
 
+    quiet()
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
 
 
@@ -76,9 +77,23 @@ def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     """A critic from a Hugging Face folder."""
     from transformers import AutoModelForTokenClassification
 
+    quiet()
     return AutoModelForTokenClassification.from_pretrained(
         folder, dtype=dtype, attn_implementation="sdpa"
     )
+
+
+def save_model(model: Any, folder: Path) -> None:
+    """A Hugging Face folder, weights as safetensors."""
+    quiet()
+    model.save_pretrained(folder)
+
+
+def quiet() -> None:
+    """No progress bars in our own output."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def head(critic: Any) -> torch.nn.Module:

@@ -1,0 +1,87 @@
+"""Settings of a stage: a TOML file and `--set a.b=value`, checked against the frozen dataclasses.
+
+The dataclasses of the stages are the schema: a name they do not have, or a value of another type,
+is refused with a line that says what there is.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class ConfigError(Exception):
+    """A setting cannot be used. One line: which, why, what there is."""
+
+
+def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
+    """`default` with the file's tables and then the assignments laid over it."""
+    found = default
+    if file is not None:
+        try:
+            found = overlay(found, tomllib.loads(file.read_text(encoding="utf-8")), "")
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{file}: {error}") from error
+    for assignment in sets:
+        name, sign, text = assignment.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {assignment}: write name=value, e.g. ppo.iterations=40")
+        nested: Any = _value(text)
+        for part in reversed(name.strip().split(".")):
+            nested = {part: nested}
+        found = overlay(found, nested, "")
+    return found
+
+
+def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
+    """A copy of the dataclass with `values` in place of its own, recursively."""
+    hints = typing.get_type_hints(type(default))
+    known = {f.name for f in fields(default)}  # type: ignore[arg-type]
+    changed: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"no setting {where}{name}; there are {', '.join(sorted(known))}")
+        present = getattr(default, name)
+        if is_dataclass(present) and isinstance(value, Mapping):
+            changed[name] = overlay(present, value, f"{where}{name}.")
+        else:
+            changed[name] = _fit(value, hints[name], f"{where}{name}")
+    return replace(default, **changed)  # type: ignore[type-var]
+
+
+def _value(text: str) -> Any:
+    """`none` is None, what TOML reads is that, and everything else a string."""
+    if text.strip().lower() == "none":
+        return None
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+def _fit(value: Any, hint: Any, name: str) -> Any:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        if option is type(None) and value is None:
+            return None
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(option, type) and issubclass(option, StrEnum) and isinstance(value, str):
+            if value in list(option):
+                return option(value)
+            raise ConfigError(f"{name}: {value!r} is none of {', '.join(option)}")
+        if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
+            return tuple(value)
+        if isinstance(option, type) and type(value) is option:
+            return value
+    words = " or ".join(getattr(o, "__name__", str(o)) for o in options)
+    raise ConfigError(f"{name}: {json.dumps(value, default=str)} is not {words}")

@@ -1,0 +1,81 @@
+"""Which tasks to play next: those that the policy sometimes solves.
+
+For: spending verdicts where they teach. A task that always succeeds or always fails gives every
+episode the same reward and so no advantage; its share shrinks, and grows again when that changes.
+So the mix becomes harder as the policy solves tasks and easier as it fails.
+Invariant: the choice for an iteration follows from the seed and the outcomes of the iterations
+before it, which lie in a file; a resumed run chooses as an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cuagent.training.segments import Episode
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    memory: int = 32
+    """Outcomes of a task that count, the newest."""
+    floor: float = 0.05
+    """What a task keeps though it teaches nothing now; 0.25 is the most that one can have."""
+    lowest: float = -1.0
+    highest: float = 3.0
+    """Of the reward scale."""
+
+
+def weights(
+    tasks: Sequence[str], outcomes: Iterable[tuple[str, float]], settings: Curriculum
+) -> dict[str, float]:
+    """p (1 - p) + floor of each task, p the mean reward as a share of the scale; 1/2 if unseen."""
+    seen: dict[str, list[float]] = defaultdict(list)
+    for task, reward in outcomes:
+        seen[task].append(reward)
+    out = {}
+    for task in tasks:
+        recent = seen[task][-settings.memory :]
+        mean = sum(recent) / len(recent) if recent else (settings.lowest + settings.highest) / 2
+        p = (mean - settings.lowest) / (settings.highest - settings.lowest)
+        out[task] = p * (1 - p) + settings.floor
+    return out
+
+
+def choose(shares: Mapping[str, float], count: int, seed: int) -> list[str]:
+    """`count` tasks; each gets its expected number, rounded at random, so no draw starves one."""
+    luck = random.Random(seed)
+    total = sum(shares.values())
+    chosen: list[str] = []
+    at, offset = 0.0, luck.random()
+    for task, share in shares.items():  # systematic sampling: one offset, `count` equal strides
+        at += share / total * count
+        while len(chosen) + offset < at and len(chosen) < count:
+            chosen.append(task)
+    while len(chosen) < count:  # the last stride can be lost to rounding
+        chosen.append(list(shares)[-1])
+    return chosen
+
+
+def remember(path: Path, iteration: int, episodes: Sequence[Episode]) -> None:
+    """Append the outcomes of an iteration."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as out:
+        for e in episodes:
+            out.write(json.dumps([iteration, e.task, e.reward]) + "\n")
+
+
+def recall(path: Path, before: int) -> list[tuple[str, float]]:
+    """Outcomes of the iterations before `before`; later lines (of a run that was interrupted and
+    goes on from an earlier checkpoint) are cut off."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if row[0] < before]
+    if len(rows) < len(lines):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return [(task, reward) for _, task, reward in rows]
