@@ -230,14 +230,15 @@ def _profile(
 ) -> Profile:
     own = Work.from_json(figures["own_work"])
     libraries = build.libraries if build else ()
+    on_cuda = task.device is Device.CUDA
     return Profile(
         subject=subject,
         seconds=float(figures["seconds"]),
-        operators=_costs(figures["operators"], own.operators),
-        kernels=_costs(figures["kernels"], {}),
+        operators=_costs(figures["operators"], own.operators, on_cuda),
+        kernels=_costs(figures["kernels"], {}, on_cuda),
         roofline=Roofline(Work.from_json(figures["work"]), limits, str(figures["unit"])),
         own=own,
-        busy=float(figures["busy"]) if task.device is Device.CUDA else None,
+        busy=float(figures["busy"]) if on_cuda else None,
         busy_threads=float(figures["busy_threads"]),
         threads=int(figures["threads"]),
         memory=figures["memory"],
@@ -245,21 +246,25 @@ def _profile(
     )
 
 
-def _costs(rows: list[dict[str, Any]], work: dict[str, OperatorWork]) -> tuple[Cost, ...]:
+def _costs(
+    rows: list[dict[str, Any]], work: dict[str, OperatorWork], on_cuda: bool
+) -> tuple[Cost, ...]:
     total = sum(row["seconds"] for row in rows) or 1.0
     costs = []
     for row in sorted(rows, key=lambda row: -row["seconds"]):
         name, seconds = str(row["name"]), float(row["seconds"])
         known = work.get(_operator(name))
-        counted = known is not None and seconds > 0
+        # On CUDA an operator's own time is the host's; what it moves, it moves in its kernels.
+        working = float(row.get("device_seconds") or (0 if on_cuda else seconds))
+        counted = known is not None and working > 0
         costs.append(
             Cost(
                 name,
                 float(row["calls"]),
                 seconds,
                 seconds / total,
-                known.bytes / seconds if known and counted and known.bytes else None,
-                known.flops / seconds if known and counted and known.flops else None,
+                known.bytes / working if known and counted and known.bytes else None,
+                known.flops / working if known and counted and known.flops else None,
             )
         )
     return tuple(cost for cost in costs if cost.share >= 0.001)
@@ -300,6 +305,7 @@ def _bar(share: float) -> str:
 def _short(name: str, width: int) -> str:
     """A kernel's name without the template arguments and the return type that fill the line."""
     name = name.removeprefix("void ").replace("at::native::", "")
+    name = name.replace("(anonymous namespace)::", "")
     if len(name) > width and "<" in name:
         name = name[: name.index("<")]
     return name if len(name) <= width else name[: width - 1] + "…"
