@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cuagent.agent.stop import Stop
 from cuagent.training.advantage import actions
 from cuagent.training.segments import Episode
 
@@ -69,8 +70,9 @@ def ratio_metrics(log_ratio: Tensor, clipped: Tensor) -> Metrics:
     }
 
 
-def episode_metrics(episodes: Sequence[Episode], cut: str = "length") -> Metrics:
-    """What a set of episodes did. `length_clipped` is the share that ended by a length limit."""
+def episode_metrics(episodes: Sequence[Episode]) -> Metrics:
+    """What a set of episodes did. `length_clipped` is the share in which a length limit cut a turn
+    or ended the conversation; `step_limited` the share that ran out of turns."""
     n = len(episodes)
     rewards = [e.reward for e in episodes]
     mean = sum(rewards) / n
@@ -82,13 +84,19 @@ def episode_metrics(episodes: Sequence[Episode], cut: str = "length") -> Metrics
         "reward_std": math.sqrt(sum((r - mean) ** 2 for r in rewards) / n),
         "correct": sum(r > 0 for r in rewards) / n,
         "faster_than_compile": sum(r >= 3 for r in rewards) / n,
-        "length_clipped": sum(e.stop == cut for e in episodes) / n,
+        "length_clipped": sum(is_cut(e) for e in episodes) / n,
+        "step_limited": sum(e.stop == Stop.STEP_LIMIT for e in episodes) / n,
         "bad_calls": sum(not (c.known and c.valid) for c in calls) / max(len(calls), 1),
         "turns": sum(e.turns for e in episodes) / n,
         "action_tokens": sum(e.action_tokens for e in episodes) / n,
         "tokens": sum(e.tokens for e in episodes) / n,
         "distinct_solutions": len(solutions) / n,
     }
+
+
+def is_cut(episode: Episode) -> bool:
+    """Whether a limit of tokens cut it."""
+    return episode.stop == Stop.CONTEXT_FULL or episode.figures.get("cut_turns", 0) > 0
 
 
 def log_metrics(path: Path, step: int, metrics: Mapping[str, float], **labels: Any) -> None:

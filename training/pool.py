@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build, build
@@ -28,6 +28,7 @@ from cuagent.verify.verdict import Reason
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
+    from cuagent.measure.profile import Profile
 
 MOST_OPEN = 12
 """Tasks that an owner keeps warm; each has processes and memory of its own."""
@@ -88,7 +89,7 @@ class JudgePool:
             return known.result()
         try:
             build(attempt, task.device)  # in this thread, beside others; the owner finds it cached
-            found = self._owner(task).ask(task, attempt, self.effort if timed else None)
+            found = self._owner(task).judge(task, attempt, self.effort if timed else None)
         except BaseException as error:
             self._forget(key)
             mine.set_exception(error)
@@ -97,6 +98,10 @@ class JudgePool:
             self._forget(key)
         mine.set_result(found)
         return found
+
+    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
+        """In the owner, for it measures too. Raises ProfileError, PoolError."""
+        return self._owner(task).profile(task, attempt)
 
     def _forget(self, key: tuple[str, str]) -> None:
         with self._lock:
@@ -127,6 +132,9 @@ class PooledJudge:
         and the reward must be that of the verdict which the policy was shown."""
         return self.pool.judge(self.task, attempt, timed=effort is not None)
 
+    def profile(self, attempt: Attempt | None = None) -> Profile:
+        return self.pool.profile(self.task, attempt)
+
 
 class Owner:
     """One process that holds the judges of one device."""
@@ -139,16 +147,23 @@ class Owner:
         theirs.close()
         self._turn = threading.Lock()
 
-    def ask(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+    def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
         """Raises PoolError."""
+        return self._ask("judge", task, attempt, effort)
+
+    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
+        """Raises ProfileError, PoolError."""
+        return self._ask("profile", task, attempt)
+
+    def _ask(self, *question: Any) -> Any:
         with self._turn:
             try:
-                self._pipe.send((task, attempt, effort))
+                self._pipe.send(question)
                 answer = self._pipe.recv()
             except (EOFError, OSError) as error:
                 raise PoolError(f"a judging process ended ({error!r}); start again") from error
-        if isinstance(answer, str):
-            raise PoolError(answer)
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
     def close(self) -> None:
@@ -164,22 +179,27 @@ def serve(pipe: Connection, isolation: str, gpu: int | None) -> None:
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
     from cuagent.judge import Judge
+    from cuagent.measure.profile import ProfileError
     from cuagent.verify.oracle import OracleLost
     from cuagent.worker import NurseryError
 
     judges: OrderedDict[str, Judge] = OrderedDict()
+    answer: object
     try:
         while True:
-            task, attempt, effort = pipe.recv()
+            what, task, *arguments = pipe.recv()
             try:
                 if task.digest not in judges:
                     judges[task.digest] = Judge(task, isolation)  # type: ignore[arg-type]
                     if len(judges) > MOST_OPEN:
                         judges.popitem(last=False)[1].close()
                 judges.move_to_end(task.digest)
-                answer: Judgement | str = judges[task.digest].judge(attempt, effort)
+                judge = judges[task.digest]
+                answer = judge.judge(*arguments) if what == "judge" else judge.profile(*arguments)
+            except ProfileError as error:
+                answer = error
             except (TaskError, NurseryError, OracleLost) as error:
-                answer = f"{task.name}: {error}"
+                answer = PoolError(f"{task.name}: {error}")
             pipe.send(answer)
     except (EOFError, OSError, KeyboardInterrupt):
         pass  # the pool closed the pipe, or the user interrupted everything

@@ -1,0 +1,103 @@
+"""The whole way with the real compiler, the real verifier and the real tools, as small as it goes;
+and the commands on what it leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cuagent.task import Device
+from cuagent.training.cli import app
+from cuagent.training.config import ConfigError
+from cuagent.training.demo import DemoConfig, for_test, run_demo
+from cuagent.training.metrics import read_metrics
+from cuagent.training.segments import read_episodes, require_logprobs
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demo")
+    run_demo(for_test(DemoConfig()), Device.CPU, out, lambda _: None)
+    return out
+
+
+def call(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_teachers_kernels_are_judged_for_real(demo: Path) -> None:
+    episodes = list(read_episodes(demo / "demonstrations" / "episodes.jsonl"))
+    assert {e.reward for e in episodes} <= {-1.0, 1.0}
+    assert any(e.reward == 1.0 and e.stop == "no gain" and e.solution for e in episodes)
+
+
+def test_every_stage_leaves_a_model_and_every_rollout_its_logprobs(demo: Path) -> None:
+    assert set(json.loads((demo / "results.json").read_text())) == {"base", "rft", "ppo"}
+    for stage in ("base", "rft", "value", "ppo"):
+        assert (demo / stage / "model" / "model.safetensors").is_file()
+    rows = read_metrics(demo / "ppo" / "metrics.jsonl")
+    assert [m["step"] for m in rows] == [0, 1]
+    assert all(m["sampler_gap"] < 1e-4 for m in rows)
+    for file in (demo / "ppo" / "episodes").glob("*.jsonl"):
+        require_logprobs(read_episodes(file))
+
+
+def test_a_finished_demo_does_nothing_again(demo: Path) -> None:
+    before = (demo / "ppo" / "metrics.jsonl").read_text()
+    said: list[str] = []
+    run_demo(for_test(DemoConfig()), Device.CPU, demo, said.append)
+    assert (demo / "ppo" / "metrics.jsonl").read_text() == before
+    assert said[-1].startswith("0 kernels judged")
+
+
+def test_the_commands_train_on_what_others_left(demo: Path, tmp_path: Path) -> None:
+    policy, runs = str(demo / "base" / "model"), str(demo / "demonstrations" / "runs")
+    episodes = str(demo / "value" / "sampled" / "episodes" / "00000.jsonl")
+    short = ["--device", "cpu", "--set", "rft.steps=1", "--set", "value.steps=1"]
+    short += ["--set", "heldout=0"]
+    said = call("rft", "--policy", policy, "--from", runs, "--out", str(tmp_path / "rft"), *short)
+    assert "not ended by submit" in said
+    call("value", "--policy", policy, "--from", episodes, "--out", str(tmp_path / "value"), *short)
+    few = [
+        "ppo.iterations=1",
+        "ppo_episodes=2",
+        "play.turns=1",
+        "play.reply=4",
+        "play.context=65536",
+    ]
+    said = call(
+        "ppo", "--policy", policy, "--critic", str(tmp_path / "value" / "model"), "--out",
+        str(tmp_path / "ppo"), "--tasks", str(demo / "tasks"), "--device", "cpu",
+        *[part for name in [*few, "play.timed=false"] for part in ("--set", name)],
+    )  # fmt: skip
+    assert "ppo 1/1: reward -1.00" in said
+    assert "training reward" in (tmp_path / "ppo" / "report.html").read_text()
+    count = call("export", "--runs", runs, "--format", "chat", "--out", str(tmp_path / "c.jsonl"))
+    assert count.startswith("6 written")
+
+
+def test_episodes_of_another_tokenizer_are_refused(demo: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from cuagent.training.segments import RecordError, write_episodes
+    from cuagent.training.stages import episodes_of, load_chat
+
+    source = demo / "value" / "sampled" / "episodes" / "00000.jsonl"
+    foreign = [replace(e, tokenizer="other") for e in read_episodes(source)]
+    write_episodes(tmp_path / "foreign.jsonl", foreign)
+    chat = load_chat(demo / "base" / "model")
+    with pytest.raises(RecordError, match="another tokenizer"):
+        episodes_of([tmp_path / "foreign.jsonl"], chat, lambda _: None)
+
+
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuagent.training import cli
+
+    monkeypatch.setattr(cli, "NEEDED", ("transformers", "a_package_that_is_not_there"))
+    with pytest.raises(ConfigError, match=r"no a_package.*pip install 'cuagent\[train\]'"):
+        call("rft", "--policy", "x", "--from", "y", "--out", "z")

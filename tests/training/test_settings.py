@@ -1,0 +1,85 @@
+"""Settings and the curriculum."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from cuagent.training.config import ConfigError, configure
+from cuagent.training.curriculum import Curriculum, choose, recall, remember, weights
+from cuagent.training.monitor import Action
+from cuagent.training.segments import Episode
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = 0.1
+    lam: float | None = 0.95
+    action: Action = Action.WARN
+    gpus: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Outer:
+    steps: int = 3
+    name: str = "a"
+    inner: Inner = field(default_factory=Inner)
+
+
+def test_flags_lie_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('steps = 5\n[inner]\nrate = 1\naction = "stop"\ngpus = [1, 2]\n')
+    found = configure(Outer(), file, ["inner.rate=2e-3", "inner.lam=none", "name=b c"])
+    assert found == Outer(5, "b c", Inner(2e-3, None, Action.STOP, (1, 2)))
+    assert isinstance(configure(Outer(), file, []).inner.rate, float)
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("stepz=3", "no setting stepz; there are inner, name, steps"),
+        ("inner.rat=3", "no setting inner.rat; there are action, gpus, lam, rate"),
+        ("steps=2.5", "steps: 2.5 is not int"),
+        ("steps=true", "steps: true is not int"),
+        ("inner.action=explode", "none of warn, stop, rollback"),
+        ("inner.rate=none", "inner.rate: null is not float"),
+        ("steps", "write name=value"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named(setting: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        configure(Outer(), None, [setting])
+
+
+def episode(task: str, reward: float) -> Episode:
+    return Episode("e", task, task, (), reward, "submitted")
+
+
+def test_tasks_that_are_sometimes_solved_get_most_episodes() -> None:
+    outcomes = (
+        [("solved", 3.0)] * 8 + [("hopeless", -1.0)] * 8 + [("half", 3.0), ("half", -1.0)] * 4
+    )
+    shares = weights(["solved", "hopeless", "half", "new"], outcomes, Curriculum())
+    assert shares["solved"] == shares["hopeless"] == pytest.approx(0.05)
+    assert shares["half"] == shares["new"] == pytest.approx(0.30)
+    forgotten = outcomes + [("solved", -1.0), ("solved", 3.0)] * 16
+    assert weights(["solved"], forgotten, Curriculum())["solved"] == pytest.approx(0.30)
+
+
+def test_every_task_gets_its_share_to_within_one() -> None:
+    shares = {"a": 0.3, "b": 0.05, "c": 0.15}
+    for seed in range(50):
+        counts = Counter(choose(shares, 100, seed))
+        assert sum(counts.values()) == 100
+        assert all(abs(counts[t] - 100 * s / 0.5) <= 1 for t, s in shares.items())
+
+
+def test_outcomes_of_iterations_that_will_run_again_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.jsonl"
+    for iteration in range(4):
+        remember(path, iteration, [episode("a", float(iteration))])
+    assert recall(path, 2) == [("a", 0.0), ("a", 1.0)]
+    assert recall(path, 9) == [("a", 0.0), ("a", 1.0)]

@@ -1,0 +1,207 @@
+"""`cuagent train ...`: thin commands over the stages; nothing heavy is imported before one runs."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from cuagent.training.stages import TrainConfig
+
+app = typer.Typer(
+    help="Turn runs into a better policy: RFT, value pretraining, PPO.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+Out = Annotated[Path, typer.Option("--out", help="Folder for checkpoints and metrics.")]
+Policy = Annotated[Path, typer.Option("--policy", help="Hugging Face folder of the policy.")]
+Tasks = Annotated[Path, typer.Option("--tasks", help="A task file, or a folder of them.")]
+Sources = Annotated[
+    list[Path], typer.Option("--from", help="A folder of runs, or a JSONL of episodes. Repeatable.")
+]
+Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="One setting, e.g. ppo.iterations=40. Repeatable.")
+]
+DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+NEEDED = ("transformers", "safetensors", "tokenizers")
+
+
+@app.command()
+def demo(
+    out: Out = Path(".cuagent/demo"),
+    device: DeviceName = "auto",
+    seed: int = 0,
+    config: Config = None,
+    set: Sets = None,
+) -> None:
+    """Train a small decoder from nothing: teacher, RFT, value pretraining, PPO, real verdicts."""
+    needs_extra()
+    from cuagent.task import Device
+    from cuagent.training.config import configure
+    from cuagent.training.demo import DemoConfig, for_cuda, run_demo
+    from cuagent.training.report import write_report
+
+    where = Device(choose_device(device))
+    start = for_cuda(DemoConfig(seed=seed)) if where == Device.CUDA else DemoConfig(seed=seed)
+    run_demo(configure(start, config, set or []), where, out, say)
+    say(f"curves: {write_report(out)}")
+
+
+@app.command()
+def collect(
+    policy: Policy,
+    tasks: Tasks,
+    out: Out,
+    episodes: Annotated[int, typer.Option(help="How many.")] = 256,
+    device: DeviceName = "auto",
+    config: Config = None,
+    set: Sets = None,
+) -> None:
+    """Play tasks with a policy and keep the episodes: for RFT, for value pretraining."""
+    settings = prepare(config, set)
+    from cuagent.training.stages import collect
+
+    collect(policy, tasks, out, episodes, settings, choose_device(device), say)
+
+
+@app.command()
+def evaluate(
+    policy: Policy,
+    tasks: Tasks,
+    out: Out,
+    episodes: Annotated[int, typer.Option(help="How many.")] = 64,
+    device: DeviceName = "auto",
+    config: Config = None,
+    set: Sets = None,
+) -> None:
+    """Play held-out tasks with a policy; figures in evaluation.json."""
+    settings = prepare(config, set)
+    from cuagent.training.stages import collect
+
+    collect(policy, tasks, out, episodes, settings, choose_device(device), say)
+
+
+@app.command()
+def rft(
+    policy: Policy,
+    source: Sources,
+    out: Out,
+    device: DeviceName = "auto",
+    config: Config = None,
+    set: Sets = None,
+) -> None:
+    """Rejection fine-tuning on runs of `cuagent optimize` (any provider) or on episodes."""
+    settings = prepare(config, set)
+    from cuagent.training.stages import refine
+
+    refine(policy, source, out, settings, choose_device(device), say)
+
+
+@app.command()
+def value(
+    policy: Policy,
+    source: Sources,
+    out: Out,
+    device: DeviceName = "auto",
+    config: Config = None,
+    set: Sets = None,
+) -> None:
+    """Pretrain the critic on unfiltered episodes of the policy."""
+    settings = prepare(config, set)
+    from cuagent.training.stages import pretrain
+
+    pretrain(policy, source, out, settings, choose_device(device), say)
+
+
+@app.command()
+def ppo(
+    policy: Policy,
+    tasks: Tasks,
+    out: Out,
+    critic: Annotated[Path | None, typer.Option(help="From `train value`.")] = None,
+    device: DeviceName = "auto",
+    config: Config = None,
+    set: Sets = None,
+) -> None:
+    """PPO of the policy against the real verifier; goes on where it was interrupted."""
+    settings = prepare(config, set)
+    from cuagent.training.report import write_report
+    from cuagent.training.stages import improve
+
+    improve(policy, critic, tasks, out, settings, choose_device(device), say)
+    say(f"curves: {write_report(out)}")
+
+
+@app.command()
+def export(
+    runs: Annotated[Path, typer.Option(help="Folder of runs.")],
+    out: Annotated[Path, typer.Option(help="File (chat, parquet) or folder (atif).")],
+    form: Annotated[str, typer.Option("--format", help="chat, atif or parquet.")] = "chat",
+    policy: Annotated[Path | None, typer.Option(help="Whose tokenizer, for parquet.")] = None,
+) -> None:
+    """Write runs in the formats of other trainers."""
+    from cuagent.training.config import ConfigError
+    from cuagent.training.stages import Export
+    from cuagent.training.stages import export as write
+
+    if form not in list(Export):
+        raise ConfigError(f"--format {form}: there are {', '.join(Export)}")
+    say(f"{write(runs, Export(form), out, policy)} written to {out}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is here for training, and what is missing."""
+    import platform
+
+    import torch
+
+    say(f"python {platform.python_version()}, torch {torch.__version__}")
+    for name in (*NEEDED, "pyarrow"):
+        say(f"{name}: {'here' if find_spec(name) else 'missing'}")
+    count = torch.cuda.device_count()
+    for index in range(count):
+        properties = torch.cuda.get_device_properties(index)
+        say(f"GPU {index}: {properties.name}, {properties.total_memory >> 30} GiB")
+    if not count:
+        say("no CUDA device: the demo runs on the CPU")
+
+
+def prepare(config: Path | None, sets: list[str] | None) -> TrainConfig:
+    """The settings, once it is known that the extra is there. Raises ConfigError."""
+    needs_extra()
+    from cuagent.training.config import configure
+    from cuagent.training.stages import TrainConfig
+
+    return configure(TrainConfig(), config, sets or [])
+
+
+def needs_extra() -> None:
+    """Raises ConfigError that says what to install."""
+    from cuagent.training.config import ConfigError
+
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"no {', '.join(missing)} here; pip install 'cuagent[train]'")
+
+
+def choose_device(name: str) -> str:
+    """`auto` is a GPU where there is one. Raises ConfigError."""
+    from cuagent.training.config import ConfigError
+
+    if name in ("cpu", "cuda"):
+        return name
+    if name != "auto":
+        raise ConfigError(f"--device {name}: there are auto, cpu, cuda")
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def say(text: str) -> None:
+    print(text, flush=True)

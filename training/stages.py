@@ -1,0 +1,230 @@
+"""The stages as commands run them: policies, tasks and episodes come from folders and go to some.
+
+For: training a policy of one's own (any Hugging Face causal model with a chat template) on tasks of
+one's own. Not covered: the loops themselves (`rft.py`, `value.py`, `ppo.py`), several processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cuagent.agent.prompt import opening
+from cuagent.agent.tools import TOOLS
+from cuagent.measure.timing import Effort
+from cuagent.record import list_runs
+from cuagent.task import Device, Task, load_task
+from cuagent.training.chat import Chat, load_chat
+from cuagent.training.collect import Collector
+from cuagent.training.curriculum import Curriculum
+from cuagent.training.data import load_runs, split
+from cuagent.training.engine import Engine, LocalEngine, ServerEngine
+from cuagent.training.export import write_atif, write_chat, write_parquet
+from cuagent.training.filters import Filters, keep
+from cuagent.training.metrics import Metrics, episode_metrics
+from cuagent.training.model import load_actor, load_critic, new_critic, save_model
+from cuagent.training.pool import JudgePool
+from cuagent.training.ppo import PpoConfig, ppo
+from cuagent.training.rft import RftConfig, rft
+from cuagent.training.rollout import Play
+from cuagent.training.segments import Episode, RecordError, read_episodes
+from cuagent.training.value import ValueConfig, pretrain_value
+
+Say = Callable[[str], None]
+
+
+class Dtype(StrEnum):
+    FP32 = "float32"
+    BF16 = "bfloat16"
+
+
+class Export(StrEnum):
+    CHAT = "chat"
+    ATIF = "atif"
+    PARQUET = "parquet"
+
+
+@dataclass(frozen=True)
+class PlayConfig:
+    """How episodes are played, with all tools and the full prompt of `cuagent optimize`."""
+
+    turns: int = 40
+    context: int = 32768
+    reply: int = 4096
+    temperature: float = 1.0
+    seconds: float = 1800.0
+    together: float = 0.5
+    timed: bool = True
+    """Without it the rewards are -1 and 1."""
+    gpus: tuple[int, ...] = (0,)
+    """Devices that judge."""
+    server: str | None = None
+    """URL of a server that returns token ids, e.g. http://localhost:8000/v1; None samples here."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """All settings of the stages."""
+
+    seed: int = 0
+    dtype: Dtype = Dtype.FP32
+    """Of weights and optimizer. In bfloat16 small updates are lost to rounding."""
+    heldout: float = 0.1
+    """Share of the tasks."""
+    play: PlayConfig = field(default_factory=PlayConfig)
+    filters: Filters = field(default_factory=Filters)
+    rft: RftConfig = field(default_factory=RftConfig)
+    value: ValueConfig = field(default_factory=ValueConfig)
+    ppo: PpoConfig = field(default_factory=PpoConfig)
+    ppo_episodes: int = 256
+    curriculum: bool = True
+
+
+def collect(
+    policy: Path, tasks: Path, out: Path, episodes: int, config: TrainConfig, device: str, say: Say
+) -> Metrics:
+    """Play `episodes` episodes of a policy; they lie in `out/episodes/00000.jsonl`."""
+    chat, actor = load_policy(policy, config, device)
+    with JudgePool(effort(config), gpus=config.play.gpus) as pool:
+        found = collector(load_tasks(tasks, device), chat, actor, pool, out, episodes, config, say)(
+            0
+        )
+    metrics = episode_metrics(found)
+    (out / "evaluation.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
+    say(f"reward {metrics['reward']:+.3f}, correct {metrics['correct']:.0%}")
+    return metrics
+
+
+def refine(
+    policy: Path, sources: Sequence[Path], out: Path, config: TrainConfig, device: str, say: Say
+) -> None:
+    """RFT of a policy on runs (folders) or episodes (JSONL); the model lies in `out/model`."""
+    chat, actor = load_policy(policy, config, device)
+    train, heldout = split(episodes_of(sources, chat, say), config.heldout)
+    kept, funnel = keep(train, config.filters)
+    for line in funnel.lines():
+        say(line)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "funnel.json").write_text(json.dumps(asdict(funnel)), encoding="utf-8")
+    if not kept:
+        raise RecordError("no episode passes the filters; see the counts above")
+    rft(actor, kept, keep(heldout, config.filters)[0], config.rft, out, say)
+    save_model(actor, out / "model")
+    chat.save(out / "model")
+
+
+def pretrain(
+    policy: Path, sources: Sequence[Path], out: Path, config: TrainConfig, device: str, say: Say
+) -> None:
+    """Value pretraining of a critic on the policy's backbone; the critic lies in `out/model`."""
+    chat, actor = load_policy(policy, config, device)
+    train, heldout = split(episodes_of(sources, chat, say), config.heldout)
+    critic = new_critic(actor)
+    pretrain_value(critic, train, heldout, config.value, out, say)
+    save_model(critic, out / "model")
+
+
+def improve(
+    policy: Path,
+    critic: Path | None,
+    tasks: Path,
+    out: Path,
+    config: TrainConfig,
+    device: str,
+    say: Say,
+) -> None:
+    """PPO; without a critic from value pretraining it starts from a head of zeros."""
+    if config.play.server is not None:
+        raise RecordError("PPO samples here; a server would serve the weights of before (unset it)")
+    if config.play.temperature != 1.0:
+        raise RecordError("PPO needs play.temperature=1: other ratios would be wrong")
+    chat, actor = load_policy(policy, config, device)
+    values = load_critic(critic, dtype(config)).to(device) if critic else new_critic(actor)
+    with JudgePool(effort(config), gpus=config.play.gpus) as pool:
+        todo = load_tasks(tasks, device)
+        collect = collector(todo, chat, actor, pool, out, config.ppo_episodes, config, say)
+        collect.curriculum = Curriculum() if config.curriculum else None
+        reference = load_policy(policy, config, device)[1] if config.ppo.kl_weight else None
+        ppo(actor, values, collect, config.ppo, out, say, reference)
+    save_model(actor, out / "model")
+    chat.save(out / "model")
+    save_model(values, out / "critic")
+
+
+def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
+    """Runs in another format; parquet needs the policy whose tokenizer the ids belong to."""
+    if form is Export.CHAT:
+        return write_chat(list_runs(runs), out)
+    if form is Export.ATIF:
+        return write_atif(list_runs(runs), out)
+    if policy is None:
+        raise RecordError("parquet holds token ids: name the policy whose tokenizer they are for")
+    return write_parquet(load_runs(runs, load_chat(policy)).episodes, out)
+
+
+def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
+    """Episodes from JSONL files and folders of runs, with what was left out said."""
+    found: list[Episode] = []
+    for source in sources:
+        if source.is_file():
+            found += read_episodes(source)
+            continue
+        loaded = load_runs(source, chat)
+        for why, count in loaded.left_out.items():
+            say(f"{source}: {count} runs left out: {why}")
+        found += loaded.episodes
+    foreign = next((e.id for e in found if e.tokenizer != chat.fingerprint), None)
+    if foreign is not None:
+        raise RecordError(f"episode {foreign} has the ids of another tokenizer than the policy's")
+    if not found:
+        raise RecordError(f"no episodes in {', '.join(map(str, sources))}")
+    return found
+
+
+def load_policy(folder: Path, config: TrainConfig, device: str) -> tuple[Chat, Any]:
+    """Tokenizer and actor of a Hugging Face folder."""
+    try:
+        return load_chat(folder), load_actor(folder, dtype(config)).to(device)
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        raise RecordError(f"{folder}: not a Hugging Face model ({reason})") from error
+
+
+def load_tasks(folder: Path, device: str) -> list[Task]:
+    """Every `.py` file of a folder as a task. Raises TaskError."""
+    files = [folder] if folder.is_file() else sorted(folder.glob("*.py"))
+    if not files:
+        raise RecordError(f"{folder}: no task files (*.py)")
+    return [load_task(str(file), device=Device(device)) for file in files]
+
+
+def collector(
+    tasks: Sequence[Task],
+    chat: Chat,
+    actor: Any,
+    pool: JudgePool,
+    out: Path,
+    episodes: int,
+    config: TrainConfig,
+    say: Say,
+) -> Collector:
+    p = config.play
+    engine: Engine = LocalEngine(actor.eval(), chat.end)
+    if p.server is not None:
+        engine = ServerEngine(p.server, actor.name_or_path, chat.end)
+    play = Play(TOOLS, opening, p.turns, p.context, p.reply, p.temperature, p.seconds, p.together)
+    return Collector(tasks, chat, engine, pool, play, out, episodes, config.seed, say=say)
+
+
+def effort(config: TrainConfig) -> Effort | None:
+    return Effort.QUICK if config.play.timed else None
+
+
+def dtype(config: TrainConfig) -> torch.dtype:
+    return torch.bfloat16 if config.dtype is Dtype.BF16 else torch.float32
