@@ -57,7 +57,7 @@ def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
         raise CaptureError(f"torch.export: {_first_line(error)}") from error
     arguments = _argument_names(model, len(inputs))
     paths, _ = pytree.tree_flatten_with_path(tuple(inputs))
-    expressions = [arguments[path[0].idx] + _path(path[1:]) for path, _ in paths]
+    expressions = [arguments[_key(path[0])] + _path(path[1:]) for path, _ in paths]
     signature = exported.graph_signature
     parameters, feeds, constants = {}, [], {}
     for spec in signature.input_specs:
@@ -95,8 +95,13 @@ def _argument_names(model: torch.nn.Module, count: int) -> tuple[str, ...]:
     return tuple(names[k] if k < len(names) else f"arg{k}" for k in range(count))
 
 
+def _key(entry: Any) -> Any:
+    """A pytree key entry's own key: of a dict, or the index in a sequence."""
+    return getattr(entry, "key", getattr(entry, "idx", None))
+
+
 def _path(path: Sequence[Any]) -> str:
-    return "".join(f"[{getattr(key, 'key', getattr(key, 'idx', None))!r}]" for key in path)
+    return "".join(f"[{_key(entry)!r}]" for entry in path)
 
 
 def _expression(structure: Any) -> str:

@@ -268,7 +268,7 @@ class _Kernel(KernelText):
                     continue
                 key = self._element(access)
                 if key not in self.defined:
-                    word = f"{self._pointer(access.tensor)}_{self.constants}"
+                    word = f"{self._pointer(access.tensor)}_c{self.constants}"
                     self.constants += 1
                     self.w(f"const {TYPES[access.dtype]} {word} = {key};")
                     self.defined[key] = word

@@ -1,4 +1,4 @@
-"""The text of operations in C++ and CUDA C++ (they share it) and, for prepared values, in Python."""
+"""The text of operations in C++ and CUDA C++, which share it, and of prepared values in Python."""
 
 from __future__ import annotations
 

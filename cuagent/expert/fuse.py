@@ -261,13 +261,11 @@ class _Fuser:
                 pending.append((self._in_order(draft.places), draft))
         assert len(seen) == len(drafts)
         while pending:
-            for k, (names, draft) in enumerate(pending):
-                inside = set(names)
-                if all(a in done or a in inside for n in names for a in self.graph.node(n).inputs):
-                    break
-            else:
-                raise AssertionError("fusion made a cycle")
-            del pending[k]
+            ready = next((item for item in pending if self._ready(item[0], done)), None)
+            assert ready is not None, "fusion made a cycle"
+            pending.remove(ready)
+            names, draft = ready
+            inside = set(names)
             done |= inside
             node = self.graph.node(names[0])
             if draft is not None:
@@ -275,6 +273,10 @@ class _Fuser:
             elif node.name not in self.outside:
                 steps.append(node)
         return tuple(steps)
+
+    def _ready(self, names: list[str], done: set[str]) -> bool:
+        known = done | set(names)
+        return all(a in known for n in names for a in self.graph.node(n).inputs)
 
     def _group(self, names: list[str], draft: _Draft) -> Group:
         members = set(names)

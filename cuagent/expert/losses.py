@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuagent.expert.graph import Operand
 from cuagent.expert.lower import Lowering
 from cuagent.expert.operators import argument, floating, operand, rule
 
@@ -133,7 +132,7 @@ def cross_entropy(low: Lowering, fx: Any) -> str | None:
     picked = low.pick(x, labels)
     loss = low.pointwise("sub", log_sum, picked, hint="loss")
     counted = low.pointwise("ne", labels, ignore, hint="counted", dtype="bool")
-    kept: Operand = low.pointwise("where", counted, loss, 0.0, hint="kept")
+    kept = low.pointwise("where", counted, loss, 0.0, hint="kept")
     how = argument(fx, 3, "reduction", MEAN)
     if how != MEAN:
         return reduced(low, kept, how)

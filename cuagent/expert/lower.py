@@ -127,22 +127,24 @@ def lower(captured: Captured, keep: frozenset[str] = frozenset()) -> Graph:
             rule = LOWERINGS.get(operator_name(fx))
             made = rule(low, fx) if rule and low.origin not in keep and _loadable(fx) else None
             low.values[fx.name] = library(low, fx) if made is None else made
-    leaves, names, literal = [], [], []
+    names: list[str] = []
+    words: list[str] = []
     for value in captured.outputs:
-        if hasattr(value, "name"):
-            literal.append(f"{{{len(names)}}}")
-            names.append(low.values[value.name])
+        operand = low.values[value.name] if hasattr(value, "name") else value
+        if isinstance(operand, str):
+            words.append(f"{{{len(names)}}}")
+            names.append(operand)
         else:
-            literal.append(repr(value))
-    leaves = tuple(names)
+            words.append(repr(operand))
     inputs = {
         str(low.values[n]): e for n, e in captured.inputs.items() if n not in captured.literals
     }
-    return Graph(tuple(low.nodes), leaves, inputs, _filled(captured.template, literal)).live()
+    template = _filled(captured.template, words)
+    return Graph(tuple(low.nodes), tuple(names), inputs, template).live()
 
 
 def _filled(template: str, words: Sequence[str]) -> str:
-    """The template over all results, as one over those that are tensors; its braces stay doubled."""
+    """The template over all results as one over those that are tensors; braces stay doubled."""
     return re.sub(r"\{(\d+)\}", lambda match: words[int(match[1])], template)
 
 

@@ -215,7 +215,7 @@ class _Module:
         return f"torch.empty({_shape(shape)}, dtype=torch.{dtype}{device})"
 
     def _reusable(self, group: Group, call: KernelCall, output: Node) -> str | None:
-        """A library result that nobody else reads, element for element where `output` is written."""
+        """A library result that nobody else reads, element for element where `output` goes."""
         written = call.nest.writes[output.name]
         for tensor in call.nest.tensors_read:
             node = self.graph.node(tensor)

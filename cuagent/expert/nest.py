@@ -53,6 +53,8 @@ class Nest:
         return {a.tensor: a.dtype for a in self.reads.values()}
 
 
+Key = tuple[str, str] | str
+"""A read by (reader, argument), a write by its node."""
 Axis = tuple[int, int, int]
 """Domain stride, extent, and element stride of one axis of an access."""
 
@@ -84,14 +86,15 @@ def nest_of(group: Group, graph: Graph) -> Nest:
     steps = list(zip(cuts, cuts[1:], strict=False))[::-1]
     dims = [(inner, outer // inner) for inner, outer in steps] or [(1, 1)]
     flags = [_is_reduced(stride, group) for stride, _ in dims]
-    strides = {key: _strides(p, dims) for key, p in {**reads, **writes}.items()}  # type: ignore[dict-item]
+    placed: dict[Key, _Placed] = dict([*reads.items(), *writes.items()])
+    strides = {key: _strides(p, dims) for key, p in placed.items()}
     covered = {node.name: _covers(node, group, dims) for node in group.nodes}
     keep = _collapse(dims, flags, [*strides.values()], [*covered.values()])
     final = tuple(Dimension(extent, flag) for _, extent, flag in _extents(dims, flags, keep))
 
-    def access(key: tuple[str, str] | str, placed: _Placed) -> Access:
-        chosen = tuple(strides[key][k] for k in keep)  # type: ignore[index]
-        return Access(placed.tensor, placed.dtype, chosen, placed.offset)
+    def access(key: Key) -> Access:
+        chosen = tuple(strides[key][k] for k in keep)
+        return Access(placed[key].tensor, placed[key].dtype, chosen, placed[key].offset)
 
     by_row = frozenset(
         name
@@ -101,8 +104,8 @@ def nest_of(group: Group, graph: Graph) -> Nest:
     return Nest(
         group,
         final,
-        {key: access(key, p) for key, p in reads.items()},
-        {key: access(key, p) for key, p in writes.items()},
+        {key: access(key) for key in reads},
+        {key: access(key) for key in writes},
         by_row,
         levels_of(group.nodes),
     )

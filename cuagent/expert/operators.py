@@ -137,9 +137,10 @@ def parametric(low: Lowering, fx: Any) -> str | None:
 @rule("where")
 def where(low: Lowering, fx: Any) -> str | None:
     args = [operand(low, arg) for arg in fx.args]
-    if len(args) != 3 or None in args or not floating(fx):
+    known = [arg for arg in args if arg is not None]
+    if len(known) != 3 or not floating(fx):
         return None
-    return low.pointwise("where", *args, hint="")
+    return low.pointwise("where", *known, hint="")
 
 
 @rule("masked_fill")
@@ -270,20 +271,17 @@ def batch_norm(low: Lowering, fx: Any) -> str | None:
     if not isinstance(x, str) or not isinstance(mean, str) or not isinstance(var, str):
         return None
     eps = fx.args[6] if native else fx.args[7]
-    scale: Operand = low.pointwise("rsqrt", low.pointwise("add", var, eps, hint="var_eps"))
+    scale = low.pointwise("rsqrt", low.pointwise("add", var, eps, hint="var_eps"))
     if weight is not None:
         scale = low.pointwise("mul", weight, scale, hint="scale")
-    shift: Operand = low.pointwise("mul", mean, scale, hint="mean_scaled")
-    shift = (
-        low.pointwise("sub", bias, shift, hint="shift")
-        if bias is not None
-        else low.pointwise("neg", shift, hint="shift")
-    )
+    shift = low.pointwise("mul", mean, scale, hint="mean_scaled")
+    if bias is not None:
+        shift = low.pointwise("sub", bias, shift, hint="shift")
+    else:
+        shift = low.pointwise("neg", shift, hint="shift")
     over_channels = (low.shape(mean)[0],) + (1,) * (len(low.shape(x)) - 2)
-    scale, shift = (
-        low.view(scale, over_channels, "scale_"),
-        low.view(shift, over_channels, "shift_"),
-    )
+    scale = low.view(scale, over_channels, "scale_")
+    shift = low.view(shift, over_channels, "shift_")
     return low.pointwise(
         "add", low.pointwise("mul", x, scale, hint="scaled"), shift, hint="normalised"
     )

@@ -30,7 +30,7 @@ POINTWISE float exponential(float x) {
   const float shifted = x * 1.44269504f + 12582912.f;
   const int32_t n = as_bits(shifted) - 0x4B400000;
   const float whole = shifted - 12582912.f;
-  const float r = __builtin_fmaf(whole, 1.42860677e-6f, __builtin_fmaf(whole, -0.693148613f, x));
+  const float r = __builtin_fmaf(whole, -1.42860677e-6f, __builtin_fmaf(whole, -0.693145752f, x));
   float p = 0.0013950489f;
   p = __builtin_fmaf(p, r, 0.00836889f);
   p = __builtin_fmaf(p, r, 0.041666206f);

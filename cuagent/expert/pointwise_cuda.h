@@ -73,3 +73,17 @@ __device__ __forceinline__ float reduce_block(float value) {
     value = Join::join(value, __shfl_xor_sync(0xffffffffu, value, step));
   return value;
 }
+
+// The joined value of LANES threads with one threadIdx.x, in each of them; blockDim is (32, LANES).
+template <class Join, int LANES>
+__device__ __forceinline__ float reduce_lanes(float value) {
+  if (LANES == 1) return value;
+  __shared__ float parts[LANES][33];
+  __syncthreads();
+  parts[threadIdx.y][threadIdx.x] = value;
+  __syncthreads();
+  value = parts[0][threadIdx.x];
+#pragma unroll
+  for (int lane = 1; lane < LANES; ++lane) value = Join::join(value, parts[lane][threadIdx.x]);
+  return value;
+}

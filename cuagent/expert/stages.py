@@ -47,11 +47,9 @@ class Plan:
         self.nodes = {node.name: node for node in nest.group.nodes}
         self.cost: dict[str, int] = {}
         for node in nest.group.nodes:
-            inner = (
-                0
-                if node.kind is Kind.REDUCE or node.name in nest.by_row
-                else sum(self.cost.get(self.source(a), 0) for a in node.inputs)
-            )
+            inner = 0
+            if node.kind is not Kind.REDUCE and node.name not in nest.by_row:
+                inner = sum(self.cost.get(str(self.source(a)), 0) for a in node.inputs)
             self.cost[node.name] = inner + (
                 COST.get(node.op, 1) if node.kind is Kind.POINTWISE else 0
             )
@@ -105,14 +103,14 @@ class Plan:
         reload: list[str] = []
         stack = [self.source(name) for name in names]
         while stack:
-            name = stack.pop()
+            name = str(stack.pop())
             if not self.is_element(name) or name in needed or name in reload:
                 continue
             if name in stop:
-                reload.append(name)  # type: ignore[arg-type]
+                reload.append(name)
                 continue
-            needed.add(name)  # type: ignore[arg-type]
-            stack += [self.source(a) for a in self.nodes[name].args]  # type: ignore[index]
+            needed.add(name)
+            stack += [self.source(a) for a in self.nodes[name].args]
         return [n for n in self.nodes if n in needed], sorted(reload)
 
     def _stages(self, may_save: bool) -> tuple[Stage, ...]:

@@ -1,0 +1,136 @@
+"""Whole candidates: captured, rewritten, generated, compiled by g++ and compared with fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import agrees  # type: ignore[import-not-found]
+from modules import INPUTS, Gated, Mlp, OneElement, task_text  # type: ignore[import-not-found]
+
+from cuagent.expert.candidate import Options, make_candidate
+from cuagent.expert.capture import CaptureError
+from cuagent.expert.subject import open_subject
+from cuagent.task import load_task
+
+
+@pytest.mark.parametrize("cls", INPUTS, ids=lambda cls: cls.__name__)
+def test_a_candidate_computes_what_its_reference_does(make, cls):
+    agrees(make(task_text(cls), cls.__name__))
+
+
+def test_stacked_linear_layers_compute_the_same(make):
+    made = make(task_text(Gated), "Gated", Options(merge=True))
+    assert made.candidate.files["model_new.py"].count("F.linear") == 1
+    agrees(made)
+
+
+def test_folded_weights_follow_a_parameter_that_changes(make):
+    text = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 5)
+        self.norm = nn.BatchNorm1d(5)
+    def forward(self, x):
+        return torch.tanh(self.norm(self.layer(x))) * 2
+def get_inputs(): return [torch.randn(4, 6)]
+def get_init_inputs(): return []
+"""
+    made = make(text, "Model")
+    new, x = agrees(made), torch.randn(4, 6)
+    with torch.no_grad():
+        new(x)
+        new.norm.weight.mul_(-3)
+        new.layer.bias.data = torch.ones(5)
+        expected = made.reference.forward(new, x)
+        torch.testing.assert_close(new(x), expected)
+
+
+def test_other_shapes_training_and_autograd_run_the_reference(make):
+    made = make(task_text(Mlp), "Mlp")
+    new = agrees(made)
+    x = torch.randn(3, 24)
+    torch.testing.assert_close(new(x), made.reference.forward(new, x))
+    wanted = torch.randn(11, 24)
+    new(wanted).sum().backward()
+    assert new.net[0].weight.grad is not None
+
+
+def test_operators_that_are_kept_stay_with_torch(make):
+    text = task_text(Mlp)
+    everything = make(text, "Mlp").candidate
+    origins = frozenset().union(*everything.origins)
+    assert "layer_norm" in origins
+    fewer = make(text, "Mlp", Options(keep=frozenset({"layer_norm"})))
+    assert (
+        "F.layer_norm" in fewer.candidate.files["model_new.py"]
+        or "layer_norm.default" in (fewer.candidate.files["model_new.py"])
+    )
+    agrees(fewer)
+
+
+@pytest.mark.parametrize("shape", ["1, 1", "1, 7", "7, 1", "3, 8", "2, 65", "5, 4099"])
+@pytest.mark.parametrize(
+    "body",
+    ["torch.softmax(x * 2 + 1, -1)", "(x * x).sum(0) + 1", "(x - x.mean(1, keepdim=True)).relu()"],
+)
+def test_odd_sizes(make, shape, body):
+    text = f"""
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return {body}
+def get_inputs(): return [torch.randn({shape})]
+def get_init_inputs(): return []
+"""
+    agrees(make(text, "Model"))
+
+
+def test_a_large_offset_costs_no_precision(make):
+    text = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.layer_norm(x, (300,)) * 2
+def get_inputs(): return [torch.randn(6, 300) + 1e4]
+def get_init_inputs(): return []
+"""
+    agrees(make(text, "Model"))
+
+
+def _subject(tmp_path, text, entry="Model"):
+    path = tmp_path / "task.py"
+    path.write_text(text)
+    return open_subject(load_task(f"{path}:{entry}", device="cpu"))
+
+
+def test_a_lone_product_leaves_nothing_to_do(tmp_path):
+    text = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, a, b):
+        return a @ b
+def get_inputs(): return [torch.randn(4, 4), torch.randn(4, 4)]
+def get_init_inputs(): return []
+"""
+    assert make_candidate(_subject(tmp_path, text), Options()) is None
+
+
+def test_control_flow_on_values_is_refused_in_one_line(tmp_path):
+    text = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 if x.sum() > 0 else x
+def get_inputs(): return [torch.randn(4)]
+def get_init_inputs(): return []
+"""
+    with pytest.raises(CaptureError, match=r"^torch\.export: [^\n]+$"):
+        _subject(tmp_path, text)
+
+
+def test_a_candidate_is_the_same_text_every_time(tmp_path):
+    subject = _subject(tmp_path, task_text(OneElement), "OneElement")
+    assert make_candidate(subject, Options()) == make_candidate(subject, Options())

@@ -1,0 +1,57 @@
+"""The vectorisable functions of the CPU kernels against fp64, at their edges too."""
+
+from __future__ import annotations
+
+import importlib.resources
+
+import pytest
+import torch
+
+from cuagent.kernels import load
+
+CASES = {
+    "exponential": (torch.exp, -87, 88, 2),
+    "exponential_minus_one": (torch.expm1, -20, 20, 3),
+    "logarithm": (torch.log, 1e-38, 1e30, 2),
+    "logarithm_one_plus": (torch.log1p, -0.9, 1e6, 4),
+    "hyperbolic_tangent": (torch.tanh, -12, 12, 3),
+    "error_function": (torch.erf, -5, 5, 3),
+    "sigmoid": (torch.sigmoid, -40, 40, 4),
+}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pointwise")
+    header = importlib.resources.files("cuagent.expert").joinpath("pointwise.h").read_text()
+    (folder / "pointwise.h").write_text(header)
+    source = '#include "pointwise.h"\n'
+    for name in CASES:
+        source += (
+            f'extern "C" void apply_{name}(float* y, const float* x, long n) {{\n'
+            "#pragma omp simd\n"
+            f"  for (long i = 0; i < n; ++i) y[i] = {name}(x[i]);\n}}\n"
+        )
+    (folder / "apply.cpp").write_text(source)
+    return load(folder / "apply.cpp")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_errors_are_a_few_units_in_the_last_place(kernels, name):
+    exact, low, high, units = CASES[name]
+    even = torch.linspace(low, high, 200_001)
+    near = torch.linspace(max(low, -1.5), min(high, 1.5), 200_001)
+    for x in (even, near):
+        y = torch.empty_like(x)
+        getattr(kernels, f"apply_{name}")(y, x, x.numel())
+        right = exact(x.double())
+        ulp = torch.finfo(torch.float32).eps * right.abs().clamp_min(1.2e-38)
+        assert ((y.double() - right).abs() / ulp).max() <= units
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_infinities_and_nan_are_torchs(kernels, name):
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, 1e-30, -1e-30])
+    y = torch.empty_like(x)
+    getattr(kernels, f"apply_{name}")(y, x, x.numel())
+    torch.testing.assert_close(y, CASES[name][0](x), equal_nan=True)
