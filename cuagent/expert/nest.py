@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from cuagent.expert.fuse import Group, levels_of
 from cuagent.expert.graph import Graph, Kind, Node, Shape, contiguous_strides
@@ -83,7 +84,7 @@ def nest_of(group: Group, graph: Graph) -> Nest:
         for name in group.outputs
     }
     cuts = _cuts(group, [*reads.values(), *writes.values()])
-    steps = list(zip(cuts, cuts[1:], strict=False))[::-1]
+    steps = list(pairwise(cuts))[::-1]
     dims = [(inner, outer // inner) for inner, outer in steps] or [(1, 1)]
     flags = [_is_reduced(stride, group) for stride, _ in dims]
     placed: dict[Key, _Placed] = dict([*reads.items(), *writes.items()])
@@ -120,8 +121,7 @@ def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
     elif reader.kind is Kind.PICK:
         # The matrix is indexed by the row and its label, so only its rows are an axis here.
         shape, place = reader.shape, group.places[reader.name]
-        rows = _Placed(base.name, base.dtype, ((place[0], shape[0], strides[0]),), offset)
-        return rows
+        return _Placed(base.name, base.dtype, ((place[0], shape[0], strides[0]),), offset)
     else:
         rank = len(reader.shape) - len(arg.shape)
         shape, place = arg.shape, group.places[reader.name][rank:]
@@ -162,7 +162,7 @@ def _cuts(group: Group, placed: Iterable[_Placed]) -> list[int]:
     for stride, extent in spans:
         cuts |= {stride, stride * extent}
     chain = sorted(cuts)
-    if any(b % a for a, b in zip(chain, chain[1:], strict=False)):
+    if any(b % a for a, b in pairwise(chain)):
         raise NestError(f"reshapes of {group.nodes[0].name} do not divide each other")
     return chain
 

@@ -242,7 +242,7 @@ def sum_into_linear(graph: Graph) -> Graph | None:
             )  # fmt: skip
             made.append(shift)
             args.append(shift.name)
-        shape = layer.shape[:-1] + (1,)
+        shape = (*layer.shape[:-1], 1)
         keeps = node.shape == shape
         dot = replace(
             layer, name=node.name if keeps else f"{node.name}_dot", shape=shape, args=tuple(args)
@@ -272,9 +272,7 @@ def merge_linears(graph: Graph) -> Graph:
         made, args = [], [first.args[0]]
         for position in range(1, len(first.args)):
             parts = tuple(layer.args[position] for layer in layers)
-            shape = (sum(layer.shape[-1] for layer in layers),) + (
-                graph.node(str(parts[0])).shape[1:]
-            )
+            shape = (sum(layer.shape[-1] for layer in layers), *graph.node(str(parts[0])).shape[1:])
             op = STACK.format(parts=", ".join(f"{{{k}}}" for k in range(len(parts))))
             PREPARATIONS.add(op)
             stacked = Node(
@@ -283,7 +281,7 @@ def merge_linears(graph: Graph) -> Graph:
             made.append(stacked)
             args.append(stacked.name)
         width = sum(layer.shape[-1] for layer in layers)
-        shape = first.shape[:-1] + (width,)
+        shape = (*first.shape[:-1], width)
         whole = replace(first, name=name, args=tuple(args), shape=shape, origin="")
         start = 0
         for k, layer in enumerate(layers):

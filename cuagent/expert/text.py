@@ -66,7 +66,9 @@ class KernelText:
             matrix = self.nest.reads[node.name, node.inputs[0]]
             label = self._element(labels)
             base = self._index(matrix)
-            return f"{self._pointer(matrix.tensor)}[{base} + ({label} < 0 || {label} >= {node.dims[0]} ? 0 : {label})]"
+            # A label outside (an ignored row) must not read outside.
+            outside = f"{label} < 0 || {label} >= {node.dims[0]}"
+            return f"{self._pointer(matrix.tensor)}[{base} + ({outside} ? 0 : {label})]"
         return expression(node, [self._operand(node, a) for a in node.args])
 
     def _operand(self, node: Node, arg: Operand) -> str:
