@@ -32,7 +32,7 @@ from cuagent.training.curriculum import Curriculum
 from cuagent.training.data import load_runs
 from cuagent.training.engine import LocalEngine
 from cuagent.training.filters import Filters, keep
-from cuagent.training.gym import Teacher, make_chains, make_tasks, opening
+from cuagent.training.gym import Teacher, given, make_chains, make_tasks, opening
 from cuagent.training.metrics import Metrics, episode_metrics
 from cuagent.training.model import (
     load_actor,
@@ -59,8 +59,8 @@ TOOLS = (write.TOOL, verify.TOOL, submit.TOOL)
 class GymConfig:
     chain: int = 2
     """Operators of a task."""
-    train: int = 24
-    heldout: int = 8
+    train: int = 12
+    heldout: int = 4
     rows: int = 64
     columns: int = 64
 
@@ -71,7 +71,7 @@ class DecoderConfig:
     width: int = 128
     heads: int = 4
     vocabulary: int = 512
-    context: int = 1024
+    context: int = 768
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class DemoConfig:
     gym: GymConfig = field(default_factory=GymConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     turns: int = 4
-    reply: int = 420
+    reply: int = 200
     together: float = 1.0
     demonstrations: int = 400
     base: RftConfig = field(
-        default_factory=lambda: RftConfig(400, 32, AdamW(lr=2e-3, warmup=20), evaluate_every=100)
+        default_factory=lambda: RftConfig(300, 16, AdamW(lr=2e-3, warmup=20), evaluate_every=50)
     )
     rft_episodes: int = 256
     filters: Filters = field(default_factory=Filters)
@@ -120,8 +120,9 @@ def for_cuda(config: DemoConfig) -> DemoConfig:
     return replace(
         config,
         timed=True,
-        gym=GymConfig(chain=3, train=36, heldout=12, rows=256, columns=1024),
+        gym=GymConfig(chain=3, train=12, heldout=4, rows=256, columns=1024),
         decoder=DecoderConfig(6, 384, 6, 768, 1024),
+        reply=420,
         together=0.7,
         demonstrations=1500,
         base=replace(config.base, steps=600, episodes_per_batch=64, optimizer=AdamW(1e-3, 40)),
@@ -320,7 +321,8 @@ class Demo:
 
     def play(self) -> Play:
         c = self.config
-        return Play(TOOLS, opening, c.turns, c.decoder.context, c.reply, together=c.together)
+        limits = (c.turns, c.decoder.context, c.reply)
+        return Play(TOOLS, opening, *limits, given=given, together=c.together)
 
 
 def run_demo(config: DemoConfig, device: Device, out: Path, say: Say) -> dict[str, Metrics]:

@@ -180,7 +180,7 @@ class Teacher:
         return Reply(message, Finish.TOOL_CALLS, cost=0.0)
 
     def _write(self, careful: bool) -> list[tuple[str, dict[str, str]]]:
-        """Both files and a call of verify; a careful one errs no more."""
+        """The files and a call of verify; a careful one errs no more."""
         p = self.luck.random
         h = self.habits
         lines = [op.wrong if not careful and p() < h.wrong_line / 2 else op.c for op in self.chain]
@@ -190,21 +190,26 @@ class Teacher:
             lines[:1] = [line.rstrip(";") for line in lines[:1]]
         text = "".join(f"    {line}\n" for line in lines)
         bound = "n - 1" if not careful and p() < h.wrong_bound else "n"
-        if self.cuda:
-            block = self.luck.choice(BLOCKS)
-            grid = self.luck.choice(GRIDS).format(block=block)
-            module = CUDA_MODULE.format(grid=grid, block=block)
-            path, kernel = "kernels/f.cu", CUDA_KERNEL.format(lines=text, bound=bound)
-        else:
-            module, path = CPU_MODULE, "kernels/f.cpp"
+        check = "check" if not careful and p() < h.wrong_tool else "verify"
+        if not self.cuda:
             pragma = self.luck.choice(PRAGMAS)
             kernel = CPU_KERNEL.format(lines=text, bound=bound, pragma=pragma)
-        check = "check" if not careful and p() < h.wrong_tool else "verify"
+            return [("write", {"path": "kernels/f.cpp", "text": kernel}), (check, {})]
+        block = self.luck.choice(BLOCKS)
+        grid = self.luck.choice(GRIDS).format(block=block)
+        module = CUDA_MODULE.format(grid=grid, block=block)
+        kernel = CUDA_KERNEL.format(lines=text, bound=bound)
         return [
             ("write", {"path": "model_new.py", "text": module}),
-            ("write", {"path": path, "text": kernel}),
+            ("write", {"path": "kernels/f.cu", "text": kernel}),
             (check, {}),
         ]
+
+
+def given(task: Task) -> dict[str, str]:
+    """What lies in the work folder. On a GPU the launch is worth choosing, so the policy writes
+    model_new.py itself; on a CPU there is nothing in it to choose."""
+    return {} if task.device == Device.CUDA else {"model_new.py": CPU_MODULE}
 
 
 def opening(task: Task) -> list[Message]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
     from cuagent.measure.profile import Profile
 
-MOST_OPEN = 12
+MOST_OPEN = 24
 """Tasks that an owner keeps warm; each has processes and memory of its own."""
 
 

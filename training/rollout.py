@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -56,6 +56,8 @@ class Play:
     """Tokens of one turn, at most."""
     temperature: float = 1.0
     seconds: float = 900.0
+    given: Callable[[Task], Mapping[str, str]] = lambda task: {}
+    """Files that lie in the work folder from the start, beside reference.py."""
     together: float = 1.0
     """Share of the live episodes that must wait before the engine starts: 1 makes full batches;
     less does not hold up all for the slowest judgement. A result depends on its seed alone."""
@@ -191,6 +193,9 @@ def start_episode(task: Task, judge: Judge, model: str, play: Play, root: Path) 
         budget=budget,
     )
     (folder.work / REFERENCE).write_text(task.source, encoding="utf-8")
+    for name, text in play.given(task).items():
+        (folder.work / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.work / name).write_text(text, encoding="utf-8")
     run = Run(task, folder, log, judge, budget)
     for message in play.opening(task):
         run.add(message)
