@@ -4,7 +4,8 @@ Flags go before CUAGENT_* variables, these before the project's file (`.cuagent.
 `[tool.cuagent]` in pyproject.toml, in the current folder or the nearest one above it), that before
 the user's file (`~/.config/cuagent/config.toml`), that before the defaults. Keys of providers are
 no settings: they stay in the variables that the providers themselves use.
-Invariant: a key that nobody knows is refused, never ignored.
+Invariants: a key that nobody knows is refused, never ignored; a file that comes with somebody's
+project neither lowers a guard nor names a program to run (`PERSONAL`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "precision": ("match", "tf32", "bf16", "fp16"),
     "isolation": ("auto", "landlock", "none"),
+    "approval": ("ask", "auto", "yolo"),
+    "notify": ("auto", "bell", "off"),
 }
+PERSONAL = ("isolation", "approval", "notify_command")
+"""What only the user decides: refused in a project's file."""
 
 
 class ConfigError(Exception):
@@ -31,7 +36,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a run; every field is a flag, a variable and a key of the same name."""
+    """All settings; each field is a variable and a key of the same name, most are flags too."""
 
     model: str = "auto"
     """`auto`, `expert`, or a model of a provider; `auto` is `expert` where no key is set."""
@@ -41,6 +46,13 @@ class Settings:
     """Arithmetic that the task admits: `match`, `tf32`, `bf16` or `fp16`."""
     isolation: Literal["auto", "landlock", "none"] = "auto"
     """How untrusted code is kept apart; `auto` is the strongest that holds here."""
+    approval: Literal["ask", "auto", "yolo"] = "auto"
+    """What is asked before a command of the model's runs: `ask` all, `auto` those that no sandbox
+    holds, `yolo` none."""
+    notify: Literal["auto", "bell", "off"] = "auto"
+    """How a terminal tells that a run has ended or waits; `auto` takes what the terminal knows."""
+    notify_command: str = ""
+    """A program that is called with the same words."""
     max_steps: int = 100
     max_cost: float = 5.0
     """US dollars."""
@@ -64,7 +76,8 @@ def resolve(
     layers = [
         ({key: (value, _flag(key)) for key, value in given.items()}),
         _from_environment(environ),
-        *(_from_file(path) for path in (_project_file(cwd or Path.cwd()), _user_file(environ))),
+        _from_project(_project_file(cwd or Path.cwd())),
+        _from_file(_user_file(environ)),
     ]
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -87,6 +100,16 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
         elif near := _near(key):
             # other variables with our prefix belong to other rooms; a near miss is a slip
             raise ConfigError(f"{name}: no such setting; did you mean {PREFIX}{near.upper()}?")
+    return found
+
+
+def _from_project(path: Path | None) -> dict[str, tuple[Any, str]]:
+    found = _from_file(path)
+    for key in found.keys() & set(PERSONAL):
+        raise ConfigError(
+            f"{path}: {key} is not for a project to set; set {PREFIX}{key.upper()}, or put it into "
+            "~/.config/cuagent/config.toml"
+        )
     return found
 
 

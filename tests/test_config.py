@@ -78,6 +78,19 @@ def test_what_cannot_be_used_is_refused_with_its_place(
     assert str(tmp_path / ".cuagent.toml") in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["isolation", "approval", "notify_command"])
+def test_a_project_lowers_no_guard_and_names_no_program(
+    home: Path, project: Path, key: str
+) -> None:
+    value = {"isolation": "none", "approval": "yolo", "notify_command": "date"}[key]
+    (home / ".config" / "cuagent" / "config.toml").write_text(f"{key} = {value!r}\n")
+    environ = {"HOME": str(home)}
+    assert getattr(resolve(environ=environ, cwd=project), key) == value
+    (project / ".cuagent.toml").write_text(f"{key} = {value!r}\n")
+    with pytest.raises(ConfigError, match=f"{key} is not for a project to set"):
+        resolve(environ=environ, cwd=project)
+
+
 def test_a_variable_that_is_nearly_one_of_ours_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"CUAGENT_MAX_STEP: .* did you mean CUAGENT_MAX_STEPS"):
         resolve(environ={"CUAGENT_MAX_STEP": "3"}, cwd=tmp_path)

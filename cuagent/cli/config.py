@@ -30,5 +30,8 @@ def show(json: Json = False) -> None:
         }
         print(dumps(rows, indent=2))
         return
+    first = max(map(len, KEYS))
+    values = {key: str(getattr(settings, key)) for key in KEYS}
+    second = max(map(len, values.values()))
     for key in KEYS:
-        print(f"{key:<12} {getattr(settings, key)!s:<12} {settings.origins[key]}")
+        print(f"{key:<{first}}  {values[key]:<{second}}  {settings.origins[key]}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 from datetime import date
 from pathlib import Path
 from typing import Protocol
@@ -64,6 +65,27 @@ def export(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ExportError(f"{out}: exists and is not empty; name a new folder with --out")
+    place = out.resolve()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # beside its place and then moved there, so that no half of a package is ever found
+    partial = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    try:
+        _write(attempt, task, figures, partial, build, measured)
+        partial.chmod(0o755)
+        partial.replace(place)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+def _write(
+    attempt: Attempt,
+    task: Task,
+    figures: Figures,
+    out: Path,
+    build: Build | None,
+    measured: date | None,
+) -> None:
     name = package_name(task)
     attempt.write(out)
     text, uses_loader = vendored(dict(attempt.files)[MODULE])
@@ -87,7 +109,6 @@ def export(
     )
     for library in build.libraries if build else ():
         _prebuilt(library.path, (out / library.source).parent)
-    return out
 
 
 def package_name(task: Task) -> str:

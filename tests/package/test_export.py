@@ -179,6 +179,13 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path):
     assert [file.name for file in tmp_path.iterdir()] == ["keep.txt"]
 
 
+def test_an_export_that_fails_midway_leaves_nothing(tmp_path: Path):
+    broken = Attempt((("kernels/a.cpp", "int x;\n"), ("model_new.py", "class ModelNew(:\n")))
+    with pytest.raises(SyntaxError):
+        export(broken, TASK, MEASURED, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_prebuilt_library_is_used_where_there_is_no_compiler(tmp_path: Path):
     built = build(ATTEMPT, Device.CPU, cache=tmp_path / "cache")
     out = export(ATTEMPT, TASK, MEASURED, tmp_path / "out", build=built)
