@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from cuagent.training import parallel
 from cuagent.training.segments import RecordError
 
 STATE = "state.pt"
@@ -30,7 +31,22 @@ def save_checkpoint(
 ) -> Path:
     """Write `out/step-N` and drop all but the newest `keep`. `position` must be plain data."""
     final = out / f"step-{step:08d}"
-    partial = out / f".partial-{step:08d}"
+    if parallel.rank() == 0:
+        _write(final, step, modules, optimizers, position)
+        for old in sorted(out.glob("step-*"))[:-keep]:
+            shutil.rmtree(old)
+    parallel.barrier()
+    return final
+
+
+def _write(
+    final: Path,
+    step: int,
+    modules: Mapping[str, torch.nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    position: Mapping[str, Any],
+) -> None:
+    partial = final.with_name(f".partial-{step:08d}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     state = {
@@ -45,9 +61,6 @@ def save_checkpoint(
     torch.save(state, partial / STATE)
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
-    for old in sorted(out.glob("step-*"))[:-keep]:
-        shutil.rmtree(old)
-    return final
 
 
 def latest_checkpoint(out: Path) -> Path | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -99,7 +102,8 @@ def rft(
     settings = prepare(config, set)
     from cuagent.training.stages import refine
 
-    refine(policy, source, out, settings, choose_device(device), say)
+    with processes(device) as here:
+        refine(policy, source, out, settings, here, say)
 
 
 @app.command()
@@ -115,7 +119,8 @@ def value(
     settings = prepare(config, set)
     from cuagent.training.stages import pretrain
 
-    pretrain(policy, source, out, settings, choose_device(device), say)
+    with processes(device) as here:
+        pretrain(policy, source, out, settings, here, say)
 
 
 @app.command()
@@ -133,7 +138,8 @@ def ppo(
     from cuagent.training.report import write_report
     from cuagent.training.stages import improve
 
-    improve(policy, critic, tasks, out, settings, choose_device(device), say)
+    with processes(device) as here:
+        improve(policy, critic, tasks, out, settings, here, say)
     say(f"curves: {write_report(out)}")
 
 
@@ -203,5 +209,20 @@ def choose_device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@contextmanager
+def processes(device: str) -> Iterator[str]:
+    """The device to train on, beside the others where torchrun started several of us."""
+    from cuagent.training import parallel
+
+    yield parallel.start(choose_device(device))
+    parallel.stop()
+
+
 def say(text: str) -> None:
-    print(text, flush=True)
+    """A line for a person, from the first process."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, flush=True)
+
+
+if __name__ == "__main__":  # torchrun -m cuagent.training.cli ppo ...
+    app()

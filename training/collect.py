@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cuagent.task import Task
+from cuagent.training import parallel
 from cuagent.training.chat import Chat
 from cuagent.training.curriculum import Curriculum, choose, recall, remember, weights
 from cuagent.training.engine import Engine
@@ -44,8 +45,8 @@ class Collector:
 
     def __call__(self, iteration: int) -> list[Episode]:
         """Raises RecordError where not a single episode has a reward."""
-        jobs = self._jobs(iteration)
-        found: list[Episode] = []
+        jobs = parallel.mine(self._jobs(iteration))
+        mine: list[Episode | None] = []  # None where an episode has no reward: order is kept
         for at in range(0, len(jobs), self.at_once):
             played = play_many(
                 jobs[at : at + self.at_once],
@@ -54,21 +55,26 @@ class Collector:
                 self.chat,
                 self.engine,
                 self.play,
-                self.out / "runs" / f"{iteration:05d}-{at}",
+                self.out / "runs" / f"{iteration:05d}-{parallel.rank()}-{at}",
                 self.keep_runs,
             )
-            found += played.episodes
+            mine += played.episodes
             for why, count in played.lost.items():
                 self.lost[why] = self.lost.get(why, 0) + count
                 self.say(f"  {count} episodes without a reward: {why}")
+        found = [e for e in parallel.together(mine) if e is not None]
         if not found:
             raise RecordError(f"no episode of iteration {iteration} has a reward: {self.lost}")
+        if parallel.rank() == 0:
+            self._keep(iteration, found)
+        return found
+
+    def _keep(self, iteration: int, found: Sequence[Episode]) -> None:
         path = self.out / "episodes" / f"{iteration:05d}.jsonl"
         path.unlink(missing_ok=True)  # of an interrupted attempt at the same iteration
         write_episodes(path, found)
         if self.curriculum is not None:
             remember(self.out / "outcomes.jsonl", iteration, found)
-        return found
 
     def _jobs(self, iteration: int) -> list[tuple[Task, int]]:
         """(task, seed) of every episode; seeds differ between iterations and episodes."""
@@ -76,6 +82,7 @@ class Collector:
         if self.curriculum is None:
             digests = [list(by_digest)[i % len(by_digest)] for i in range(self.episodes)]
         else:
+            parallel.barrier()  # the first process has written what all read now
             past = recall(self.out / "outcomes.jsonl", iteration)
             shares = weights(list(by_digest), past, self.curriculum)
             digests = choose(shares, self.episodes, self.seed * 7919 + iteration)

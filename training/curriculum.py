@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuagent.training import parallel
 from cuagent.training.segments import Episode
 
 
@@ -76,6 +77,7 @@ def recall(path: Path, before: int) -> list[tuple[str, float]]:
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if row[0] < before]
-    if len(rows) < len(lines):
+    parallel.barrier()  # all have read before one writes
+    if len(rows) < len(lines) and parallel.rank() == 0:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return [(task, reward) for _, task, reward in rows]

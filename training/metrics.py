@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from cuagent.agent.stop import Stop
+from cuagent.training import parallel
 from cuagent.training.advantage import actions
 from cuagent.training.segments import Episode
 
@@ -100,7 +101,9 @@ def is_cut(episode: Episode) -> bool:
 
 
 def log_metrics(path: Path, step: int, metrics: Mapping[str, float], **labels: Any) -> None:
-    """Append one line to metrics.jsonl; NaN becomes null, which JSON has."""
+    """Append one line to metrics.jsonl (the first process only); NaN becomes null, as in JSON."""
+    if parallel.rank():
+        return
     figures = {k: (v if math.isfinite(v) else None) for k, v in metrics.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
@@ -117,5 +120,7 @@ def drop_metrics_from(path: Path, step: int) -> list[Metrics]:
     if not path.exists():
         return []
     kept = [m for m in read_metrics(path) if m["step"] < step]
-    path.write_text("".join(json.dumps(m) + "\n" for m in kept), encoding="utf-8")
+    parallel.barrier()  # all have read before one writes
+    if parallel.rank() == 0:
+        path.write_text("".join(json.dumps(m) + "\n" for m in kept), encoding="utf-8")
     return [{k: math.nan if v is None else v for k, v in m.items()} for m in kept]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cuagent.training import parallel
 from cuagent.training.batch import Batch, microbatches, take
 from cuagent.training.losses import token_entropy, token_logprobs
 
@@ -117,22 +118,25 @@ def values(critic: Any, batch: Batch) -> Tensor:
 
 
 def parts(batch: Batch, budget: int, device: torch.device) -> Iterator[tuple[Tensor, Batch]]:
-    """(rows, microbatch on the device) until the whole batch is done."""
-    for rows in microbatches(batch.real.sum(1), budget):
+    """(rows, microbatch on the device) until this process' share of the batch is done."""
+    for rows in parallel.mine(list(microbatches(batch.real.sum(1), budget))):
         yield rows, take(batch, rows).to(device)
 
 
 @torch.no_grad()
-def score(model: Any, batch: Batch, budget: int, of: Callable[[Any, Batch], Tensor]) -> Tensor:
-    """`of(model, microbatch)` [..., b, l] for the whole batch, on the CPU [..., B, L]."""
-    out: Tensor | None = None
+def score(
+    model: Any, batch: Batch, budget: int, of: Callable[[Any, Batch], Tensor], kinds: int = 1
+) -> Tensor:
+    """`of(model, microbatch)` for the whole batch, on the CPU on every process.
+
+    [b, l] becomes [B, L]; [kinds, b, l] becomes [kinds, B, L].
+    """
+    shape = batch.ids.shape if kinds == 1 else (kinds, *batch.ids.shape)
+    out = torch.zeros(shape)
     for rows, part in parts(batch, budget, model.device):
         found = of(model, part).float().cpu()
-        if out is None:
-            out = found.new_zeros(*found.shape[:-2], *batch.ids.shape)
         out[..., rows, : found.shape[-1]] = found
-    assert out is not None
-    return out
+    return parallel.total(out)
 
 
 def logprobs_of(actor: Any, batch: Batch) -> Tensor:

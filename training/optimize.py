@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from cuagent.training.parallel import add_gradients
+
 
 @dataclass(frozen=True)
 class AdamW:
@@ -34,7 +36,8 @@ def make_optimizer(model: Any, settings: AdamW) -> torch.optim.AdamW:
 def apply_gradients(
     model: Any, optimizer: torch.optim.Optimizer, settings: AdamW, step: int
 ) -> float:
-    """One update from the gradients that lie ready; returns their norm before clipping."""
+    """One update from the gradients of all processes; returns their norm before clipping."""
+    add_gradients(model)
     rate = settings.lr * min(1.0, (step + 1) / settings.warmup) if settings.warmup else settings.lr
     for group in optimizer.param_groups:
         group["lr"] = rate

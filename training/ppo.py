@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cuagent.training import parallel
 from cuagent.training.advantage import advantages_and_returns, naive_advantages, whiten
 from cuagent.training.batch import Batch, collate, take
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
@@ -152,7 +153,7 @@ def update(
     batch = collate(episodes)
     # The ratio is taken to what the *trainer* computes before the update: it is 1 at the first
     # minibatch whatever engine sampled, and the engine's error goes into `weights`, capped.
-    old, entropy = score(actor, batch, budget, logprobs_and_entropy)
+    old, entropy = score(actor, batch, budget, logprobs_and_entropy, kinds=2)
     baseline = score(critic, batch, budget, values)
     home = score(reference, batch, budget, logprobs_of) if reference is not None else None
     advantages, returns = estimate(batch, baseline, config)
@@ -235,7 +236,8 @@ def policy_step(
     assert old is not None
     assert advantages is not None
     count = batch.action_tokens
-    total, ratios, clips = 0.0, [], []
+    total = 0.0
+    ratios, clips = [torch.zeros(0)], [torch.zeros(0, dtype=torch.bool)]
     for rows, part in parts(batch, config.tokens_per_microbatch, actor.device):
         width = part.ids.shape[1]
 
@@ -259,7 +261,10 @@ def policy_step(
         total += float(loss.detach())
         ratios.append(result.log_ratio.cpu())
         clips.append(result.clipped.cpu())
-    return total, torch.cat(ratios), torch.cat(clips)
+    # Tokens of all processes, for statistics alone; their order does not matter.
+    everywhere = parallel.together([(torch.cat(ratios), torch.cat(clips))])
+    ratios, clips = [r for r, _ in everywhere], [c for _, c in everywhere]
+    return parallel.summed(total), torch.cat(ratios), torch.cat(clips)
 
 
 def add(sums: Metrics, terms: Metrics) -> None:

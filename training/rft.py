@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cuagent.training import parallel
 from cuagent.training.batch import batch_order, collate
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from cuagent.training.losses import imitation_loss
@@ -66,6 +67,7 @@ def rft(
             loss = imitation_loss(logprobs_of(actor, part), part.action, count)
             loss.backward()
             total += float(loss.detach())
+        total = parallel.summed(total)
         norm = apply_gradients(actor, optimizer, config.optimizer, step)
         metrics = {"loss": total, "grad_norm": norm, "action_tokens": count}
         done = step + 1

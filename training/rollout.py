@@ -216,9 +216,10 @@ def play_one(
 
 @dataclass(frozen=True)
 class Played:
-    """Episodes of one collection; `lost` counts those without a reward, by reason."""
+    """Episodes of one collection in the order of its jobs; None where one has no reward, and
+    `lost` counts those by reason."""
 
-    episodes: tuple[Episode, ...]
+    episodes: tuple[Episode | None, ...]
     lost: dict[str, int]
     engine_seconds: float
 
@@ -254,5 +255,5 @@ def play_many(
             lost[result] = lost.get(result, 0) + 1
     if not keep_runs:
         shutil.rmtree(root, ignore_errors=True)
-    episodes = tuple(r for r in results if isinstance(r, Episode))
+    episodes = tuple(r if isinstance(r, Episode) else None for r in results)
     return Played(episodes, lost, batcher.seconds)

@@ -7,6 +7,7 @@ one's own. Not covered: the loops themselves (`rft.py`, `value.py`, `ppo.py`), s
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -20,6 +21,7 @@ from cuagent.agent.tools import TOOLS
 from cuagent.measure.timing import Effort
 from cuagent.record import list_runs
 from cuagent.task import Device, Task, load_task
+from cuagent.training import parallel
 from cuagent.training.chat import Chat, load_chat
 from cuagent.training.collect import Collector
 from cuagent.training.curriculum import Curriculum
@@ -91,7 +93,7 @@ def collect(
 ) -> Metrics:
     """Play `episodes` episodes of a policy; they lie in `out/episodes/00000.jsonl`."""
     chat, actor = load_policy(policy, config, device)
-    with JudgePool(effort(config), gpus=config.play.gpus) as pool:
+    with judges(config) as pool:
         found = collector(load_tasks(tasks, device), chat, actor, pool, out, episodes, config, say)(
             0
         )
@@ -110,13 +112,13 @@ def refine(
     kept, funnel = keep(train, config.filters)
     for line in funnel.lines():
         say(line)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "funnel.json").write_text(json.dumps(asdict(funnel)), encoding="utf-8")
+    if parallel.rank() == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "funnel.json").write_text(json.dumps(asdict(funnel)), encoding="utf-8")
     if not kept:
         raise RecordError("no episode passes the filters; see the counts above")
     rft(actor, kept, keep(heldout, config.filters)[0], config.rft, out, say)
-    save_model(actor, out / "model")
-    chat.save(out / "model")
+    leave(actor, out / "model", chat)
 
 
 def pretrain(
@@ -127,7 +129,7 @@ def pretrain(
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     critic = new_critic(actor)
     pretrain_value(critic, train, heldout, config.value, out, say)
-    save_model(critic, out / "model")
+    leave(critic, out / "model")
 
 
 def improve(
@@ -146,15 +148,14 @@ def improve(
         raise RecordError("PPO needs play.temperature=1: other ratios would be wrong")
     chat, actor = load_policy(policy, config, device)
     values = load_critic(critic, dtype(config)).to(device) if critic else new_critic(actor)
-    with JudgePool(effort(config), gpus=config.play.gpus) as pool:
+    with judges(config) as pool:
         todo = load_tasks(tasks, device)
         collect = collector(todo, chat, actor, pool, out, config.ppo_episodes, config, say)
         collect.curriculum = Curriculum() if config.curriculum else None
         reference = load_policy(policy, config, device)[1] if config.ppo.kl_weight else None
         ppo(actor, values, collect, config.ppo, out, say, reference)
-    save_model(actor, out / "model")
-    chat.save(out / "model")
-    save_model(values, out / "critic")
+    leave(actor, out / "model", chat)
+    leave(values, out / "critic")
 
 
 def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
@@ -201,7 +202,8 @@ def load_tasks(folder: Path, device: str) -> list[Task]:
     files = [folder] if folder.is_file() else sorted(folder.glob("*.py"))
     if not files:
         raise RecordError(f"{folder}: no task files (*.py)")
-    return [load_task(str(file), device=Device(device)) for file in files]
+    kind = Device(device.partition(":")[0])
+    return [load_task(str(file), device=kind) for file in files]
 
 
 def collector(
@@ -222,8 +224,20 @@ def collector(
     return Collector(tasks, chat, engine, pool, play, out, episodes, config.seed, say=say)
 
 
-def effort(config: TrainConfig) -> Effort | None:
-    return Effort.QUICK if config.play.timed else None
+def judges(config: TrainConfig) -> JudgePool:
+    """Where several processes train, each judges on the device that it trains on."""
+    own = (int(os.environ.get("LOCAL_RANK", "0")),)
+    gpus = config.play.gpus if parallel.size() == 1 else own
+    return JudgePool(Effort.QUICK if config.play.timed else None, gpus=gpus)
+
+
+def leave(model: Any, folder: Path, chat: Chat | None = None) -> None:
+    """Write a finished model, once."""
+    if parallel.rank() == 0:
+        save_model(model, folder)
+        if chat is not None:
+            chat.save(folder)
+    parallel.barrier()
 
 
 def dtype(config: TrainConfig) -> torch.dtype:

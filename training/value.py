@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cuagent.training import parallel
 from cuagent.training.advantage import advantages_and_returns
 from cuagent.training.batch import Batch, batch_order, collate
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
@@ -110,7 +111,7 @@ def value_step(
         loss = value_loss(values(critic, part), wanted, part.action, count, before, clip)
         loss.backward()
         total += float(loss.detach())
-    return total
+    return parallel.summed(total)
 
 
 def evaluate_critic(critic: Any, episodes: Sequence[Episode], config: ValueConfig) -> Metrics:

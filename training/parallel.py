@@ -1,0 +1,104 @@
+"""Data parallelism over the processes that torchrun starts; with one process all of it is identity.
+
+For: models that fit one device. Every process holds the whole (small) batch of token ids and
+computes the forward and backward passes of its share of the microbatches; losses are sums over
+tokens divided by the global count, so gradients are simply added. Episodes are played by all.
+Not covered: sharded models (FSDP2).
+Invariant: after each update all processes hold the same weights, and the same as one process would
+but for the order of additions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def start(device: str) -> str:
+    """Join the other processes where torchrun started several; returns this one's device."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return device
+    local = int(os.environ["LOCAL_RANK"])
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    if device == "cuda":
+        torch.cuda.set_device(local)
+        return f"cuda:{local}"
+    return device
+
+
+def stop() -> None:
+    """Leave the others in order; call it when models and optimizers are done with."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def barrier() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def mine(items: Sequence[T]) -> Sequence[T]:
+    """This process' share: every n-th."""
+    return items[rank() :: size()]
+
+
+def together(items: Sequence[T]) -> list[T]:
+    """What `mine` took apart, whole and in order, on every process."""
+    if size() == 1:
+        return list(items)
+    found: list[Any] = [None] * size()
+    dist.all_gather_object(found, list(items))
+    whole: list[T] = []
+    for at in range(max(len(part) for part in found)):
+        whole += [part[at] for part in found if at < len(part)]
+    return whole
+
+
+def total(x: Tensor) -> Tensor:
+    """The sum over all processes, on the device where `x` lies."""
+    if size() == 1:
+        return x
+    there = x.to(_device())
+    dist.all_reduce(there)
+    return there.to(x.device)
+
+
+def summed(number: float) -> float:
+    """The sum of a plain number over all processes."""
+    return float(total(torch.tensor(number, dtype=torch.float64)))
+
+
+def add_gradients(model: Any) -> None:
+    """Sum the gradients of all processes; one that had no microbatch adds zeros."""
+    if size() == 1:
+        return
+    trained = [p for p in model.parameters() if p.requires_grad]
+    flat = torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in trained]
+    )
+    dist.all_reduce(flat)
+    at = 0
+    for p in trained:
+        p.grad = flat[at : at + p.numel()].view_as(p).to(p.dtype)
+        at += p.numel()
+
+
+def _device() -> torch.device:
+    cuda = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
