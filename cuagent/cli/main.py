@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cuagent.cli import config, export, optimize, profile, runs, verify
+from cuagent.cli import config, export, mcp, optimize, profile, runs, verify
 from cuagent.cli.exits import Exit, complain, crashes_to, exit_for
 
 # Plain help: rich's takes longer to load than everything else together.
@@ -25,6 +25,7 @@ app.command()(export.export)
 app.command()(runs.runs)
 app.command()(runs.show)
 app.command()(runs.replay)
+app.command()(mcp.mcp)
 app.add_typer(config.app, name="config")
 
 

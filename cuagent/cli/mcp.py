@@ -1,0 +1,22 @@
+"""`cuagent mcp`: the verifier as tools for other agents (the Model Context Protocol, over stdio)."""
+
+from __future__ import annotations
+
+from cuagent.cli.exits import Refused
+
+
+def mcp() -> None:
+    """Offer the verifier to other agents: an MCP server over stdio.
+
+    Its tools: check, baseline, compile, verify, profile, export. For Claude Code:
+    claude mcp add cuagent -- cuagent mcp
+    """
+    try:
+        from cuagent.cli.mcp_server import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "mcp":
+            raise
+        raise Refused(
+            "the MCP server needs the package mcp 2: pip install 'cuagent[mcp]'"
+        ) from None
+    serve()
