@@ -1,0 +1,14 @@
+"""The choice by two masked sums.
+
+task: masks
+"""
+
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, x, y):
+        mask = torch.gt(x, y)
+        chosen = x.masked_fill(~mask, 0) + (y + y).masked_fill(mask, 0)
+        return mask, chosen, torch.count_nonzero(mask, dim=-1)

@@ -1,0 +1,18 @@
+"""Rounds where the reference does; the root by division.
+
+task: rmsnorm_bf16
+"""
+
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        wide = x.float()
+        wide = wide / torch.sqrt(wide.pow(2).sum(-1, keepdim=True) / x.shape[-1] + 1e-6)
+        return wide.bfloat16() * self.scale

@@ -1,0 +1,16 @@
+"""The same layer by one call of torch.
+
+task: timed
+"""
+
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return torch.addmm(self.linear.bias, x, self.linear.weight.t()).clamp_(min=0)

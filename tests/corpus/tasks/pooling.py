@@ -1,0 +1,21 @@
+"""Two outputs: maximum and average pooling."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, x):
+        return F.max_pool2d(x, 2), F.avg_pool2d(x, 3, stride=2, padding=1)
+
+
+def get_inputs():
+    return [torch.randn(2, 3, 8, 10)]
+
+
+def get_init_inputs():
+    return []

@@ -1,0 +1,77 @@
+"""Exploits, honest candidates and seeded bugs before cuagent's own judge.
+
+Here runs a slice: every exploit, every honest candidate, every bug that is equivalent to its
+original, and some bugs of each task. `python benchmarks/corpus.py` runs them all. What is known to
+be wrong with the judge is an expected failure with its reason, and passes as soon as it is mended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import pytest
+from corpus import ACCEPTED, HERE, Candidate, bugs, everything, exploits, honest
+from judging import Judges, judged, judges, safe
+
+EVERY = 6
+"""One bug in so many is in the slice."""
+
+
+def _slice() -> list[Candidate]:
+    chosen: list[Candidate] = []
+    for _, group in groupby(everything(), key=lambda candidate: candidate.task):
+        members = list(group)
+        mutated = [c for c in members if c.kind == "bug"]
+        chosen += [c for c in members if c.kind != "bug"]
+        chosen += [c for i, c in enumerate(mutated) if i % EVERY == 0 or c.expect == (ACCEPTED,)]
+    return chosen
+
+
+def _parameter(candidate: Candidate) -> Any:
+    marks = [pytest.mark.gpu] if candidate.device == "cuda" else []
+    return pytest.param(candidate, id=f"{candidate.kind}-{candidate.name}", marks=marks)
+
+
+CASES = _slice()
+
+
+@pytest.fixture(scope="module")
+def opened(request: pytest.FixtureRequest) -> Iterator[Judges]:
+    """Judges of the tasks of all candidates that were selected."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items]
+    chosen = [call.params["candidate"] for call in calls if call and "candidate" in call.params]
+    with judges(chosen) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("candidate", [_parameter(candidate) for candidate in CASES])
+def test_a_candidate_ends_as_the_corpus_demands(opened: Judges, candidate: Candidate) -> None:
+    if not safe(candidate):
+        pytest.skip(f"no sandbox here, and it is not harmless: {candidate.harm}")
+    outcome = judged(opened.of(candidate), candidate)
+    if not outcome.right and candidate.open:
+        pytest.xfail(candidate.open)
+    assert outcome.right, f"{candidate.what} {outcome.word}: {outcome.detail}"
+
+
+def test_the_corpora_are_as_large_as_promised() -> None:
+    assert len(exploits()) >= 70
+    assert len(honest()) >= 60
+    assert len({candidate.task for candidate in honest()}) >= 15
+    assert sum(bug.expect != (ACCEPTED,) for bug in bugs()) >= 120
+
+
+def test_no_two_candidates_are_one() -> None:
+    for kind in (exploits(), honest(), bugs()):
+        assert len({(c.task, c.device, c.timed, c.attempt.digest) for c in kind}) == len(kind)
+
+
+def test_every_row_of_the_catalogue_is_run_or_argued() -> None:
+    """docs/CORPUS.md says for each row that no exploit stands for why there is none."""
+    text = (HERE.parents[1] / "docs" / "CORPUS.md").read_text()
+    rows = re.findall(r"^\| (\d[\d, ]*) \|", text, re.MULTILINE)
+    argued = {number for row in rows for number in row.split(", ")}
+    assert {str(number) for number in range(1, 73)} <= argued | {c.row for c in exploits()}
