@@ -1,4 +1,4 @@
-"""`cuagent mcp`: the verifier as tools for other agents (the Model Context Protocol, over stdio)."""
+"""`cuagent mcp`: the verifier as tools for other agents, over stdio."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from cuagent import __version__
 from cuagent.cli import options
-from cuagent.cli.exits import Crash, crashes_to, exit_for
+from cuagent.cli.exits import crashes_to, exit_for
 from cuagent.events import Event, Phase
 
 if TYPE_CHECKING:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cuagent.cli import options
+
+if TYPE_CHECKING:
+    from cuagent.measure.profile import Profile
 
 
 def profile(
@@ -45,5 +50,24 @@ def profile(
 
         print(dumps(found.to_json(), indent=2))
         return
-    for line in found.lines():
+    for line in _fitted(found):
         print(line)
+
+
+def _fitted(found: Profile) -> Iterator[str]:
+    """The lines as wide as the terminal is; in a pipe as wide as they are meant to be."""
+    import shutil
+
+    from cuagent.ui.text import wrap
+
+    if not sys.stdout.isatty():
+        yield from found.lines()
+        return
+    width = shutil.get_terminal_size().columns
+    for line in found.lines(width):
+        if "|" in line:  # a row of a table: cut to fit already
+            yield line
+        else:
+            first, *rest = wrap(line, max(width - 2, 20))
+            yield first
+            yield from (f"  {piece}" for piece in rest)

@@ -35,26 +35,28 @@ MERIT = {
 _COLOURS = {Standing.FASTER: "green", Standing.SLOWER: "red", Standing.INCONCLUSIVE: "yellow"}
 
 
-def judgement_lines(
-    judgement: Judgement, width: int, glyphs: Glyphs = UNICODE, *, brief: bool = False
-) -> list[Text]:
-    """Everything about one judged attempt: what the compiler said, the verdict, the times.
-
-    `brief` leaves out what a summary right below it will say.
-    """
-    if brief and judgement.verdict.accepted and judgement.timing is not None:
-        head = verdict_lines(judgement.verdict, width, glyphs)[:1]
-        return head + _arm_lines(judgement.timing, width, glyphs)
+def judgement_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """Everything about one judged attempt: what the compiler said, the verdict, the times."""
     lines = []
-    if judgement.build is not None and not judgement.build.ok:
+    if not judgement.build.ok:
         lines += build_lines(judgement.build, width, glyphs)
     else:
         lines += verdict_lines(judgement.verdict, width, glyphs)
     if judgement.timing is not None:
         lines += timing_lines(judgement.timing, width, glyphs)
-    if judgement.score is not None and judgement.timing is not None:
         lines += score_lines(judgement.score, width)
     return lines
+
+
+def why_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """What a row of the table does not say: why an attempt was refused, where clocks disagree."""
+    if not judgement.build.ok:
+        return build_lines(judgement.build, width, glyphs)[1:]
+    if not judgement.verdict.accepted:
+        return verdict_lines(judgement.verdict, width, glyphs)[1:]
+    if judgement.timing is not None and judgement.timing.contradiction:
+        return _paragraph(f"clocks disagree: {judgement.timing.contradiction}", width, "red")
+    return []
 
 
 def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:

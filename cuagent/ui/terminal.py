@@ -9,13 +9,16 @@ Invariant: every write goes through `_write`, under the lock that the ticking li
 from __future__ import annotations
 
 import io
+import os
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -34,11 +37,21 @@ from cuagent.events import (
     ToolStarted,
 )
 from cuagent.measure.timing import Effort
+from cuagent.ui.attempts import (
+    Row,
+    attempt_row,
+    baseline_rows,
+    head_line,
+    row_line,
+    table_lines,
+    trend,
+)
 from cuagent.ui.code import written
 from cuagent.ui.flow import Flow
+from cuagent.ui.keys import silent_keys
 from cuagent.ui.status import Status
 from cuagent.ui.summary import short_path, summary_lines
-from cuagent.ui.table import NARROW, judgement_lines, least_ratio
+from cuagent.ui.table import least_ratio, why_lines
 from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, one_line, wrap
 
 if TYPE_CHECKING:
@@ -68,12 +81,17 @@ class Terminal:
         self.status = Status()
         self._recorded = recorded
         self._live = not recorded and self.console.is_terminal and not self.console.is_dumb_terminal
+        self._reflows = os.environ.get("TERM") != "linux" and "XTERM_VERSION" not in os.environ
+        self._echo = ExitStack()
         self._seconds_at_step = 0.0
-        self._drawn = False
+        self._drawn = 0
         self._flow: Flow | None = None
         self._flow_style = ""
         self._run: RunStarted | None = None
         self._attempts: dict[str, int] = {}
+        self._baselines: list[Row] = []
+        self._rows: dict[int, Row] = {}
+        self._floor: float | None = None
         self._open: dict[str, ToolStarted] = {}
         self._last_call = ""
         self._judged = False
@@ -84,6 +102,7 @@ class Terminal:
 
     def __enter__(self) -> Terminal:
         if self._live:
+            self._echo.enter_context(silent_keys())
             threading.Thread(target=self._keep_ticking, daemon=True, name="status").start()
         return self
 
@@ -97,6 +116,7 @@ class Terminal:
         with self._lock:
             self._live = False
             self._write("")
+        self._echo.close()
 
     @property
     def width(self) -> int:
@@ -138,7 +158,7 @@ class Terminal:
             case RunEnded():
                 self._ended.set()
                 lines = summary_lines(event, self._run, self._attempts, self.width, self.glyphs)
-                self._print([Text(), *lines])
+                self._print([Text(), *self._table(), *lines])
 
     def _header(self, run: RunStarted) -> list[Text]:
         text = f"{run.task} on {run.device}, by {run.model}"
@@ -182,6 +202,8 @@ class Terminal:
     def _tool_finished(self, event: ToolFinished) -> None:
         started = self._open.pop(event.call_id, None)
         self._set(activity="")
+        if event.name == "profile" and not event.is_error:
+            self._floor = event.data.get("profile", {}).get("floor", self._floor)
         lines = []
         if started is not None and event.call_id != self._last_call:
             # its own title is no longer the line above
@@ -214,12 +236,31 @@ class Terminal:
         worth = least_ratio(judgement.timing)
         if judgement.verdict.accepted and worth is not None:
             self._set(best=max(worth, self.status.best or 0.0))
-        title = Text(f"attempt {event.attempt}", "bold")
-        indent = "  " if self.width >= NARROW else ""
-        # the judgement of record is the last one, and the summary follows
-        brief = judgement.timing is not None and judgement.timing.effort is Effort.RECORD
-        lines = judgement_lines(judgement, self.width - len(indent), self.glyphs, brief=brief)
-        self._print([Text.assemble(indent, line) for line in (title, *lines)])
+        row = attempt_row(event.attempt, judgement, self._floor)
+        self._rows[event.attempt] = row
+        lines = []
+        if not row.said:
+            lines.append(head_line(self.width))
+            baselines = baseline_rows(judgement, self._floor)
+            # those of record are fresh, and the ones that the claim rests on
+            if [b.name for b in baselines] != [b.name for b in self._baselines] or _of_record(
+                judgement
+            ):
+                lines += [row_line(b, self.width, self.glyphs) for b in baselines]
+            self._baselines = baselines
+        lines.append(row_line(row, self.width, self.glyphs))
+        lines += why_lines(judgement, self.width, self.glyphs)
+        self._print(lines)
+
+    def _table(self) -> list[Text]:
+        """All attempts and how the best one grew, once there is something to compare."""
+        rows = [row for _, row in sorted(self._rows.items())]
+        if len(rows) < 2:
+            return []
+        lines = table_lines(self._baselines, rows, self.width, self.glyphs)
+        if grown := trend(rows, self.width - 6, self.glyphs):
+            lines.append(Text.assemble(("  best ", "dim"), (grown, "green")))
+        return [*lines, Text()]
 
     def _line(self, text: str, style: str) -> Text:
         return Text(clip(text, self.width, self.glyphs.more), style)
@@ -251,16 +292,29 @@ class Terminal:
     def _write(self, text: str) -> None:
         """The transcript grows by `text`; the live line moves below it. One write, one flush."""
         with self._lock:
-            erase = "\r\x1b[K" if self._drawn else ""
+            erase = self._erase()
             live = self._status_line() if self._live and self._flow is None else ""
-            self._drawn = bool(live)
             if erase or text or live:
                 self.console.file.write(erase + text + live)
                 self.console.file.flush()
 
+    def _erase(self) -> str:
+        """What takes the live line away."""
+        drawn, self._drawn = self._drawn, 0
+        return self._to_start(drawn) + "\x1b[K" if drawn else ""
+
+    def _to_start(self, drawn: int) -> str:
+        """Back to where a live line of so many columns began.
+
+        A terminal that has become narrower has broken it in two, unless it is one that cuts.
+        """
+        above = max(drawn - 1, 0) // self.console.width if self._reflows else 0
+        return f"\x1b[{above}A\r\x1b[J" if above else "\r"
+
     def _status_line(self) -> str:
         # one column stays free: a full last line would wrap and could not be redrawn in place
         line = self.status.line(self._seconds(), self.width - 1, self.glyphs, self._tick)
+        self._drawn = cell_len(line)
         with self.console.capture() as capture:
             self.console.print(Text(line, "dim"), end="", soft_wrap=True)
         return capture.get()
@@ -270,6 +324,10 @@ class Terminal:
             with self._lock:
                 if self._live and self._flow is None:
                     self._tick += 1
-                    self._drawn = True
-                    self.console.file.write("\r" + self._status_line() + "\x1b[K")
+                    start = self._to_start(self._drawn)
+                    self.console.file.write(start + self._status_line() + "\x1b[K")
                     self.console.file.flush()
+
+
+def _of_record(judgement: Judgement) -> bool:
+    return judgement.timing is not None and judgement.timing.effort is Effort.RECORD

@@ -30,10 +30,12 @@ class Glyphs:
     dot: str
     more: str
     spinner: str
+    bars: str
+    """From low to high."""
 
 
-UNICODE = Glyphs("✓", "✗", "?", "●", "└", "│", "·", "…", "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
-ASCII = Glyphs("ok", "XX", "?", "*", "`", "|", "-", "...", "|/-\\")
+UNICODE = Glyphs("✓", "✗", "?", "●", "└", "│", "·", "…", "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "▁▂▃▄▅▆▇█")
+ASCII = Glyphs("ok", "XX", "?", "*", "`", "|", "-", "...", "|/-\\", "_.-=+*#")
 
 
 def glyphs_for(encoding: str | None) -> Glyphs:

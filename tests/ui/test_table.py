@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from samples import BROKEN, BUILT, GAIN, REJECTED, SLOWER
 
+from cuagent.ui.attempts import attempt_row, baseline_rows, row_line, table_lines, trend
 from cuagent.ui.table import build_lines, judgement_lines, least_ratio
 from cuagent.ui.text import ASCII
 
@@ -43,3 +44,33 @@ def test_ascii_lines_are_ascii() -> None:
 def test_worth_is_over_the_better_baseline() -> None:
     assert least_ratio(GAIN.timing) == 1.43
     assert least_ratio(None) is None
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_the_table_of_attempts_looks_as_before(
+    width: int, same_as_before: Callable[[str, str], None]
+) -> None:
+    rows = [attempt_row(n, judgement, 6e-6) for n, judgement in enumerate(EVERY, 1)]
+    text = "\n".join(line.plain for line in table_lines(baseline_rows(GAIN, 6e-6), rows, width))
+    same_as_before(f"attempts_{width}", text + "\n")
+
+
+@pytest.mark.parametrize("width", range(28, 130, 7))
+def test_no_row_is_wider_than_allowed(width: int) -> None:
+    rows = [attempt_row(n, judgement, 6e-6) for n, judgement in enumerate(EVERY, 98)]
+    for row in [*rows, *baseline_rows(SLOWER)]:
+        assert row_line(row, width).cell_len <= width
+
+
+def test_the_rows_stand_under_each_other() -> None:
+    first, second = (row_line(attempt_row(n, GAIN), 80).plain for n in (9, 10))
+    assert first.index("2.00x") == second.index("2.00x")
+    assert first.index("12.3 us") == second.index("12.3 us")
+
+
+def test_the_trend_rises_with_the_best_and_never_falls() -> None:
+    rows = [attempt_row(n, judgement) for n, judgement in enumerate((REJECTED, SLOWER, GAIN), 1)]
+    assert trend(rows, 40) == " ▁█ 0.90x to 1.43x"
+    assert trend([*rows, attempt_row(4, SLOWER)], 40) == " ▁██ 0.90x to 1.43x"
+    assert trend(rows, 20).endswith("0.90x to 1.43x")
+    assert trend(rows[:2], 40) == ""
