@@ -220,7 +220,8 @@ def collector(
     engine: Engine = LocalEngine(actor.eval(), chat.end)
     if p.server is not None:
         engine = ServerEngine(p.server, actor.name_or_path, chat.end)
-    play = Play(TOOLS, opening, p.turns, p.context, p.reply, p.temperature, p.seconds, p.together)
+    limits = (p.turns, p.context, p.reply, p.temperature, p.seconds)
+    play = Play(TOOLS, opening, *limits, together=p.together)
     return Collector(tasks, chat, engine, pool, play, out, episodes, config.seed, say=say)
 
 

@@ -84,7 +84,7 @@ def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
 
 
 FAST = PpoConfig(
-    iterations=25,
+    iterations=20,
     minibatches=2,
     actor=AdamW(lr=3e-3),
     critic=AdamW(lr=6e-3),
@@ -140,7 +140,7 @@ def test_rft_then_value_pretraining_then_ppo_each_improve(tmp_path: Path) -> Non
         critic,
         unfiltered,
         play(actor, 200, 3),
-        ValueConfig(steps=120, optimizer=AdamW(lr=1e-2)),
+        ValueConfig(steps=100, optimizer=AdamW(lr=1e-2)),
         tmp_path / "value",
         silent,
     )
