@@ -87,6 +87,13 @@ class Spent:
 
 
 @dataclass(frozen=True)
+class UserSaid:
+    """A message of the user reaches the model with the next step."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Notice:
     text: str
     level: Literal["info", "warning", "error"] = "info"
@@ -111,6 +118,7 @@ Event = (
     | ToolFinished
     | Judged
     | Spent
+    | UserSaid
     | Notice
     | RunEnded
 )

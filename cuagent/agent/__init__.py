@@ -2,12 +2,34 @@
 
 run = start_run(task, judge, model=model.name, tools=[t.spec for t in TOOLS], emit=view)
 stop = run_agent(run, model, emit=view)
+
+After any stop `run_agent(run, ...)` goes on with the same run: it takes what lies in `run.inbox`
+first. From another thread, `run.inbox.put(text)` steers and `run.cancel()` interrupts.
 """
 
-from cuagent.agent.hooks import HOOKS, Hook
+from cuagent.agent.begin import resume_run, start_run
+from cuagent.agent.compaction import compact
+from cuagent.agent.history import diff, restore, undo
+from cuagent.agent.hooks import HOOKS, INTERACTIVE, Hook
 from cuagent.agent.loop import run_agent
-from cuagent.agent.run import Run, Tried, start_run
+from cuagent.agent.run import Run, Tried
 from cuagent.agent.stop import Budget, Stop
 from cuagent.agent.tools import TOOLS
 
-__all__ = ["HOOKS", "TOOLS", "Budget", "Hook", "Run", "Stop", "Tried", "run_agent", "start_run"]
+__all__ = [
+    "HOOKS",
+    "INTERACTIVE",
+    "TOOLS",
+    "Budget",
+    "Hook",
+    "Run",
+    "Stop",
+    "Tried",
+    "compact",
+    "diff",
+    "restore",
+    "resume_run",
+    "run_agent",
+    "start_run",
+    "undo",
+]

@@ -6,20 +6,23 @@ measurements flatters it.
 
 from __future__ import annotations
 
-from cuagent.agent.run import Run, Tried
+from cuagent.agent.attended import Interrupted
+from cuagent.agent.run import JudgeLost, Run, Tried
 from cuagent.agent.stop import Stop
 from cuagent.agent.wording import ratios_line
 from cuagent.events import Emit, Notice, Phase, RunEnded
 from cuagent.measure.timing import Effort, Standing
 
-UNSCORED = (Stop.INTERRUPTED, Stop.MODEL_FAILED)
+UNSCORED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.MODEL_FAILED, Stop.JUDGE_FAILED)
 """What ended for no reason of the policy's own has no reward, unless an attempt was accepted."""
+UNSETTLED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.JUDGE_FAILED)
+"""What ends without judging the best attempt afresh: it may go on, or there is no judge."""
 
 
 def conclude(run: Run, emit: Emit) -> None:
     """Judge what was not submitted, write the last record and say how it ended."""
     assert run.stop is not None
-    if run.final is None and run.best and run.stop is not Stop.INTERRUPTED:
+    if run.best and run.stop not in UNSETTLED and _is_better(run.best, run.final):
         _judge_best(run, run.best, emit)
     result = run.final or run.best
     summary = summarize(run)
@@ -55,9 +58,22 @@ def summarize(run: Run) -> str:
     return f"{gain}attempt {result.n}, {ratios_line(result.judgement)} ({fresh})"
 
 
+def _is_better(best: Tried, final: Tried | None) -> bool:
+    """A run that went on after its result may have found a better one."""
+    return final is None or (best.n != final.n and best.rank > final.rank)
+
+
 def _judge_best(run: Run, best: Tried, emit: Emit) -> None:
     emit(Phase(f"judging attempt {best.n} afresh"))
+    former = run.final
     try:
-        run.settle(best, run.judge.judge(best.attempt, Effort.RECORD))
-    except KeyboardInterrupt:
-        emit(Notice("interrupted: the figures are those of the loop", "warning"))
+        judgement = run.measured("record", lambda judge: judge.judge(best.attempt, Effort.RECORD))
+    except (KeyboardInterrupt, Interrupted):
+        run.notice("interrupted: the figures are those of the loop", "warning")
+        return
+    except JudgeLost as error:
+        run.notice(f"{error}: the figures are those of the loop", "error")
+        return
+    settled = run.settle(best, judgement)
+    if former is not None and former.rank >= settled.rank:
+        run.final = former

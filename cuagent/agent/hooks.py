@@ -1,29 +1,46 @@
-"""What is looked at before each step: limits, repetition, turns without a call.
+"""What is looked at before each step: what the user says, limits, repetition, idle turns, length.
 
-A hook takes the run and returns None to go on, a text to put before the model, or a Stop. It must
-not change the run. Compaction and steering will be hooks as well.
+A hook takes the run and the model and returns None to go on, a text to put before the model, or a
+Stop. It changes the run through its methods alone, and leaves a whole conversation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import takewhile
+from itertools import islice, takewhile
+from queue import Empty
 
+from cuagent.agent.compaction import compact, is_due
 from cuagent.agent.run import Run
 from cuagent.agent.stop import Stop
+from cuagent.events import UserSaid
 from cuagent.message import Message
+from cuagent.models.model import Model
 
-Hook = Callable[[Run], Stop | str | None]
+Hook = Callable[[Run, Model], Stop | str | None]
 
 LAST_STEPS = 5
 """So many steps before the end the model is told."""
 SAME_CALLS_WARN, SAME_CALLS_STOP = 3, 6
+WAITING = ("bash_output",)
+"""Tools whose result changes by itself."""
 IDLE_TURNS = 3
 """Turns in a row without a tool call after which the run ends."""
 
 
-def limits(run: Run) -> Stop | str | None:
-    """Steps, cost and wall time."""
+def steering(run: Run, model: Model) -> None:
+    """What the user said since the last step comes before the model as it was said."""
+    while True:
+        try:
+            text = run.inbox.get_nowait()
+        except Empty:
+            return
+        run.add(Message("user", text, data={"from": "user"}))
+        run.emit(UserSaid(text))
+
+
+def limits(run: Run, model: Model) -> Stop | str | None:
+    """Steps, cost, wall time and device time."""
     budget = run.budget
     if budget.steps is not None and run.steps >= budget.steps:
         return Stop.STEP_LIMIT
@@ -31,30 +48,34 @@ def limits(run: Run) -> Stop | str | None:
         return Stop.COST_LIMIT
     if budget.seconds is not None and run.seconds >= budget.seconds:
         return Stop.TIME_LIMIT
+    if budget.device_seconds is not None and run.device_seconds >= budget.device_seconds:
+        return Stop.DEVICE_LIMIT
     if budget.steps is not None and run.steps and budget.steps - run.steps == LAST_STEPS:
         return f"{LAST_STEPS} steps are left: bring your best attempt to an end and call submit."
     return None
 
 
-def repetition(run: Run) -> Stop | str | None:
+def repetition(run: Run, model: Model) -> Stop | str | None:
     """The same call with the same arguments, with no other in between."""
-    calls = [
+    calls = (
         (call.name, call.arguments)
-        for message in reversed(run.messages)
+        for message in takewhile(lambda m: not _from_user(m), reversed(run.messages))
         for call in reversed(message.tool_calls)
-    ]
-    same = sum(1 for _ in takewhile(lambda call: call == calls[0], calls))
+        if call.name not in WAITING
+    )
+    latest = list(islice(calls, SAME_CALLS_STOP))
+    same = sum(1 for _ in takewhile(lambda call: call == latest[0], latest))
     if same >= SAME_CALLS_STOP:
         return Stop.LOOPING
     if same >= SAME_CALLS_WARN and run.messages[-1].role == "tool":
         return (
-            f"You have made the same {calls[0][0]} call {same} times in a row; its result will not "
-            "change. Do something else: change the code, read another file, or submit."
+            f"You have made the same {latest[0][0]} call {same} times in a row; its result will "
+            "not change. Do something else: change the code, read another file, or submit."
         )
     return None
 
 
-def idleness(run: Run) -> Stop | str | None:
+def idleness(run: Run, model: Model) -> Stop | str | None:
     """A turn without a tool call ends nothing here; the model is told what does."""
     if run.messages[-1].role != "assistant" or run.messages[-1].tool_calls:
         return None
@@ -66,9 +87,30 @@ def idleness(run: Run) -> Stop | str | None:
     )
 
 
-HOOKS: tuple[Hook, ...] = (limits, repetition, idleness)
+def answered(run: Run, model: Model) -> Stop | None:
+    """In place of `idleness` where a person sits by: a turn without a tool call is theirs."""
+    last = run.messages[-1]
+    return Stop.ANSWERED if last.role == "assistant" and not last.tool_calls else None
+
+
+def compaction(run: Run, model: Model) -> None:
+    """A conversation that nears the model's length is summed up before it is too long."""
+    if is_due(run, model):
+        compact(run, model)
+
+
+HOOKS: tuple[Hook, ...] = (steering, limits, repetition, idleness, compaction)
+INTERACTIVE: tuple[Hook, ...] = (steering, limits, repetition, answered, compaction)
+
+
+def _from_user(message: Message) -> bool:
+    return message.data.get("from") == "user"
 
 
 def _idle_turns(messages: list[Message]) -> int:
-    turns = (m for m in reversed(messages) if m.role == "assistant")
+    turns = (
+        m
+        for m in takewhile(lambda m: not _from_user(m), reversed(messages))
+        if m.role == "assistant"
+    )
     return sum(1 for _ in takewhile(lambda m: not m.tool_calls, turns))

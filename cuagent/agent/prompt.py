@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,17 +21,60 @@ from cuagent.message import Message
 if TYPE_CHECKING:
     from cuagent.task import Task
 
+LONGEST_RULES = 32 << 10
+"""Bytes of all AGENTS.md files together."""
 LONGEST_SOURCE = 24_000
 """Characters of the reference that are shown at once; the rest is in reference.py."""
 
 
-def opening(task: Task) -> list[Message]:
-    """The messages that every run begins with."""
-    system = _text("cuagent.agent", "system.md")
-    body = skill()
-    if body:
-        system += f"\n\n{body}"
-    return [Message("system", system), Message("user", _assignment(task))]
+def opening(task: Task, project: Path | None = None) -> list[Message]:
+    """The messages that every run begins with; AGENTS.md of `project` is among them."""
+    parts = [_text("cuagent.agent", "system.md"), skill(), references()]
+    if project is not None and (rules := project_rules(project)):
+        parts.append(f"# What the user's project says (AGENTS.md)\n\n{rules}")
+    return [Message("system", "\n\n".join(filter(None, parts))), Message("user", _assignment(task))]
+
+
+def references() -> str:
+    """The references of the skill that can be read on demand, one line each."""
+    folder = importlib.resources.files("cuagent.skills").joinpath("references")
+    lines = []
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".md"):
+            title = (
+                file.read_text(encoding="utf-8").lstrip().partition("\n")[0].lstrip("# ").strip()
+            )
+            lines.append(f"- `skills/references/{file.name}`: {title}")
+    if not lines:
+        return ""
+    return "# References\n\nRead the one that fits before you write code:\n\n" + "\n".join(lines)
+
+
+def project_rules(folder: Path) -> str:
+    """The AGENTS.md files from the repository's root down to `folder`; the nearest come last.
+
+    Where they are longer than `LONGEST_RULES` together, the farthest are left out.
+    """
+    found: list[str] = []
+    room = LONGEST_RULES
+    for place in _upward(folder.resolve()):
+        try:
+            raw = (place / "AGENTS.md").read_bytes()[:room]
+        except OSError:
+            continue
+        if text := raw.decode("utf-8", "ignore").strip():
+            found.append(text)
+            room -= len(raw)
+        if room <= 0:
+            break
+    return "\n\n".join(reversed(found))
+
+
+def _upward(folder: Path) -> Iterator[Path]:
+    """The folder and those above it up to its repository's root; itself alone outside of one."""
+    above = [folder, *folder.parents]
+    root = next((place for place in above if (place / ".git").exists()), folder)
+    yield from above[: above.index(root) + 1]
 
 
 def skill() -> str:

@@ -2,40 +2,50 @@
 
 It holds the conversation, the attempts that were judged and what was spent. Whatever changes is
 written to the log in the same shielded moment, so that memory and log never disagree.
-Not covered: deciding anything (`loop.py`, `hooks.py`) and measuring anything (`cuagent.judge`).
+Another thread may put texts into `inbox` and call `cancel`, and nothing else.
+Not covered: how a run begins (`begin.py`), deciding anything (`loop.py`, `hooks.py`) and measuring
+anything (`cuagent.judge`).
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from cuagent import __version__
+from cuagent.agent.attended import attend
 from cuagent.agent.shield import shielded
 from cuagent.agent.stop import Budget, Stop
 from cuagent.attempt import Attempt
-from cuagent.events import Emit, Judged, ignore
+from cuagent.events import Emit, Judged, Notice, ignore
 from cuagent.message import Message, Reply, Usage
 from cuagent.models.model import ToolSpec
 from cuagent.record import (
-    RUNS,
+    RecordError,
     RunFolder,
     RunLog,
     close_open_calls,
     commit_work,
-    init_work,
-    new_run,
     plain,
 )
 
 if TYPE_CHECKING:
+    from cuagent.agent.jobs import Job
     from cuagent.judge import Judge, Judgement
     from cuagent.task import Task
 
+T = TypeVar("T")
 REFERENCE = "reference.py"
+CHARACTERS_A_TOKEN = 3
+"""For guesses on the safe side: source code has three to four."""
+
+
+class JudgeLost(Exception):
+    """Nothing can be judged any more: no worker, no oracle, no sandbox. One line."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +90,27 @@ class Run:
     usage: Usage = field(default_factory=Usage)
     cost: float | None = 0.0
     """US dollars; None once a call had no known price."""
-    started: float = field(default_factory=time.monotonic)
+    device_seconds: float = 0.0
+    """Spent in the judge on the device."""
+    started: float | None = field(default_factory=time.monotonic)
+    """On the monotonic clock; None while nobody works."""
+    earlier_seconds: float = 0.0
+    """Worked before `started`."""
+    context_tokens: int = 0
+    """How long the conversation is, by the provider's count and a guess for what came since."""
+    inbox: SimpleQueue[str] = field(default_factory=SimpleQueue)
+    """What the user says while the agent works; it reaches the model before the next step."""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    tools: tuple[ToolSpec, ...] = ()
+    """What the model is offered."""
+    todo: list[dict[str, str]] = field(default_factory=list)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    """Background commands, by the name the model knows them by."""
     seen: dict[Path, str] = field(default_factory=dict)
     """Files of the work folder that the model has read or written, with their sha256."""
     outputs: int = 0
     """How many long outputs were put into files."""
+    _judging: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def work(self) -> Path:
@@ -92,42 +118,116 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.started
+        """Worked so far; the time in which a person thought is not counted."""
+        now = time.monotonic()
+        return self.earlier_seconds + (0.0 if self.started is None else now - self.started)
 
     @property
     def best(self) -> Tried | None:
         """The best accepted attempt, by the numbers of the loop."""
         return max((t for t in self.tried if t.accepted), key=lambda t: t.rank, default=None)
 
+    def cancel(self) -> None:
+        """Interrupt the step in flight, from any thread."""
+        self.cancelled.set()
+
+    def clock_in(self) -> None:
+        """Work begins, again perhaps."""
+        self.cancelled.clear()
+        if self.started is None:
+            self.started = time.monotonic()
+
+    def clock_out(self) -> None:
+        """Work ends for now."""
+        self.earlier_seconds, self.started = self.seconds, None
+
+    def notice(self, text: str, level: Literal["info", "warning", "error"] = "info") -> None:
+        """Tell the user something, and keep it."""
+        self.log.write("notice", level=level, text=text)
+        self.emit(Notice(text, level))
+
     def add(self, message: Message, call: str | None = None) -> None:
         """Append a message to the conversation and the log."""
         with shielded():
             self.log.message(message, call)
             self.messages.append(message)
+            if call is None:
+                self.context_tokens += len(message.content) // CHARACTERS_A_TOKEN
 
     def took(self, reply: Reply, model: str, sampling: Any, seconds: float) -> None:
         """Record a call of the model and the message that came of it."""
         with shielded():
-            self.usage += reply.usage
-            if self.cost is not None:
-                self.cost = None if reply.cost is None else self.cost + reply.cost
-            call = self.log.write(
-                "call",
-                parent=self.log.head,
-                model=model,
-                sampling=sampling,
-                finish=reply.finish,
-                usage=reply.usage,
-                cost=reply.cost,
-                ms=round(1000 * seconds),
-                tokens=reply.tokens,
-            )
+            call = self.paid(reply, model, sampling, seconds)
             self.add(reply.message, call)
+            usage = reply.usage
+            self.context_tokens = (
+                usage.input + usage.cache_read + usage.cache_write + usage.output
+            ) or self.context_tokens
+
+    def paid(self, reply: Reply, model: str, sampling: Any, seconds: float, **more: Any) -> str:
+        """Record what a call of the model took; returns the record's id."""
+        self.usage += reply.usage
+        if self.cost is not None:
+            self.cost = None if reply.cost is None else self.cost + reply.cost
+        return self.log.write(
+            "call",
+            parent=self.log.head,
+            model=model,
+            sampling=sampling,
+            finish=reply.finish,
+            usage=reply.usage,
+            cost=reply.cost,
+            ms=round(1000 * seconds),
+            tokens=reply.tokens,
+            **more,
+        )
 
     def close_calls(self, why: str) -> None:
         """Answer every call that has no result."""
         for message in close_open_calls(self.messages, why)[len(self.messages) :]:
             self.add(message)
+
+    def branch(self, messages: list[Message], head: str | None, why: str) -> None:
+        """Go on from `messages`, the last of which is `head` in the log; what was stays there."""
+        with shielded():
+            self.log.branch(head, why)
+            self.messages[:] = messages
+            characters = sum(len(m.content) + len(m.reasoning) for m in messages)
+            arguments = sum(len(c.arguments) for m in messages for c in m.tool_calls)
+            self.context_tokens = (characters + arguments) // CHARACTERS_A_TOKEN
+
+    def consult(self, work: Callable[[Judge], T]) -> T:
+        """Let the judge do something. Raises JudgeLost and Interrupted.
+
+        Interrupted work goes on to its end, unseen, and the judge does nothing else before.
+        """
+
+        def in_turn() -> T:
+            with self._judging:
+                return work(self.judge)
+
+        try:
+            return attend(in_turn, self.cancelled)
+        except _losses() as error:
+            raise JudgeLost(f"{type(error).__name__}: {error}") from error
+
+    def measured(self, what: str, work: Callable[[Judge], T]) -> T:
+        """Like `consult`, for what runs on the device: the time it takes is counted."""
+        start = time.monotonic()
+        try:
+            return self.consult(work)
+        finally:
+            seconds = time.monotonic() - start
+            self.device_seconds += seconds
+            self.log.write("device", what=what, seconds=round(seconds, 3))
+
+    def snapshot(self) -> str:
+        """Commit the work folder if it has changed, so that `undo` can come back to it."""
+        with shielded():
+            commit = self._commit(f"step {self.steps}", unchanged=False)
+            if commit:
+                self.log.write("checkpoint", message=self.log.head, commit=commit)
+            return commit
 
     def register(self, attempt: Attempt, judgement: Judgement) -> Tried:
         """Number, commit and record a judged attempt; the same text keeps its number."""
@@ -138,7 +238,7 @@ class Run:
                 self.tried[known.n - 1] = tried
             else:
                 n = len(self.tried) + 1
-                commit = commit_work(self.folder, f"attempt {n}: {judgement.verdict.reason}")
+                commit = self._commit(f"attempt {n}: {judgement.verdict.reason}")
                 tried = Tried(n, attempt, commit, judgement)
                 self.tried.append(tried)
                 self.log.write(
@@ -172,6 +272,7 @@ class Run:
             usage=self.usage,
             cost=self.cost,
             seconds=round(self.seconds, 3),
+            device_seconds=round(self.device_seconds, 3),
         )
 
     def _judged(self, tried: Tried, effort: str) -> None:
@@ -179,44 +280,19 @@ class Run:
         self.log.write("judgement", effort=effort, **judged)
         self.emit(Judged(tried.n, tried.judgement))
 
+    def _commit(self, message: str, *, unchanged: bool = True) -> str:
+        try:
+            return commit_work(self.folder, message, unchanged=unchanged)
+        except RecordError as error:
+            self.notice(f"{error}; it cannot be restored", "warning")
+            return ""
 
-def start_run(
-    task: Task,
-    judge: Judge,
-    *,
-    model: str,
-    tools: Sequence[ToolSpec] = (),
-    budget: Budget | None = None,
-    root: Path = RUNS,
-    emit: Emit = ignore,
-    config: Any = None,
-) -> Run:
-    """A fresh run: its folder, its log with the first records, and the opening messages.
 
-    Raises RecordError.
-    """
-    from cuagent.agent.prompt import opening, skill, skill_digest
+def _losses() -> tuple[type[Exception], ...]:
+    """What the judge raises when it is at its end itself."""
+    from cuagent.sandbox import SandboxError
+    from cuagent.verify.oracle import OracleLost
+    from cuagent.worker import NurseryError
+    from cuagent.worker.cuda_memory import CudaMemoryError
 
-    budget = budget or Budget()
-    folder = new_run(task.name, root)
-    log = RunLog(folder)
-    log.write(
-        "session",
-        cuagent=__version__,
-        task={**plain(task), "name": task.name, "digest": task.digest},
-        model=model,
-        tools=tools,
-        skill_sha256=skill_digest(skill()),
-        budget=budget,
-        config=config,
-    )
-    reference = folder.work / REFERENCE
-    reference.write_text(task.source, encoding="utf-8")
-    reference.chmod(0o444)
-    if not init_work(folder):
-        log.write("notice", level="warning", text="git is not installed: no commits of attempts")
-    commit_work(folder, "the task")
-    run = Run(task, folder, log, judge, budget, emit)
-    for message in opening(task):
-        run.add(message)
-    return run
+    return NurseryError, OracleLost, SandboxError, CudaMemoryError

@@ -13,6 +13,8 @@ class Stop(StrEnum):
     """An attempt was submitted, and judged afresh it was right and faster than eager."""
     NO_GAIN = "no gain"
     """The model submitted, but nothing that was right and faster than eager."""
+    ANSWERED = "answered"
+    """The model ended its turn without a tool call, and a person is there to say more."""
     STALLED = "stalled"
     """The model ended its turn without a tool call, again and again."""
     LOOPING = "looping"
@@ -20,10 +22,13 @@ class Stop(StrEnum):
     STEP_LIMIT = "step limit"
     COST_LIMIT = "cost limit"
     TIME_LIMIT = "time limit"
+    DEVICE_LIMIT = "device-time limit"
     CONTEXT_FULL = "context full"
     """The conversation no longer fits the model."""
     MODEL_FAILED = "model failed"
     """The provider cannot answer, or did not after all retries."""
+    JUDGE_FAILED = "judge failed"
+    """Nothing can be judged on this machine any more; no fault of the policy's."""
     INTERRUPTED = "interrupted"
     """The user stopped it."""
 
@@ -37,4 +42,6 @@ class Budget:
     cost: float | None = 5.0
     """US dollars; holds only where the model's price is known."""
     seconds: float | None = 3600.0
-    """Wall time, checked before each step."""
+    """Wall time. No step begins after it, and a reply in flight is given up a minute later."""
+    device_seconds: float | None = None
+    """Time in which the judge verifies, times or profiles on the device."""

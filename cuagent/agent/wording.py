@@ -10,7 +10,7 @@ from cuagent.measure.timing import Standing
 from cuagent.verify.verdict import Draw, Reason, Verdict
 
 if TYPE_CHECKING:
-    from cuagent.agent.run import Tried
+    from cuagent.agent.run import Run, Tried
     from cuagent.judge import Judgement
     from cuagent.measure.timing import Timing
 
@@ -92,6 +92,17 @@ def next_line(timing: Timing | None) -> str:
     if slower:
         return f"next: right, but not faster than {' and '.join(slower)}: profile it to see why."
     return "next: profile it to see what is left, or submit."
+
+
+def attempts_table(run: Run) -> str:
+    """One line an attempt, for a model that has forgotten them."""
+    lines = []
+    for tried in run.tried:
+        best = " (the best)" if run.best and run.best.n == tried.n else ""
+        verdict = tried.judgement.verdict
+        said = ratios_line(tried.judgement) if tried.accepted else f"rejected: {verdict.reason}"
+        lines.append(f"- attempt {tried.n}{best}: {said}")
+    return "\n".join(lines)
 
 
 def build_lines(build: Build) -> Iterator[str]:

@@ -9,7 +9,10 @@ Records of `log.jsonl`, one JSON object a line, each with `type`, `id` and `time
   completion, logprobs) where the server gave them
 - attempt: n, digest, commit, files (path to text)
 - judgement: attempt, effort, verdict, timing, score, build
-- checkpoint: message, commit, attempt
+- checkpoint: message, commit; attempt where it is one
+- device: what, seconds (of judging, timing or profiling)
+- branch: message (the one that the next message follows), why (undo, compaction)
+- resume: model, budget (the run was taken up again, after its end or after a kill)
 - notice: level, text
 - end: stop, summary, attempt, rewards (score null: not scored), usage, cost, seconds
 
@@ -18,25 +21,29 @@ parent. Wherever a value is long, `{"$blob": sha256, "form": "text"|"json"}` sta
 """
 
 from cuagent.record.folder import RUNS, RecordError, RunFolder, find_run, list_runs, new_run
-from cuagent.record.history import close_open_calls, conversation, message_of
-from cuagent.record.log import RunLog, last_message, read_records
+from cuagent.record.history import branch_of, close_open_calls, conversation, message_of
+from cuagent.record.log import RunLog, leaf_of, read_records
 from cuagent.record.plain import plain
 from cuagent.record.redact import is_secret_name, redactor
-from cuagent.record.work import commit_work, diff_work, init_work, restore_work
+from cuagent.record.revive import ending, judgement_of, revive
+from cuagent.record.work import commit_work, diff_work, init_work, restore_work, unlock_work
 
 __all__ = [
     "RUNS",
     "RecordError",
     "RunFolder",
     "RunLog",
+    "branch_of",
     "close_open_calls",
     "commit_work",
     "conversation",
     "diff_work",
+    "ending",
     "find_run",
     "init_work",
     "is_secret_name",
-    "last_message",
+    "judgement_of",
+    "leaf_of",
     "list_runs",
     "message_of",
     "new_run",
@@ -44,4 +51,6 @@ __all__ = [
     "read_records",
     "redactor",
     "restore_work",
+    "revive",
+    "unlock_work",
 ]

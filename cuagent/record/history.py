@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cuagent.message import Message, ToolCall
+from cuagent.record.log import leaf_of
 
 INTERRUPTED = "interrupted: this call did not finish, and its result is not known"
 
@@ -39,15 +40,19 @@ def close_open_calls(messages: Sequence[Message], why: str = INTERRUPTED) -> lis
 
 
 def conversation(records: Sequence[dict[str, Any]], leaf: str | None = None) -> list[Message]:
-    """The messages from the first to `leaf` (the newest where None), all calls closed."""
+    """The messages from the first to `leaf` (where the run stands, if None), all calls closed."""
+    return close_open_calls([message_of(record) for record in branch_of(records, leaf)])
+
+
+def branch_of(records: Sequence[dict[str, Any]], leaf: str | None = None) -> list[dict[str, Any]]:
+    """The `message` records from the first to `leaf` (where the run stands, if None)."""
     by_id = {r["id"]: r for r in records if r["type"] == "message"}
-    if leaf is None:
-        leaf = next(reversed(by_id), None)
+    at = leaf_of(records) if leaf is None else leaf
     path = []
-    while leaf in by_id:
-        path.append(by_id[leaf])
-        leaf = by_id[leaf].get("parent")
-    return close_open_calls([message_of(record) for record in reversed(path)])
+    while at in by_id:
+        path.append(by_id[at])
+        at = by_id[at].get("parent")
+    return path[::-1]
 
 
 def message_of(record: dict[str, Any]) -> Message:

@@ -9,11 +9,14 @@ Invariant: a reader sees every record whose `write` returned, whenever the write
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +32,18 @@ BLOB = "$blob"
 
 
 class RunLog:
-    """The writer of one run's log. Open one at a time for a run."""
+    """The writer of one run's log, one at a time for a run. Raises RecordError."""
 
     def __init__(self, folder: RunFolder, redact: Callable[[Any], Any] | None = None) -> None:
         self.folder = folder
         self.redact = redact or redactor()
         self.head: str | None = None
         """Id of the message that the next one follows; move it to branch."""
+        self._file = folder.log.open("ab", buffering=0)
+        _claim(self._file, folder)
         self.count = _drop_torn_line(folder.log)
         if self.count:
-            self.head = last_message(read_records(folder, blobs=False))
-        self._file = folder.log.open("ab", buffering=0)
+            self.head = leaf_of(read_records(folder, blobs=False))
 
     def write(self, type: str, **fields: Any) -> str:
         """Append one record; returns its id."""
@@ -50,7 +54,7 @@ class RunLog:
         record |= self.redact(plain(fields))
         kept = {key: self._spill(value) for key, value in record.items()}
         line = json.dumps(kept, allow_nan=False, separators=(",", ":")) + "\n"
-        self._file.write(line.encode("ascii"))
+        self._append(line.encode("ascii"))
         return str(record["id"])
 
     def message(self, message: Message, call: str | None = None) -> str:
@@ -61,6 +65,11 @@ class RunLog:
         self.head = self.write("message", parent=self.head, call=call, **fields)
         return self.head
 
+    def branch(self, head: str | None, why: str) -> None:
+        """Let the next message follow `head`, which holds for readers too, from this moment on."""
+        self.write("branch", message=head, why=why)
+        self.head = head
+
     def close(self) -> None:
         self._file.close()
 
@@ -69,6 +78,19 @@ class RunLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _append(self, line: bytes) -> None:
+        """The line whole or not at all, also on a full disk. Raises RecordError."""
+        size = self._file.tell()
+        try:
+            written = self._file.write(line)
+            if written != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            os.truncate(self.folder.log, size)
+            raise RecordError(
+                f"{self.folder.log}: {error.strerror}; the run cannot go on"
+            ) from error
 
     def _spill(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -116,9 +138,14 @@ def read_records(folder: RunFolder, *, blobs: bool = True) -> list[dict[str, Any
     return records
 
 
-def last_message(records: list[dict[str, Any]]) -> str | None:
-    """Id of the newest message."""
-    return next((r["id"] for r in reversed(records) if r["type"] == "message"), None)
+def leaf_of(records: Sequence[Mapping[str, Any]]) -> str | None:
+    """Id of the message that the next one follows: the newest, or where a branch went back to."""
+    for record in reversed(records):
+        if record["type"] == "message":
+            return str(record["id"])
+        if record["type"] == "branch":
+            return record["message"] and str(record["message"])
+    return None
 
 
 def _restore(value: Any, blobs: Path) -> Any:
@@ -137,6 +164,17 @@ def _read_blob(path: Path, form: str, blobs: Path) -> Any:
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror or error}; the run is incomplete") from error
     return text if form == "text" else _restore(json.loads(text), blobs)
+
+
+def _claim(file: FileIO, folder: RunFolder) -> None:
+    """One writer at a time, as long as its process lives. Raises RecordError."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise RecordError(
+            f"{folder.id}: is still running in another process; end it there first"
+        ) from error
 
 
 def _drop_torn_line(log: Path) -> int:

@@ -1,14 +1,19 @@
 """The tools, in the order in which the model sees them (a fixed order keeps prompt caches warm)."""
 
 from cuagent.agent.tools import (
+    baseline,
     bash,
+    bash_kill,
+    bash_output,
     compile,
     edit,
     glob,
     grep,
+    multi_edit,
     profile,
     read,
     submit,
+    todo,
     verify,
     write,
 )
@@ -19,8 +24,13 @@ TOOLS: tuple[Tool, ...] = (
     read.TOOL,
     write.TOOL,
     edit.TOOL,
+    multi_edit.TOOL,
     glob.TOOL,
     grep.TOOL,
+    bash_output.TOOL,
+    bash_kill.TOOL,
+    todo.TOOL,
+    baseline.TOOL,
     compile.TOOL,
     verify.TOOL,
     profile.TOOL,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cuagent.agent.run import Run
+from cuagent.agent.run import JudgeLost, Run
 from cuagent.agent.tools.tool import ToolError
 from cuagent.attempt import Attempt, AttemptError, freeze
+from cuagent.measure.timing import Effort
+from cuagent.verify.verdict import Reason
 
 if TYPE_CHECKING:
     from cuagent.agent.run import Tried
+    from cuagent.judge import Judgement
 
 
 def frozen(run: Run) -> Attempt:
@@ -19,6 +22,15 @@ def frozen(run: Run) -> Attempt:
     except AttemptError as error:
         work = f"{run.work}"
         raise ToolError(str(error).replace(f"{work}/", "").replace(work, "work folder")) from error
+
+
+def judged(run: Run, attempt: Attempt, effort: Effort) -> Judgement:
+    """The judge's word on an attempt; asked again once where it could not say. Raises JudgeLost."""
+    for _ in range(2):
+        judgement = run.measured("verify", lambda judge: judge.judge(attempt, effort))
+        if judgement.verdict.reason is not Reason.INFRASTRUCTURE:
+            return judgement
+    raise JudgeLost(f"twice nothing could be judged: {judgement.verdict.detail}")
 
 
 def figures(tried: Tried) -> dict[str, Any]:

@@ -6,12 +6,16 @@ A single huge output must not fill the conversation; nor may it be lost.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from cuagent.agent.run import Run
 
 LONGEST = 12_000
 """Characters of an output that go to the model; a third from its head, the rest from its tail."""
+LARGEST_KEPT = 64 << 20
+"""Bytes of one output that are kept in its file."""
 OUTPUTS = ".outputs"
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
@@ -44,3 +48,40 @@ def output_file(run: Run, name: str) -> Path:
 def head_and_tail(head: str, tail: str, left_out: int, whole: str) -> str:
     """Both ends, and between them how many characters are missing and where they are."""
     return f"{head}\n... [{left_out:,} characters left out; the whole is in {whole}] ...\n{tail}"
+
+
+@dataclass
+class Spool:
+    """An output as it comes: its head and tail in memory, the whole in a file."""
+
+    file: BinaryIO
+    head: bytearray = field(default_factory=bytearray)
+    tail: bytearray = field(default_factory=bytearray)
+    size: int = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the file holds more than the model is shown."""
+        return self.size > LONGEST
+
+    def take(self, piece: bytes) -> None:
+        if self.size < LARGEST_KEPT:
+            self.file.write(piece[: LARGEST_KEPT - self.size])
+        self.size += len(piece)
+        room = max(0, LONGEST - len(self.head))
+        self.head += piece[:room]
+        self.tail += piece[room:]
+        del self.tail[: -2 * LONGEST // 3]
+
+    def text(self, whole: str) -> str:
+        """What the model sees; `whole` is where the rest can be read."""
+        if not self.tail:
+            return tidy(bytes(self.head))
+        if self.size <= LONGEST + len(self.tail) and len(self.tail) < 2 * LONGEST // 3:
+            head = bytes(self.head)
+        else:
+            head = bytes(self.head[: LONGEST // 3])
+        left_out = self.size - len(head) - len(self.tail)
+        if left_out == 0:
+            return tidy(head + bytes(self.tail))
+        return head_and_tail(tidy(head), tidy(bytes(self.tail)), left_out, whole)

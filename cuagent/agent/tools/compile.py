@@ -13,7 +13,7 @@ from cuagent.record import plain
 
 def compile(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     attempt = frozen(context.run)
-    build = context.run.judge.build(attempt)
+    build = context.run.consult(lambda judge: judge.build(attempt))
     data = {
         "ok": build.ok,
         "digest": attempt.digest,

@@ -6,6 +6,7 @@ When it does not, the result shows where it nearly does, so that the next try ne
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -20,19 +21,37 @@ LONGEST_SEARCH = 4000
 
 
 def edit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
-    run, old, new = context.run, arguments["old"], arguments["new"]
+    run = context.run
     path = confined(run, arguments["path"])
     name = shown(run, path)
     text = text_of(path, name)
     require_seen(run, path, name, text)
+    change = changed(name, text, arguments)
+    save(run, path, change.text, name)
+    data = {"path": name, "count": change.count}
+    return ToolResult(f"{change.title}:\n{change.region}", data)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A file's text with one edit made, and how to show it."""
+
+    title: str
+    text: str
+    region: str
+    count: int
+
+
+def changed(name: str, text: str, arguments: Mapping[str, Any]) -> Change:
+    """One edit of a text. Raises ToolError."""
+    old, new = arguments["old"], arguments["new"]
     _check(name, text, old, new, everywhere=arguments.get("all", False))
     count = text.count(old)
     first = text[: text.index(old)].count("\n") + 1
-    changed = text.replace(old, new)
-    save(run, path, changed, name)
-    region = _numbered(changed, first - AROUND, first + new.count("\n") + AROUND)
+    after = text.replace(old, new)
+    region = _numbered(after, first - AROUND, first + new.count("\n") + AROUND)
     times = f" in {count} places" if count > 1 else ""
-    return ToolResult(f"changed {name}{times}:\n{region}", {"path": name, "count": count})
+    return Change(f"changed {name}{times}", after, region, count)
 
 
 def _check(name: str, text: str, old: str, new: str, *, everywhere: bool) -> None:
@@ -96,15 +115,11 @@ def _squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-TOOL = Tool(
-    "edit",
-    schema(
-        ["path", "old", "new"],
-        path={"type": "string", "description": "Path relative to your work folder."},
-        old={"type": "string", "description": "The text to replace, as it stands in the file."},
-        new={"type": "string", "description": "The text to put in its place."},
-        all={"type": "boolean", "description": "Replace every occurrence, not just the only one."},
-    ),
-    edit,
-    shown="path",
-)
+PROPERTIES: Mapping[str, Mapping[str, Any]] = {
+    "path": {"type": "string", "description": "Path relative to your work folder."},
+    "old": {"type": "string", "description": "The text to replace, as it stands in the file."},
+    "new": {"type": "string", "description": "The text to put in its place."},
+    "all": {"type": "boolean", "description": "Replace every occurrence, not just the only one."},
+}
+SCHEMA = schema(["path", "old", "new"], **PROPERTIES)
+TOOL = Tool("edit", SCHEMA, edit, shown="path", changes=True)

@@ -18,7 +18,8 @@ def profile(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     there = (run.work / MODULE).is_file()
     what = arguments.get("what", "candidate" if there else "reference")
     try:
-        found = run.judge.profile(frozen(run) if what == "candidate" else None)
+        attempt = frozen(run) if what == "candidate" else None
+        found = run.measured("profile", lambda judge: judge.profile(attempt))
     except ProfileError as error:
         raise ToolError(f"{what}: {error}") from error
     lines = [f"{what}:", *found.lines()[:MOST_LINES]]

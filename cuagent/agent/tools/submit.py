@@ -8,7 +8,7 @@ from typing import Any
 from cuagent.agent.conclude import has_gain
 from cuagent.agent.run import Run, Tried
 from cuagent.agent.stop import Stop
-from cuagent.agent.tools.candidate import figures
+from cuagent.agent.tools.candidate import figures, judged
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 from cuagent.agent.wording import judgement_lines
 from cuagent.events import Phase
@@ -24,7 +24,7 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         text = "The run ends without a kernel: no attempt was accepted."
         return ToolResult(text, {"ended": True, "attempt": None, "message": message})
     context.emit(Phase(f"judging attempt {chosen.n} afresh"))
-    settled = run.settle(chosen, run.judge.judge(chosen.attempt, Effort.RECORD))
+    settled = run.settle(chosen, judged(run, chosen.attempt, Effort.RECORD))
     data = figures(settled) | {"ended": settled.accepted, "message": message}
     lines = list(judgement_lines(settled, best=False))
     if not settled.accepted:

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from cuagent.agent.run import Run
+from cuagent.agent.attended import Interrupted
+from cuagent.agent.run import JudgeLost, Run
 from cuagent.events import Emit
 from cuagent.message import ToolCall
 from cuagent.models.model import ToolSpec
+from cuagent.record import RecordError
 
 TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
@@ -60,6 +62,8 @@ class Tool:
     schema: Mapping[str, Any]
     function: Callable[[Context, Mapping[str, Any]], ToolResult]
     shown: str = ""
+    changes: bool = False
+    """Whether it may change files of the work folder."""
 
     @property
     def spec(self) -> ToolSpec:
@@ -95,13 +99,15 @@ def execute(
     *,
     cut_off: bool = False,
 ) -> ToolResult:
-    """Do one call. Only KeyboardInterrupt and its like pass."""
+    """Do one call. Only KeyboardInterrupt, Interrupted, JudgeLost and RecordError pass."""
     try:
         if tool is None:
             raise ToolError(_unknown(call.name, [t.name for t in tools]))
         return tool.function(context, parse(call.arguments, tool.schema, cut_off=cut_off))
     except ToolError as error:
         return ToolResult(f"Error: {error}", is_error=True)
+    except (Interrupted, JudgeLost, RecordError):
+        raise
     except Exception as error:  # noqa: BLE001 - the tool boundary
         trace = traceback.format_exc()
         context.run.log.write("notice", level="error", text=trace, tool=call.name)
@@ -122,30 +128,37 @@ def parse(raw: str, schema: Mapping[str, Any], *, cut_off: bool = False) -> dict
         raise ToolError(f"the arguments are not valid JSON: {why}") from error
     if not isinstance(arguments, dict):
         raise ToolError(f"the arguments must be a JSON object; {_expected(schema)}")
+    return _object(arguments, schema)
+
+
+def _object(arguments: Mapping[str, Any], schema: Mapping[str, Any], where: str = "") -> Any:
+    """The object without its nulls, which stand for what is left out. Raises ToolError."""
     known = schema["properties"]
     for name in arguments.keys() - known.keys():
         near = get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else _expected(schema)
-        raise ToolError(f"no argument {name!r}; {hint}")
-    # null for an optional argument means that it is left out
-    arguments = {key: value for key, value in arguments.items() if value is not None}
+        raise ToolError(f"no argument {where + name[:64]!r}; {hint}")
+    given = {key: value for key, value in arguments.items() if value is not None}
     for name in schema["required"]:
-        if name not in arguments:
-            raise ToolError(f"argument {name!r} is missing; {_expected(schema)}")
-    for name, value in arguments.items():
-        _check(name, value, known[name])
-    return arguments
+        if name not in given:
+            raise ToolError(f"argument {where + name!r} is missing; {_expected(schema)}")
+    return {name: _checked(where + name, value, known[name]) for name, value in given.items()}
 
 
-def _check(name: str, value: Any, wanted: Mapping[str, Any]) -> None:
+def _checked(name: str, value: Any, wanted: Mapping[str, Any]) -> Any:
     kind = wanted["type"]
-    if not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+    fits = isinstance(value, TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+    if not fits:
         found = type(value).__name__
         raise ToolError(f"argument {name!r} must be of type {kind}, not {found}")
     if "enum" in wanted and value not in wanted["enum"]:
         raise ToolError(f"argument {name!r} must be one of {', '.join(wanted['enum'])}")
-    if "minimum" in wanted and value < wanted["minimum"]:
+    if "minimum" in wanted and not value >= wanted["minimum"]:
         raise ToolError(f"argument {name!r} must be at least {wanted['minimum']}")
+    if kind == "array":
+        items = wanted["items"]
+        return [_checked(f"{name}[{n}]", item, items) for n, item in enumerate(value)]
+    return _object(value, wanted, f"{name}.") if kind == "object" else value
 
 
 def _expected(schema: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cuagent.agent.tools.candidate import figures, frozen
+from cuagent.agent.tools.candidate import figures, frozen, judged
 from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
 from cuagent.agent.wording import judgement_lines, next_line
 from cuagent.measure.timing import Effort
@@ -15,7 +15,7 @@ def verify(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     run = context.run
     attempt = frozen(run)
     again = any(t.attempt.digest == attempt.digest for t in run.tried)
-    tried = run.register(attempt, run.judge.judge(attempt, Effort.QUICK))
+    tried = run.register(attempt, judged(run, attempt, Effort.QUICK))
     best = run.best
     lines = list(judgement_lines(tried, best=best is not None and best.n == tried.n))
     if tried.accepted:

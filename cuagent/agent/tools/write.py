@@ -33,4 +33,5 @@ TOOL = Tool(
     ),
     write,
     shown="path",
+    changes=True,
 )

@@ -1,0 +1,188 @@
+"""How a run begins: afresh, or again from its log alone.
+
+Invariant: what `resume_run` leaves in memory is what the log says, whenever the writer was killed;
+at most the step in flight is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent import __version__
+from cuagent.agent.prompt import opening, skill, skill_digest
+from cuagent.agent.run import REFERENCE, Run, Tried
+from cuagent.agent.stop import Budget
+from cuagent.attempt import Attempt
+from cuagent.events import Emit, ignore
+from cuagent.message import Message, Usage
+from cuagent.models.model import ToolSpec
+from cuagent.record import (
+    RUNS,
+    RecordError,
+    RunFolder,
+    RunLog,
+    branch_of,
+    init_work,
+    judgement_of,
+    message_of,
+    new_run,
+    plain,
+    read_records,
+    unlock_work,
+)
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judge
+    from cuagent.task import Task
+
+Record = Mapping[str, Any]
+
+
+def start_run(
+    task: Task,
+    judge: Judge,
+    *,
+    model: str,
+    tools: Sequence[ToolSpec] = (),
+    budget: Budget | None = None,
+    root: Path = RUNS,
+    emit: Emit = ignore,
+    config: Any = None,
+    project: Path = Path(),
+) -> Run:
+    """A fresh run: its folder, its log with the first records, and the opening messages.
+
+    The AGENTS.md of `project` and of the folders above it are told to the model.
+    Raises RecordError.
+    """
+    budget = budget or Budget()
+    folder = new_run(task.name, root)
+    log = RunLog(folder)
+    log.write(
+        "session",
+        cuagent=__version__,
+        task={**plain(task), "name": task.name, "digest": task.digest},
+        model=model,
+        tools=tools,
+        skill_sha256=skill_digest(skill()),
+        budget=budget,
+        config=config,
+    )
+    run = Run(task, folder, log, judge, budget, emit, tools=tuple(tools))
+    _prepare(run)
+    _open(run, project)
+    return run
+
+
+def resume_run(
+    folder: RunFolder,
+    task: Task,
+    judge: Judge,
+    *,
+    model: str,
+    budget: Budget | None = None,
+    tools: Sequence[ToolSpec] = (),
+    emit: Emit = ignore,
+    project: Path = Path(),
+) -> Run:
+    """The run as its log tells it: conversation, attempts, what was spent.
+
+    `budget` is for the whole run, with what was spent before. Raises RecordError.
+    """
+    log = RunLog(folder)
+    try:
+        records = read_records(folder)
+        _fits(folder, records, task)
+        run = Run(task, folder, log, judge, budget or Budget(), emit, tools=tuple(tools))
+        run.messages = [message_of(record) for record in branch_of(records)]
+        _recall(run, records)
+        unlock_work(folder)
+        log.write("resume", model=model, budget=run.budget)
+        _prepare(run)
+        _open(run, project)
+        run.close_calls("interrupted: the session ended before this call did")
+    except BaseException:
+        log.close()
+        raise
+    return run
+
+
+def _fits(folder: RunFolder, records: Sequence[Record], task: Task) -> None:
+    if not records or records[0]["type"] != "session":
+        raise RecordError(f"{folder.id}: its log has no beginning; start a new run")
+    if records[0]["task"]["digest"] != task.digest:
+        raise RecordError(f"{folder.id}: is about another task than {task.name}; start a new run")
+
+
+def _prepare(run: Run) -> None:
+    """The work folder with the reference in it, under git; what is there stays as it is."""
+    for part in (run.folder.blobs, run.folder.work, run.folder.scratch):
+        part.mkdir(exist_ok=True)
+    reference = run.work / REFERENCE
+    if not reference.exists():
+        reference.write_text(run.task.source, encoding="utf-8")
+        reference.chmod(0o444)
+    if not init_work(run.folder):
+        run.notice("git is not installed: files cannot be undone", "warning")
+
+
+def _open(run: Run, project: Path) -> None:
+    """The opening messages, or what a kill has left out of them."""
+    if len(run.messages) < 2:
+        for message in opening(run.task, project)[len(run.messages) :]:
+            run.add(message)
+        run.snapshot()
+
+
+def _recall(run: Run, records: Sequence[Record]) -> None:
+    """What the records say of attempts and of what was spent."""
+    texts: dict[int, Record] = {}
+    for record in records:
+        match record["type"]:
+            case "call":
+                _recall_call(run, record)
+            case "device":
+                run.device_seconds += record["seconds"]
+            case "attempt":
+                texts[record["n"]] = record
+            case "judgement":
+                _recall_judgement(run, record, texts)
+    run.earlier_seconds = _worked(records)
+    run.outputs = sum(1 for _ in (run.work / ".outputs").glob("*"))
+    run.todo = _todo(run.messages)
+
+
+def _recall_call(run: Run, record: Record) -> None:
+    run.steps += "purpose" not in record
+    run.usage += Usage(**record["usage"])
+    cost = record["cost"]
+    run.cost = None if run.cost is None or cost is None else run.cost + cost
+
+
+def _recall_judgement(run: Run, record: Record, texts: Mapping[int, Record]) -> None:
+    """As `Run.register` and `Run.settle` had it."""
+    n = record["attempt"]
+    text = texts[n]
+    attempt = Attempt(tuple(sorted(text["files"].items())))
+    tried = Tried(n, attempt, text["commit"], judgement_of(record))
+    if record["effort"] == "record" and tried.accepted:
+        run.final = tried
+    else:
+        run.tried[n - 1 : n] = [tried]
+
+
+def _worked(records: Sequence[Record]) -> float:
+    """Seconds between the records of each session, without the time between sessions."""
+    total, begun, last = 0.0, records[0]["time"], records[0]["time"]
+    for record in records:
+        if record["type"] == "resume":
+            total, begun = total + last - begun, record["time"]
+        last = record["time"]
+    return total + last - begun
+
+
+def _todo(messages: Sequence[Message]) -> list[dict[str, str]]:
+    lists = (m.data["todo"] for m in reversed(messages) if "todo" in m.data)
+    return list(next(lists, []))

@@ -1,0 +1,113 @@
+"""Going back: to an attempt, or a step; and what differs between attempts.
+
+Files and conversation go back together, and nothing is lost: what is left behind stays in the log
+and in the history of the work folder. For a run in which nobody works at the moment.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from difflib import unified_diff
+from typing import Any
+
+from cuagent.agent.compaction import OPENING
+from cuagent.agent.run import Run, Tried
+from cuagent.attempt import KERNELS, MODULE, Attempt, AttemptError, freeze
+from cuagent.message import Message
+from cuagent.record import RecordError, branch_of, message_of, read_records, restore_work
+
+
+@dataclass(frozen=True)
+class Undone:
+    """What `undo` took back."""
+
+    said: str
+    """The user's own words in it, to be put before the user again."""
+    calls: tuple[str, ...]
+    """Names of the tools that had been called."""
+    files: bool
+    """Whether the work folder went back as well; it cannot where git is not installed."""
+
+
+def restore(run: Run, n: int) -> Tried:
+    """Make the work folder what it was when attempt `n` was judged. Raises RecordError."""
+    tried = _attempt(run, n)
+    run.snapshot()
+    if tried.commit:
+        restore_work(run.folder, tried.commit)
+    else:
+        shutil.rmtree(run.work / KERNELS, ignore_errors=True)
+        (run.work / MODULE).unlink(missing_ok=True)
+        tried.attempt.write(run.work)
+    run.snapshot()
+    text = f"I have put the files of attempt {n} back into your work folder; go on from there."
+    run.add(Message("user", text, data={"from": "user"}))
+    return tried
+
+
+def undo(run: Run) -> Undone | None:
+    """Take the last step back, its files too; None where there is none. Raises RecordError."""
+    records = read_records(run.folder)
+    path = branch_of(records)
+    kept = _before_last_step(path)
+    if kept is None:
+        return None
+    gone = [message_of(record) for record in path[kept:]]
+    run.snapshot()
+    head = path[kept - 1]["id"]
+    ids = [record["id"] for record in path[:kept]]
+    points = [r for r in records if r["type"] == "checkpoint" and r["message"] in ids]
+    points.sort(key=lambda r: ids.index(r["message"]))
+    if points:
+        restore_work(run.folder, points[-1]["commit"])
+    run.branch([message_of(record) for record in path[:kept]], head, "undo")
+    said = "\n".join(m.content for m in gone if m.data.get("from") == "user")
+    calls = tuple(call.name for m in gone for call in m.tool_calls)
+    return Undone(said, calls, files=bool(points))
+
+
+def diff(run: Run, a: int, b: int | None = None) -> str:
+    """Unified diff from attempt `a` to attempt `b`, or to the work folder. Raises RecordError."""
+    old = dict(_attempt(run, a).attempt.files)
+    new = dict((_current(run) if b is None else _attempt(run, b).attempt).files)
+    after = "work" if b is None else f"attempt {b}"
+    pieces: list[str] = []
+    for name in sorted(old.keys() | new.keys()):
+        pieces += unified_diff(
+            old.get(name, "").splitlines(),
+            new.get(name, "").splitlines(),
+            f"attempt {a}/{name}",
+            f"{after}/{name}",
+            lineterm="",
+        )
+    return "\n".join(pieces)
+
+
+def _attempt(run: Run, n: int) -> Tried:
+    if not 1 <= n <= len(run.tried):
+        have = f"there are {len(run.tried)}" if run.tried else "there is none yet"
+        raise RecordError(f"no attempt {n}; {have}")
+    return run.tried[n - 1]
+
+
+def _current(run: Run) -> Attempt:
+    try:
+        return freeze(run.work)
+    except AttemptError as error:
+        raise RecordError(str(error)) from error
+
+
+def _before_last_step(path: list[dict[str, Any]]) -> int | None:
+    """How many messages come before the last step and the words that led to it."""
+    steps = [at for at, record in enumerate(path) if record["role"] == "assistant"]
+    if not steps:
+        return None
+    kept = steps[-1]
+    while kept > OPENING and path[kept - 1]["role"] == "user" and not _is_summary(path[kept - 1]):
+        kept -= 1
+    return kept
+
+
+def _is_summary(record: dict[str, Any]) -> bool:
+    return record.get("data", {}).get("from") == "compaction"

@@ -1,0 +1,59 @@
+"""Records back to what they were made from: judgements and other frozen dataclasses.
+
+The inverse of `plain` for dataclasses whose annotations say what they hold. Not covered: values
+that had no plain form and became their `repr`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judgement
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def judgement_of(record: Mapping[str, Any]) -> Judgement:
+    """The Judgement in a `judgement` record, whose `attempt` is the number in the run."""
+    from cuagent.judge import Judgement
+
+    judgement: Judgement = revive(Judgement, {**record, "attempt": record["verdict"]["attempt"]})
+    return judgement
+
+
+def ending(records: Records) -> Mapping[str, Any] | None:
+    """The `end` record of a run that has ended and was not taken up again."""
+    for record in reversed(records):
+        if record["type"] == "end":
+            return record
+        if record["type"] == "resume":
+            return None
+    return None
+
+
+def revive(kind: Any, value: Any) -> Any:
+    """The value of type `kind` from its plain form; keys that `kind` does not have are left out."""
+    if get_origin(kind) in (Union, types.UnionType):
+        if value is None:
+            return None
+        kind = next(part for part in get_args(kind) if part is not type(None))
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        return tuple(revive(inner[0], item) for item in value)
+    if origin is list:
+        return [revive(inner[0], item) for item in value]
+    if origin is dict:
+        return {key: revive(inner[1], item) for key, item in value.items()}
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        known = {f.name for f in fields(kind)} & value.keys()
+        return kind(**{name: revive(hints[name], value[name]) for name in known})  # type: ignore[operator]
+    if isinstance(kind, type) and issubclass(kind, (Enum, Path)):
+        return kind(value)
+    return float(value) if kind is float else value

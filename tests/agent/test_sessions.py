@@ -1,0 +1,259 @@
+"""Going on after a stop: steering, interrupts, resuming, compaction, undo."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuagent.agent import (
+    INTERACTIVE,
+    TOOLS,
+    Budget,
+    Run,
+    Stop,
+    compact,
+    diff,
+    restore,
+    resume_run,
+    run_agent,
+    undo,
+)
+from cuagent.events import Event, Notice, RunStarted, UserSaid
+from cuagent.message import Message
+from cuagent.models.model import ContextOverflow, OnText, ToolSpec
+from cuagent.models.scripted import ScriptedModel
+from cuagent.record import RecordError, conversation, ending, read_records
+
+SPECS = [tool.spec for tool in TOOLS]
+
+
+def bash(command: str, **more: Any) -> dict[str, Any]:
+    return {"name": "bash", "arguments": {"command": command}, **more}
+
+
+def write(path: str, text: str) -> dict[str, Any]:
+    return {"name": "write", "arguments": {"path": path, "text": text}}
+
+
+SUBMIT: dict[str, Any] = {"calls": [{"name": "submit"}]}
+
+
+def resumed(run: Run, **more: Any) -> Run:
+    run.log.close()
+    return resume_run(run.folder, run.task, run.judge, model="scripted", tools=SPECS, **more)
+
+
+class Slow(ScriptedModel):
+    """Answers only after a while; what is heard is counted."""
+
+    def query(self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText) -> Any:
+        for _ in range(200):
+            time.sleep(0.05)
+            on_text(".", "text")
+        return super().query(messages, tools, on_text)
+
+
+def test_what_the_user_says_reaches_the_model_with_the_next_step(
+    run: Run, events: list[Event]
+) -> None:
+    class Heard(ScriptedModel):
+        def query(self, *given: Any) -> Any:
+            if len(self.asked) == 0:
+                run.inbox.put("use one warp a row")
+            return super().query(*given)
+
+    model = Heard([{"calls": [bash("echo 1")]}, SUBMIT])
+    run_agent(run, model, emit=events.append)
+    said = Message("user", "use one warp a row", data={"from": "user"})
+    assert model.asked[1][-1] == said
+    assert UserSaid("use one warp a row") in events
+
+
+def test_a_run_goes_on_after_an_interrupt_with_what_the_user_says(run: Run) -> None:
+    timer = threading.Timer(0.5, run.cancel)
+    timer.start()
+    start = time.monotonic()
+    assert run_agent(run, Slow([])) is Stop.INTERRUPTED
+    assert time.monotonic() - start < 3
+    run.inbox.put("just submit")
+    model = ScriptedModel([SUBMIT])
+    assert run_agent(run, model) is Stop.NO_GAIN
+    assert model.asked[0][-1].content == "just submit"
+    records = read_records(run.folder)
+    assert [r["stop"] for r in records if r["type"] == "end"] == ["interrupted", "no gain"]
+    assert [r["type"] for r in records].count("resume") == 1
+    end = ending(records)
+    assert end is not None
+    assert end["stop"] == "no gain"
+
+
+def test_an_interrupt_from_another_thread_ends_a_command_and_keeps_its_output(run: Run) -> None:
+    threading.Timer(1.0, run.cancel).start()
+    calls = [bash("echo so far; sleep 60"), bash("echo second")]
+    start = time.monotonic()
+    assert run_agent(run, ScriptedModel([{"calls": calls}])) is Stop.INTERRUPTED
+    assert time.monotonic() - start < 5
+    first, second = [m.content for m in run.messages if m.role == "tool"]
+    assert first.startswith("so far\n[interrupted by the user")
+    assert second.startswith("interrupted by the user")
+
+
+def test_a_turn_without_a_call_is_the_users_where_one_sits_by(run: Run) -> None:
+    model = ScriptedModel([{"text": "It is bound by memory."}, SUBMIT])
+    assert run_agent(run, model, hooks=INTERACTIVE) is Stop.ANSWERED
+    run.inbox.put("go on")
+    assert run_agent(run, model, hooks=INTERACTIVE) is Stop.NO_GAIN
+
+
+def test_a_provider_that_never_ends_is_left_at_the_wall_time(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cuagent.agent.loop.GRACE", 0.2)
+    run.budget = Budget(seconds=run.seconds + 0.3)
+    start = time.monotonic()
+    assert run_agent(run, Slow([])) is Stop.TIME_LIMIT
+    assert time.monotonic() - start < 3
+
+
+def test_device_time_is_a_limit_of_its_own(run: Run) -> None:
+    run.budget = Budget(device_seconds=10.0)
+    run.device_seconds = 11.0
+    assert run_agent(run, ScriptedModel([])) is Stop.DEVICE_LIMIT
+
+
+def test_a_run_is_taken_up_from_its_log_alone(run: Run, events: list[Event]) -> None:
+    todo = [{"text": "read", "state": "done"}]
+    calls = [
+        write("a.py", "x = 1\n"),
+        bash("echo 1"),
+        {"name": "todo", "arguments": {"items": todo}},
+    ]
+    model = ScriptedModel([{"calls": calls, "cost": 0.25, "usage": {"input": 7}}])
+    run.budget = Budget(steps=1)
+    run_agent(run, model)
+    again = resumed(run, budget=Budget(steps=9), emit=events.append)
+    assert again.messages == run.messages
+    assert (again.steps, again.cost, again.usage) == (1, 0.25, run.usage)
+    assert again.todo == todo
+    assert again.seconds == pytest.approx(run.seconds, abs=1.0)
+    assert run_agent(again, ScriptedModel([SUBMIT]), emit=events.append) is Stop.NO_GAIN
+    assert isinstance(events[-2], RunStarted) or any(isinstance(e, RunStarted) for e in events)
+    assert conversation(read_records(run.folder)) == again.messages
+    again.log.close()
+
+
+def test_a_run_that_is_running_is_not_taken_up(run: Run) -> None:
+    with pytest.raises(RecordError, match="still running in another process"):
+        resume_run(run.folder, run.task, run.judge, model="scripted")
+
+
+def test_a_long_conversation_is_summed_up_and_the_log_keeps_it(
+    run: Run, events: list[Event]
+) -> None:
+    class Small(ScriptedModel):
+        context = 2000
+
+    replies = [
+        {"calls": [bash(f"echo {n}; head -c 3000 /dev/zero | tr '\\0' x")]} for n in range(4)
+    ]
+    summary = {"text": "Memory-bound; nothing tried.", "usage": {"input": 100}, "cost": 0.5}
+    model = Small([*replies, summary, SUBMIT])
+    run.context_tokens = 0
+    run.messages[0] = Message("system", "short")
+    assert run_agent(run, model, emit=events.append) is Stop.NO_GAIN
+    assert "Memory-bound; nothing tried." in run.messages[2].content
+    assert [m.role for m in run.messages] == ["system", "user", "user", "assistant", "tool"]
+    assert model.asked[4][-1].content.startswith("The conversation is nearly as long")
+    assert any(isinstance(e, Notice) and "summed up" in e.text for e in events)
+    assert run.cost == 0.5
+    records = read_records(run.folder)
+    assert conversation(records)[2:] == run.messages[2:]
+    assert sum("echo" in str(r.get("tool_calls", "")) for r in records) == 4
+    assert run.steps == 5
+
+
+def test_a_model_that_gives_no_summary_changes_nothing(run: Run, events: list[Event]) -> None:
+    run.emit = events.append
+    run.add(Message("user", "hello"))
+    before = list(run.messages)
+    assert not compact(run, ScriptedModel([{"text": "I call", "calls": [bash("ls")]}]))
+    assert run.messages == before
+    assert conversation(read_records(run.folder)) == before
+
+
+def test_an_overlong_conversation_is_summed_up_once_and_asked_again(run: Run) -> None:
+    class Overflowing(ScriptedModel):
+        def query(self, messages: Sequence[Message], *more: Any) -> Any:
+            if len(messages) == 5:
+                raise ContextOverflow("too long")
+            return super().query(messages, *more)
+
+    model = Overflowing([{"calls": [bash("echo 1; echo 2")]}, {"text": "All is known."}, SUBMIT])
+    run.inbox.put("first")
+    assert run_agent(run, model) is Stop.NO_GAIN
+    assert "All is known." in run.messages[2].content
+
+
+def test_a_step_is_undone_with_its_files(run: Run) -> None:
+    model = ScriptedModel(
+        [
+            {"calls": [write("a.py", "one\n")]},
+            {"calls": [bash("echo two > a.py; touch b.py")]},
+            {"text": "What now?"},
+        ]
+    )
+    run_agent(run, model, hooks=INTERACTIVE)
+    assert undo(run) is not None
+    assert (run.work / "a.py").read_text() == "two\n"
+    run.inbox.put("no, three")
+    run_agent(
+        run,
+        ScriptedModel([{"calls": [bash("echo three > a.py")]}, {"text": "So."}]),
+        hooks=INTERACTIVE,
+    )
+    undo(run)
+    undone = undo(run)
+    assert undone is not None
+    assert undone.said == "no, three"
+    assert undone.calls == ("bash",)
+    assert (run.work / "a.py").read_text() == "two\n"
+    undo(run)
+    assert (run.work / "a.py").read_text() == "one\n"
+    assert not (run.work / "b.py").exists()
+    undo(run)
+    assert not (run.work / "a.py").exists()
+    assert undo(run) is None
+    assert len(run.messages) == 2
+    assert conversation(read_records(run.folder)) == run.messages
+    again = resumed(run)
+    assert again.messages == run.messages
+    again.log.close()
+
+
+def test_attempts_that_are_not_there_are_named(run: Run) -> None:
+    with pytest.raises(RecordError, match="no attempt 3; there is none yet"):
+        restore(run, 3)
+    with pytest.raises(RecordError, match="no attempt 1"):
+        diff(run, 1)
+
+
+def test_the_projects_rules_are_told_from_the_root_to_the_folder(
+    tmp_path: Path,
+) -> None:
+    from cuagent.agent.prompt import LONGEST_RULES, project_rules
+
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / "a" / ".git").mkdir()
+    (tmp_path / "AGENTS.md").write_text("outside of the repository")
+    (tmp_path / "a" / "AGENTS.md").write_text("root" + "x" * LONGEST_RULES)
+    (inner / "AGENTS.md").write_text("inner é")
+    told = project_rules(inner)
+    assert told.startswith("rootxxx")
+    assert told.endswith("\n\ninner é")
+    assert len(told.encode()) <= LONGEST_RULES + 2
