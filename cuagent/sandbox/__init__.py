@@ -4,7 +4,8 @@ Three tiers, probed and stamped on every verdict: bubblewrap; Landlock with secc
 called UNISOLATED. Standard library only, so that a sandboxed command starts at once.
 """
 
-from cuagent.sandbox.enter import enter, harden, resident
+from cuagent.sandbox.enter import enter, harden
+from cuagent.sandbox.memory import memory_bound, resident
 from cuagent.sandbox.policy import Policy, SandboxError, Tier
 from cuagent.sandbox.probe import Escape, probe, selftest, stamp
 from cuagent.sandbox.wrap import wrap
@@ -16,6 +17,7 @@ __all__ = [
     "Tier",
     "enter",
     "harden",
+    "memory_bound",
     "probe",
     "resident",
     "selftest",

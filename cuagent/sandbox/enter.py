@@ -58,21 +58,6 @@ def harden() -> None:
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
 
 
-def resident(pid: int) -> int:
-    """Bytes that the process group `pid` has resident: what a referee watches on a GPU."""
-    total = 0
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            after_name = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
-            continue
-        if int(after_name[2]) == pid:
-            total += int(after_name[21]) * resource.getpagesize()
-    return total
-
-
 def own_uid_possible(policy: Policy) -> bool:
     return policy.own_uid and os.geteuid() == 0
 

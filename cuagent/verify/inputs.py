@@ -20,6 +20,9 @@ LARGE_OFFSET = 1e4
 """An offset of 500 is too small to show a one-pass variance in fp32."""
 
 
+Range = tuple[int, int]
+
+
 class Inputs(StrEnum):
     """Kinds of inputs."""
 
@@ -35,6 +38,18 @@ class Inputs(StrEnum):
     """Normal around 1e4: overflow in softmax, cancellation in a one-pass variance."""
     INTEGER = "integer"
     """-2 .. 2; with integer weights a sum of products is exact in every admitted arithmetic."""
+    CANCELLATION = "cancellation"
+    """+-(1 + m / 2^16), half of them negative: with integer weights short sums are exact in fp32,
+    and what is left of them is lost in coarser arithmetic. Further tensors are small integers."""
+    TIES = "ties"
+    """Multiples of a half, -2 .. 2: many equal values for argmax, sort and topk; both zeros."""
+    EXTREMES = "extreme indices"
+    """Integers are the least and the largest that the task draws, most of them several times."""
+
+
+EXACT = (Inputs.INTEGER, Inputs.CANCELLATION)
+"""Kinds on which honest arithmetic may make no error at all."""
+ROUND = (*EXACT, Inputs.TIES)
 
 
 class Weights(StrEnum):
@@ -48,14 +63,39 @@ class Weights(StrEnum):
     """-1, 0, 1."""
 
 
-def derive(kind: Inputs, own: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """Inputs of `kind` in the forms of the task's own."""
+def derive(
+    kind: Inputs, own: Sequence[Tensor], seed: int, ranges: Sequence[Range | None] = ()
+) -> list[Tensor]:
+    """Inputs of `kind` in the forms of the task's own.
+
+    `ranges` are the least and largest value of each integer tensor (`ranges_of`).
+    """
     if kind is Inputs.OWN:
         return list(own)
     generator = _generator(own, seed)
-    return [
-        _drawn(kind, tensor, generator) if tensor.is_floating_point() else tensor for tensor in own
-    ]
+    if kind is Inputs.EXTREMES:
+        return [
+            _extreme(tensor, bounds, generator) if bounds else tensor
+            for tensor, bounds in zip(own, ranges or [None] * len(own), strict=True)
+        ]
+    drawn: list[Tensor] = []
+    for tensor in own:
+        if not tensor.is_floating_point():
+            drawn.append(tensor)
+            continue
+        later = any(other.is_floating_point() for other in own[: len(drawn)])
+        what = Inputs.INTEGER if kind is Inputs.CANCELLATION and later else kind
+        drawn.append(_drawn(what, tensor, generator))
+    return drawn
+
+
+def ranges_of(draws: Sequence[Sequence[Tensor]]) -> list[Range | None]:
+    """For each tensor of several own draws its least and largest value.
+
+    None where it holds no integers, or where these say more than each for itself: sorted ones are
+    offsets or segments, ones without duplicates a permutation.
+    """
+    return [_range_of(tensors) for tensors in zip(*draws, strict=True)]
 
 
 def shake(
@@ -86,6 +126,38 @@ def shake(
     return changed
 
 
+def _range_of(tensors: Sequence[Tensor]) -> Range | None:
+    import torch
+
+    for tensor in tensors:
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
+            return None
+        if tensor.numel() < 2 or tensor.unique().numel() == tensor.numel():
+            return None
+        if tensor.dim() and bool((tensor.diff(dim=-1) >= 0).all()):
+            return None
+    low, high = (min(int(t.min()) for t in tensors), max(int(t.max()) for t in tensors))
+    return low, high
+
+
+def _extreme(tensor: Tensor, bounds: Range, generator: Generator) -> Tensor:
+    """A third each of the least, the largest and what was there."""
+    import torch
+
+    third = torch.rand(tuple(tensor.shape), generator=generator, device=tensor.device)
+    low, high = (torch.full_like(tensor, bound) for bound in bounds)
+    return torch.where(third < 1 / 3, low, torch.where(third < 2 / 3, high, tensor))
+
+
+def _balanced(tensor: Tensor, generator: Generator) -> Tensor:
+    """+1 and -1 in equal numbers along the last axis, in an order drawn from the generator."""
+    import torch
+
+    width = tensor.shape[-1] if tensor.dim() else 1
+    order = torch.randperm(width, generator=generator, device=tensor.device)
+    return (order % 2 * 2 - 1).to(tensor.dtype)
+
+
 def _drawn(kind: Inputs, tensor: Tensor, generator: Generator) -> Tensor:
     import torch
 
@@ -100,6 +172,10 @@ def _drawn(kind: Inputs, tensor: Tensor, generator: Generator) -> Tensor:
             drawn = normal + LARGE_OFFSET
         case Inputs.INTEGER:
             drawn = (normal * 1.2).round().clamp(-2, 2)
+        case Inputs.CANCELLATION:
+            drawn = _balanced(normal, generator) * (1 + (normal * 3).round().clamp(-8, 8) / 2**16)
+        case Inputs.TIES:
+            drawn = (normal * 2).round().clamp(-4, 4) / 2
         case _:
             drawn = normal
     return drawn.to(tensor.dtype)

@@ -5,6 +5,7 @@ It shares nothing with a worker but arenas of inputs and weights, which the refe
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import select
@@ -16,7 +17,7 @@ from typing import Any
 
 from cuagent.task import Task, TaskError
 from cuagent.verify.inputs import Inputs, Weights
-from cuagent.worker import Arena, Nursery
+from cuagent.worker import Arena, Nursery, NurseryError
 from cuagent.worker.arms import task_to_json
 from cuagent.worker.channel import receive_message, send_message
 
@@ -37,6 +38,12 @@ class Oracle:
         self._ids = itertools.count()
         self._lent: dict[Arena, int] = {}
         self._child = nursery.fork("cuagent.verify.oracle_program", self._folder, {})
+        self.lost = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it may be asked again."""
+        return not self.lost and self._child.alive
 
     def describe(self) -> dict[str, Any]:
         return self._ask({"do": "describe"})
@@ -68,7 +75,8 @@ class Oracle:
             self._ask({"do": "detach", "arena": self._lent.pop(arena)})
 
     def close(self) -> None:
-        self._nursery.end(self._child)
+        with contextlib.suppress(NurseryError):  # then the process is gone with its parent
+            self._nursery.end(self._child)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _lend(self, arena: Arena) -> int:
@@ -88,10 +96,14 @@ class Oracle:
             readable, _, _ = select.select([channel], [], [], deadline - time.monotonic())
             received = receive_message(channel) if readable else None
         except OSError as error:
+            self.lost = True
             raise OracleLost(f"the reference's process is gone ({error.strerror})") from error
         if received is None:
+            self.lost = True
             raise OracleLost("the reference's process ended or did not answer")
         answer = received[0]
+        if "memory" in answer:
+            raise OracleLost(answer["memory"])
         if "error" in answer:
             raise TaskError(answer["error"])
         return answer

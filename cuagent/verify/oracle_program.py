@@ -27,7 +27,7 @@ from cuagent.task import (
     open_reference,
     unflatten,
 )
-from cuagent.verify.inputs import Inputs, Weights, derive, shake
+from cuagent.verify.inputs import Inputs, Range, Weights, derive, ranges_of, shake
 from cuagent.verify.reductions import longest_sum
 from cuagent.verify.tolerance import UNIT
 from cuagent.worker.arena import Arena, layout_of, settle
@@ -38,10 +38,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MOST_PERTURBATIONS, FEWEST_PERTURBATIONS = 8, 2
+TINY = 1e-30
+RANGE_DRAWS = 8
+"""Own draws in which the range of integer inputs is looked for."""
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
     """Answer until the referee hangs up."""
+    import torch
+
     program: _Oracle | None = None
     while (received := receive_message(channel)) is not None:
         message, descriptors = received
@@ -52,6 +57,8 @@ def serve(channel: socket.socket, folder: Path) -> None:
             settle(program.reference.task.device.value)
         except (TaskError, TreeError) as error:
             answer = {"error": str(error)}
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            answer = {"memory": f"no memory left for the reference: {str(error)[:200]}"}
         except Exception as error:  # noqa: BLE001  the process boundary: the user's module failed
             text = " ".join(str(error).split())[:300]
             answer = {"error": f"the reference fails: {type(error).__name__}: {text}"}
@@ -76,6 +83,7 @@ class _Oracle:
         self.declared: nn.Module = self.reference.model(0)
         self.precise: nn.Module | None = None
         self.inputs: dict[str, Any] = {}
+        self.ranges: list[Range | None] = []
 
     def obey(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         match message["do"]:
@@ -109,6 +117,8 @@ class _Oracle:
         state = self.declared.state_dict()
         self._make_precise()
         self.fp64 = self._fp64_works(leaves, results)
+        self.ranges = self._ranges(leaves)
+        self.discrete = not all(_real(result) for result in results)
         return {
             "inputs": self.inputs,
             "inputs_layout": layout_of(leaves).to_json(),
@@ -139,7 +149,7 @@ class _Oracle:
         if spec != self.inputs or [x.shape for x in own] != [x.shape for x in target]:
             path = self.reference.task.path
             raise TaskError(f"{path}: get_inputs() gives other shapes or scalars at every call")
-        for view, tensor in zip(target, derive(kind, own, seed), strict=True):
+        for view, tensor in zip(target, derive(kind, own, seed, self.ranges), strict=True):
             view.copy_(tensor)
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -175,16 +185,24 @@ class _Oracle:
         for _ in range(count):
             for name, tensor in model.state_dict().items():
                 tensor.copy_(_perturbed(kept[name], generator))
-            moved = [_perturbed(self._widened(tensor), generator) for tensor in inputs]
+            moved = [_perturbed(self._untied(tensor), generator) for tensor in inputs]
             with self._default_dtype():
                 results = self._forward(model, moved)
             for total, result, base in zip(totals, results, exact, strict=True):
                 if _real(base):
                     total += _pairs(result - base).square()
+                else:
+                    # An integer that changes hangs on a near-tie.
+                    total |= result != base
         for name, tensor in model.state_dict().items():
             tensor.copy_(kept[name])
         for view, total in zip(spread, totals, strict=True):
-            _pairs(view).copy_((total / count).sqrt())
+            _pairs(view).copy_((total / count).sqrt() if _real(view) else total)
+
+    def _untied(self, tensor: Tensor) -> Tensor:
+        """Zeros, which no factor moves, become tiny numbers where the output is an index."""
+        wide = self._widened(tensor)
+        return wide.masked_fill(wide == 0, TINY) if self.discrete and _real(wide) else wide
 
     def _exact(self, inputs: list[Tensor]) -> list[Tensor]:
         if not self.fp64 or self.precise is None:
@@ -213,13 +231,24 @@ class _Oracle:
     def _usable(self, kind: Inputs, own: list[Tensor]) -> bool:
         if kind is Inputs.OWN:
             return True
-        if not any(tensor.is_floating_point() for tensor in own):
+        if kind is Inputs.EXTREMES:
+            if not any(self.ranges):
+                return False
+        elif not any(tensor.is_floating_point() for tensor in own):
+            return False
+        if kind is Inputs.TIES and not self.discrete:
             return False
         try:
-            results = self._forward(self.declared, derive(kind, own, 0))
+            results = self._forward(self.declared, derive(kind, own, 0, self.ranges))
         except (RuntimeError, ValueError, IndexError):
             return False  # outside what the reference accepts (probabilities, say)
         return all(bool(tensor.isfinite().all()) for tensor in results)
+
+    def _ranges(self, leaves: list[Tensor]) -> list[Range | None]:
+        if all(_real(tensor) for tensor in leaves):
+            return [None] * len(leaves)
+        seeds = range(RANGE_DRAWS)
+        return ranges_of([flatten(self.reference.inputs(s), "inputs")[0] for s in seeds])
 
     def _widened(self, tensor: Tensor) -> Tensor:
         import torch

@@ -10,22 +10,25 @@ One thread at a time.
 
 from __future__ import annotations
 
+import os
 import platform
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cuagent import __version__
 from cuagent.attempt import Attempt
 from cuagent.build import Build, environment
-from cuagent.sandbox import SandboxError, Tier, probe, stamp
-from cuagent.task import Task, TaskError
+from cuagent.sandbox import SandboxError, Tier, harden, memory_bound, probe, stamp
+from cuagent.task import Device, Task, TaskError
+from cuagent.verify.course import Course, Stage
 from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.oracle import Oracle, OracleLost
-from cuagent.verify.rounds import ROUNDS, Rejected, Tally, Trial
-from cuagent.verify.tolerance import Expected, Finding, constants, strict
+from cuagent.verify.rounds import Rejected, Tally
+from cuagent.verify.seeds import Seeds
+from cuagent.verify.tolerance import Expected
 from cuagent.verify.verdict import Reason, RuleResult, Verdict
 from cuagent.worker import (
     Arena,
@@ -41,7 +44,7 @@ from cuagent.worker.arena import POISONS
 from cuagent.worker.arms import CANDIDATE
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 Isolation = Literal["auto", "landlock", "none"]
 
@@ -59,8 +62,9 @@ REASONS = {
 }
 CALL_S = 30.0
 """Deadline of one call."""
-SPREAD_S, LOGIC_SPREAD_S = 0.1, 0.02
-"""About how long the oracle may perturb for one draw; those that judge logic have wide bounds."""
+FAULTS = (NurseryError, OracleLost, SandboxError, MemoryError, OSError, RuntimeError)
+SHOWN = 5
+"""Messages of the compiler in a verdict."""
 
 
 @dataclass
@@ -87,6 +91,9 @@ class Referee:
         self.task = task
         self.call_s = call_s
         self.tier = _tier(isolation)
+        self.memory_bytes = memory_bound()
+        if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
+            harden()  # a worker under the same user id must not read the seeds out of /proc
         self._nursery = Nursery()
         try:
             import torch  # noqa: F401  (while the nursery imports it too)
@@ -105,18 +112,21 @@ class Referee:
             for name in ("inputs_layout", "output_layout", "precise_layout", "state_layout")
         }
         self._layouts = layouts
-        self._inputs = Arena.create(layouts["inputs_layout"], 1, device)
-        self._outputs = Arena.create(layouts["output_layout"], len(POISONS), device)
-        self._weights = Arena.create(layouts["state_layout"], 1, device)
         self._timed_weights = Arena.create(layouts["state_layout"], 1, device)
-        self._answers = {
-            "declared": Arena.create(layouts["output_layout"], 1, device),
-            "precise": Arena.create(layouts["precise_layout"], 1, device),
-            "spread": Arena.create(layouts["precise_layout"], 1, device),
-        }
-        self.kinds = {Inputs(kind) for kind in self.about["kinds"]}
-        self.longest_sum: int = self.about["longest_sum"]
-        self._timed_seed = _seed()
+        self.stage = Stage(
+            task=self.task,
+            inputs=Arena.create(layouts["inputs_layout"], 1, device),
+            outputs=Arena.create(layouts["output_layout"], len(POISONS), device),
+            weights=Arena.create(layouts["state_layout"], 1, device),
+            answers={
+                "declared": Arena.create(layouts["output_layout"], 1, device),
+                "precise": Arena.create(layouts["precise_layout"], 1, device),
+                "spread": Arena.create(layouts["precise_layout"], 1, device),
+            },
+            kinds=frozenset(Inputs(kind) for kind in self.about["kinds"]),
+            longest_sum=self.about["longest_sum"],
+        )
+        self._timed_seed = Seeds().draw()
         self._oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)
 
     @property
@@ -124,20 +134,27 @@ class Referee:
         """Of one input set and one output, to choose the size of a batch by."""
         return self._layouts["inputs_layout"].size + self._layouts["output_layout"].size
 
+    @property
+    def folder(self) -> Path:
+        """Where everything that is judged lies while it is judged."""
+        return self._nursery.folder
+
     # -- verdicts
 
-    def verify(self, attempt: Attempt, build: Build) -> Verdict:
-        """Judge one frozen attempt. Never raises for a candidate's fault, and never hangs."""
+    def verify(self, attempt: Attempt, build: Build, *, again: Sequence[int] = ()) -> Verdict:
+        """Judge one frozen attempt. Never raises for a candidate's fault, and never hangs.
+
+        `again` are the seeds of an earlier verdict, for an audit; secret ones are drawn else.
+        """
         begun = time.perf_counter()
-        tally = Tally()
+        tally, seeds = Tally(), Seeds(again)
         reason, detail, output = Reason.ACCEPTED, "", ""
         if not build.ok:
-            first = build.diagnostics[0] if build.diagnostics else None
-            where = f"{first.file}:{first.line}: {first.message}" if first else "no library"
-            reason, detail = Reason.BUILD_FAILED, where
+            reason, detail, output = _build_failure(build)
         else:
             try:
-                output = self._judge(attempt, build, tally)
+                self._mend()
+                output = self._judge(attempt, build, tally, seeds)
                 reason, detail = tally.conclusion()
             except Rejected as rejected:
                 reason, detail = rejected.reason, str(rejected)
@@ -146,8 +163,17 @@ class Referee:
                 reason, detail, output = REASONS[ended.status], ended.detail, ended.output
             except TaskError as error:
                 reason, detail = Reason.NOT_CERTIFIABLE, str(error)
-            except (NurseryError, OracleLost, SandboxError, MemoryError) as error:
-                reason, detail = Reason.INFRASTRUCTURE, str(error)
+            # What torch and the system raise here comes from this process and its memory: the
+            # candidate's code runs in another one.
+            except (
+                NurseryError,
+                OracleLost,
+                SandboxError,
+                MemoryError,
+                OSError,
+                RuntimeError,
+            ) as e:
+                reason, detail = Reason.INFRASTRUCTURE, " ".join(str(e).split())[:300]
         tally.spend("total", time.perf_counter() - begun)
         return Verdict(
             accepted=reason is Reason.ACCEPTED,
@@ -161,87 +187,32 @@ class Referee:
             draws=tuple(tally.draws),
             tier=stamp(self.tier),
             seconds=dict(tally.seconds),
+            notes=tally.notes(),
+            seeds=tuple(seeds.drawn),
             output=output,
             versions=_versions(),
         )
 
-    def _judge(self, attempt: Attempt, build: Build, tally: Tally) -> str:
+    def _mend(self) -> None:
+        """Start anew what died since the last verdict; the arenas are ours and still there."""
+        if not self._nursery.alive:
+            self._nursery.close()
+            self._nursery = Nursery()
+            self._oracle.lost = True
+        if not self._oracle.alive:
+            self._oracle.close()
+            self._oracle = Oracle(self._nursery, self.task)
+            self._oracle.describe()
+            self._oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)
+
+    def _judge(self, attempt: Attempt, build: Build, tally: Tally, seeds: Seeds) -> str:
         """Go through the rounds; what the candidate printed. Raises Rejected, SessionEnded."""
-        seed = _seed()
+        seed = seeds.draw()
         with tally.clock("worker"):
             session = self._session(CANDIDATE, seed, attempt, build)
         with session:
-            for weights, kinds in ROUNDS:
-                wanted = [kind for kind in kinds if kind in self.kinds]
-                if wanted:
-                    with tally.clock("oracle"):
-                        self._oracle.weigh(weights, seed, self._weights)
-                    with tally.clock("worker"):
-                        session.load(self._weights)
-                for kind in wanted:
-                    self._try(session, Trial(kind, weights, _seed()), tally)
-                if tally.failed:
-                    break  # the first round has all that the lax rule needs
+            Course(self.stage, self._oracle, session, tally, self.call_s).run(seed, seeds)
             return session.output()
-
-    def _try(self, session: Session, trial: Trial, tally: Tally) -> None:
-        """One draw: two calls on poisoned memory, then the oracle, then the rules."""
-        import torch
-
-        with tally.clock("oracle"):
-            self._oracle.draw(trial.kind, trial.seed, self._inputs)
-        master = self._memory(self._inputs).clone()
-        snapshots: list[list[Tensor]] = []
-        for slot, byte in enumerate(POISONS):
-            self._outputs.poison(byte, slot)
-            with tally.clock("candidate"):
-                session.run(
-                    self._inputs, self._outputs, [(0, slot)], deadline_s=self.call_s, poison=byte
-                )
-                snapshots.append(self._outputs.snapshot(slot))
-            self._check_memory(master, trial, session)
-        with tally.clock("oracle"):
-            patience = SPREAD_S if trial.kind is Inputs.NORMAL else LOGIC_SPREAD_S
-            finite = self._oracle.answer(self._inputs, 0, self._answers, trial.seed, patience)
-        if not finite and trial.kind is not Inputs.OWN:
-            return
-        with tally.clock("compare"):
-            expected = self._expected()
-            findings = [self._judged(snapshot, expected, trial.kind) for snapshot in snapshots]
-            unwritten = [_poisoned(s, byte) for s, byte in zip(snapshots, POISONS, strict=True)]
-            tally.add(trial, snapshots, expected, findings, all(unwritten))
-            if tally.constants is None:
-                tally.constants = constants(expected)
-            # One constant for all draws: a loss is one number in each of them, yet not the same.
-            flat = [
-                torch.full_like(r, c)
-                for r, c in zip(expected.declared, tally.constants, strict=True)
-            ]
-            tally.trivial = tally.trivial and self._judged(flat, expected, trial.kind).passed
-
-    def _judged(self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs) -> Finding:
-        return strict(outputs, expected, kind, self.longest_sum, self.task.precision)
-
-    def _check_memory(self, master: Tensor, trial: Trial, session: Session) -> None:
-        """The inputs must be as they were lent, and everything beside the tensors too."""
-        import torch
-
-        if not torch.equal(self._memory(self._inputs), master):
-            if self._inputs.guards_hold():
-                what = f"after a call on {trial.kind} inputs they are not as they were"
-                raise Rejected(Reason.CHANGED_INPUT, what, session.output())
-            raise Rejected(Reason.WROTE_OUTSIDE, "wrote beside an input", session.output())
-        if not self._outputs.guards_hold():
-            raise Rejected(Reason.WROTE_OUTSIDE, "wrote beside an output", session.output())
-
-    @staticmethod
-    def _memory(arena: Arena) -> Tensor:
-        assert arena.memory is not None
-        return arena.memory
-
-    def _expected(self) -> Expected:
-        answers = self._answers
-        return Expected(*(answers[n].tensors() for n in ("declared", "precise", "spread")))
 
     # -- sessions and batches, for measuring
 
@@ -274,7 +245,7 @@ class Referee:
         """New contents for a batch, and poison in its outputs."""
         batch.expected.clear()
         for slot in range(batch.inputs.count):
-            self._oracle.draw(Inputs.OWN, _seed(), batch.inputs, slot)
+            self._oracle.draw(Inputs.OWN, Seeds().draw(), batch.inputs, slot)
         batch.outputs.poison(POISONS[0])
 
     def check(self, batch: Batch) -> RuleResult:
@@ -284,9 +255,11 @@ class Referee:
         worst = 0.0
         for slot in range(batch.inputs.count):
             if slot not in batch.expected:
-                self._oracle.answer(batch.inputs, slot, self._answers, _seed(), 0.0)
-                batch.expected[slot] = _kept(self._expected())
-            finding = self._judged(batch.outputs.tensors(slot), batch.expected[slot], Inputs.OWN)
+                self._oracle.answer(batch.inputs, slot, self.stage.answers, Seeds().draw(), 0.0)
+                batch.expected[slot] = _kept(self.stage.expected())
+            finding = self.stage.judged(
+                batch.outputs.tensors(slot), batch.expected[slot], Inputs.OWN
+            )
             worst = max(worst, finding.ratio)
             if not finding.passed:
                 return RuleResult(False, worst, f"call {slot}: {finding.note}")
@@ -327,13 +300,15 @@ class Referee:
             tier=self.tier,
             read=read,
             environment=environment(build),
+            memory_bytes=self.memory_bytes,
         )
 
     def close(self) -> None:
         """End every process and give all memory back."""
         self._nursery.close()
-        arenas = [self._inputs, self._outputs, self._weights, self._timed_weights]
-        for arena in [*arenas, *self._answers.values()]:
+        stage = self.stage
+        arenas = [stage.inputs, stage.outputs, stage.weights, self._timed_weights]
+        for arena in [*arenas, *stage.answers.values()]:
             arena.close()
 
     def __enter__(self) -> Referee:
@@ -354,20 +329,16 @@ def _kept(expected: Expected) -> Expected:
     )
 
 
-def _poisoned(outputs: Sequence[Tensor], byte: int) -> bool:
-    """Whether some tensor holds the poison in a place, and not by being right."""
-    import torch
-
-    for tensor in outputs:
-        if tensor.numel() and tensor.element_size() > 1:
-            words = tensor.reshape(-1).view(torch.uint8).view(-1, tensor.element_size())
-            if bool((words == byte).all(dim=1).any()):
-                return True
-    return False
-
-
-def _seed() -> int:
-    return secrets.randbits(62)
+def _build_failure(build: Build) -> tuple[Reason, str, str]:
+    """The first message as the detail, the first few as output."""
+    shown = [
+        f"{message.file}:{message.line}: {message.severity}: {message.message}"
+        + (f"\n    {message.source_line.strip()}" if message.source_line.strip() else "")
+        for message in build.diagnostics[:SHOWN]
+    ]
+    first = build.diagnostics[0] if build.diagnostics else None
+    detail = f"{first.file}:{first.line}: {first.message}" if first else "no library"
+    return Reason.BUILD_FAILED, detail, "\n".join(shown)
 
 
 def _tier(isolation: Isolation) -> Tier:

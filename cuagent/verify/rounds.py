@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
-from cuagent.verify.inputs import Inputs, Weights
+from cuagent.verify.inputs import EXACT, Inputs, Weights
 from cuagent.verify.tolerance import UNITS, Expected, Finding, lax
 from cuagent.verify.verdict import Draw, Reason, RuleResult
 
@@ -17,15 +18,47 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAX_DRAWS = 5
-ROUNDS: tuple[tuple[Weights, tuple[Inputs, ...]], ...] = (
-    (Weights.OWN, (*[Inputs.OWN] * LAX_DRAWS, Inputs.NORMAL)),
-    (
+
+
+@dataclass(frozen=True)
+class Round:
+    """Some draws under the same weights."""
+
+    weights: Weights
+    kinds: tuple[Inputs, ...]
+    fresh: bool = True
+    """Whether a model is constructed for them; else the weights go into the one in use."""
+    again: int = 0
+    """How many of the draws come a second time, in another order, when all have come once."""
+
+
+ROUNDS = (
+    Round(Weights.OWN, (*[Inputs.OWN] * LAX_DRAWS, Inputs.NORMAL)),
+    Round(
         Weights.SHAKEN,
-        (Inputs.NORMAL, Inputs.OWN, Inputs.ONE_SIGNED, Inputs.MIXED, Inputs.OFFSET),
+        (
+            Inputs.NORMAL,
+            Inputs.OWN,
+            Inputs.ONE_SIGNED,
+            Inputs.MIXED,
+            Inputs.OFFSET,
+            Inputs.TIES,
+            Inputs.EXTREMES,
+        ),
+        again=3,
     ),
-    (Weights.INTEGER, (Inputs.INTEGER,)),
+    Round(Weights.INTEGER, (Inputs.INTEGER, Inputs.CANCELLATION), fresh=False),
 )
-"""Weights are loaded anew for each round, into a newly constructed model in the same process."""
+
+
+class When(StrEnum):
+    """What is special about a draw beside its inputs and weights."""
+
+    FIRST = ""
+    AGAIN = "again"
+    """The same inputs came before, others in between: state that is kept shows."""
+    SWAPPED = "weights swapped"
+    """The weights were loaded into a model in use: what was derived from the old ones shows."""
 
 
 class Rejected(Exception):
@@ -44,6 +77,14 @@ class Trial:
     kind: Inputs
     weights: Weights
     seed: int
+    when: When = When.FIRST
+
+    @property
+    def name(self) -> str:
+        parts = [self.kind.value]
+        if self.weights is not Weights.OWN:
+            parts.append(f"{self.weights} weights")
+        return ", ".join([*parts, self.when.value] if self.when else parts)
 
     @property
     def is_lax(self) -> bool:
@@ -82,12 +123,9 @@ class Tally:
         if len({finding.passed for finding in findings}) > 1 and self._unsteady is None:
             self._unsteady = trial
         self._unwritten |= unwritten and not worst.passed
-        name = (
-            trial.kind if trial.weights is Weights.OWN else f"{trial.kind}, {trial.weights} weights"
-        )
         self.draws.append(
             Draw(
-                kind=name,
+                kind=trial.name,
                 seed=trial.seed,
                 max_error=worst.max_error,
                 rms_error=worst.rms_error,
@@ -118,13 +156,27 @@ class Tally:
                 Reason.NOT_DETERMINISTIC,
                 f"right and wrong on the same {self._unsteady.kind} inputs",
             )
-        coarsest = _coarsest([f for _, f in failed])
-        exact = any(t.kind is Inputs.INTEGER for t, _ in failed)
-        if coarsest is not None and not exact:
-            return Reason.LESS_PRECISE, f"the error is that of {coarsest} arithmetic"
         trial, finding = max(failed, key=lambda pair: pair[1].ratio)
-        detail = f"on {trial.kind} inputs: {finding.note}, {finding.ratio:.2g} times the bound"
-        return Reason.WRONG_VALUES, detail
+        where = f"on {trial.kind} inputs: {finding.note}, {finding.ratio:.2g} times the bound"
+        if all(t.when is When.AGAIN for t, _ in failed):
+            what = "right at first, wrong when the same inputs came again after others"
+            return Reason.NOT_DETERMINISTIC, f"{what}; {where}"
+        if all(t.when is When.SWAPPED for t, _ in failed):
+            what = "wrong only after load_state_dict into the model in use"
+            return Reason.WRONG_VALUES, f"{what}, where new weights must take effect; {where}"
+        coarsest = _coarsest([f for _, f in failed])
+        exact = any(t.kind in EXACT for t, _ in failed)
+        if coarsest not in (None, Precision.MATCH) and not exact:
+            return Reason.LESS_PRECISE, f"the error is that of {coarsest} arithmetic; {where}"
+        return Reason.WRONG_VALUES, where
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the verdict should know beside it."""
+        if self._findings and not self._judges_precision:
+            return (
+                "precision could not be judged tightly: the reference takes no zero-mean inputs",
+            )
+        return ()
 
     def lax_rule(self) -> RuleResult | None:
         if not self._lax:
@@ -138,9 +190,18 @@ class Tally:
         passed = all(finding.passed for _, finding in self._findings)
         return RuleResult(passed, self._worst(), f"{len(self._findings)} draws")
 
+    @property
+    def _judges_precision(self) -> bool:
+        return any(trial.kind is Inputs.NORMAL for trial, _ in self._findings)
+
     def precision(self) -> Precision | None:
-        """The coarsest arithmetic seen on zero-mean draws; None if no draw tells."""
-        return _coarsest([f for t, f in self._findings if t.kind is Inputs.NORMAL])
+        """The coarsest arithmetic seen, on zero-mean draws where there are any."""
+        tight = [f for t, f in self._findings if t.kind is Inputs.NORMAL]
+        own = [f for t, f in self._findings if t.kind is Inputs.OWN]
+        seen = _coarsest(tight or own)
+        if seen is None and self._findings and not (self.failed or tight):
+            return Precision.MATCH  # on one-signed sums fp32 in another order errs as much
+        return seen
 
     def _worst(self) -> float:
         return max(finding.ratio for _, finding in self._findings)

@@ -78,6 +78,11 @@ class Verdict:
     """Isolation that held while it was judged."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went: worker start, oracle, candidate, compare."""
+    notes: tuple[str, ...] = ()
+    """What could not be judged, a line each."""
+    seeds: tuple[int, ...] = ()
+    """All that was drawn, in order, so that the verdict can be given again (`cuagent audit`)."""
     output: str = ""
-    """What the candidate printed, capped; feedback only, nothing is read from it."""
+    """What the compiler said where the build failed, else what the candidate printed, capped;
+    feedback only, nothing is read from it."""
     versions: dict[str, str] = field(default_factory=dict)

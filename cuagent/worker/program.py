@@ -77,7 +77,7 @@ class _Worker:
             case "detach":
                 self.arenas.pop(message["arena"]).close()
             case "load":
-                self.load(self.arenas[message["arena"]], message["slot"])
+                self.load(self.arenas[message["arena"]], message["slot"], message["fresh"])
             case "run":
                 return self.run(message)
         return [0]
@@ -91,10 +91,11 @@ class _Worker:
         with _user_code(Status.IMPORT_FAILED):
             self.construct = import_arm(self.order, self.folder)
 
-    def load(self, weights: Arena, slot: int) -> None:
-        """A fresh model with the weights of a slot, strictly by name and shape."""
-        with _user_code(Status.CONSTRUCT_FAILED):
-            self.model = self.construct()
+    def load(self, weights: Arena, slot: int, fresh: bool) -> None:
+        """The weights of a slot, strictly by name and shape, in a fresh model or the one in use."""
+        if fresh:
+            with _user_code(Status.CONSTRUCT_FAILED):
+                self.model = self.construct()
         state = dict(zip(self.order.state, weights.tensors(slot), strict=True))
         with _user_code(Status.STATE_MISMATCH):
             self.model.load_state_dict(state, strict=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.attempt import Attempt
-from cuagent.sandbox import Policy, Tier
+from cuagent.sandbox import Policy, Tier, resident
 from cuagent.task import Device
 from cuagent.worker.arena import Arena, settle
 from cuagent.worker.arms import CANDIDATE, Order
@@ -34,11 +34,15 @@ from cuagent.worker.channel import (
     receive_record,
     send_message,
 )
-from cuagent.worker.nursery import Nursery
+from cuagent.worker.nursery import Nursery, NurseryError
 
 OPEN_S = 60.0
 OPEN_WITH_COMPILER_S = 300.0
 """A candidate that compiles while it is imported (load_inline) needs over a minute."""
+WATCH_S = 0.25
+"""How often a candidate's memory and files are looked at, if a call lasts that long."""
+DISK_BYTES = 2 << 30
+"""Of files in its folder, whose size alone is limited one by one."""
 OUTPUT_CAP = 64 << 10
 """Bytes of what a worker prints that are kept: the first half and the last."""
 
@@ -74,7 +78,9 @@ class Session:
         environment: dict[str, str],
         policy: Policy | None = None,
         tier: Tier = Tier.NONE,
+        memory_bytes: int | None = None,
     ):
+        self._memory_bytes = memory_bytes
         self._nursery = nursery
         self._folder = folder
         self._ids = itertools.count()
@@ -94,8 +100,11 @@ class Session:
         read: tuple[Path, ...] = (),
         environment: dict[str, str] | None = None,
         deadline_s: float | None = None,
+        memory_bytes: int | None = None,
     ) -> Session:
         """Fork a process and import the model's code there. Raises SessionEnded, NurseryError.
+
+        A candidate ends, as crashed, when its processes have more than `memory_bytes` resident.
 
         `attempt` is laid down in a folder of the session's own, which goes when the session does.
         A candidate is held in the sandbox at `tier`, where it may read `read` beside that folder.
@@ -113,19 +122,22 @@ class Session:
                 write=(folder,),
                 gpu=order.device is Device.CUDA,
                 fds=(0, 1, 2, 3),
+                memory_bytes=memory_bytes,
                 environment=tuple((environment or {}).items()),
             )
         try:
-            session = Session(nursery, folder, environment or {}, policy, tier)
+            session = Session(nursery, folder, environment or {}, policy, tier, memory_bytes)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         session._command({"do": "open"}, deadline_s or _patience(attempt))
         return session
 
-    def load(self, weights: Arena, slot: int = 0, *, deadline_s: float = OPEN_S) -> None:
-        """Construct a fresh model and load a state dict into it."""
-        message = {"do": "load", "arena": self._lend(weights), "slot": slot}
+    def load(
+        self, weights: Arena, slot: int = 0, *, fresh: bool = True, deadline_s: float = OPEN_S
+    ) -> None:
+        """Load a state dict, into a newly constructed model or (not `fresh`) the one in use."""
+        message = {"do": "load", "arena": self._lend(weights), "slot": slot, "fresh": fresh}
         self._command(message, deadline_s)
 
     def run(
@@ -191,6 +203,8 @@ class Session:
         self.closed = True
         try:
             return self._nursery.end(self._child)
+        except NurseryError:
+            return None  # its parent is gone, and it with its parent
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -233,10 +247,12 @@ class Session:
                 yield record
         except ForgedRecord as error:
             self._stop(Status.FORGED, f"wrote to the referee's channel: {error}")
-        except (BrokenPipeError, ConnectionResetError):
-            self._stop(Status.CRASHED)
         except TimeoutError:
             self._stop(Status.TIMED_OUT, f"no answer within {seconds:.3g} s")
+        except _Excess as excess:
+            self._stop(Status.CRASHED, str(excess))
+        except OSError:  # the channel broke: the other end is gone
+            self._stop(Status.CRASHED)
 
     def _next_record(self, deadline: float) -> Record:
         channel, output, pidfd = self._child.channel, self._child.output, self._child.pidfd
@@ -247,7 +263,9 @@ class Session:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError
-            ready = {descriptor for descriptor, _ in poll.poll(left * 1000)}
+            ready = {descriptor for descriptor, _ in poll.poll(min(left, WATCH_S) * 1000)}
+            if not ready:
+                self._watch()
             if channel.fileno() in ready:
                 record = receive_record(channel)
                 if record is None:
@@ -257,6 +275,15 @@ class Session:
                 raise ConnectionResetError
             if output in ready and not self._drain():
                 poll.unregister(output)
+
+    def _watch(self) -> None:
+        """Look at what a candidate takes while it lets us wait. Raises _Excess."""
+        if self._memory_bytes is None:
+            return
+        if resident(self._child.pid) > self._memory_bytes:
+            raise _Excess(f"used more than {self._memory_bytes >> 20} MiB of memory")
+        if _size(self._folder) > DISK_BYTES:
+            raise _Excess(f"wrote more than {DISK_BYTES >> 20} MiB of files")
 
     def _drain(self) -> bool:
         """Take what it printed; keep the first and the last of it. False at the end of the pipe."""
@@ -281,10 +308,24 @@ class Session:
         ended = self.close()
         text = self.output()
         if status is Status.CRASHED and ended is not None:
-            detail = _how_it_died(ended)
+            detail = detail or _how_it_died(ended)
         if ended is None:
-            status, detail = Status.LOST, "the process was killed and is still there"
+            status, detail = Status.LOST, "the process could not be ended in an orderly way"
         raise SessionEnded(status, detail or _last_line(text), text)
+
+
+class _Excess(Exception):
+    """The candidate took more of the machine than it may."""
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files below a folder; what goes away meanwhile counts as nothing."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += (Path(parent) / name).lstat().st_blocks * 512
+    return total
 
 
 def _patience(attempt: Attempt | None) -> float:

@@ -18,6 +18,7 @@ import gc
 import importlib
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -38,8 +39,15 @@ _PATIENCE_S = 10.0
 """How long a killed process may take to be gone; one stuck in a driver may take forever."""
 
 
-def main(control: socket.socket) -> None:
-    """Serve until the referee hangs up."""
+def main(control: socket.socket, folder: str) -> None:
+    """Serve until the referee hangs up, however it does; then nothing is left, `folder` neither."""
+    try:
+        _serve(control)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve(control: socket.socket) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the referee to interpret
     _pin_allocator()
@@ -123,10 +131,17 @@ def _arrange(message: dict[str, Any], descriptors: list[int]) -> socket.socket:
     os.chdir(message["folder"])
     random.seed()
     if message["policy"] is not None:
+        _offer_to_the_kernel()
         enter(policy_from_json(message["policy"]), Tier(message["tier"]))
     # Last, because a change of user id clears it.
     _die_with_parent()
     return socket.socket(fileno=3)
+
+
+def _offer_to_the_kernel() -> None:
+    """Where memory runs out in spite of all limits, the untrusted process is to go first."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _move_up(descriptor: int) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cuagent.task import Precision
-from cuagent.verify.inputs import Inputs, Weights, derive, shake
+from cuagent.verify.inputs import Inputs, Weights, derive, ranges_of, shake
 from cuagent.verify.reductions import longest_sum
 from cuagent.verify.tolerance import UNIT, Expected, lax, strict
 
@@ -69,12 +69,14 @@ def test_either_bound_admits() -> None:
     assert not strict([(y - 4e-3).float()], unsteady, Inputs.NORMAL, 1).passed
 
 
-def test_small_integers_must_be_exact() -> None:
+def test_on_small_integers_roundoff_is_admitted_and_a_wrong_index_is_not() -> None:
     a, b, expected = product(128, Inputs.INTEGER)
-    assert strict([a @ b], expected, Inputs.INTEGER, 128).passed
-    wrong = (a @ b).clone()
-    wrong[0, 0] = wrong[0, 0].nextafter(torch.tensor(math.inf))
-    assert strict([wrong], expected, Inputs.NORMAL, 128).passed
+    running = a @ b  # exact
+    assert strict([running], expected, Inputs.INTEGER, 128).passed
+    rounded = running + 1e-6  # a mean that runs along, a transform with thirds
+    assert strict([rounded], expected, Inputs.INTEGER, 128).passed
+    wrong = running.clone()
+    wrong[0, 0] += 1
     assert not strict([wrong], expected, Inputs.INTEGER, 128).passed
 
 
@@ -94,6 +96,28 @@ def test_integer_outputs_must_be_equal_to_either_reference() -> None:
     assert strict([torch.tensor([1, 2, 3])], expected, Inputs.OWN, 1).passed
     assert strict([torch.tensor([1, 2, 4])], expected, Inputs.OWN, 1).passed
     assert not strict([torch.tensor([1, 2, 5])], expected, Inputs.OWN, 1).passed
+
+
+def test_an_integer_that_hangs_on_a_near_tie_may_differ_but_no_comparison_of_round_numbers() -> (
+    None
+):
+    index, near = torch.tensor([1, 2, 3]), torch.tensor([0, 0, 1])
+    expected = Expected([index], [index], [near])
+    assert strict([torch.tensor([1, 2, 7])], expected, Inputs.TIES, 1).passed
+    assert not strict([torch.tensor([7, 2, 3])], expected, Inputs.TIES, 1).passed
+    above = torch.tensor([True, False, False])
+    expected = Expected([above], [above], [near.bool()])
+    assert strict([torch.tensor([True, False, True])], expected, Inputs.NORMAL, 1).passed
+    assert not strict([torch.tensor([True, False, True])], expected, Inputs.TIES, 1).passed
+
+
+def test_an_exp_that_clamps_is_no_error_beside_a_one() -> None:
+    y = torch.zeros(4, 8, dtype=torch.float64)
+    y[:, 0] = 1
+    expected = Expected([y.float()], [y], [torch.zeros_like(y)])
+    clamped = y.float() + 3.3e-38
+    assert strict([clamped], expected, Inputs.OFFSET, 8).passed
+    assert not strict([y.float() + 1e-12], expected, Inputs.OFFSET, 8).passed
 
 
 def test_the_lax_tolerance_grows_with_the_reference_not_with_the_candidate() -> None:
@@ -124,8 +148,22 @@ def test_derived_inputs_keep_integers_and_depend_on_the_seed() -> None:
         first, second = derive(kind, own, 1), derive(kind, own, 2)
         assert torch.equal(first[1], own[1])
         assert [x.dtype for x in first] == [x.dtype for x in own]
-        if kind is not Inputs.OWN:
+        if kind not in (Inputs.OWN, Inputs.EXTREMES):
             assert not torch.equal(first[0], second[0])
+
+
+def test_extreme_indices_are_those_of_the_task_and_leave_offsets_and_permutations_alone() -> None:
+    draws = [
+        [torch.randint(50, (64,)), torch.arange(9), torch.randperm(9), torch.ones(3).bool()]
+        for _ in range(4)
+    ]
+    ranges = ranges_of(draws)
+    assert ranges[1:] == [None, None, None]
+    drawn = derive(Inputs.EXTREMES, draws[0], 5, ranges)[0]
+    low, high = ranges[0] or (0, 0)
+    assert int((drawn == low).sum()) > 5
+    assert int((drawn == high).sum()) > 5
+    assert (low, high) == (int(min(d[0].min() for d in draws)), int(max(d[0].max() for d in draws)))
 
 
 def test_shaken_weights_leave_no_identity_and_keep_constants() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +80,18 @@ WRONG = {
         return self.honest(x) * (1 + self.calls % 2)
         """,
         Reason.NOT_DETERMINISTIC,
+    ),
+    "state kept between calls": (
+        "self.calls = getattr(self, 'calls', 0) + 1; return self.honest(x) * (self.calls < 13)",
+        Reason.NOT_DETERMINISTIC,
+    ),
+    "old weights": (
+        """
+        self.kept = self.linear.weight.t().clone() if not hasattr(self, "kept") else self.kept
+        x = x / torch.sqrt((x * x).sum(-1, keepdim=True) / x.shape[-1] + 1e-6) * self.scale
+        return (x @ self.kept + self.linear.bias).clamp(min=0)
+        """,
+        Reason.WRONG_VALUES,
     ),
     "shape": ("return self.honest(x)[:1]", Reason.WRONG_FORM),
     "dtype": ("return self.honest(x).double()", Reason.WRONG_FORM),
@@ -176,6 +187,25 @@ def test_an_endless_loop_ends_at_the_deadline(task: Task, referee: Referee, judg
         referee.call_s = before
 
 
+@pytest.mark.parametrize("how", ["torch.ones(1 << 25)", "mmap.mmap(-1, 1 << 27)"])
+def test_memory_without_end_is_the_candidates_own_fault(
+    referee: Referee, judged: Judged, how: str
+) -> None:
+    referee.memory_bytes, before = 2 << 30, referee.memory_bytes
+    body = f"""
+        import mmap
+        kept = []
+        while True:
+            kept.append({how})
+            if hasattr(kept[-1], "write"):
+                kept[-1].write(bytes(1 << 27))
+    """
+    try:
+        assert judged(body).reason in (Reason.RAISED, Reason.CRASHED)
+    finally:
+        referee.memory_bytes = before
+
+
 def test_a_flood_of_output_is_capped_and_harms_nobody(judged: Judged) -> None:
     verdict = judged("print('x' * (4 << 20)); return self.honest(x)")
     assert verdict.accepted, verdict
@@ -218,11 +248,10 @@ def test_what_a_candidate_starts_dies_with_its_verdict(judged: Judged, tmp_path:
         assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_verdicts_leave_no_descriptor_and_no_folder(judged: Judged) -> None:
-    def left() -> tuple[int, set[str]]:
-        folders = Path(tempfile.gettempdir()).glob("cuagent-*/*")
-        mine = {folder.name for folder in folders if (folder / "model_new.py").is_file()}
-        return len(list(Path("/proc/self/fd").iterdir())), mine
+def test_verdicts_leave_no_descriptor_and_no_folder(referee: Referee, judged: Judged) -> None:
+    def left() -> tuple[int, set[Path]]:
+        sessions = set(referee.folder.iterdir())
+        return len(list(Path("/proc/self/fd").iterdir())), sessions
 
     before = left()
     for body in ("return self.honest(x)", "raise ValueError", "import os; os._exit(1)"):
