@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist, median, stdev
 
 from cuagent.measure.timing import Ratio
@@ -89,6 +90,35 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
         k += 1
     k = max(k, 1)
     return ordered[k - 1], ordered[n - k]
+
+
+def quantile(values: Sequence[float], p: float) -> float:
+    """The order statistic nearest to `p` of the way up. Raises IndexError on none."""
+    return sorted(values)[round(p * (len(values) - 1))]
+
+
+def quietest(values: Sequence[float], groups: int) -> list[float]:
+    """The smallest value of each of `groups` consecutive stretches, equally long to within one.
+
+    Other users of a processor only ever lengthen a block, some by a factor of thirty: what the
+    quietest one took is what the code takes.
+    """
+    edges = [round(len(values) * k / groups) for k in range(groups + 1)]
+    return [min(values[a:b]) for a, b in pairwise(edges) if a < b]
+
+
+def over_groups(logs: Sequence[float], confidence: float, between: float) -> Ratio:
+    """Ratio and interval from log ratios of consecutive stretches of one round (batch means).
+
+    Neighbouring blocks are alike in what else the machine does, so they are no replicates, and
+    stretches nearly are. Student's interval with the standard error of a median (1.2533 times that
+    of the mean), widened by `between`, which one set of processes cannot show.
+    """
+    centre = median(logs)
+    error = 1.2533 * stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else abs(centre)
+    within = t_quantile(0.5 + confidence / 2, max(1, len(logs) - 1)) * error
+    half = math.hypot(within, normal_quantile(0.5 + confidence / 2) * between)
+    return _ratio(centre, half, half)
 
 
 def steady(clocks: Sequence[float], throttled: Sequence[bool], nominal: float) -> list[bool]:

@@ -35,7 +35,9 @@ class Arm:
     name: str
     """`candidate`, `eager`, `compile`, or another rung of the ladder."""
     median: float
+    """Of the blocks; on the CPU of the quietest block of each stretch of the run."""
     samples: tuple[float, ...]
+    """One for each block: as claimed, and at least what the wall clock leaves (`lane.py`)."""
     compile_seconds: float | None = None
     failed: str = ""
     """Why there are no samples, if there are none."""
@@ -43,7 +45,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Baseline time over candidate time: above 1 is faster. 95 % limits."""
+    """Baseline time over candidate time: above 1 is faster.
+
+    95 % limits; 99 % for a quick look on the CPU, which other processes disturb.
+    """
 
     value: float
     low: float
@@ -71,7 +76,11 @@ class Timing:
     seconds: float
     """How long measuring took."""
     contradiction: str = ""
-    """Set when the worker's own clock contradicts the referee's."""
+    """Set when the worker's own clock contradicts the referee's, in fresh processes again."""
+    busy: float = 0.0
+    """Share of the processors, or of the GPU's blocks, that others took while this was measured."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the numbers should know, e.g. `machine busy: 40 % by others`."""
     versions: dict[str, str] = field(default_factory=dict)
 
     def arm(self, name: str) -> Arm | None:

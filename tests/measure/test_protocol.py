@@ -132,7 +132,7 @@ def test_answers_remembered_by_content_show_where_inputs_return(
 ) -> None:
     # As for a task whose inputs take too long to draw for each repeat.
     monkeypatch.setattr(protocol, "REDRAW_SHARE", 0.0)
-    monkeypatch.setattr(protocol, "BLOCK_S", 0.05)
+    monkeypatch.setitem(protocol.BLOCK_S, Device.CPU, 0.05)
     assert "inputs it has seen" in timed(timer, BY_CONTENT).contradiction
 
 
@@ -155,7 +155,7 @@ def test_a_record_takes_fresh_processes_and_at_least_three_rounds(referee: Refer
     assert timing.ratios["eager"].standing is Standing.FASTER
     candidate = timing.arm("candidate")
     assert candidate is not None
-    assert len(candidate.samples) >= 3 * protocol.FEWEST_REPEATS
+    assert len(candidate.samples) >= 3 * protocol.REPEATS[Device.CPU][0]
 
 
 @pytest.mark.gpu

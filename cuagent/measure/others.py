@@ -1,0 +1,161 @@
+"""Who else uses the machine while something is timed: shares of the processors, the GPU's state.
+
+Only read, never set. On Linux /proc tells how much processor time went to processes outside our
+own tree; NVML tells clocks, throttling and other processes on the GPU. Where neither is there,
+nothing is known and nothing is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_SM_CLOCK = 1
+_SLOWED = 0x8 | 0x20 | 0x40 | 0x80
+"""Hardware slowdown, by software for heat, by hardware for heat, by the power brake."""
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Processor seconds so far, of all processes and of ours with their children."""
+
+    stamp: float
+    all: float
+    ours: float
+
+
+def cpu_times() -> CpuTimes | None:
+    """What /proc says now; None where there is no /proc."""
+    try:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+        user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields[:8])
+    except (OSError, ValueError):
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    busy = (user + nice + system + irq + softirq + steal) / ticks
+    return CpuTimes(time.perf_counter(), busy, _tree_ticks(os.getpid()) / ticks)
+
+
+def others_share(before: CpuTimes | None, after: CpuTimes | None) -> float:
+    """Share of all processors that others had in between, 0 to 1; 0 where it is not known.
+
+    What our ended children used counts as ours once they are waited for. /proc counts in ticks of
+    10 ms, so spans under a second say little.
+    """
+    if before is None or after is None or after.stamp <= before.stamp:
+        return 0.0
+    others = (after.all - before.all) - (after.ours - before.ours)
+    return min(1.0, max(0.0, others / (after.stamp - before.stamp) / (os.cpu_count() or 1)))
+
+
+def _tree_ticks(root: int) -> int:
+    """Ticks of a process, of the children it waited for, and of those alive."""
+    total = 0
+    for pid in _tree(root):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name in brackets may hold spaces.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += sum(int(field) for field in fields[11:15])
+    return total
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """One reading of NVML."""
+
+    clock: int
+    """MHz of the multiprocessors; 0 unknown."""
+    slowed: bool
+    """By heat or power, not by idleness."""
+
+
+@cache
+def _nvml() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return library if library.nvmlInit_v2() == 0 else None
+
+
+@cache
+def _gpu() -> ctypes.c_void_p | None:
+    """The handle of torch's current device, by its UUID."""
+    import torch
+
+    library = _nvml()
+    if library is None:
+        return None
+    uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    handle = ctypes.c_void_p()
+    failed = library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle))
+    return None if failed else handle
+
+
+def gpu_state() -> GpuState | None:
+    """Clock and throttling of torch's current GPU now; None where NVML does not tell."""
+    library, handle = _nvml(), _gpu()
+    if library is None or handle is None:
+        return None
+    clock, reasons = ctypes.c_uint(), ctypes.c_ulonglong()
+    if library.nvmlDeviceGetClockInfo(handle, _SM_CLOCK, ctypes.byref(clock)):
+        return None
+    library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons))
+    return GpuState(clock.value, bool(reasons.value & _SLOWED))
+
+
+def gpu_nominal_clock() -> int:
+    """MHz that the multiprocessors may reach; 0 unknown."""
+    library, handle = _nvml(), _gpu()
+    clock = ctypes.c_uint()
+    if library is None or handle is None:
+        return 0
+    failed = library.nvmlDeviceGetMaxClockInfo(handle, _SM_CLOCK, ctypes.byref(clock))
+    return 0 if failed else clock.value
+
+
+def gpu_in_use_by_others() -> float:
+    """Bytes on the GPU held by processes outside our tree, as far as NVML names them.
+
+    Inside a container or a virtual machine NVML sees only some of them, or none.
+    """
+    library, handle = _nvml(), _gpu()
+    if library is None or handle is None:
+        return 0.0
+    count = ctypes.c_uint(64)
+    found = (_Process * 64)()
+    if library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), found):
+        return 0.0
+    ours = _tree(os.getpid())
+    return float(
+        sum(p.used for p in found[: count.value] if p.pid not in ours and p.used >> 60 == 0)
+    )
+
+
+_UNKNOWN = 2**64 - 1
+
+
+class _Process(ctypes.Structure):
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+def _tree(root: int) -> set[int]:
+    """A process and everything below it."""
+    found, waiting = set(), [root]
+    while waiting:
+        pid = waiting.pop()
+        found.add(pid)
+        for task in Path(f"/proc/{pid}/task").glob("*"):
+            with contextlib.suppress(OSError, ValueError):
+                waiting += map(int, (task / "children").read_text().split())
+    return found
