@@ -71,7 +71,7 @@ class DecoderConfig:
     width: int = 128
     heads: int = 4
     vocabulary: int = 512
-    context: int = 768
+    context: int = 1024
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,10 @@ class DemoConfig:
     seed: int = 0
     timed: bool = False
     """Without timing the rewards are -1 and 1: verifying takes a fifth of a second, timing more."""
+    gpus: tuple[int, ...] = (0,)
+    """Devices that judge, one owner process each."""
+    judgements: str | None = None
+    """File that remembers what was judged; seeds on one machine may share it, one after another."""
     gym: GymConfig = field(default_factory=GymConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     turns: int = 4
@@ -88,7 +92,7 @@ class DemoConfig:
     together: float = 1.0
     demonstrations: int = 400
     base: RftConfig = field(
-        default_factory=lambda: RftConfig(300, 16, AdamW(lr=2e-3, warmup=20), evaluate_every=50)
+        default_factory=lambda: RftConfig(600, 16, AdamW(lr=2e-3, warmup=20), evaluate_every=100)
     )
     rft_episodes: int = 256
     filters: Filters = field(default_factory=Filters)
@@ -120,17 +124,17 @@ def for_cuda(config: DemoConfig) -> DemoConfig:
     return replace(
         config,
         timed=True,
-        gym=GymConfig(chain=3, train=12, heldout=4, rows=256, columns=1024),
+        gym=GymConfig(chain=2, train=20, heldout=6, rows=256, columns=1024),
         decoder=DecoderConfig(6, 384, 6, 768, 1024),
         reply=420,
         together=0.7,
-        demonstrations=1500,
+        demonstrations=800,
         base=replace(config.base, steps=600, episodes_per_batch=64, optimizer=AdamW(1e-3, 40)),
-        rft_episodes=1024,
+        rft_episodes=512,
         rft=replace(config.rft, steps=100, episodes_per_batch=64, optimizer=AdamW(2e-4, 10)),
-        value_episodes=1024,
+        value_episodes=512,
         value=replace(config.value, steps=120, episodes_per_batch=64, optimizer=AdamW(3e-4, 10)),
-        ppo_episodes=128,
+        ppo_episodes=96,
         ppo=replace(config.ppo, iterations=40, minibatches=4, tokens_per_microbatch=131072),
     )
 
@@ -328,7 +332,9 @@ class Demo:
 def run_demo(config: DemoConfig, device: Device, out: Path, say: Say) -> dict[str, Metrics]:
     """The demonstration in `out`; what is there already is not done again."""
     out.mkdir(parents=True, exist_ok=True)
-    with JudgePool(Effort.QUICK if config.timed else None) as pool:
+    memory = config.judgements or out / "judgements.pickle"
+    effort = Effort.QUICK if config.timed else None
+    with JudgePool(effort, gpus=config.gpus, memory=Path(memory)) as pool:
         return Demo(config, device, out, pool, say).run()
 
 

@@ -105,8 +105,8 @@ extern "C" __global__ void f(float* y, const float* x, int n) {{
 }}
 """
 PRAGMAS = ("", "#pragma omp simd\n", "#pragma omp parallel for\n")
-BLOCKS = (32, 128, 256, 512)
-GRIDS = ("1", "32", "(n + {block} - 1) // {block}")
+BLOCKS = (64, 256)
+GRIDS = ("1", "(n + {block} - 1) // {block}")
 """From one block (slow, right) to one thread an element."""
 
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +27,7 @@ from cuagent.build import Build, build
 from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task, TaskError
 from cuagent.verify.verdict import Reason
+from cuagent.worker import NurseryError
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
@@ -34,14 +37,19 @@ MOST_OPEN = 24
 """Tasks that an owner keeps warm; each has processes and memory of its own."""
 
 
-class PoolError(Exception):
-    """An owner process died or could not open a task. One line."""
+class PoolError(NurseryError):
+    """An owner process died or could not open a task. One line.
+
+    The agent takes it for what it is, a loss of the judge: such an episode has no reward.
+    """
 
 
 class JudgePool:
     """A context manager. `effort` None verifies without timing: rewards are then -1 and 1.
 
     `gpus`: indices of the CUDA devices that time, one owner each; for CPU tasks one owner.
+    `memory`: a file of our own (pickles, one after the other) that keeps what was judged, for a
+    run that is resumed or for another seed on the same tasks; only for one machine and one effort.
     """
 
     def __init__(
@@ -49,6 +57,7 @@ class JudgePool:
         effort: Effort | None = Effort.QUICK,
         isolation: str = "auto",
         gpus: Sequence[int] = (0,),
+        memory: Path | None = None,
     ) -> None:
         self.effort = effort
         self.isolation = isolation
@@ -58,8 +67,13 @@ class JudgePool:
         self._owners: dict[int, Owner] = {}
         self._memory: dict[tuple[str, str], Future[Judgement]] = {}
         self._lock = threading.Lock()
+        self._file = memory
 
     def __enter__(self) -> JudgePool:
+        if self._file is not None and self._file.exists():
+            for key, judgement in _pickles(self._file):
+                self._memory[key] = Future()
+                self._memory[key].set_result(judgement)
         return self
 
     def __exit__(
@@ -96,6 +110,9 @@ class JudgePool:
             raise
         if found.verdict.reason is Reason.INFRASTRUCTURE:
             self._forget(key)
+        elif self._file is not None:
+            with self._lock, self._file.open("ab") as out:
+                pickle.dump((key, found), out)
         mine.set_result(found)
         return found
 
@@ -172,6 +189,16 @@ class Owner:
         self._process.join(timeout=30)
         if self._process.is_alive():
             self._process.terminate()
+
+
+def _pickles(path: Path) -> Iterator[tuple[tuple[str, str], Judgement]]:
+    """What was kept, up to where the writer was killed."""
+    with path.open("rb") as source:
+        while True:
+            try:
+                yield pickle.load(source)
+            except (EOFError, pickle.UnpicklingError):
+                return
 
 
 def serve(pipe: Connection, isolation: str, gpu: int | None) -> None:

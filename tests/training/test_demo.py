@@ -4,6 +4,7 @@ and the commands on what it leaves."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,16 @@ def test_a_finished_demo_does_nothing_again(demo: Path) -> None:
     run_demo(for_test(DemoConfig()), Device.CPU, demo, said.append)
     assert (demo / "ppo" / "metrics.jsonl").read_text() == before
     assert said[-1].startswith("0 kernels judged")
+    assert (demo / "judgements.pickle").stat().st_size > 0
+
+
+def test_judgements_are_remembered_across_runs(demo: Path, tmp_path: Path) -> None:
+    """Another seed on the same tasks: what it writes alike is not judged again."""
+    config = replace(for_test(DemoConfig(seed=1)), judgements=str(demo / "judgements.pickle"))
+    said: list[str] = []
+    run_demo(config, Device.CPU, tmp_path / "other", said.append)
+    judged, remembered = [int(w) for w in said[-1].split() if w.isdigit()]
+    assert remembered > judged
 
 
 def test_the_commands_train_on_what_others_left(demo: Path, tmp_path: Path) -> None:
@@ -82,8 +93,6 @@ def test_the_commands_train_on_what_others_left(demo: Path, tmp_path: Path) -> N
 
 
 def test_episodes_of_another_tokenizer_are_refused(demo: Path, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     from cuagent.training.segments import RecordError, write_episodes
     from cuagent.training.stages import episodes_of, load_chat
 
