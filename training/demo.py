@@ -90,6 +90,7 @@ class DemoConfig:
     turns: int = 4
     reply: int = 200
     together: float = 1.0
+    """Less than 1 only where `gpus` are others than the one that samples."""
     demonstrations: int = 400
     base: RftConfig = field(
         default_factory=lambda: RftConfig(600, 16, AdamW(lr=2e-3, warmup=20), evaluate_every=100)
@@ -127,7 +128,6 @@ def for_cuda(config: DemoConfig) -> DemoConfig:
         gym=GymConfig(chain=2, train=20, heldout=6, rows=256, columns=1024),
         decoder=DecoderConfig(6, 384, 6, 768, 1024),
         reply=420,
-        together=0.7,
         demonstrations=800,
         base=replace(config.base, steps=600, episodes_per_batch=64, optimizer=AdamW(1e-3, 40)),
         rft_episodes=512,

@@ -55,12 +55,14 @@ class Play:
     reply: int = 1024
     """Tokens of one turn, at most."""
     temperature: float = 1.0
-    seconds: float = 900.0
+    seconds: float | None = None
+    """Wall time of an episode; None, for waiting on the verdicts of others is not its fault."""
     given: Callable[[Task], Mapping[str, str]] = lambda task: {}
     """Files that lie in the work folder from the start, beside reference.py."""
     together: float = 1.0
-    """Share of the live episodes that must wait before the engine starts: 1 makes full batches;
-    less does not hold up all for the slowest judgement. A result depends on its seed alone."""
+    """Share of the live episodes that must wait before the engine starts. At 1 nothing is judged
+    while it runs, as it must be where one GPU samples and times; less, where another one times,
+    does not hold up all for the slowest judgement. A result depends on its seed alone."""
 
 
 class Batcher:

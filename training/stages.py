@@ -60,8 +60,9 @@ class PlayConfig:
     context: int = 32768
     reply: int = 4096
     temperature: float = 1.0
-    seconds: float = 1800.0
-    together: float = 0.5
+    seconds: float | None = None
+    together: float = 1.0
+    """Less than 1 only where the devices that judge do not sample."""
     timed: bool = True
     """Without it the rewards are -1 and 1."""
     gpus: tuple[int, ...] = (0,)
