@@ -12,6 +12,7 @@ is an honest candidate with one piece of its text replaced (`bugs.py`). Nothing 
     expect   reasons, one of which the verdict must give; NO_GAIN admits a verdict that accepts
              but measures no speed-up
     then     an honest candidate that must still be accepted afterwards
+    apart    yes where it would end a judge that has a hole: it gets a process of its own
     harm     what it would do to a machine that does not hold it: it is run in a sandbox only
     open     for a hole or a false refusal that is known and not mended: why
 
@@ -53,6 +54,7 @@ class Candidate:
     timed: str = ""
     expect: tuple[str, ...] = (ACCEPTED,)
     then: str = ""
+    apart: bool = False
     harm: str = ""
     open: str = ""
 
@@ -110,7 +112,7 @@ def _candidate(path: Path, kind: str) -> Candidate:
     text = ast.get_docstring(ast.parse(dict(attempt.files)[MODULE])) or ""
     what, _, header = text.rpartition("\n\n")
     values = dict(line.split(": ", 1) for line in header.replace("\n ", " ").splitlines())
-    known = {"row", "task", "device", "timed", "expect", "then", "harm", "open"}
+    known = {"row", "task", "device", "timed", "expect", "then", "apart", "harm", "open"}
     unknown = values.keys() - known
     if unknown or not task_path(values["task"]).is_file():
         raise ValueError(f"{path}: {unknown or values['task']}")
@@ -125,6 +127,7 @@ def _candidate(path: Path, kind: str) -> Candidate:
         timed=values.get("timed", ""),
         expect=tuple(values.get("expect", ACCEPTED).split(", ")),
         then=values.get("then", ""),
+        apart=values.get("apart") == "yes",
         harm=values.get("harm", ""),
         open=values.get("open", ""),
     )

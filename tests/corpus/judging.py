@@ -7,14 +7,17 @@ machine does. Invariant: a candidate marked as harmful is only ever run in a san
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from corpus import NO_GAIN, REFUSED, Candidate, honest, task_path
+from corpus import HERE, NO_GAIN, REFUSED, Candidate, everything, honest, task_path
 
 from cuagent.judge import Judge, Judgement
 from cuagent.measure import protocol
@@ -120,11 +123,32 @@ def judged(judge: Judge, candidate: Candidate) -> Outcome:
         right = not judgement.verdict.accepted and word != "infrastructure"
     if right and candidate.then:
         after = next(other for other in honest() if other.name == candidate.then)
-        following = judge.judge(after.attempt, Effort.QUICK)
+        following = judge.judge(after.attempt, Effort.QUICK if candidate.timed else None)
         if not following.verdict.accepted:
             right = False
             detail = f"then {after.name}: {following.verdict.reason}: {following.verdict.detail}"
     return Outcome(word, detail, right, time.perf_counter() - begun, judgement.score.over_eager)
+
+
+def judged_apart(candidate: Candidate) -> Outcome:
+    """Judge it in a process of its own, whose end is an outcome too."""
+    begun = time.perf_counter()
+    program = (
+        f"import sys; sys.path.insert(0, {str(HERE)!r}); import judging; "
+        f"judging.tell({candidate.kind!r}, {candidate.name!r})"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    seconds = time.perf_counter() - begun
+    if ran.returncode:
+        return Outcome("judge ended", f"exit status {ran.returncode}", False, seconds)
+    return Outcome(**json.loads(ran.stdout.splitlines()[-1]) | {"seconds": seconds})
+
+
+def tell(kind: str, name: str) -> None:
+    """Print the outcome of one candidate as JSON."""
+    chosen = [c for c in everything() if (c.kind, c.name) == (kind, name)]
+    with judges(chosen) as opened:
+        print(json.dumps(asdict(judged(opened.of(chosen[0]), chosen[0]))))
 
 
 def _open(task: str, device: str) -> Judge:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from corpus import ACCEPTED, HERE, Candidate, bugs, everything, exploits, honest
-from judging import Judges, judged, judges, safe
+from judging import Judges, judged, judged_apart, judges, safe
 
 EVERY = 6
 """One bug in so many is in the slice."""
@@ -51,7 +51,8 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Judges]:
 def test_a_candidate_ends_as_the_corpus_demands(opened: Judges, candidate: Candidate) -> None:
     if not safe(candidate):
         pytest.skip(f"no sandbox here, and it is not harmless: {candidate.harm}")
-    outcome = judged(opened.of(candidate), candidate)
+    apart = candidate.apart
+    outcome = judged_apart(candidate) if apart else judged(opened.of(candidate), candidate)
     if not outcome.right and candidate.open:
         pytest.xfail(candidate.open)
     assert outcome.right, f"{candidate.what} {outcome.word}: {outcome.detail}"
