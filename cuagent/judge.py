@@ -96,7 +96,7 @@ def _after_timing(verdict: Verdict, timing: Timing) -> Verdict:
 
 def _score(verdict: Verdict, timing: Timing | None) -> Score:
     """The reward by the lower limits of the ratios: what is not certain is not rewarded."""
-    if timing is None or not verdict.accepted:
+    if timing is None or not verdict.accepted or timing.suspect:
         return milestone(verdict.accepted)
     values = [r.value if r else None for r in map(timing.ratios.get, (EAGER, COMPILE))]
     limits = [r.low if r else None for r in map(timing.ratios.get, (EAGER, COMPILE))]

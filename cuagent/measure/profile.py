@@ -13,7 +13,7 @@ import select
 import shutil
 import tempfile
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,11 @@ def profile(
         shutil.rmtree(folder, ignore_errors=True)
     subject = task.name if attempt is None else f"attempt {attempt.digest[:8]}"
     try:
-        return _profile(subject, figures, ceilings(task.device, cache=cache), task, build)
+        found = _profile(subject, figures, ceilings(task.device, cache=cache), task, build)
+        if found.roofline.beaten(found.seconds):
+            limits = ceilings(task.device, cache=cache, doubted=True)
+            found = replace(found, roofline=replace(found.roofline, ceilings=limits))
+        return found
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         # The child's process is the attempt's too: it may have written anything.
         raise ProfileError(f"the profile cannot be read: {error!r}") from error

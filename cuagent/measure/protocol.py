@@ -19,7 +19,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -29,8 +29,10 @@ from cuagent.build import Build
 from cuagent.events import Emit, Phase, ignore
 from cuagent.measure import others
 from cuagent.measure.agreement import disagreement
-from cuagent.measure.ceilings import cache_bytes, describe
+from cuagent.measure.ceilings import cache_bytes, ceilings, describe
+from cuagent.measure.counted import count
 from cuagent.measure.lane import Clocked, Lane, counted, hidden
+from cuagent.measure.roofline import Roofline
 from cuagent.measure.statistics import (
     Looks,
     log_ratios,
@@ -39,8 +41,8 @@ from cuagent.measure.statistics import (
     quietest,
     steady,
 )
-from cuagent.measure.timing import Arm, Effort, Ratio, Standing, Timing
-from cuagent.task import Device
+from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Standing, Timing
+from cuagent.task import Device, TaskError
 from cuagent.verify.referee import Batch, Referee
 from cuagent.worker import Session, SessionEnded
 from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
@@ -126,6 +128,9 @@ class Timer:
         self._failed: dict[str, str] = {}
         self._batch: Batch | None = None
         self._draw_s = 0.0
+        self._roofline: Roofline | None = None
+        self._uncountable = ""
+        self._doubted = False
 
     def time(self, attempt: Attempt, build: Build, effort: Effort = Effort.QUICK) -> Timing:
         """Time one attempt that was accepted. A candidate's fault is told in its `Arm.failed`."""
@@ -146,8 +151,9 @@ class Timer:
         except SessionEnded as ended:
             failed = str(ended)
         busy = max((taken.busy for taken in rounds), default=0.0)
+        arms = tuple(self._arm(name, rounds, failed) for name in (CANDIDATE, *self.baselines))
         return Timing(
-            arms=tuple(self._arm(name, rounds, failed) for name in (CANDIDATE, *self.baselines)),
+            arms=arms,
             ratios={} if failed or contradiction else self._ratios(rounds, effort),
             effort=effort,
             device=describe(self.referee.task.device),
@@ -155,8 +161,26 @@ class Timer:
             contradiction=contradiction,
             versions=_versions(),
             busy=busy,
+            floor=self._floor(arms),
             notes=(f"machine busy: {busy:.0%} by others",) if busy > BUSY else (),
         )
+
+    def _floor(self, arms: Sequence[Arm]) -> Floor | None:
+        """The task's; its ceilings are measured again where an arm undercuts it."""
+        if self._roofline is None and not self._uncountable:
+            try:
+                work, unit = count(self.referee.task, self.referee.nursery)
+                self._roofline = Roofline(work, ceilings(self.device), unit)
+            except TaskError as error:
+                self._uncountable = str(error)
+        if self._roofline is None:
+            return None
+        quickest = min((arm.median for arm in arms if arm.samples), default=float("inf"))
+        if self._roofline.beaten(quickest) and not self._doubted:
+            self._doubted = True
+            again = ceilings(self.device, doubted=True)
+            self._roofline = replace(self._roofline, ceilings=again)
+        return self._roofline.least
 
     def close(self) -> None:
         """End the baselines' processes and give the memory back. Idempotent."""

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from cuagent.measure.ceilings import Ceilings
+from cuagent.measure.timing import Floor
 from cuagent.task.reference import Reference
 from cuagent.task.task import Precision, TaskError
 from cuagent.task.tree import flatten
@@ -107,7 +108,17 @@ class Roofline:
 
     def suspect(self, seconds: float) -> bool:
         """Faster than memory allows: somebody did not do the work."""
-        return self.firm and seconds < SUSPECT * self.memory_seconds
+        return self.firm and self.ceilings.calm and seconds < SUSPECT * self.memory_seconds
+
+    @property
+    def least(self) -> Floor:
+        """What a timing needs of this."""
+        memory = SUSPECT * self.memory_seconds if self.firm and self.ceilings.calm else 0.0
+        return Floor(self.floor, self.bound, memory)
+
+    def beaten(self, seconds: float) -> bool:
+        """Faster than the ceilings allow, for whatever reason: they are to be measured again."""
+        return seconds < self.floor
 
     def line(self, seconds: float | None = None) -> str:
         """One line for a person or an agent."""

@@ -64,6 +64,22 @@ class Ratio:
 
 
 @dataclass(frozen=True)
+class Floor:
+    """What a call cannot undercut (`roofline.py`). Seconds."""
+
+    seconds: float
+    bound: str
+    """`memory` or `compute`."""
+    memory: float
+    """Below this nobody moved what must be moved; 0 where caches or a busy machine forbid to say
+    so."""
+
+    def share(self, seconds: float) -> float:
+        """Of the roofline: 1 is at the floor."""
+        return self.seconds / seconds
+
+
+@dataclass(frozen=True)
 class Timing:
     """Paired measurement of the arms in one run."""
 
@@ -79,9 +95,22 @@ class Timing:
     """Set when the worker's own clock contradicts the referee's, in fresh processes again."""
     busy: float = 0.0
     """Share of the processors, or of the GPU's blocks, that others took while this was measured."""
+    floor: Floor | None = None
+    """None where the task's work could not be counted."""
     notes: tuple[str, ...] = ()
     """What a reader of the numbers should know, e.g. `machine busy: 40 % by others`."""
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def suspect(self) -> str:
+        """Why the candidate's time is no score, in one line; else nothing."""
+        candidate = self.arm("candidate")
+        if self.floor is None or candidate is None or not candidate.median < self.floor.memory:
+            return ""
+        return (
+            f"SUSPECT: {candidate.median * 1e6:.1f} us a call, and the memory alone takes "
+            f"{self.floor.memory * 1e6:.1f} us"
+        )
 
     def arm(self, name: str) -> Arm | None:
         return next((arm for arm in self.arms if arm.name == name), None)

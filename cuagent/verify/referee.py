@@ -139,6 +139,11 @@ class Referee:
         """Where everything that is judged lies while it is judged."""
         return self._nursery.folder
 
+    @property
+    def nursery(self) -> Nursery:
+        """For trusted children of those who measure."""
+        return self._nursery
+
     # -- verdicts
 
     def verify(self, attempt: Attempt, build: Build, *, again: Sequence[int] = ()) -> Verdict:

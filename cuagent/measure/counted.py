@@ -1,0 +1,56 @@
+"""Counting a task's work in a trusted child: the referee never runs the user's module.
+
+`count` is the referee's side, `serve` the child's. Invariant: nothing of a candidate's is in that
+child, so what it says of the work may be believed.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from cuagent.measure.roofline import Work, count_work, matrix_unit
+from cuagent.task import Task, TaskError, open_reference
+from cuagent.worker import Nursery
+from cuagent.worker.arms import task_from_json, task_to_json
+from cuagent.worker.channel import receive_message, send_message
+
+DEADLINE_S = 120.0
+ORDER = "count.json"
+
+
+def count(task: Task, nursery: Nursery) -> tuple[Work, str]:
+    """What one call of the reference asks for, and the matrix rate that applies to it.
+
+    Raises TaskError where the module cannot be counted, NurseryError where the process fails.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="count-", dir=nursery.folder))
+    (folder / ORDER).write_text(json.dumps(task_to_json(task)))
+    child = nursery.fork("cuagent.measure.counted", folder, {})
+    try:
+        ended, _, _ = select.select([child.channel], [], [], DEADLINE_S)
+        received = receive_message(child.channel) if ended else None
+    finally:
+        nursery.end(child)
+        shutil.rmtree(folder, ignore_errors=True)
+    if received is None:
+        raise TaskError(f"{task.path}: its work could not be counted")
+    answer, _ = received
+    if "error" in answer:
+        raise TaskError(answer["error"])
+    return Work.from_json(answer["work"]), answer["unit"]
+
+
+def serve(channel: socket.socket, folder: Path) -> None:
+    """Count what the order names and say it."""
+    try:
+        reference = open_reference(task_from_json(json.loads((folder / ORDER).read_text())))
+        answer = {"work": count_work(reference).to_json(), "unit": matrix_unit(reference)}
+    except Exception as error:  # noqa: BLE001 - the process boundary: the user's module failed
+        text = " ".join(str(error).split())[:300]
+        answer = {"error": f"cannot count the work: {type(error).__name__}: {text}"}
+    send_message(channel, answer)
