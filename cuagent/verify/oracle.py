@@ -48,6 +48,9 @@ class Oracle:
     def describe(self) -> dict[str, Any]:
         return self._ask({"do": "describe"})
 
+    def examine(self) -> dict[str, Any]:
+        return self._ask({"do": "examine"})
+
     def weigh(self, kind: Weights, seed: int, arena: Arena) -> None:
         """Take on weights of `kind` from `seed` and write the state dict to `arena`."""
         number = self._lend(arena)

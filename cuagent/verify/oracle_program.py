@@ -27,6 +27,7 @@ from cuagent.task import (
     open_reference,
     unflatten,
 )
+from cuagent.verify.examine import examine
 from cuagent.verify.inputs import Inputs, Range, Weights, derive, ranges_of, shake
 from cuagent.verify.reductions import longest_sum
 from cuagent.verify.tolerance import UNIT
@@ -89,6 +90,8 @@ class _Oracle:
         match message["do"]:
             case "describe":
                 return self.describe()
+            case "examine":
+                return examine(self.declared, self._as_they_are, self._own)
             case "attach":
                 self.arenas[message["arena"]] = Arena.attach(message["description"], descriptors)
             case "detach":
@@ -132,6 +135,12 @@ class _Oracle:
             "fp64": self.fp64,
             "kinds": [kind for kind in Inputs if self._usable(kind, leaves)],
         }
+
+    def _own(self, seed: int) -> list[Tensor]:
+        return flatten(self.reference.inputs(seed), "inputs")[0]
+
+    def _as_they_are(self, inputs: list[Tensor]) -> list[Tensor]:
+        return flatten(self.declared(*unflatten(inputs, self.inputs)), "output")[0]
 
     def weigh(self, kind: Weights, seed: int, target: list[Tensor]) -> None:
         """Construct a model from `seed`, move its weights to `kind`, write its state dict."""
@@ -248,7 +257,7 @@ class _Oracle:
         if all(_real(tensor) for tensor in leaves):
             return [None] * len(leaves)
         seeds = range(RANGE_DRAWS)
-        return ranges_of([flatten(self.reference.inputs(s), "inputs")[0] for s in seeds])
+        return ranges_of([self._own(seed) for seed in seeds])
 
     def _widened(self, tensor: Tensor) -> Tensor:
         import torch

@@ -46,6 +46,9 @@ from cuagent.worker.arms import CANDIDATE
 if TYPE_CHECKING:
     pass
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Isolation = Literal["auto", "landlock", "none"]
 
 REASONS = {
@@ -197,6 +200,21 @@ class Referee:
             output=output,
             versions=_versions(),
         )
+
+    def examine(self) -> dict[str, Any]:
+        """What the oracle finds out about the reference (`cuagent.verify.examine`)."""
+        self._mend()
+        return self._oracle.examine()
+
+    def ask(
+        self, weights: Weights, seed: int, kind: Inputs, draw: int
+    ) -> tuple[Expected, list[Tensor]]:
+        """What is right for one draw, and the inputs; both valid until the next draw."""
+        stage = self.stage
+        self._oracle.weigh(weights, seed, stage.weights)
+        self._oracle.draw(kind, draw, stage.inputs)
+        self._oracle.answer(stage.inputs, 0, stage.answers, draw, 0.0)
+        return stage.expected(), stage.inputs.tensors()
 
     def _mend(self) -> None:
         """Start anew what died since the last verdict; the arenas are ours and still there."""

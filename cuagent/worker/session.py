@@ -39,7 +39,7 @@ from cuagent.worker.nursery import Nursery, NurseryError
 OPEN_S = 60.0
 OPEN_WITH_COMPILER_S = 300.0
 """A candidate that compiles while it is imported (load_inline) needs over a minute."""
-WATCH_S = 0.25
+WATCH_S = 1.0
 """How often a candidate's memory and files are looked at, if a call lasts that long."""
 DISK_BYTES = 2 << 30
 """Of files in its folder, whose size alone is limited one by one."""

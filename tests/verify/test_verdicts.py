@@ -191,7 +191,8 @@ def test_an_endless_loop_ends_at_the_deadline(task: Task, referee: Referee, judg
 def test_memory_without_end_is_the_candidates_own_fault(
     referee: Referee, judged: Judged, how: str
 ) -> None:
-    referee.memory_bytes, before = 2 << 30, referee.memory_bytes
+    before = referee.memory_bytes, referee.call_s
+    referee.memory_bytes, referee.call_s = 1 << 30, 60.0
     body = f"""
         import mmap
         kept = []
@@ -203,7 +204,7 @@ def test_memory_without_end_is_the_candidates_own_fault(
     try:
         assert judged(body).reason in (Reason.RAISED, Reason.CRASHED)
     finally:
-        referee.memory_bytes = before
+        referee.memory_bytes, referee.call_s = before
 
 
 def test_a_flood_of_output_is_capped_and_harms_nobody(judged: Judged) -> None:

@@ -1,0 +1,55 @@
+"""`cuagent check`: whether a task can be certified, before any work is spent on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from cuagent.cli import options
+from cuagent.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from cuagent.verify.admission import Admission
+
+
+def check(
+    task: options.TaskSpec,
+    inputs: options.Inputs = None,
+    init: options.Init = None,
+    device: options.Device = None,
+    precision: options.Precision = None,
+    json: options.Json = False,
+) -> None:
+    """Judge the task itself: is there one right answer, and does it take work to find it?
+
+    Exit code 0 it can be certified, 1 not, 2 usage, 3 infrastructure.
+    """
+    from cuagent.config import resolve
+
+    settings = resolve({"device": device, "precision": precision})
+    opened = options.open_task(task, inputs, init, settings)
+    from cuagent.verify.admission import admit
+    from cuagent.verify.referee import Referee
+
+    with (
+        options.activity(f"examining {opened.name} on {opened.device}", silent=json),
+        Referee(opened, settings.isolation) as referee,
+    ):
+        admission = admit(referee)
+    _report(admission, json)
+    raise typer.Exit(Exit.OK if admission.certifiable else Exit.NO)
+
+
+def _report(admission: Admission, json: bool) -> None:
+    if json:
+        from json import dumps
+
+        from cuagent.record import plain
+
+        print(dumps(plain(admission) | {"certifiable": admission.certifiable}, indent=2))
+        return
+    print(admission.refusal or "certifiable")
+    for note in admission.notes:
+        print(f"note: {note}")
+    print(f"judged on: {', '.join(admission.kinds)}; longest sum {admission.longest_sum}")

@@ -1,0 +1,148 @@
+"""Whether a task can be certified at all, found out before any work is spent on it.
+
+A verdict compares with the reference; where that gives no right answer (random numbers, state kept
+between calls) or one that anybody has (a constant, zeros, an input handed back), "accepted" would
+say nothing. Null answers are tried under the very rules that a candidate is judged by.
+Not covered: whether the task is the one that the user meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cuagent.verify.examine import NOISE
+from cuagent.verify.inputs import Inputs, Weights
+from cuagent.verify.referee import Referee
+from cuagent.verify.seeds import Seeds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EARLIER = "the answer to other inputs"
+TRIALS = (
+    (Weights.OWN, Inputs.OWN),
+    (Weights.OWN, Inputs.OWN),
+    (Weights.OWN, Inputs.NORMAL),
+    (Weights.SHAKEN, Inputs.OWN),
+    (Weights.SHAKEN, Inputs.NORMAL),
+)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What was found about a task."""
+
+    task: str
+    """Digest."""
+    reasons: tuple[str, ...]
+    """Each says why a verdict on this task would mean nothing; empty: it can be certified."""
+    notes: tuple[str, ...]
+    """What a verdict will not be able to judge as it usually does."""
+    kinds: tuple[str, ...]
+    """Of inputs that the reference takes."""
+    longest_sum: int
+    fp64: bool
+    """Whether the reference runs in fp64, which the strict rule compares with."""
+
+    @property
+    def certifiable(self) -> bool:
+        return not self.reasons
+
+    @property
+    def refusal(self) -> str:
+        """One line for a task that cannot be certified; nothing for one that can."""
+        return f"not certifiable, because {'; '.join(self.reasons)}" if self.reasons else ""
+
+
+def admit(referee: Referee) -> Admission:
+    """Judge the task of an opened referee. Raises TaskError, OracleLost."""
+    findings = referee.examine()
+    reasons = _reasons(findings)
+    if not reasons:
+        reasons = [f"{name} would pass for the answer" for name in _passing(referee)]
+    return Admission(
+        task=referee.task.digest,
+        reasons=tuple(reasons),
+        notes=tuple(_notes(findings, referee)),
+        kinds=tuple(kind.value for kind in Inputs if kind in referee.stage.kinds),
+        longest_sum=referee.stage.longest_sum,
+        fp64=referee.about["fp64"],
+    )
+
+
+def _reasons(findings: dict[str, Any]) -> list[str]:
+    reasons = []
+    if findings["random"]:
+        names = ", ".join(findings["random"])
+        reasons.append(f"the reference draws random numbers ({names}), although it is in eval mode")
+    elif findings["changed_state"]:
+        names = ", ".join(findings["changed_state"][:3])
+        reasons.append(f"a call changes what the reference keeps ({names}), in eval mode")
+    elif findings["noise"] > NOISE:
+        reasons.append(
+            f"the reference gives different results for equal inputs ({findings['noise']:.1g})"
+        )
+    if findings["constant"]:
+        reasons.append("the output does not depend on the inputs")
+    return reasons
+
+
+def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
+    notes = []
+    if 0 < findings["noise"] <= NOISE:
+        notes.append("the reference is not deterministic to the last digit")
+    if findings["changed_inputs"]:
+        notes.append("the reference changes its inputs; a candidate may not")
+    for index in findings["ignored"]:
+        notes.append(f"input {index} has no influence on the output")
+    for index in findings["not_finite"]:
+        notes.append(f"output {index} has NaN or Inf on the task's own inputs; places are compared")
+    if not referee.about["fp64"]:
+        notes.append("the reference does not run in fp64: its own precision is the yardstick")
+    if Inputs.NORMAL not in referee.stage.kinds:
+        notes.append("it takes no zero-mean inputs: precision cannot be judged tightly")
+    return notes
+
+
+def _passing(referee: Referee) -> list[str]:
+    """Null answers that the strict rule accepts on every draw."""
+    standing: list[str] | None = None
+    before: list[Tensor] | None = None
+    seeds = Seeds()
+    seed = seeds.draw()
+    for weights, kind in TRIALS:
+        if kind not in referee.stage.kinds:
+            continue
+        expected, inputs = referee.ask(weights, seed, kind, seeds.draw())
+        passed = [
+            name
+            for name, answer in _nulls(expected.declared, inputs, before).items()
+            if referee.stage.judged(answer, expected, kind).passed
+        ]
+        if before is None:
+            passed.append(EARLIER)  # nothing to hand back yet
+        standing = passed if standing is None else [name for name in standing if name in passed]
+        before = [tensor.clone() for tensor in expected.declared]
+    return standing or []
+
+
+def _nulls(
+    right: Sequence[Tensor], inputs: Sequence[Tensor], before: Sequence[Tensor] | None
+) -> dict[str, list[Tensor]]:
+    """Answers that take no work, in the form of the right one."""
+    import torch
+
+    answers = {
+        "zero": [torch.zeros_like(tensor) for tensor in right],
+        "one": [torch.ones_like(tensor) for tensor in right],
+    }
+    if before is not None:
+        answers[EARLIER] = list(before)
+    if len(right) == 1:
+        for index, tensor in enumerate(inputs):
+            if tensor.numel() == right[0].numel() and tensor.dtype == right[0].dtype:
+                handed = tensor.reshape(-1).view_as(right[0])
+                answers[f"input {index} itself"] = [handed]
+    return answers

@@ -1,0 +1,118 @@
+"""What the oracle finds out about the reference itself, before anything is judged by it.
+
+A reference that draws random numbers, keeps state between calls or ignores its inputs has no right
+answer that a candidate could be held to. Runs in the oracle's process, on the user's own inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SEEDS = (1, 2)
+NOISE = 1e-3
+"""Relative difference between equal calls, above which it is no matter of summation order."""
+_RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal_", "uniform_", "exponential")
+
+Forward = Callable[[list["Tensor"]], "list[Tensor]"]
+
+
+def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tensor]]) -> Findings:
+    """`forward` runs `model` on tensors as they are; `draw` gives own inputs by seed."""
+    import torch
+
+    first, second = draw(SEEDS[0]), draw(SEEDS[1])
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    lent = [tensor.clone() for tensor in first]
+    torch.manual_seed(1)
+    once, random = _watched(lambda: forward(lent))
+    once = [tensor.clone() for tensor in once]
+    changed_inputs = [i for i, (a, b) in enumerate(zip(first, lent, strict=True)) if _differ(a, b)]
+    changed_state = [n for n, tensor in model.state_dict().items() if _differ(tensor, state[n])]
+    torch.manual_seed(2)
+    again = forward([tensor.clone() for tensor in first])
+    other = forward([tensor.clone() for tensor in second])
+    return {
+        "random": sorted(random),
+        "changed_inputs": changed_inputs,
+        "changed_state": changed_state,
+        "noise": max((_distance(a, b) for a, b in zip(once, again, strict=True)), default=0.0),
+        "constant": not any(_differ(a, b) for a, b in zip(once, other, strict=True)),
+        "ignored": _ignored(forward, first, second, once),
+        "not_finite": [i for i, t in enumerate(once) if not _finite(t)],
+    }
+
+
+Findings = dict[str, Any]
+"""random: operators; changed_inputs, ignored, not_finite: numbers of tensors; changed_state: names;
+noise: relative; constant: whether other inputs give the same."""
+
+
+def _ignored(
+    forward: Forward,
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    once: Sequence[Tensor],
+) -> list[int]:
+    """Which inputs may be exchanged without any effect."""
+    ignored = []
+    for index, tensor in enumerate(second):
+        if not _differ(first[index], tensor):
+            continue
+        mixed = [t.clone() for t in first]
+        mixed[index] = tensor.clone()
+        results = forward(mixed)
+        if not any(_differ(a, b) for a, b in zip(once, results, strict=True)):
+            ignored.append(index)
+    return ignored
+
+
+def _watched(run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], set[str]]:
+    """The result of a call, and which random operators ran in it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: set[str] = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = function.overloadpacket.__name__
+            if any(word in name for word in _RANDOM):
+                seen.add(name)
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        return run(), seen
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    import torch
+
+    if a.shape != b.shape:
+        return True
+    return not (torch.equal(a, b) or _distance(a, b) == 0)
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """Largest difference over the largest value; inf where NaN or Inf stand elsewhere."""
+    import torch
+
+    if not a.numel():
+        return 0.0
+    if not (a.is_floating_point() or a.is_complex()):
+        return float((a != b).any())
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return float("inf")
+    finite = a.isfinite()
+    if not bool(finite.any()):
+        return 0.0
+    scale = float(a[finite].abs().max())
+    return float((a[finite] - b[finite]).abs().max()) / max(scale, 1e-30)
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())
