@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cuagent.expert.candidate import Candidate, Options, Subject, make_candidate
+from cuagent.measure.timing import Ratio
 
 MOST_ATTEMPTS = 6
 CLEAR_GAIN = 1.05
@@ -19,20 +20,31 @@ CLEAR_GAIN = 1.05
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one candidate. `ratios` are baseline time over candidate time."""
+    """What came of one candidate. `ratios` are baseline time over candidate time, a quick look."""
 
     candidate: Candidate
     accepted: bool
     reason: str
     attempt: int | None = None
-    ratios: Mapping[str, float] = field(default_factory=dict)
+    ratios: Mapping[str, Ratio] = field(default_factory=dict)
     broken: tuple[str, ...] = ()
     """Kernel files that did not compile."""
 
     @property
-    def gain(self) -> float:
-        """The smallest of the ratios; 0 where the candidate was refused or not timed."""
-        return min(self.ratios.values(), default=0.0) if self.accepted else 0.0
+    def sure(self) -> float:
+        """The smallest lower limit of the ratios; 0 where there is none."""
+        return min((r.low for r in self.ratios.values()), default=0.0)
+
+    @property
+    def is_clear(self) -> bool:
+        """Faster than every baseline, by more than the noise."""
+        return self.sure >= CLEAR_GAIN
+
+    @property
+    def is_slower(self) -> bool:
+        """Slower than eager, by more than the noise."""
+        eager = self.ratios.get("eager")
+        return eager is not None and eager.high < 1
 
 
 @dataclass(frozen=True)
@@ -43,8 +55,8 @@ class Proposal:
 
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The fastest accepted outcome."""
-    return max((o for o in outcomes if o.accepted), key=lambda o: o.gain, default=None)
+    """The accepted outcome that is surest to be fast: a wide interval flatters its middle."""
+    return max((o for o in outcomes if o.accepted), key=lambda o: o.sure, default=None)
 
 
 def propose(subject: Subject, outcomes: Sequence[Outcome]) -> Proposal | None:
@@ -76,10 +88,10 @@ def _choices(subject: Subject, outcomes: Sequence[Outcome]) -> Iterator[tuple[Op
         for threads in (128, 256, 512):
             yield replace(options, threads=threads), f"{threads} threads for each row"
         yield replace(options, vector=False), "scalar accesses instead of 16-byte ones"
-    elif best.gain < CLEAR_GAIN:
+    elif not best.is_clear:
         for tile in (16, 256):
             yield replace(options, tile=tile), f"tiles of {tile} neighbouring rows"
-    if best.gain < CLEAR_GAIN and len(best.candidate.kernels) > 1:
+    if not best.is_clear and len(best.candidate.kernels) > 1:
         for name, origins in zip(best.candidate.kernels, best.candidate.origins, strict=True):
             yield (
                 replace(options, keep=options.keep | origins),
@@ -97,7 +109,7 @@ def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
                 replace(options, keep=options.keep | origins),
                 f"{name} does not compile, so its operators stay with torch",
             )
-    if subject_of_precision(failed.reason) and options.fold and candidate.folded:
+    if _of_precision(failed.reason) and options.fold and candidate.folded:
         yield replace(options, fold=False), "weights as they are, in case folding cost precision"
     for name, origins in parts:
         yield (
@@ -106,5 +118,5 @@ def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
         )
 
 
-def subject_of_precision(reason: str) -> bool:
+def _of_precision(reason: str) -> bool:
     return "precise" in reason or "values" in reason

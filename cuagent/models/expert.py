@@ -1,41 +1,31 @@
 """The offline expert as a model: it drives the agent's loop through the tools, as others do.
 
-What it knows of a run it reads from the conversation alone: each query replays the messages to find
-which candidates were tried and what came of them, so that an interrupted run resumes where it
-stood. The compiler behind it is `cuagent.expert`. It takes no instructions from the conversation.
+What it knows of a run it reads from the conversation alone (`cuagent.expert.story`), so that an
+interrupted run resumes where it stood; what to try next is `cuagent.expert.planner`. It takes no
+instructions from the conversation. Its figures in the loop are quick looks: they choose among
+candidates, but whether there is a gain only the record run decides, unless it is plain.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cuagent.expert.planner import Outcome, Proposal, best_of, propose
+from cuagent.expert.story import Story, read_story
 from cuagent.models.model import Finish, Message, OnText, Reply, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
-    from cuagent.expert.candidate import Subject
+    from cuagent.expert.candidate import Candidate, Subject
     from cuagent.task import Task
 
 Call = tuple[str, dict[str, Any]]
 """A tool's name and arguments."""
-
-
-@dataclass
-class _Story:
-    """What the conversation tells."""
-
-    profiled: bool = False
-    looked_at_candidate: bool = False
-    outcomes: list[Outcome] = field(default_factory=list)
-    compiled: bool = False
-    """The newest candidate was compiled and waits for its verdict."""
-    refused: set[int] = field(default_factory=set)
-    """Attempts that `submit` did not accept."""
-    empty_submit: bool = False
-    """`submit` without an attempt was tried."""
+MOST_FAILURES = 2
+"""Calls in a row that fail inside, without a word on the candidate, after which we stop."""
+BASELINES = {"eager": "eager", "compile": "torch.compile"}
 
 
 class ExpertModel:
@@ -54,9 +44,8 @@ class ExpertModel:
     ) -> Reply:
         """The next step of the plan; never fails on what a tool answered."""
         known = {tool.name for tool in tools}
-        story = self._read(messages)
-        text, calls = self._next(story, known)
-        for piece in _pieces(text):
+        text, calls = self._next(read_story(messages, self._proposal), known)
+        for piece in re.findall(r"\S*\s|\S+", text):
             on_text(piece, "text")
         turn = sum(1 for m in messages if m.role == "assistant")
         made = tuple(
@@ -66,61 +55,6 @@ class ExpertModel:
         )
         finish = Finish.TOOL_CALLS if made else Finish.STOP
         return Reply(Message("assistant", text, made, sampled=True), finish, cost=0.0)
-
-    # Reading the conversation.
-
-    def _read(self, messages: Sequence[Message]) -> _Story:
-        story = _Story()
-        results = {m.tool_call_id: m for m in messages if m.role == "tool"}
-        for message in messages:
-            for call in message.tool_calls if message.role == "assistant" else ():
-                result = results.get(call.id)
-                if result is not None:
-                    self._take(story, call, result)
-        return story
-
-    def _take(self, story: _Story, call: ToolCall, result: Message) -> None:
-        data = result.data
-        match call.name:
-            case "profile":
-                if story.profiled and story.outcomes:
-                    story.looked_at_candidate = True
-                story.profiled = True
-            case "compile":
-                story.compiled = bool(data.get("ok"))
-                if not story.compiled:
-                    broken = tuple(str(d.get("file", "")) for d in data.get("diagnostics", ()))
-                    self._conclude(story, False, "build failed", broken=broken)
-            case "verify":
-                story.compiled = False
-                self._conclude(
-                    story,
-                    bool(data.get("accepted")),
-                    str(data.get("reason", "no verdict")),
-                    data.get("attempt"),
-                    _ratios(data.get("ratios", {})),
-                )
-            case "submit" if not data.get("ended"):
-                attempt = _arguments(call).get("attempt")
-                if isinstance(attempt, int):
-                    story.refused.add(attempt)
-                else:
-                    story.empty_submit = True
-
-    def _conclude(
-        self,
-        story: _Story,
-        accepted: bool,
-        reason: str,
-        attempt: int | None = None,
-        ratios: Mapping[str, float] | None = None,
-        broken: tuple[str, ...] = (),
-    ) -> None:
-        """Put down what came of the candidate that was on the table."""
-        proposal = self._proposal(story.outcomes)
-        if proposal is not None:
-            made = Outcome(proposal.candidate, accepted, reason, attempt, ratios or {}, broken)
-            story.outcomes.append(made)
 
     def _proposal(self, outcomes: Sequence[Outcome]) -> Proposal | None:
         # The planner is deterministic and the outcomes only grow, so their count is a key.
@@ -141,67 +75,74 @@ class ExpertModel:
                 self._problem = str(error)
         return self._subject
 
-    # Deciding.
-
-    def _next(self, story: _Story, known: set[str]) -> tuple[str, list[Call]]:
-        if not story.profiled and not story.outcomes:
+    def _next(self, story: Story, known: set[str]) -> tuple[str, list[Call]]:
+        if not story.profiled and not story.outcomes and "profile" in known:
             text = f"I look at where the time of {self._task.name} goes before I change anything."
-            if "profile" in known:
-                return text, [("profile", {"what": "reference"})]
+            return text, [("profile", {"what": "reference"})]
         if self._open() is None:
-            why = f"no gain: the module cannot be captured ({self._problem})"
-            return self._give_up(story, why)
+            return _give_up(story, f"no gain: the module cannot be captured ({self._problem})")
+        if story.failures >= MOST_FAILURES:
+            return self._finish(story)
         if story.compiled:
-            return "It compiles. Now the verdict, and the time against both baselines.", [
-                ("verify", {})
-            ]
+            again = "No verdict came; once more." if story.failures else "It compiles."
+            return f"{again} Now the verdict, and the time against the baselines.", [("verify", {})]
         last = story.outcomes[-1] if story.outcomes else None
         if last and last.accepted and not story.looked_at_candidate and "profile" in known:
             text = f"{_say(last)} Where does its time go now?"
             return text, [("profile", {"what": "candidate"})]
         proposal = self._proposal(story.outcomes)
         if proposal is not None and not story.refused:
-            return self._try(proposal, last, known)
+            return _try(proposal, story)
         return self._finish(story)
 
-    def _try(
-        self, proposal: Proposal, last: Outcome | None, known: set[str]
-    ) -> tuple[str, list[Call]]:
-        candidate = proposal.candidate
-        lines = [_say(last)] if last else []
-        lines.append(f"{'Next' if last else 'My plan'}: {proposal.why}.")
-        lines += [f"- {note}" for note in candidate.notes]
-        calls: list[Call] = []
-        if last and "bash" in known:
-            # A kernel that the new candidate does not use would be built and judged with it.
-            calls.append(("bash", {"command": "rm -rf kernels"}))
-        files = sorted(candidate.files.items())
-        calls += [("write", {"path": path, "text": text}) for path, text in files]
-        return "\n".join(lines), [*calls, ("compile", {})]
-
-    def _finish(self, story: _Story) -> tuple[str, list[Call]]:
-        standing = [o for o in story.outcomes if o.attempt not in story.refused]
-        best = best_of(standing)
+    def _finish(self, story: Story) -> tuple[str, list[Call]]:
+        best = best_of([o for o in story.outcomes if o.attempt not in story.refused])
+        cut_short = f"I get no further ({story.failure}). " if story.failures else ""
         if best is None or best.attempt is None:
-            tried = len(story.outcomes)
-            why = (
-                f"no gain: none of {tried} candidates was accepted"
-                if tried
-                else "no gain: all its work is in library calls that I do not know how to better"
-            )
-            return self._give_up(story, why)
-        if best.gain > 1:
-            text = f"Attempt {best.attempt} is the best: {_figures(best)}. I submit it."
-            message = f"{_figures(best)}; " + "; ".join(best.candidate.notes)
+            if story.failures:
+                why = f"no result: the tools failed {story.failures} times ({story.failure})"
+            elif story.outcomes:
+                why = f"no gain: none of {len(story.outcomes)} candidates was accepted"
+            else:
+                why = "no gain: all its work is in library calls that I cannot better"
+            return _give_up(story, why)
+        figures = _figures(best)
+        if best.is_slower:
+            text, message = f"No gain: the best is {figures}.", f"no gain: {figures}"
         else:
-            text = f"No gain: the best of {len(story.outcomes)} is {_figures(best)}."
-            message = f"no gain: {_figures(best)}"
-        return text, [("submit", {"attempt": best.attempt, "message": message})]
+            text = f"Attempt {best.attempt} is the best: {figures}. I submit it."
+            message = "; ".join([figures, *best.candidate.notes])
+        return cut_short + text, [("submit", {"attempt": best.attempt, "message": message})]
 
-    def _give_up(self, story: _Story, why: str) -> tuple[str, list[Call]]:
-        if story.empty_submit:
-            return f"I stop: {why}.", []
-        return f"{why[0].upper()}{why[1:]}.", [("submit", {"message": why})]
+
+def _try(proposal: Proposal, story: Story) -> tuple[str, list[Call]]:
+    """Make the work folder hold the candidate by the fewest changes, and compile it."""
+    candidate, last = proposal.candidate, story.outcomes[-1] if story.outcomes else None
+    lines = [_say(last)] if last else []
+    lines.append(f"{'Next' if last else 'My plan'}: {proposal.why}.")
+    said = last.candidate.notes if last else ()
+    lines += [f"- {note}" for note in candidate.notes if note not in said]
+    return "\n".join(lines), [*_changes(story, candidate), ("compile", {})]
+
+
+def _changes(story: Story, candidate: Candidate) -> list[Call]:
+    """Remove what would be built and judged with the candidate, write what differs."""
+    calls: list[Call] = []
+    stale = sorted(story.files.keys() - candidate.files.keys())
+    if stale:
+        calls.append(("bash", {"command": f"rm {' '.join(stale)}"}))
+    for path, text in sorted(candidate.files.items()):
+        if path in story.unread:
+            calls.append(("read", {"path": path, "lines": 1}))
+        if story.files.get(path) != text:
+            calls.append(("write", {"path": path, "text": text}))
+    return calls
+
+
+def _give_up(story: Story, why: str) -> tuple[str, list[Call]]:
+    if story.empty_submit:
+        return f"I stop: {why}.", []
+    return f"{why[0].upper()}{why[1:]}.", [("submit", {"message": why})]
 
 
 def _say(outcome: Outcome) -> str:
@@ -211,36 +152,9 @@ def _say(outcome: Outcome) -> str:
 
 
 def _figures(outcome: Outcome) -> str:
-    names = {"eager": "eager", "compile": "torch.compile"}
-    parts = [f"{value:.2f}x over {names.get(k, k)}" for k, value in outcome.ratios.items()]
+    """`6.41x over eager, 1.02x over torch.compile (0.91 to 1.20)`: limits where they hold 1."""
+    parts = []
+    for name, ratio in outcome.ratios.items():
+        open_ended = f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.low <= 1 < ratio.high else ""
+        parts.append(f"{ratio.value:.2f}x over {BASELINES.get(name, name)}{open_ended}")
     return ", ".join(parts) or "not timed"
-
-
-def _ratios(data: Any) -> dict[str, float]:
-    """The middle values of the ratios, whatever else stands there."""
-    found = {}
-    for name, ratio in data.items() if isinstance(data, Mapping) else ():
-        value = ratio.get("value") if isinstance(ratio, Mapping) else ratio
-        if isinstance(value, int | float):
-            found[str(name)] = float(value)
-    return found
-
-
-def _arguments(call: ToolCall) -> dict[str, Any]:
-    try:
-        value = json.loads(call.arguments)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Words with what follows them, as a language model would stream them."""
-    word = ""
-    for character in text:
-        word += character
-        if character.isspace():
-            yield word
-            word = ""
-    if word:
-        yield word
