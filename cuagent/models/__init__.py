@@ -1,11 +1,12 @@
 """The providers, and `make_model`, which finds the right one for a name.
 
-expert                   offline, the default where no key is set
-openai:gpt-5.4           OPENAI_API_KEY, OPENAI_BASE_URL
-anthropic:claude-sonnet-5  ANTHROPIC_API_KEY
-NAME:model               a server of the user's own (`Endpoint`)
-scripted:FILE            replies from a JSONL file
-replay:RUN               what the model said in a recorded run
+expert                       offline, the default where no key is set
+openai:gpt-6.1-sol           OPENAI_API_KEY, OPENAI_BASE_URL
+anthropic:claude-sonnet-5-5  ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL
+openrouter:, vllm:, sglang:, ollama:  each with the name of a model (`servers.py`)
+NAME:model                   a server of the user's own (`endpoints_of`)
+scripted:FILE                replies from a JSONL file
+replay:RUN                   what the model said in a recorded run
 """
 
 from __future__ import annotations
@@ -19,13 +20,23 @@ from typing import TYPE_CHECKING
 from cuagent.models.endpoint import ANTHROPIC, OPENAI, Endpoint
 from cuagent.models.model import Model, ModelError
 from cuagent.models.prices import Price
+from cuagent.models.servers import SERVERS, endpoints_of, prices_of
 
 if TYPE_CHECKING:
     from cuagent.task import Task
 
-__all__ = ["Endpoint", "Model", "ModelError", "Price", "default_model", "make_model"]
+__all__ = [
+    "Endpoint",
+    "Model",
+    "ModelError",
+    "Price",
+    "default_model",
+    "endpoints_of",
+    "make_model",
+    "prices_of",
+]
 
-DEFAULTS = {"anthropic": "claude-sonnet-5", "openai": "gpt-5.4"}
+DEFAULTS = {"anthropic": "claude-sonnet-5-5", "openai": "gpt-6.1-sol"}
 """The model of a provider that is named without one."""
 
 
@@ -49,7 +60,7 @@ def make_model(
     Raises ModelError, also where its key is missing.
     """
     kind, _, rest = (name or default_model()).partition(":")
-    servers = {"openai": OPENAI, "anthropic": ANTHROPIC, **(endpoints or {})}
+    servers = {**SERVERS, **(endpoints or {})}
     match kind:
         case "expert":
             return _expert(task)
@@ -76,10 +87,15 @@ def _served(model: str, endpoint: Endpoint, prices: Mapping[str, Price] | None) 
         from cuagent.models.anthropic import AnthropicModel
 
         return AnthropicModel(model, endpoint, prices)
+    if endpoint is OPENAI and os.environ.get("OPENAI_BASE_URL"):
+        # a compatible server: it speaks chat completions for certain, and seldom wants a key
+        endpoint = replace(endpoint, protocol="openai", needs_key=False)
+    if endpoint.protocol == "responses":
+        from cuagent.models.responses import ResponsesModel
+
+        return ResponsesModel(model, endpoint, prices)
     from cuagent.models.openai import OpenAIModel
 
-    if endpoint is OPENAI and os.environ.get("OPENAI_BASE_URL"):
-        endpoint = replace(endpoint, needs_key=False)  # a local server seldom wants one
     return OpenAIModel(model, endpoint, prices)
 
 

@@ -17,7 +17,7 @@ from cuagent.message import Finish, Message, Reply, ToolCall, Usage
 from cuagent.models import wire
 from cuagent.models.endpoint import ANTHROPIC, Dropped, Endpoint, ask
 from cuagent.models.model import OnText, ToolSpec
-from cuagent.models.prices import Price, cost_of, price_of
+from cuagent.models.prices import Price, context_of, cost_of, price_of
 
 BREAKPOINT = {"cache_control": {"type": "ephemeral"}}
 FINISHES = {
@@ -45,6 +45,7 @@ class AnthropicModel:
         self.model = model
         self.endpoint = endpoint
         self.price = endpoint.price or price_of(model, prices)
+        self.context = endpoint.context or context_of(model)
         self.sampling = dict(endpoint.sampling)
         self._sdk = anthropic
         self._client = anthropic.Anthropic(
@@ -202,6 +203,7 @@ class _Parts:
                 block["signature"] += delta.signature
             case "input_json_delta":
                 block["arguments"] += delta.partial_json
+                on_text("", "text")
 
     def _count(self, usage: Any) -> None:
         """Counts are cumulative: a later one replaces an earlier one, unless it is left out."""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from cuagent.message import Reply
 from cuagent.models.model import ContextOverflow, ModelError, ModelUnavailable, OnText
 from cuagent.models.prices import Price
+from cuagent.record import redactor
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 OVERLONG = (
@@ -36,12 +37,13 @@ class Endpoint:
 
     name: str
     """What stands before the colon in `name:model`."""
-    protocol: Literal["openai", "anthropic"]
+    protocol: Literal["openai", "responses", "anthropic"]
+    """`openai` is chat completions, which all compatible servers speak."""
     key_variable: str
     """The environment variable that holds the key."""
     base_url: str | None = None
     context: int | None = None
-    """Tokens that fit; known for own servers only."""
+    """Tokens that fit; else by name (`prices.py`)."""
     max_output: int | None = None
     price: Price | None = None
     """For every model of this server; else by name (`prices.py`)."""
@@ -53,7 +55,8 @@ class Endpoint:
     """Ask for token ids and log-probabilities (vLLM); training needs them."""
     needs_key: bool = True
     stall: float = 180.0
-    """Seconds without a byte after which a reply is given up and asked for again."""
+    """Seconds without a byte after which a reply is given up and asked for again. One that drips
+    for ever is ended by the run's wall time."""
     tries: int = 6
     patience: float = 1.0
     """Seconds before the first retry; doubled each time, at most a minute."""
@@ -69,7 +72,7 @@ class Endpoint:
         return key or "none"
 
 
-OPENAI = Endpoint("openai", "openai", "OPENAI_API_KEY")
+OPENAI = Endpoint("openai", "responses", "OPENAI_API_KEY")
 ANTHROPIC = Endpoint("anthropic", "anthropic", "ANTHROPIC_API_KEY", max_output=32_000)
 
 
@@ -100,6 +103,12 @@ def ask(
     )
 
 
+def failure(words: str) -> ModelError:
+    """What a server's own words in a stream amount to."""
+    kind = ContextOverflow if _overlong(words) else ModelError
+    return kind(redactor()(words))
+
+
 def _transport_errors() -> tuple[type[Exception], ...]:
     # older SDKs let these through while a reply streams; which of the two is there varies
     found: list[type[Exception]] = []
@@ -117,7 +126,7 @@ def _passing(error: Exception) -> bool:
     if status is not None:
         return status in RETRIED and "insufficient_quota" not in str(error)
     # no status: the connection failed, or the stream carried an error such as "overloaded"
-    return not _overlong(error)
+    return not _overlong(str(error))
 
 
 def _explain(error: Exception, endpoint: Endpoint, model: str) -> ModelError:
@@ -127,7 +136,7 @@ def _explain(error: Exception, endpoint: Endpoint, model: str) -> ModelError:
         return ModelError(
             f"{where}: the key in {endpoint.key_variable} was refused ({_reason(error)})"
         )
-    if _overlong(error):
+    if _overlong(str(error)):
         return ContextOverflow(f"{where}: the conversation is too long for the model")
     if status == 404:
         return ModelError(f"{where}: unknown model or address ({_reason(error)}); see --model")
@@ -136,8 +145,8 @@ def _explain(error: Exception, endpoint: Endpoint, model: str) -> ModelError:
     return ModelError(f"{where}: the server refused the request ({_reason(error)})")
 
 
-def _overlong(error: Exception) -> bool:
-    return any(words in str(error).lower() for words in OVERLONG)
+def _overlong(text: str) -> bool:
+    return any(words in text.lower() for words in OVERLONG)
 
 
 def _reason(error: Exception) -> str:
@@ -149,7 +158,8 @@ def _reason(error: Exception) -> str:
     else:
         text = None
     status = getattr(error, "status_code", None)
-    words = " ".join(str(text or error or type(error).__name__).split())[:200]
+    # a server may repeat the key that it refuses
+    words = redactor()(" ".join(str(text or error or type(error).__name__).split())[:200])
     return f"{status}: {words}" if status else words
 
 

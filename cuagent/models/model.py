@@ -50,11 +50,16 @@ class ToolSpec:
 
 
 OnText = Callable[[str, Literal["text", "reasoning"]], None]
-"""Receives pieces of the reply as they stream."""
+"""Receives pieces of the reply as they stream, empty ones where what streams is no text. What it
+raises ends the query."""
 
 
 class Model(Protocol):
-    """One conversation partner."""
+    """One conversation partner.
+
+    `sampling` (what is recorded with each call) and `context` (tokens that fit, or None) are looked
+    for and need not be there.
+    """
 
     name: str
 

@@ -1,7 +1,7 @@
-"""OpenAI chat completions, and every server that speaks them (OPENAI_BASE_URL, own endpoints).
+"""Chat completions: every server that speaks OpenAI's first protocol (OPENAI_BASE_URL, vLLM, ...).
 
 Always streamed. `reasoning_content`, a custom of compatible servers, is kept as reasoning.
-Not covered: the Responses API, images, several choices.
+Not covered: the Responses API (`responses.py`), images, several choices.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from cuagent.message import Finish, Message, Reply, TokenTrace, ToolCall, Usage
 from cuagent.models import wire
 from cuagent.models.endpoint import OPENAI, Dropped, Endpoint, ask
 from cuagent.models.model import OnText, ToolSpec
-from cuagent.models.prices import Price, cost_of, price_of
+from cuagent.models.prices import Price, context_of, cost_of, price_of
+
+if TYPE_CHECKING:
+    import openai
 
 FINISHES = {
     "stop": Finish.STOP,
@@ -35,20 +39,13 @@ class OpenAIModel:
         endpoint: Endpoint = OPENAI,
         prices: Mapping[str, Price] | None = None,
     ) -> None:
-        import openai
-
         self.name = f"{endpoint.name}:{model}"
         self.model = model
         self.endpoint = endpoint
         self.price = endpoint.price or price_of(model, prices)
+        self.context = endpoint.context or context_of(model)
         self.sampling = dict(endpoint.sampling)
-        self._sdk = openai
-        self._client = openai.OpenAI(
-            api_key=endpoint.key(),
-            base_url=endpoint.base_url,
-            max_retries=0,  # ours cover broken streams too
-            timeout=endpoint.stall,
-        )
+        self._sdk, self._client = client_of(endpoint)
 
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
@@ -68,6 +65,19 @@ class OpenAIModel:
         if parts.finish is None:
             raise Dropped("the reply broke off")
         return parts.reply(self.price)
+
+
+def client_of(endpoint: Endpoint) -> tuple[ModuleType, openai.OpenAI]:
+    """The SDK and a client of it for this server. Raises ModelError."""
+    import openai
+
+    client = openai.OpenAI(
+        api_key=endpoint.key(),
+        base_url=endpoint.base_url,
+        max_retries=0,  # ours cover broken streams too
+        timeout=endpoint.stall,
+    )
+    return openai, client
 
 
 def request_of(
@@ -179,6 +189,7 @@ class _Parts:
             if piece.function:
                 call["name"] += piece.function.name or ""
                 call["arguments"] += piece.function.arguments or ""
+            on_text("", "text")
 
     def _index(self, id: str | None) -> int:
         last = max(self.calls, default=0)
@@ -205,13 +216,13 @@ class _Parts:
 
 
 def _usage(usage: Any) -> Usage:
-    """The four disjoint parts; `prompt_tokens` includes what was read from the cache."""
-    prompt = getattr(usage, "prompt_tokens_details", None)
+    """The four disjoint parts; `prompt_tokens` includes what was read from and written to cache."""
+    cached, written = wire.cached(getattr(usage, "prompt_tokens_details", None))
     output = getattr(usage, "completion_tokens_details", None)
-    cached = getattr(prompt, "cached_tokens", None) or 0
     return Usage(
-        input=(usage.prompt_tokens or 0) - cached,
+        input=max(0, (usage.prompt_tokens or 0) - cached - written),
         cache_read=cached,
+        cache_write=written,
         output=usage.completion_tokens or 0,
         reasoning=getattr(output, "reasoning_tokens", None) or 0,
     )

@@ -1,7 +1,7 @@
-"""What a call costs: US dollars for a million tokens, by the model's name.
+"""What a call costs, and how long a conversation may be, by the model's name.
 
-The table holds list prices as known on 2026-11-21; a user's own table comes first. A model without
-a price costs None, never 0: the run then says that its cost limit cannot hold.
+The tables hold list prices and lengths as known on 2026-11-21; a user's own prices come first. A
+model without a price costs None, never 0: the run then says that its cost limit cannot hold.
 """
 
 from __future__ import annotations
@@ -14,6 +14,17 @@ from cuagent.message import Usage
 
 
 @dataclass(frozen=True)
+class Long:
+    """What a call with a long prompt costs: all of it, not the part beyond."""
+
+    above: int
+    """Tokens of the prompt, cached or not."""
+    input: float
+    """Factor on the prices of the prompt's parts."""
+    output: float
+
+
+@dataclass(frozen=True)
 class Price:
     """US dollars for a million tokens of each disjoint part."""
 
@@ -21,27 +32,43 @@ class Price:
     output: float
     cache_read: float
     cache_write: float
+    long: Long | None = None
 
 
-def _anthropic(input: float, output: float) -> Price:
-    # reads at a tenth, writes for five minutes at five quarters
-    return Price(input, output, cache_read=0.1 * input, cache_write=1.25 * input)
+def _anthropic(input: float, output: float, read: float = 0.1, long: Long | None = None) -> Price:
+    # reads at a tenth of the input or less, writes for five minutes at five quarters
+    return Price(input, output, read * input, 1.25 * input, long)
 
 
-def _openai(input: float, output: float, cache_read: float) -> Price:
-    return Price(input, output, cache_read, cache_write=input)
+def _openai(
+    input: float, output: float, cache_read: float, write: float = 1.0, long: Long | None = None
+) -> Price:
+    return Price(input, output, cache_read, write * input, long)
 
 
+LONG = Long(272_000, 2, 1.5)
+"""OpenAI's models of a million tokens."""
 PRICES: Mapping[str, Price] = {
-    "claude-sonnet-5-5": _anthropic(2, 10),
+    "claude-fable-5-1": _anthropic(10, 50),
+    "claude-opus-5-5": _anthropic(4, 20),
+    "claude-opus-5": _anthropic(5, 25),
+    "claude-sonnet-5-5": _anthropic(2, 10, read=0.05),
     "claude-sonnet-5": _anthropic(2, 10),
+    "claude-haiku-5-5": _anthropic(0.1, 0.5, long=Long(100_000, 5, 5)),
     "claude-opus-4-6": _anthropic(5, 25),
     "claude-sonnet-4-6": _anthropic(3, 15),
     "claude-opus-4-5": _anthropic(5, 25),
     "claude-sonnet-4-5": _anthropic(3, 15),
     "claude-haiku-4-5": _anthropic(1, 5),
-    "gpt-5.4": _openai(2.5, 15, 0.25),
+    "gpt-6.1-sol": _openai(2, 10, 0.1, 1.25, LONG),
+    "gpt-6-sol": _openai(2, 10, 0.2, 1.25, LONG),
+    "gpt-5.6-sol": _openai(5, 30, 0.5, 1.25, LONG),
+    "gpt-5.6-terra": _openai(2.5, 15, 0.25, 1.25, LONG),
+    "gpt-5.6-luna": _openai(1, 6, 0.1, 1.25, LONG),
+    "gpt-5.5": _openai(5, 30, 0.5, long=LONG),
+    "gpt-5.4": _openai(2.5, 15, 0.25, long=LONG),
     "gpt-5.4-mini": _openai(0.75, 4.5, 0.075),
+    "gpt-5.4-nano": _openai(0.2, 1.25, 0.02),
     "gpt-5.1": _openai(1.25, 10, 0.125),
     "gpt-5": _openai(1.25, 10, 0.125),
     "gpt-5-mini": _openai(0.25, 2, 0.025),
@@ -53,6 +80,21 @@ PRICES: Mapping[str, Price] = {
     "o3": _openai(2, 8, 0.5),
     "o4-mini": _openai(1.1, 4.4, 0.275),
 }
+CONTEXTS = (
+    ("claude-haiku-5", 100_000),
+    ("claude-haiku-4", 200_000),
+    ("claude-opus-4", 200_000),
+    ("claude-sonnet-4", 200_000),
+    ("claude-", 1_000_000),
+    ("gpt-6", 272_000),
+    ("gpt-5", 272_000),
+    ("gpt-4.1", 1_000_000),
+    ("gpt-4o", 128_000),
+    ("o3", 200_000),
+    ("o4", 200_000),
+)
+"""Tokens of a conversation by the beginning of the model's name: what fits, or what fits before a
+long prompt costs more."""
 SNAPSHOT = re.compile(r"-(\d{8}|\d{4}-\d\d-\d\d|latest)$")
 """What names a version of a model at the same price; no other name is taken for another's."""
 
@@ -63,14 +105,21 @@ def price_of(model: str, own: Mapping[str, Price] | None = None) -> Price | None
     return table.get(model) or table.get(SNAPSHOT.sub("", model))
 
 
+def context_of(model: str) -> int | None:
+    """Tokens after which a conversation is too long for a model, None where that is not known."""
+    return next((tokens for start, tokens in CONTEXTS if model.startswith(start)), None)
+
+
 def cost_of(usage: Usage, price: Price | None) -> float | None:
     """US dollars of one call; None without a price."""
     if price is None:
         return None
-    dollars = (
+    prompt = (
         usage.input * price.input
         + usage.cache_read * price.cache_read
         + usage.cache_write * price.cache_write
-        + usage.output * price.output
     )
-    return dollars / 1e6
+    output = usage.output * price.output
+    if price.long and usage.input + usage.cache_read + usage.cache_write > price.long.above:
+        prompt, output = prompt * price.long.input, output * price.long.output
+    return (prompt + output) / 1e6

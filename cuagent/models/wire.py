@@ -34,3 +34,10 @@ def arguments(raw: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {"malformed": clean(raw)}
     return value if isinstance(value, dict) else {"malformed": clean(raw)}
+
+
+def cached(details: Any) -> tuple[int, int]:
+    """Tokens read from and written to the cache, where OpenAI's details of the input tell."""
+    read = getattr(details, "cached_tokens", None) or 0
+    written = getattr(details, "cache_write_tokens", None) or 0
+    return read, written

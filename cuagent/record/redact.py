@@ -6,13 +6,16 @@ says so; an encoded or split one.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 MASK = "[secret]"
-SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH(?!OR)|COOKIE|WEBHOOK", re.IGNORECASE
+)
 """Names of environment variables whose values are secret."""
 SHORTEST_VALUE = 8
 """Characters; shorter values (`TOKENIZERS_PARALLELISM=false`) are words, not secrets."""
@@ -28,6 +31,7 @@ FORMS = re.compile(
     r"|AKIA[0-9A-Z]{16}(?![\w+/=])"
     r"|glpat-[A-Za-z0-9_-]{20,}"
     r")"
+    r"|(?<=://)[^/\s:@]+:[^/\s:@]+(?=@)"  # name:password@host
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
@@ -48,9 +52,11 @@ def redactor(environment: Mapping[str, str] = os.environ) -> Callable[[Any], Any
         for name, value in environment.items()
         if is_secret_name(name) and len(value) >= SHORTEST_VALUE
     }
+    # as they stand within JSON, which is what the arguments of a call are
+    values |= {json.dumps(value)[1:-1] for value in values}
     # a value that contains another is masked whole
     own = re.compile(
-        "|".join(re.escape(v) for v in sorted(values, key=len, reverse=True)) or r"\Z."
+        "|".join(re.escape(v) for v in sorted(values, key=len, reverse=True)) or NOTHING
     )
 
     def redact(value: Any) -> Any:

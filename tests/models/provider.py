@@ -1,4 +1,4 @@
-"""A provider on this machine: a real HTTP server that speaks OpenAI chat and Anthropic messages.
+"""A provider on this machine: a real HTTP server that speaks OpenAI chat, Responses and Anthropic.
 
 It gives the answers it was made with, in order, streamed where the request asks for it, and keeps
 the requests. An answer may be a fault: `{"status": 429}`, `{"drop": True}` (the connection ends in
@@ -44,9 +44,8 @@ def serve(*answers: Answer) -> Iterator[Provider]:
             if "status" in answer:
                 self._error(answer)
                 return
-            messages = self.path.endswith("/messages")
-            events = list((_anthropic if messages else _openai)(answer))
-            self._stream(events, answer, done=not messages)
+            speak = next(s for path, s in SPEECH.items() if self.path.endswith(path))
+            self._stream(list(speak(answer)), answer, done=speak is _openai)
 
         def _stream(self, events: list[Any], answer: Answer, done: bool) -> None:
             self.send_response(200)
@@ -169,3 +168,67 @@ def _block(index: int, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for delta in deltas:
         yield {"type": "content_block_delta", "index": index, "delta": delta}
     yield {"type": "content_block_stop", "index": index}
+
+
+def _responses(answer: Answer) -> Iterator[dict[str, Any]]:
+    """Reasoning, text and calls as items, each whole in its `done` event."""
+    items: list[dict[str, Any]] = []
+    if answer.get("reasoning"):
+        summary = [{"type": "summary_text", "text": answer["reasoning"]}]
+        items.append({"type": "reasoning", "id": "rs_1", "summary": summary})
+        items[-1]["encrypted_content"] = "sealed"
+    if answer.get("text"):
+        content = [{"type": "output_text", "text": answer["text"], "annotations": []}]
+        message = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed"}
+        items.append(message | {"content": content})
+    for number, call in enumerate(answer.get("calls", [])):
+        named = {"call_id": call["id"], "name": call["name"], "arguments": call["arguments"]}
+        items.append({"type": "function_call", "id": f"fc_{number}", **named})
+    response = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m"}
+    response |= {"output": [], "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    number = 0
+
+    def event(type: str, **fields: Any) -> dict[str, Any]:
+        nonlocal number
+        number += 1
+        return {"type": type, "sequence_number": number, **fields}
+
+    yield event("response.created", response=response | {"status": "in_progress"})
+    for index, item in enumerate(items):
+        where = {"output_index": index, "item_id": item["id"]}
+        yield event("response.output_item.added", output_index=index, item=item)
+        for kind, text in _deltas(item):
+            more = {"summary_index": 0} if "summary" in kind else {"content_index": 0}
+            more |= {"logprobs": []} if "output_text" in kind else {}
+            for piece in _pieces(text):
+                yield event(kind, **where, **more, delta=piece)
+        yield event("response.output_item.done", output_index=index, item=item)
+    if "failed" in answer:
+        error = {"code": answer["failed"], "message": answer.get("error", "fault")}
+        yield event("response.failed", response=response | {"status": "failed", "error": error})
+        return
+    usage = {"input_tokens": 100, "output_tokens": 20, "total_tokens": 120}
+    usage |= {"input_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 10}}
+    usage |= {"output_tokens_details": {"reasoning_tokens": 5}}
+    response |= {"output": items, "usage": usage}
+    match answer.get("finish", "stop"):
+        case "length":
+            details = {"reason": "max_output_tokens"}
+            ended = response | {"status": "incomplete", "incomplete_details": details}
+            yield event("response.incomplete", response=ended)
+        case "stop":
+            yield event("response.completed", response=response | {"status": "completed"})
+
+
+def _deltas(item: dict[str, Any]) -> list[tuple[str, str]]:
+    match item["type"]:
+        case "reasoning":
+            return [("response.reasoning_summary_text.delta", item["summary"][0]["text"])]
+        case "message":
+            return [("response.output_text.delta", item["content"][0]["text"])]
+        case _:
+            return [("response.function_call_arguments.delta", item["arguments"])]
+
+
+SPEECH = {"/messages": _anthropic, "/responses": _responses, "/completions": _openai}
+"""By the end of the path that was asked."""

@@ -15,6 +15,7 @@ from cuagent.agent import TOOLS, Run, Stop, run_agent, start_run
 from cuagent.models.anthropic import AnthropicModel
 from cuagent.models.endpoint import ANTHROPIC, OPENAI
 from cuagent.models.openai import OpenAIModel
+from cuagent.models.responses import ResponsesModel
 from cuagent.record import conversation, read_records
 from cuagent.task import load_task
 
@@ -65,7 +66,10 @@ def run_of(tmp_path: Path) -> Run:
     return start_run(task, unused, model="test", tools=specs, root=tmp_path / "runs")
 
 
-@pytest.mark.parametrize("protocol", ["openai", "anthropic"])
+MODELS = {"openai": OpenAIModel, "responses": ResponsesModel, "anthropic": AnthropicModel}
+
+
+@pytest.mark.parametrize("protocol", MODELS)
 def test_the_loop_goes_to_its_end_over_http(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
@@ -73,11 +77,9 @@ def test_the_loop_goes_to_its_end_over_http(
     monkeypatch.setenv("ANTHROPIC_API_KEY", "planted-key-123456")
     run = run_of(tmp_path)
     with serve(*answers()) as provider:
-        model: Any
-        if protocol == "openai":
-            model = OpenAIModel("m", replace(OPENAI, base_url=provider.url, patience=0.01))
-        else:
-            model = AnthropicModel("m", replace(ANTHROPIC, base_url=provider.url, patience=0.01))
+        endpoint = ANTHROPIC if protocol == "anthropic" else OPENAI
+        make: Any = MODELS[protocol]
+        model = make("m", replace(endpoint, base_url=provider.url, patience=0.01))
         stop = run_agent(run, model)
         asked = provider.requests
     assert stop is Stop.NO_GAIN
@@ -95,8 +97,9 @@ def test_the_loop_goes_to_its_end_over_http(
     # a cache holds as long as each request begins as the one before it did
     for earlier, later in pairwise(asked):
         assert earlier["tools"] == later["tools"]
-        kept = json.dumps(unmarked(earlier["messages"])).rstrip("]}")
-        assert json.dumps(unmarked(later["messages"])).startswith(kept)
+        said = "input" if protocol == "responses" else "messages"
+        kept = json.dumps(unmarked(earlier[said])).rstrip("]}")
+        assert json.dumps(unmarked(later[said])).startswith(kept)
 
 
 def unmarked(value: Any) -> Any:

@@ -11,12 +11,20 @@ import pytest
 from provider import Provider, serve
 
 from cuagent.message import Finish, Message, TokenTrace, ToolCall, Usage
-from cuagent.models import Endpoint, Price, default_model, make_model
+from cuagent.models import (
+    Endpoint,
+    Price,
+    default_model,
+    endpoints_of,
+    make_model,
+    prices_of,
+)
 from cuagent.models.anthropic import AnthropicModel
 from cuagent.models.endpoint import ANTHROPIC, OPENAI
 from cuagent.models.model import ContextOverflow, Model, ModelError, ModelUnavailable, ToolSpec
 from cuagent.models.openai import OpenAIModel
-from cuagent.models.prices import cost_of, price_of
+from cuagent.models.prices import context_of, cost_of, price_of
+from cuagent.models.responses import ResponsesModel
 
 TOOLS = [ToolSpec("bash", "Run it.", {"type": "object", "properties": {}, "required": []})]
 QUESTION = [Message("system", "Be quick."), Message("user", "Go.")]
@@ -33,6 +41,11 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 def openai(provider: Provider, model: str = "gpt-5", **more: Any) -> OpenAIModel:
     endpoint = replace(OPENAI, base_url=f"{provider.url}/v1", **{**QUICK, **more})
     return OpenAIModel(model, endpoint)
+
+
+def responses(provider: Provider, model: str = "gpt-6.1-sol", **more: Any) -> ResponsesModel:
+    endpoint = replace(OPENAI, base_url=f"{provider.url}/v1", **{**QUICK, **more})
+    return ResponsesModel(model, endpoint)
 
 
 def anthropic(provider: Provider, model: str = "claude-sonnet-5", **more: Any) -> AnthropicModel:
@@ -109,6 +122,69 @@ def test_openai_history_is_sent_as_the_protocol_wants_it() -> None:
     assert p.requests[1]["messages"][2]["reasoning_content"] == "hm"
 
 
+ITEMS: dict[str, Any] = {
+    "reasoning": "First the files.",
+    "text": "Let me look.",
+    "calls": [
+        {"id": "c1", "name": "bash", "arguments": '{"command": "ls -la"}'},
+        {"id": "c2", "name": "read", "arguments": '{"path": "mal'},
+    ],
+}
+
+
+def test_responses_text_calls_reasoning_and_usage_come_together() -> None:
+    with serve(ITEMS) as p:
+        reply, heard = ask(responses(p))
+    message = reply.message
+    assert message.content == "Let me look."
+    assert message.reasoning == "First the files."
+    assert message.tool_calls == tuple(ToolCall(**call) for call in ITEMS["calls"])
+    assert reply.finish is Finish.TOOL_CALLS
+    assert reply.usage == Usage(input=30, cache_read=60, cache_write=10, output=20, reasoning=5)
+    assert reply.cost == pytest.approx((30 * 2 + 60 * 0.1 + 10 * 2.5 + 20 * 10) / 1e6)
+    assert "".join(text for kind, text in heard if kind == "text") == "Let me look."
+    sent = p.requests[0]
+    assert sent["instructions"] == "Be quick."
+    assert sent["input"] == [{"role": "user", "content": "Go."}]
+    assert sent["store"] is False
+    assert sent["tools"][0]["name"] == "bash"
+
+
+def test_responses_replays_reasoning_in_its_place() -> None:
+    with serve(ITEMS, {"text": "ok"}) as p:
+        model = responses(p)
+        first, _ = ask(model)
+        stored = json.loads(json.dumps(first.message.provider_state))  # as the log keeps it
+        messages = [
+            *QUESTION,
+            replace(first.message, provider_state=stored),
+            Message("tool", "one", tool_call_id="c1"),
+            Message("tool", "", tool_call_id="c2", is_error=True),
+            Message("user", "hurry"),
+        ]
+        ask(model, messages)
+    sent = p.requests[1]["input"]
+    kinds = [item.get("type", item.get("role")) for item in sent]
+    outputs = ["function_call_output"] * 2
+    assert kinds == ["user", "reasoning", "message", *["function_call"] * 2, *outputs, "user"]
+    assert sent[1]["encrypted_content"] == "sealed"
+    assert json.loads(sent[4]["arguments"]) == {"malformed": '{"path": "mal'}
+    assert sent[5] == {"type": "function_call_output", "call_id": "c1", "output": "one"}
+    assert p.requests[0]["prompt_cache_key"] == p.requests[1]["prompt_cache_key"]
+
+
+def test_responses_say_why_they_broke_off() -> None:
+    with serve({"text": "half", "finish": "length"}) as p:
+        reply, _ = ask(responses(p))
+    assert reply.finish is Finish.LENGTH
+    with serve({"text": "x", "failed": "server_error"}, {"text": "whole"}) as p:
+        reply, _ = ask(responses(p))
+    assert reply.message.content == "whole"
+    wrong = {"failed": "context_length_exceeded", "error": "exceeds the context window"}
+    with serve(wrong) as p, pytest.raises(ContextOverflow, match="context_length_exceeded"):
+        ask(responses(p))
+
+
 BLOCKS = [
     {"type": "thinking", "thinking": "First the files.", "signature": "sig-1"},
     {"type": "text", "text": "Let me look."},
@@ -166,7 +242,7 @@ def test_anthropic_replays_blocks_in_their_order_with_signatures() -> None:
     assert "cache_control" in sent[2]["content"][-1]
 
 
-@pytest.mark.parametrize("make", [openai, anthropic])
+@pytest.mark.parametrize("make", [openai, responses, anthropic])
 class TestFaults:
     ok: ClassVar[dict[str, Any]] = {"text": "fine", "blocks": [{"type": "text", "text": "fine"}]}
 
@@ -236,21 +312,45 @@ def test_an_empty_account_is_not_asked_again() -> None:
 
 
 def test_names_lead_to_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert default_model() == "anthropic:claude-sonnet-5"
+    assert default_model() == "anthropic:claude-sonnet-5-5"
     monkeypatch.delenv("ANTHROPIC_API_KEY")
-    assert default_model() == "openai:gpt-5.4"
-    assert make_model("openai").name == "openai:gpt-5.4"
+    assert default_model() == "openai:gpt-6.1-sol"
+    assert isinstance(make_model("openai"), ResponsesModel)
+    assert make_model("openai").name == "openai:gpt-6.1-sol"
     monkeypatch.delenv("OPENAI_API_KEY")
     assert default_model() == "expert"
     with pytest.raises(ModelError, match="set OPENAI_API_KEY"):
         make_model("openai:gpt-5")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    assert make_model("openai:local").name == "openai:local"
-    with pytest.raises(ModelError, match="unknown model 'vllm:qwen'; use one of"):
-        make_model("vllm:qwen")
-    own = Endpoint("vllm", "openai", "VLLM_KEY", "http://127.0.0.1:9/v1", needs_key=False)
-    made = make_model("vllm:qwen", endpoints={"vllm": replace(own, price=Price(1, 2, 0, 0))})
-    assert made.name == "vllm:qwen"
+    assert isinstance(make_model("openai:local"), OpenAIModel)
+    assert make_model("vllm:qwen").name == "vllm:qwen"
+    with pytest.raises(ModelError, match="unknown model 'lab:qwen'; use one of"):
+        make_model("lab:qwen")
+    own = Endpoint("lab", "openai", "LAB_KEY", "http://127.0.0.1:9/v1", needs_key=False)
+    made = make_model("lab:qwen", endpoints={"lab": replace(own, price=Price(1, 2, 0, 0))})
+    assert made.name == "lab:qwen"
+
+
+def test_a_users_servers_and_prices_are_read_and_slips_are_named() -> None:
+    lab = {"base_url": "http://gpu7/v1", "price": {"input": 1, "output": 2}, "context": 9000}
+    made = endpoints_of({"lab": lab, "openai": {"stall": 9.0}})
+    assert made["lab"].price == Price(1, 2, 1, 1)
+    assert not made["lab"].needs_key
+    assert made["openai"] == replace(OPENAI, stall=9.0)
+    assert endpoints_of({"lab": {**lab, "key": "LAB_AUTH"}})["lab"].key_variable == "LAB_AUTH"
+    assert make_model("lab:qwen", endpoints=made).context == 9000  # type: ignore[attr-defined]
+    own = prices_of({"qwen": {"input": 0.5, "output": 1}})
+    assert price_of("qwen", own) == Price(0.5, 1, 0.5, 0.5)
+    for table, words in [
+        ({"lab": {}}, "endpoints.lab: base_url is missing"),
+        ({"lab": {**lab, "contex": 1}}, "endpoints.lab: no key 'contex'; known are protocol"),
+        ({"lab": {**lab, "context": "big"}}, "context is 'big'; it takes a int"),
+        ({"lab": {**lab, "protocol": "soap"}}, "protocol is 'soap'; use openai"),
+        ({"lab": {**lab, "price": {"input": 1}}}, "endpoints.lab.price: output is missing"),
+        ({"lab": 3}, "endpoints.lab: must be a table"),
+    ]:
+        with pytest.raises(ModelError, match=words):
+            endpoints_of(table)
 
 
 def test_prices_hold_for_dated_names_and_are_never_guessed() -> None:
@@ -262,6 +362,16 @@ def test_prices_hold_for_dated_names_and_are_never_guessed() -> None:
     assert price_of("gpt-5", own) == own["gpt-5"]
     assert cost_of(Usage(1, 10, 100, 1000), own["gpt-5"]) == pytest.approx(2431 / 1e6)
     assert cost_of(Usage(1, 1), None) is None
+
+
+def test_a_long_prompt_costs_more_where_the_provider_says_so() -> None:
+    price = price_of("gpt-6.1-sol")
+    short, long = Usage(cache_read=272_000, output=1000), Usage(cache_read=272_001, output=1000)
+    assert cost_of(short, price) == pytest.approx((272_000 * 0.1 + 1000 * 10) / 1e6)
+    assert cost_of(long, price) == pytest.approx((272_001 * 0.2 + 1000 * 15) / 1e6)
+    assert context_of("gpt-6.1-sol") == 272_000
+    assert context_of("claude-sonnet-5-5") == 1_000_000
+    assert context_of("llama") is None
 
 
 def test_a_script_is_read_from_a_file_and_its_mistakes_are_named(tmp_path: Path) -> None:

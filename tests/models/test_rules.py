@@ -1,4 +1,4 @@
-"""Whatever a conversation went through, what is sent keeps both providers' rules.
+"""Whatever a conversation went through, what is sent keeps the three protocols' rules.
 
 The rules are those whose breach makes every later request fail: see the error texts quoted in
 the assertions.
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cuagent.message import Message, ToolCall
-from cuagent.models import anthropic, openai
+from cuagent.models import anthropic, openai, responses
 from cuagent.models.endpoint import ANTHROPIC, OPENAI
 from cuagent.record import close_open_calls
 
@@ -28,6 +28,11 @@ STATES = st.sampled_from(
         {
             "provider": "anthropic",
             "blocks": [{"type": "thinking", "thinking": "t", "signature": "s"}],
+        },
+        {"provider": "openai-responses", "items": []},
+        {
+            "provider": "openai-responses",
+            "items": [{"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "e"}],
         },
         {"provider": "other", "blocks": 3},
     ]
@@ -93,4 +98,28 @@ def test_anthropic_accepts_what_an_interrupt_leaves(messages: list[Message]) -> 
         calls = [b for b in message["content"] if b["type"] == "tool_use"]
         assert all(isinstance(b["input"], dict) for b in calls)
         open_calls = [b["id"] for b in calls]
+    assert not open_calls
+
+
+@given(turns())
+def test_responses_accepts_what_an_interrupt_leaves(messages: list[Message]) -> None:
+    request = responses.request_of("m", close_open_calls(messages), [], OPENAI)
+    json.dumps(request).encode("utf-8")
+    open_calls: list[str] = []
+    thinking = False
+    for item in request["input"]:
+        kind = item.get("type", item.get("role"))
+        # "reasoning was provided without its required following item"
+        assert not thinking or kind in ("message", "function_call")
+        thinking = kind == "reasoning"
+        if kind == "function_call_output":
+            # "no tool call found for function call output"
+            open_calls.remove(item["call_id"])
+        elif kind == "function_call":
+            assert isinstance(json.loads(item["arguments"]), dict)
+            open_calls.append(item["call_id"])
+        elif kind == "user":
+            # "no tool output found for function call"
+            assert not open_calls
+    assert not thinking
     assert not open_calls
