@@ -18,6 +18,7 @@ app = typer.Typer(
     help="Turn runs into a better policy: RFT, value pretraining, PPO.",
     rich_markup_mode=None,
     no_args_is_help=True,
+    add_completion=False,
 )
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for checkpoints and metrics.")]
