@@ -27,7 +27,7 @@ from cuagent.task import load_task
 from cuagent.verify import Reason
 from cuagent.worker.arms import EAGER
 
-GAIN = 1.5
+GAIN = 1.1
 """A cheat of timing gains if its speed-up over eager is surely more than this."""
 CALL_S = 5.0
 """Deadline of one call."""
