@@ -58,6 +58,8 @@ class Settings:
     """US dollars."""
     max_time: float = 3600.0
     """Seconds; in texts also `90s`, `30m`, `1.5h`."""
+    max_device_time: float = 3600.0
+    """Seconds in which something is judged, timed or profiled; written like `max_time`."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Where each value comes from, by key."""
 
@@ -164,7 +166,7 @@ def _user_file(environ: Mapping[str, str]) -> Path | None:
 def _convert(key: str, value: Any, origin: str) -> Any:
     default = getattr(Settings, key)
     try:
-        if key == "max_time":
+        if key in ("max_time", "max_device_time"):
             return _seconds(value)
         converted = type(default)(value)
         # a file has types of its own: 1.5 is no count, 3 is no name and true is neither

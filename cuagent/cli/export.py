@@ -31,8 +31,9 @@ def export(
         raise Refused(f"{out}: exists already; name a folder that is empty or not there yet")
     folder, records = read(run, run_dir)
     from cuagent.package import export as write_package
+    from cuagent.record import revive
     from cuagent.task.task import Task
-    from cuagent.ui.recorded import best_of, revive
+    from cuagent.ui.recorded import best_of
 
     best = best_of(records)
     if best is None:

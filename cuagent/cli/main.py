@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cuagent.cli import check, config, export, mcp, optimize, profile, runs, verify
+from cuagent.cli import audit, check, config, export, mcp, optimize, profile, runs, verify
 from cuagent.cli.exits import Exit, complain, crashes_to, exit_for
 
 # Plain help: rich's takes longer to load than everything else together.
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(optimize.optimize)
 app.command()(verify.verify)
+app.command()(audit.audit)
 app.command()(check.check)
 app.command()(profile.profile)
 app.command()(export.export)

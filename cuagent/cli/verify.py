@@ -12,8 +12,10 @@ from cuagent.cli import options
 from cuagent.cli.exits import Exit, Refused
 
 if TYPE_CHECKING:
+    from cuagent.attempt import Attempt
     from cuagent.judge import Judgement
     from cuagent.measure.timing import Effort
+    from cuagent.task.task import Task
 
 
 def verify(
@@ -31,6 +33,10 @@ def verify(
     timing: Annotated[
         str, typer.Option(metavar="none|quick|record", help="Time it as well, once it is right.")
     ] = "none",
+    evidence: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the verdict with all that `audit` needs there."),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Build a candidate and judge whether it is right.
@@ -50,8 +56,24 @@ def verify(
         Judge(opened, settings.isolation, emit) as judge,
     ):
         judgement = judge.judge(attempt, effort)
+    if evidence is not None:
+        _write(evidence, opened, attempt, judgement)
     _report(judgement, json)
     raise typer.Exit(_code(judgement))
+
+
+def _write(path: Path, task: Task, attempt: Attempt, judgement: Judgement) -> None:
+    from json import dumps
+
+    from cuagent.record import plain
+    from cuagent.verify.evidence import evidence
+
+    timing = None if judgement.timing is None else plain(judgement.timing)
+    data = evidence(task, attempt, judgement.build, plain(judgement.verdict), timing)
+    try:
+        path.write_text(dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise Refused(f"--evidence {path}: cannot be written: {error.strerror or error}") from error
 
 
 def _effort(text: str) -> Effort | None:

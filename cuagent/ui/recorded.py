@@ -6,12 +6,8 @@ title at once. Invariant: reading never changes the log.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from cuagent.events import (
     Event,
@@ -24,9 +20,12 @@ from cuagent.events import (
     TextDelta,
     ToolFinished,
     ToolStarted,
+    UserSaid,
 )
-from cuagent.judge import Judgement
-from cuagent.record import RunFolder, message_of
+from cuagent.record import RunFolder, ending, judgement_of, message_of
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judgement
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -43,6 +42,10 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                 yield RunStarted(
                     folder.id, folder.path, task["name"], task["device"], record["model"]
                 )
+            case "message" if record["role"] == "user" and _is_users(record):
+                yield UserSaid(record["content"])
+            case "call" if "purpose" in record:  # no step, but paid for
+                spent.add(record, 0)
             case "call":
                 spent.add(record)
                 yield StepStarted(spent.step)
@@ -83,41 +86,18 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                 yield RunEnded(record["stop"], best_of(records), record["summary"])
 
 
-def judgement_of(record: Mapping[str, Any]) -> Judgement:
-    """The Judgement in a `judgement` record, whose `attempt` is the number in the run."""
-    return revive(Judgement, {**record, "attempt": record["verdict"]["attempt"]})
-
-
 def best_of(records: Records) -> Judgement | None:
     """The judgement on the attempt of record; else the last one on the best accepted attempt."""
     latest = {r["attempt"]: judgement_of(r) for r in records if r["type"] == "judgement"}
-    end = next((r for r in reversed(records) if r["type"] == "end"), None)
+    end = ending(records)
     if end is not None and end.get("attempt") in latest:
         return latest[end["attempt"]]
     accepted = [judgement for judgement in latest.values() if judgement.verdict.accepted]
     return max(accepted, key=lambda j: (j.score.reward, j.score.over_eager or 0.0), default=None)
 
 
-def revive(kind: Any, value: Any) -> Any:
-    """The value of type `kind` from its plain form; keys that `kind` does not have are left out."""
-    if get_origin(kind) in (Union, types.UnionType):
-        if value is None:
-            return None
-        kind = next(part for part in get_args(kind) if part is not type(None))
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is tuple:
-        return tuple(revive(inner[0], item) for item in value)
-    if origin is list:
-        return [revive(inner[0], item) for item in value]
-    if origin is dict:
-        return {key: revive(inner[1], item) for key, item in value.items()}
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        known = {f.name for f in fields(kind)} & value.keys()
-        return kind(**{name: revive(hints[name], value[name]) for name in known})  # type: ignore[operator]
-    if isinstance(kind, type) and issubclass(kind, (Enum, Path)):
-        return kind(value)
-    return float(value) if kind is float else value
+def _is_users(record: Mapping[str, Any]) -> bool:
+    return record.get("data", {}).get("from") == "user"
 
 
 def _summary(name: str, arguments: str) -> str:
@@ -135,8 +115,8 @@ class _Spending:
         self.cost: float | None = 0.0
         self.started = started
 
-    def add(self, call: Mapping[str, Any]) -> None:
-        self.step += 1
+    def add(self, call: Mapping[str, Any], steps: int = 1) -> None:
+        self.step += steps
         usage = call["usage"]
         self.tokens_in += usage["input"] + usage["cache_read"] + usage["cache_write"]
         self.tokens_out += usage["output"]

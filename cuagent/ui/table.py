@@ -16,14 +16,14 @@ from cuagent.build.result import Build
 from cuagent.measure.timing import Effort, Ratio, Standing, Timing
 from cuagent.score import Score
 from cuagent.ui.text import UNICODE, Glyphs, clean, clip, duration, one_line, ratio, times, wrap
-from cuagent.verify.verdict import Reason, Verdict
+from cuagent.verify.verdict import Draw, Reason, Verdict
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
 
 NARROW = 50
 """Columns; below it names are short and nothing is indented."""
-SHOWN_DIAGNOSTICS = 3
+SHOWN_DIAGNOSTICS = SHOWN_DRAWS = 3
 COPIED = ("run", "look", "next")
 NAMES = {"compile": "torch.compile"}
 MERIT = {
@@ -90,11 +90,10 @@ def verdict_lines(verdict: Verdict, width: int, glyphs: Glyphs = UNICODE) -> lis
             lines = _headline(glyphs.no, "rejected", reason, seconds, "red", width)
     if verdict.detail:
         lines += _paragraph(verdict.detail, width)
-    for draw in verdict.draws:
-        if not draw.passed:
-            note = f", {draw.note}" if draw.note else ""
-            text = f"{draw.kind}: error {draw.max_error:.3g}, {times(draw.ratio)} the bound{note}"
-            lines += _paragraph(text, width, "red")
+    for draw in _worst_of_each_kind(verdict.draws):
+        note = f", {draw.note}" if draw.note else ""
+        text = f"{draw.kind}: error {draw.max_error:.3g}, {times(draw.ratio)} the bound{note}"
+        lines += _paragraph(text, width, "red")
     facts = [
         f"{name} {'passed' if rule.passed else 'failed'} at {rule.worst:.3g} of its bound"
         for name, rule in (("strict", verdict.strict), ("lax", verdict.lax))
@@ -104,6 +103,15 @@ def verdict_lines(verdict: Verdict, width: int, glyphs: Glyphs = UNICODE) -> lis
         facts.append(f"precision {verdict.precision}")
     facts.append(f"isolation {verdict.tier}")
     return lines + _facts(facts, width, glyphs)
+
+
+def _worst_of_each_kind(draws: Sequence[Draw]) -> list[Draw]:
+    """Of the draws that failed."""
+    worst: dict[str, Draw] = {}
+    for draw in draws:
+        if not draw.passed and (draw.kind not in worst or draw.ratio > worst[draw.kind].ratio):
+            worst[draw.kind] = draw
+    return list(worst.values())[:SHOWN_DRAWS]
 
 
 def timing_lines(timing: Timing, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:

@@ -35,6 +35,7 @@ from cuagent.events import (
     ToolFinished,
     ToolOutput,
     ToolStarted,
+    UserSaid,
 )
 from cuagent.measure.timing import Effort
 from cuagent.ui.attempts import (
@@ -64,23 +65,33 @@ WIDEST = 120
 KEPT = {"bash": (4, 3), "compile": (6, 0), "profile": (12, 0)}
 """First and last lines kept of a tool's output; `OTHERS` of one that is not named, or an error."""
 OTHERS, OF_ERROR = (3, 0), (4, 3)
+PAUSES = ("interrupted", "answered")
+"""Ends after which a person who sits by goes on; they need no summary."""
 _NOTICE = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 
 class Terminal:
     """Shows the events of one run on `stream`; used as a context manager.
 
-    For a `recorded` run there is no live line, and time is what the log says.
+    For a `recorded` run there is no live line, and time is what the log says. With `foot` somebody
+    else shows what stands below the transcript (`foot_lines`), and only whole lines are written.
     """
 
-    def __init__(self, stream: TextIO, *, recorded: bool = False) -> None:
+    def __init__(self, stream: TextIO, *, recorded: bool = False, foot: bool = False) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a tool prints may not fit the encoding
         self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
         self.glyphs = glyphs_for(stream.encoding)
         self.status = Status()
         self._recorded = recorded
-        self._live = not recorded and self.console.is_terminal and not self.console.is_dumb_terminal
+        self._foot = foot
+        self._held = ""
+        self._live = (
+            not recorded
+            and not foot
+            and self.console.is_terminal
+            and not self.console.is_dumb_terminal
+        )
         self._reflows = os.environ.get("TERM") != "linux" and "XTERM_VERSION" not in os.environ
         self._echo = ExitStack()
         self._seconds_at_step = 0.0
@@ -96,6 +107,7 @@ class Terminal:
         self._last_call = ""
         self._judged = False
         self._started = time.monotonic()
+        self._rested: float | None = None
         self._tick = 0
         self._lock = threading.RLock()
         self._ended = threading.Event()
@@ -123,7 +135,40 @@ class Terminal:
         return min(self.console.width, WIDEST)
 
     def __call__(self, event: Event) -> None:
-        """Show one event."""
+        """Show one event, from whatever thread."""
+        with self._lock:
+            self._show(event)
+
+    def foot_lines(self, width: int) -> list[str]:
+        """What stands below the transcript: the line that is being streamed, and the status."""
+        with self._lock:
+            tick = self._tick if self._rested is None else None
+            status = self.status.line(self._seconds(), width, self.glyphs, tick)
+            self._tick += 1
+            return [clip(self._held, width, self.glyphs.more), status] if self._held else [status]
+
+    def say(self, lines: Iterable[Text]) -> None:
+        """Add lines that are no event of the run."""
+        self._print(lines)
+
+    def recall(self, judged: Iterable[tuple[int, Judgement]]) -> None:
+        """Attempts of an earlier session, by their numbers."""
+        with self._lock:
+            for number, judgement in judged:
+                self._keep(number, judgement)
+            self._print(self._table(1))
+
+    def rest(self) -> None:
+        """It is the user's turn: the clock stands until the next step."""
+        with self._lock:
+            self._rested = self._rested or time.monotonic()
+            self._set(activity="your turn: Enter goes on, /help")
+
+    def show_table(self) -> None:
+        """All attempts so far."""
+        self._print(self._table(1))
+
+    def _show(self, event: Event) -> None:
         match event:
             case RunStarted():
                 self._run = event
@@ -135,8 +180,9 @@ class Terminal:
             case TextDelta():
                 self._stream(event)
             case StepStarted(step):
+                self._go_on()
                 self._set(step=step, activity="thinking")
-                if not self._live:
+                if not self._live and not self._foot:
                     figures = replace(self.status, activity="")
                     line = figures.line(self._seconds(), self.width, self.glyphs)
                     self._print([Text(), Text(line, "dim")])
@@ -152,9 +198,14 @@ class Terminal:
                 tokens = event.tokens_in + event.tokens_out
                 self._set(step=event.step, tokens=tokens, cost=event.cost)
                 self._seconds_at_step = event.seconds
+            case UserSaid(text):
+                pieces = [f"> {line}" for line in clean(text).strip().split("\n")]
+                self._print([Text(), *(Text(piece, "bold cyan") for piece in pieces)])
             case Notice(text, level):
                 pieces = wrap(one_line(text), max(self.width - 2, 8))
                 self._print([Text(f"! {piece}", _NOTICE[level]) for piece in pieces])
+            case RunEnded(stop, _, summary) if self._foot and str(stop) in PAUSES:
+                self._print([Text(), self._line(f"{stop}: {one_line(summary)}", "yellow")])
             case RunEnded():
                 self._ended.set()
                 lines = summary_lines(event, self._run, self._attempts, self.width, self.glyphs)
@@ -169,13 +220,16 @@ class Terminal:
         style = "dim" if event.kind == "reasoning" else ""
         if self._flow is not None and self._flow_style != style:
             self._print([])
-        elif self._flow is None and self._live:
+        elif self._flow is None and (self._live or self._foot):
             self._print([Text()])  # without a live line the figures of the step stand here
         if self._flow is None:
             self._flow = Flow(self.width if self.console.is_terminal else None)
             self._flow_style = style
         # A tab or a bell of the model's is not for the terminal; line ends are the flow's.
         ready = self._flow.feed(clean(event.text))
+        if self._foot:
+            whole, newline, self._held = (self._held + ready).rpartition("\n")
+            ready = whole + newline
         if ready:
             self._write(self._styled(ready))
 
@@ -232,30 +286,33 @@ class Terminal:
     def _show_judged(self, event: Judged) -> None:
         judgement: Judgement = event.judgement
         self._judged = True
-        self._attempts[judgement.attempt] = event.attempt
-        worth = least_ratio(judgement.timing)
-        if judgement.verdict.accepted and worth is not None:
-            self._set(best=max(worth, self.status.best or 0.0))
-        row = attempt_row(event.attempt, judgement, self._floor)
-        self._rows[event.attempt] = row
+        known = [row.name for row in self._baselines]
+        row = self._keep(event.attempt, judgement)
         lines = []
         if not row.said:
             lines.append(head_line(self.width))
-            baselines = baseline_rows(judgement, self._floor)
             # those of record are fresh, and the ones that the claim rests on
-            if [b.name for b in baselines] != [b.name for b in self._baselines] or _of_record(
-                judgement
-            ):
-                lines += [row_line(b, self.width, self.glyphs) for b in baselines]
-            self._baselines = baselines
+            if known != [row.name for row in self._baselines] or _of_record(judgement):
+                lines += [row_line(b, self.width, self.glyphs) for b in self._baselines]
         lines.append(row_line(row, self.width, self.glyphs))
-        lines += why_lines(judgement, self.width, self.glyphs)
-        self._print(lines)
+        self._print(lines + why_lines(judgement, self.width, self.glyphs))
 
-    def _table(self) -> list[Text]:
+    def _keep(self, number: int, judgement: Judgement) -> Row:
+        """The row of an attempt, which the table and the status know from now on."""
+        self._attempts[judgement.attempt] = number
+        worth = least_ratio(judgement.timing)
+        if judgement.verdict.accepted and worth is not None:
+            self._set(best=max(worth, self.status.best or 0.0))
+        row = attempt_row(number, judgement, self._floor)
+        self._rows[number] = row
+        if not row.said:
+            self._baselines = baseline_rows(judgement, self._floor)
+        return row
+
+    def _table(self, fewest: int = 2) -> list[Text]:
         """All attempts and how the best one grew, once there is something to compare."""
         rows = [row for _, row in sorted(self._rows.items())]
-        if len(rows) < 2:
+        if len(rows) < fewest:
             return []
         lines = table_lines(self._baselines, rows, self.width, self.glyphs)
         if grown := trend(rows, self.width - 6, self.glyphs):
@@ -269,16 +326,22 @@ class Terminal:
         with self._lock:
             self.status = replace(self.status, **changes)  # type: ignore[arg-type]
 
+    def _go_on(self) -> None:
+        if self._rested is not None:
+            self._started += time.monotonic() - self._rested
+            self._rested = None
+
     def _seconds(self) -> float:
-        return self._seconds_at_step if self._recorded else time.monotonic() - self._started
+        now = time.monotonic() if self._rested is None else self._rested
+        return self._seconds_at_step if self._recorded else now - self._started
 
     def _print(self, lines: Iterable[Text]) -> None:
         """End streamed text, if any, and add whole lines."""
         with self._lock:
             text = ""
             if self._flow is not None:
-                text += self._styled(self._flow.end())
-                self._flow = None
+                text += self._styled(self._held + self._flow.end())
+                self._flow, self._held = None, ""
             with self.console.capture() as capture:
                 for line in lines:
                     self.console.print(line, soft_wrap=True)

@@ -65,7 +65,9 @@ def clock(seconds: float) -> str:
 
 
 def times(value: float) -> str:
-    """A plain ratio: `1.43x`."""
+    """A plain ratio: `1.43x`, `3.57e+06x`."""
+    if value >= 1e5:
+        return f"{value:.3g}x"
     return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
 
 

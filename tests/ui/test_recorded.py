@@ -13,8 +13,8 @@ from samples import BROKEN, GAIN, REJECTED, SLOWER
 from cuagent import events
 from cuagent.judge import Judgement
 from cuagent.message import Message, ToolCall, Usage
-from cuagent.record import RunFolder, RunLog, new_run, plain, read_records
-from cuagent.ui.recorded import best_of, events_of, revive
+from cuagent.record import RunFolder, RunLog, new_run, plain, read_records, revive
+from cuagent.ui.recorded import best_of, events_of
 
 
 @pytest.mark.parametrize("judgement", [GAIN, REJECTED, BROKEN, SLOWER])

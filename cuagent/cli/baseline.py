@@ -1,0 +1,92 @@
+"""`cuagent baseline`: what is free, before any kernel is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cuagent.cli import options
+
+if TYPE_CHECKING:
+    from cuagent.measure.ladder import Ladder, Rung
+
+
+def baseline(
+    task: options.TaskSpec,
+    inputs: options.Inputs = None,
+    init: options.Init = None,
+    device: options.Device = None,
+    precision: options.Precision = None,
+    rungs: Annotated[
+        str, typer.Option(metavar="NAMES", help="Only these, e.g. eager,compile,compile+tf32.")
+    ] = "",
+    record: Annotated[
+        bool, typer.Option("--record", help="Fresh processes, several rounds: a claim.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Time every way to run a module quicker without a kernel of one's own.
+
+    Eager, torch.compile's modes, memory formats and precisions, in one interleaved run.
+    """
+    from cuagent.config import resolve
+
+    settings = resolve({"device": device, "precision": precision})
+    opened = options.open_task(task, inputs, init, settings)
+    from cuagent.measure.ladder import ladder
+    from cuagent.measure.timing import Effort
+    from cuagent.verify.referee import Referee
+
+    only = tuple(name.strip() for name in rungs.split(",") if name.strip())
+    with (
+        options.activity(f"timing {opened.name} on {opened.device}", silent=json) as emit,
+        Referee(opened, settings.isolation) as referee,
+    ):
+        effort = Effort.RECORD if record else Effort.QUICK
+        found = ladder(referee, effort=effort, only=only, fresh=fresh, emit=emit)
+    if json:
+        from json import dumps
+
+        print(dumps(found.to_json(), indent=2))
+        return
+    print("\n".join(lines(found)))
+
+
+def lines(found: Ladder) -> list[str]:
+    """The ladder as a table, its best rung named."""
+    width = max(len(rung.name) for rung in found.rungs)
+    head = (
+        f"{'rung':<{width}} {'time':>9}  {'over eager':<22} {'error':>7} {'start':>7} {'memory':>7}"
+    )
+    text = [head, *(_line(rung, width) for rung in found.rungs), ""]
+    best = found.best
+    if best is None:
+        text.append("no rung is admissible: the reference itself does not pass the strict rule")
+    else:
+        gain = "" if best.over_eager is None else f", {best.over_eager.value:.2f}x over eager"
+        text.append(f"best at precision {found.precision}: {best.name}{gain}")
+    text += [f"{found.device}; torch {found.versions.get('torch', '?')}", *found.notes]
+    return text
+
+
+def _line(rung: Rung, width: int) -> str:
+    from cuagent.measure.roofline import amount, seconds_text
+
+    if rung.failed:
+        return f"{rung.name:<{width}} {'failed':>9}  {rung.failed[:60]}"
+    over = rung.over_eager
+    gain = "" if over is None else f"{over.value:.3f}x ({over.low:.3f}-{over.high:.3f})"
+    error = "?" if rung.error is None else f"{rung.error:.1e}"
+    start = "?" if rung.opened_s is None else f"{rung.opened_s:.1f} s"
+    memory = "" if rung.memory is None else f"{amount(rung.memory)}B"
+    why = "" if rung.admissible else "  " + _refusal(rung)
+    return (
+        f"{rung.name:<{width}} {seconds_text(rung.seconds):>9}  {gain:<22} {error:>7} "
+        f"{start:>7} {memory:>7}{why}"
+    )
+
+
+def _refusal(rung: Rung) -> str:
+    return "other precision than the task's" if not rung.admitted else "fails the strict rule"

@@ -1,0 +1,134 @@
+"""A run from its beginning, or from where it was left, to where it stops: what `optimize` does.
+
+It binds the rooms together and decides nothing that they could decide. A fresh run's folder is made
+once its task has been opened, so that a refusal leaves none.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent.cli.exits import Refused, crashes_to
+
+if TYPE_CHECKING:
+    from cuagent.agent import Budget, Run
+    from cuagent.config import Settings
+    from cuagent.events import Emit
+    from cuagent.models.model import Model
+    from cuagent.record import RunFolder
+    from cuagent.task.task import Task
+
+
+@dataclass(frozen=True)
+class Left:
+    """A run that was left, to be taken up again."""
+
+    folder: RunFolder
+    task: Task
+    model: str
+    """The model that spoke in it last."""
+
+
+def left(name: str | None, run_dir: Path) -> Left:
+    """The run of that name, the newest where None. Raises RecordError, TaskError and Refused."""
+    from cuagent.record import find_run, read_records
+    from cuagent.task import load_task
+
+    folder = find_run(name, run_dir)
+    records = read_records(folder, blobs=True)
+    if not records or "task" not in records[0]:
+        raise Refused(f"{folder.id}: its log has no beginning; start a new run")
+    kept = records[0]["task"]
+    task = load_task(
+        f"{kept['path']}:{kept['entry']}",
+        inputs=kept["inputs"],
+        init=kept["init"],
+        device=kept["device"],
+        precision=kept["precision"],
+    )
+    if task.digest != kept["digest"]:
+        raise Refused(f"{task.path}: has changed since {folder.id} began; start a new run")
+    model = next(r["model"] for r in reversed(records) if r["type"] in ("session", "resume"))
+    return Left(folder, task, model)
+
+
+def speaker(name: str, task: Task) -> Model:
+    """The model of that name. Raises Refused."""
+    from cuagent.models import ModelError, make_model
+
+    try:
+        return make_model(None if name == "auto" else name, task=task)
+    except ModelError as error:
+        raise Refused(f"--model {name}: {error}") from error
+
+
+@contextmanager
+def opened(
+    task: Task, model: Model, settings: Settings, root: Path, emit: Emit, again: Left | None = None
+) -> Iterator[Run]:
+    """The run, with its judge and its log open."""
+    from cuagent.agent import TOOLS, resume_run, start_run
+    from cuagent.events import Phase
+    from cuagent.judge import Judge
+    from cuagent.record import plain
+
+    emit(Phase(f"opening {task.name} on {task.device}"))
+    with Judge(task, settings.isolation, emit) as judge:
+        tools = [tool.spec for tool in TOOLS]
+        if again is None:
+            run = start_run(
+                task,
+                judge,
+                model=model.name,
+                tools=tools,
+                budget=budget(settings),
+                root=root,
+                emit=emit,
+                config=plain(settings),
+            )
+        else:
+            run = resume_run(
+                again.folder,
+                task,
+                judge,
+                model=model.name,
+                budget=budget(settings),
+                tools=tools,
+                emit=emit,
+            )
+        with run.log, crashes_to(run.folder.path):
+            yield run
+
+
+def budget(settings: Settings) -> Budget:
+    """For the whole run, with what a session before has spent."""
+    from cuagent.agent import Budget
+
+    return Budget(
+        settings.max_steps, settings.max_cost, settings.max_time, settings.max_device_time
+    )
+
+
+def resume_command(run: Run, run_dir: Path) -> str:
+    """What goes on with this run; where it ended at a limit, with a wider one."""
+    from cuagent.agent import Stop
+    from cuagent.record import RUNS
+
+    words = ["cuagent", "optimize", "--resume", run.folder.id]
+    if run_dir.resolve() != RUNS.resolve():
+        words += ["--run-dir", str(run_dir)]
+    wider: Mapping[Any, tuple[str, float | None]] = {
+        Stop.STEP_LIMIT: ("--max-steps", run.budget.steps),
+        Stop.COST_LIMIT: ("--max-cost", run.budget.cost),
+        Stop.TIME_LIMIT: ("--max-time", run.budget.seconds),
+        Stop.DEVICE_LIMIT: ("--max-device-time", run.budget.device_seconds),
+    }
+    if run.stop in wider:
+        flag, limit = wider[run.stop]
+        words += [flag, f"{2 * (limit or 0):g}"]
+    return shlex.join(words)

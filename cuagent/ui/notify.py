@@ -1,0 +1,46 @@
+"""Tells a person who looks elsewhere that a run has ended, or waits for them.
+
+A bell or a notification of the terminal's own, and a program of the user's choice. Nothing of it
+can fail the run.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping
+from typing import TextIO
+
+from cuagent.ui.text import one_line
+
+SPEAKING = ("iTerm.app", "WezTerm", "ghostty")
+"""Terminals (TERM_PROGRAM) that show the text of an OSC 9 sequence."""
+
+
+def notify(text: str, stream: TextIO, how: str = "auto", command: str = "") -> str:
+    """Returns what went wrong with the user's program, in one line; "" if nothing."""
+    if how != "off" and stream.isatty():
+        stream.write(signal_for(text, how, os.environ))
+        stream.flush()
+    if not command:
+        return ""
+    try:
+        subprocess.Popen(
+            [*shlex.split(command), text],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return f"notify_command {command!r}: {error}"
+    return ""
+
+
+def signal_for(text: str, how: str, environ: Mapping[str, str]) -> str:
+    """The bell, or OSC 9 where the terminal is known to show it and nothing stands between."""
+    speaks = environ.get("TERM_PROGRAM") in SPEAKING or environ.get("TERM") == "xterm-kitty"
+    if how == "auto" and speaks and "TMUX" not in environ:
+        return f"\x1b]9;{one_line(text)}\x07"
+    return "\x07"

@@ -1,0 +1,266 @@
+"""The line at the foot of a terminal into which the user types, also while the agent works.
+
+It lives in a thread of its own; what is printed meanwhile goes above it, once and for all. The
+main thread asks for the next line while it rests, hears of lines while it works, or puts a
+question. Keys: Enter sends, Alt-Enter or Ctrl-J makes a new line, Up and Down go through what was
+said before, Tab completes a command, Esc or Ctrl-C interrupts, twice leaves.
+Not covered: what the lines mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
+from prompt_toolkit.formatted_text import StyleAndTextTuples
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.patch_stdout import patch_stdout
+
+from cuagent.ui.text import clip
+
+REFRESH = 0.25
+"""Seconds between two states of the status above the line."""
+TWICE = 1.5
+"""Seconds in which a second interrupt means to leave."""
+GRAY = "ansibrightblack"
+AGAIN = "press it again to leave"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What becomes of lines and interrupts while the agent works."""
+
+    take: Callable[[str], None]
+    interrupt: Callable[[], None]
+
+
+class Prompt:
+    """A context manager; `sys.stdout` and `sys.stderr` print above the line while it is open.
+
+    `commands` gives what may follow a slash, with its help. `status` gives the lines above the
+    input for so many columns.
+    """
+
+    def __init__(
+        self,
+        commands: Mapping[str, str],
+        history: Path | None = None,
+        status: Callable[[int], list[str]] = lambda width: [],
+    ) -> None:
+        self.commands = commands
+        self.status = status
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._answers: SimpleQueue[str | None] = SimpleQueue()
+        self._work: Work | None = None
+        self._question = ""
+        self._default = ""
+        self._hint = ""
+        self._interrupted = 0.0
+        self._closing = False
+        self._stopped = threading.Event()
+        self._released = threading.Event()
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(history),
+            auto_suggest=AutoSuggestFromHistory(),
+            key_bindings=self._keys(),
+            erase_when_done=True,
+            refresh_interval=REFRESH,
+        )
+        self._session.app.ttimeoutlen = 0.05
+        self._session.app.timeoutlen = 0.2
+        self._thread = threading.Thread(target=self._run, daemon=True, name="prompt")
+
+    def __enter__(self) -> Prompt:
+        self._patched = patch_stdout(raw=True)
+        self._patched.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing = True
+        while not self._stopped.wait(0.02):
+            app = self._session.app
+            if app.loop is not None and app.is_running:
+                app.loop.call_soon_threadsafe(self._exit)
+        # what was printed goes out before the event loop does, which the printing may need
+        self._patched.__exit__(None, None, None)
+        self._released.set()
+        self._thread.join()
+
+    def next(self, default: str = "") -> str | None:
+        """The next line, while nobody works; None: the user leaves. `default` is typed already."""
+        if default:
+            self._default = default
+            self._exit_soon()
+        return self._lines.get()
+
+    def leave(self) -> None:
+        """As if the user left."""
+        self._lines.put(None)
+
+    @contextmanager
+    def working(self, work: Work) -> Iterator[None]:
+        """Lines and interrupts go to `work` meanwhile."""
+        self._work = work
+        try:
+            yield
+        finally:
+            self._work, self._hint = None, ""
+
+    def ask(self, question: str, cancelled: threading.Event) -> str | None:
+        """The answer to a question; None once `cancelled` is set."""
+        self._question = question
+        try:
+            while not cancelled.is_set():
+                try:
+                    return self._answers.get(timeout=0.05)
+                except Empty:
+                    pass
+        finally:
+            self._question = ""
+        return None
+
+    def _run(self) -> None:
+        asyncio.run(self._read())
+
+    async def _read(self) -> None:
+        while not self._closing:
+            default, self._default = self._default, ""
+            try:
+                line = await self._session.prompt_async(
+                    self._message, default=default, handle_sigint=False
+                )
+            except _Renew:
+                continue
+            except EOFError:
+                line = None
+            if not self._closing:
+                self._hand_on(line)
+                if line is None:
+                    break
+        self._stopped.set()
+        while not self._released.is_set():
+            await asyncio.sleep(0.02)
+
+    def _hand_on(self, line: str | None) -> None:
+        work = self._work
+        if line is None:
+            if work is not None:
+                work.interrupt()
+            self._lines.put(None)
+        elif self._question:
+            self._answers.put(line.strip())
+        elif work is not None:
+            if line.strip():
+                work.take(line.strip())
+        else:
+            self._lines.put(line.strip())
+
+    def _message(self) -> StyleAndTextTuples:
+        width = self._session.app.output.get_size().columns
+        typed = self._session.default_buffer.text
+        lines = self.status(width - 1)
+        if self._question:
+            lines = [clip(self._question, width - 1)]
+        elif self._hint and time.monotonic() - self._interrupted < TWICE:
+            lines = [*lines[:-1], clip(self._hint, width - 1)]
+        elif typed.startswith("/") and (known := _matching(self.commands, typed)):
+            lines = [*lines[:-1], clip(known, width - 1)]
+        return [(GRAY, "".join(line + "\n" for line in lines)), ("bold", "> ")]
+
+    def _keys(self) -> KeyBindings:
+        keys = KeyBindings()
+
+        @keys.add("c-c")
+        def _(event: KeyPressEvent) -> None:
+            if self._work is None and event.current_buffer.text:
+                event.current_buffer.reset()
+            else:
+                self._interrupt(event)
+
+        @keys.add("escape")
+        def _(event: KeyPressEvent) -> None:
+            if self._work is not None:
+                self._interrupt(event)
+
+        @keys.add("tab")
+        def _(event: KeyPressEvent) -> None:
+            typed = event.current_buffer.text
+            if typed.startswith("/"):
+                event.current_buffer.insert_text(_rest(self.commands, typed))
+
+        @keys.add("escape", "enter")
+        @keys.add("c-j")
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        return keys
+
+    def _interrupt(self, event: KeyPressEvent) -> None:
+        now = time.monotonic()
+        twice, self._interrupted = now - self._interrupted < TWICE, now
+        if twice:
+            event.app.exit(exception=EOFError())
+        elif self._work is not None:
+            self._hint = f"interrupting; {AGAIN}"
+            self._work.interrupt()
+        else:
+            self._hint = AGAIN
+
+    def _exit_soon(self) -> None:
+        app = self._session.app
+        if app.loop is not None and app.is_running:
+            app.loop.call_soon_threadsafe(self._renew)
+
+    def _renew(self) -> None:
+        if self._session.app.is_running:
+            self._session.app.exit(exception=_Renew())
+
+    def _exit(self) -> None:
+        if self._session.app.is_running:
+            self._session.app.exit(exception=EOFError())
+
+
+class _Renew(Exception):
+    """The line is to be shown afresh."""
+
+
+def _begun(commands: Mapping[str, str], typed: str) -> list[str]:
+    """The commands that a slash and what follows it may become."""
+    return [name for name in commands if f"/{name}".startswith(typed)]
+
+
+def _rest(commands: Mapping[str, str], typed: str) -> str:
+    """What all commands that begin so have in common beyond it."""
+    begun = [f"/{name}"[len(typed) :] for name in _begun(commands, typed)]
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*begun, strict=False))
+    return "".join(letters[0] for letters in same)
+
+
+def _matching(commands: Mapping[str, str], typed: str) -> str:
+    """These commands in a line; what it does, where one is typed whole."""
+    word = typed[1:].split(" ")[0]
+    if word in commands:
+        return f"/{word}: {commands[word]}"
+    return "  ".join(f"/{name}" for name in _begun(commands, typed))
+
+
+def _history(path: Path | None) -> History:
+    if path is None:
+        return InMemoryHistory()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(0o600)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(path))
