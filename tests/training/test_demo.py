@@ -76,7 +76,7 @@ def test_the_commands_train_on_what_others_left(demo: Path, tmp_path: Path) -> N
     call("value", "--policy", policy, "--from", episodes, "--out", str(tmp_path / "value"), *short)
     few = [
         "ppo.iterations=1",
-        "ppo_episodes=2",
+        "ppo_episodes=1",
         "play.turns=1",
         "play.reply=4",
         "play.context=65536",
