@@ -132,6 +132,7 @@ class Tally:
                 ratio=worst.ratio,
                 passed=worst.passed,
                 note=worst.note,
+                rms_bound=worst.rms_bound,
             )
         )
 

@@ -92,6 +92,7 @@ class Finding:
     precision: Precision | None
     """Finest arithmetic that explains the error on this draw; None if none does."""
     note: str = ""
+    rms_bound: float = math.nan
 
 
 def lax(outputs: Sequence[Tensor], declared: Sequence[Tensor]) -> RuleResult:
@@ -137,6 +138,7 @@ def strict(
         rms_error=max(finding.rms_error for finding in findings),
         precision=None if None in measured else max(filter(None, measured), key=UNITS.__getitem__),
         note=worst.note,
+        rms_bound=worst.rms_bound,
     )
 
 
@@ -191,6 +193,7 @@ def _leaf(
         rms_error=sums.rms("error"),
         precision=_explains(sums, longest_sum, gates.rms, admitted),
         note="" if ratio <= 1 else f"output {index}, element {where} of {sums.count}",
+        rms_bound=gates.rms,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -46,6 +47,8 @@ class Draw:
     ratio: float
     passed: bool
     note: str = ""
+    rms_bound: float = math.nan
+    """Of the rms error; NaN where outputs must be equal."""
 
 
 @dataclass(frozen=True)
