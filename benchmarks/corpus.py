@@ -50,17 +50,21 @@ def main() -> int:
     summary = _summary(rows, list(results))
     print(summary)
     if options.json:
-        Path(options.json).write_text(
-            json.dumps({"about": _about(), "rows": rows}, indent=1) + "\n"
-        )
+        Path(options.json).write_text(_json(rows))
     if options.doc:
         page = Path(options.doc)
-        kept = page.read_text().partition(MARK)[0]
+        kept = page.read_text().partition(MARK)[0] if page.is_file() else ""
         page.write_text(f"{kept}{MARK}\n\n{summary}\n\n{_table(rows, list(results))}\n")
     wrong = [row for row in rows if row[OURS]["right"] is False]
     for row in wrong:
         print(f"{row['kind']} {row['name']}: {row[OURS]['word']}: {row[OURS]['detail']}")
     return int(bool(wrong))
+
+
+def _json(rows: list[dict[str, Any]]) -> str:
+    """One candidate a line."""
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    return f'{{"about": {json.dumps(_about())}, "rows": [\n{lines}\n]}}\n'
 
 
 def _options() -> argparse.Namespace:
