@@ -38,6 +38,7 @@ FORESEEN = {
     "Refused": Exit.USAGE,
     "AttemptError": Exit.USAGE,
     "ConfigError": Exit.USAGE,
+    "EngineError": Exit.INFRASTRUCTURE,
     "EvidenceError": Exit.USAGE,
     "ExportError": Exit.USAGE,
     "RecordError": Exit.USAGE,

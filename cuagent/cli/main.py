@@ -8,8 +8,21 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cuagent.cli import audit, check, config, export, mcp, optimize, profile, runs, verify
+from cuagent.cli import (
+    audit,
+    baseline,
+    check,
+    config,
+    doctor,
+    export,
+    mcp,
+    optimize,
+    profile,
+    runs,
+    verify,
+)
 from cuagent.cli.exits import Exit, complain, crashes_to, exit_for
+from cuagent.training import cli as train
 
 # Plain help: rich's takes longer to load than everything else together.
 app = typer.Typer(
@@ -22,13 +35,17 @@ app.command()(optimize.optimize)
 app.command()(verify.verify)
 app.command()(audit.audit)
 app.command()(check.check)
+app.command()(baseline.baseline)
 app.command()(profile.profile)
+app.command()(apply.apply)
 app.command()(export.export)
+app.command()(doctor.doctor)
 app.command()(runs.runs)
 app.command()(runs.show)
 app.command()(runs.replay)
 app.command()(mcp.mcp)
 app.add_typer(config.app, name="config")
+app.add_typer(train.app, name="train")
 
 
 @app.callback(
