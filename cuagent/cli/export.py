@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Refused
-from cuagent.cli.runs import RUNS, RunDir, read
-
-if TYPE_CHECKING:
-    from cuagent.attempt import Attempt
+from cuagent.cli.runs import RUNS, RunDir, attempt_in, read
 
 
 def export(
@@ -39,12 +36,5 @@ def export(
     if best is None:
         raise Refused(f"{folder.id}: no attempt was accepted, so there is nothing to export")
     task = revive(Task, records[0]["task"])
-    made = write_package(_attempt(records, best.attempt), task, best, out)
+    made = write_package(attempt_in(records, best.attempt), task, best, out)
     print(f"exported to {made}")
-
-
-def _attempt(records: list[dict[str, Any]], digest: str) -> Attempt:
-    from cuagent.attempt import Attempt
-
-    files = next(r["files"] for r in records if r["type"] == "attempt" and r["digest"] == digest)
-    return Attempt(tuple(sorted(files.items())))

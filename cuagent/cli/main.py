@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from cuagent.cli import (
+    apply,
     audit,
     baseline,
     check,

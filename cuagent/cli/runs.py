@@ -12,6 +12,7 @@ from cuagent.cli import options
 from cuagent.cli.exits import Refused
 
 if TYPE_CHECKING:
+    from cuagent.attempt import Attempt
     from cuagent.record import RunFolder
 
 RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the run folders are.")]
@@ -36,15 +37,39 @@ def runs(run_dir: RunDir = RUNS, json: options.Json = False) -> None:
 
 
 def show(
-    run: options.RunName = "latest", run_dir: RunDir = RUNS, json: options.Json = False
+    run: options.RunName = "latest",
+    brief: Annotated[
+        bool, typer.Option("--brief", "-b", help="Only the attempts and what came of it.")
+    ] = False,
+    run_dir: RunDir = RUNS,
+    json: options.Json = False,
 ) -> None:
-    """Show the attempts of a run and what came of it."""
+    """Show a run: the result, then step by step what was said, done, judged and changed.
+
+    On a terminal in a pager ($PAGER, else less), where `/step` and `n` go from step to step.
+    """
     folder, records = read(run, run_dir)
     if json:
         from json import dumps
 
         print(dumps(_row(folder) | {"records": records}))
         return
+    if brief:
+        _brief(folder, records)
+        return
+    from rich.console import Console
+
+    from cuagent.ui.pager import page
+    from cuagent.ui.story import story
+    from cuagent.ui.text import glyphs_for
+
+    if not records:
+        raise Refused(f"{folder.id}: its log is empty; there is nothing to show")
+    console = Console(highlight=False, markup=False, emoji=False)
+    page(story(folder, records, min(console.width, 120), glyphs_for(console.encoding)), console)
+
+
+def _brief(folder: RunFolder, records: list[dict[str, Any]]) -> None:
     from cuagent.events import Judged, RunEnded, RunStarted
     from cuagent.ui.recorded import events_of
     from cuagent.ui.terminal import Terminal
@@ -74,6 +99,14 @@ def read(run: str, run_dir: Path = RUNS) -> tuple[RunFolder, list[dict[str, Any]
         raise Refused(f"{run_dir}: no runs here; start one with: cuagent optimize TASK")
     folder = find_run(None if run == "latest" else run, run_dir)
     return folder, read_records(folder)
+
+
+def attempt_in(records: list[dict[str, Any]], digest: str) -> Attempt:
+    """The text of the attempt with that digest."""
+    from cuagent.attempt import Attempt
+
+    files = next(r["files"] for r in records if r["type"] == "attempt" and r["digest"] == digest)
+    return Attempt(tuple(sorted(files.items())))
 
 
 def _row(folder: RunFolder) -> dict[str, str]:

@@ -32,7 +32,7 @@ def excerpt(
 ) -> list[Text]:
     """The first telling lines of a file, behind a bar; comments at the top are passed over."""
     rows = clean(source).rstrip().split("\n")
-    skipped = _preamble(rows)
+    skipped = _preamble(rows) if len(rows) > lines else 0
     shown = rows[skipped : skipped + lines]
     coloured = _highlight("\n".join(shown), PurePosixPath(path).suffix)
     text = [
@@ -44,7 +44,9 @@ def excerpt(
     return text
 
 
-def change(old: str, new: str, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+def change(
+    old: str, new: str, width: int, glyphs: Glyphs = UNICODE, most: int = LINES
+) -> list[Text]:
     """What an edit takes away, in red with `-`, and what it puts there, in green with `+`."""
     before, after = (clean(text).rstrip("\n").split("\n") for text in (old, new))
     while before and after and before[0] == after[0]:  # lines that only say where
@@ -52,25 +54,30 @@ def change(old: str, new: str, width: int, glyphs: Glyphs = UNICODE) -> list[Tex
     while before and after and before[-1] == after[-1]:
         del before[-1], after[-1]
     rows = [(f"-{row}", "red") for row in before] + [(f"+{row}", "green") for row in after]
-    shown = rows if len(rows) <= LINES else rows[: LINES // 2] + rows[-LINES // 2 :]
+    shown = rows if len(rows) <= most else rows[: most // 2] + rows[-most // 2 :]
     text = [
         _behind_bar(Text(clip(row, width - 4, glyphs.more), style), glyphs) for row, style in shown
     ]
     if len(rows) > len(shown):
         rest = Text(f"{glyphs.more} {len(rows) - len(shown)} more lines", "dim")
-        text.insert(LINES // 2, _behind_bar(rest, glyphs))
+        text.insert(most // 2, _behind_bar(rest, glyphs))
     return text
 
 
-def written(tool: str, arguments: str, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-    """What a call of `write` or `edit` puts into a file; nothing for any other call."""
+def written(
+    tool: str, arguments: str, width: int, glyphs: Glyphs = UNICODE, lines: int = LINES
+) -> list[Text]:
+    """What a call of `write` or an edit puts into a file; nothing for any other call."""
     try:
         match tool, json.loads(arguments or "{}", strict=False):
             case "write", {"path": str(path), "text": str(text)}:
-                return excerpt(path, text, width, glyphs)
+                return excerpt(path, text, width, glyphs, lines)
             case "edit", {"old": str(old), "new": str(new)}:
-                return change(old, new, width, glyphs)
-    except (ValueError, RecursionError):
+                return change(old, new, width, glyphs, lines)
+            case "multi_edit", {"edits": [*edits]}:
+                pairs = [(str(e["old"]), str(e["new"])) for e in edits]
+                return [row for pair in pairs for row in change(*pair, width, glyphs, lines)]
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass  # the tool's own answer says what is wrong with them
     return []
 

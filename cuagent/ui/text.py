@@ -30,12 +30,13 @@ class Glyphs:
     dot: str
     more: str
     spinner: str
+    rule: str
     bars: str
     """From low to high."""
 
 
-UNICODE = Glyphs("✓", "✗", "?", "●", "└", "│", "·", "…", "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "▁▂▃▄▅▆▇█")
-ASCII = Glyphs("ok", "XX", "?", "*", "`", "|", "-", "...", "|/-\\", "_.-=+*#")
+UNICODE = Glyphs("✓", "✗", "?", "●", "└", "│", "·", "…", "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "─", "▁▂▃▄▅▆▇█")
+ASCII = Glyphs("ok", "XX", "?", "*", "`", "|", "-", "...", "|/-\\", "-", "_.-=+*#")
 
 
 def glyphs_for(encoding: str | None) -> Glyphs:

@@ -1,0 +1,101 @@
+"""`cuagent apply`: the one command that writes into the user's own tree."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cuagent.cli import options
+from cuagent.cli.exits import Refused, complain
+from cuagent.cli.runs import RUNS, RunDir, attempt_in, read
+
+if TYPE_CHECKING:
+    from cuagent.attempt import Attempt
+    from cuagent.judge import Judgement
+
+
+def apply(
+    run: options.RunName = "latest",
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to; by default beside the module of the task."),
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option(metavar="N", help="Another accepted attempt than the best.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Replace files that differ.")
+    ] = False,
+    run_dir: RunDir = RUNS,
+) -> None:
+    """Put the best attempt's files beside your module.
+
+    model_new.py and kernels/ are written; your own files are not changed, and a file of that name
+    that differs is replaced with --force only. For a package without cuagent use export.
+    """
+    from cuagent.config import resolve
+
+    folder, records = read(run, run_dir)
+    judgement = _chosen(records, attempt, folder.id)
+    chosen = attempt_in(records, judgement.attempt)
+    place = to if to is not None else Path(records[0]["task"]["path"]).parent
+    differing = [name for name, text in chosen.files if _differs(place / name, text)]
+    if differing and not force:
+        raise Refused(
+            f"{place}: {', '.join(differing)} would be replaced; look with "
+            f"cuagent show {folder.id}, then give --force, or --to DIR"
+        )
+    if resolve().approval == "ask" and not _agreed(chosen, place):
+        raise Refused("nothing was written")
+    _put(chosen, place)
+    for name, _ in chosen.files:
+        print(place / name)
+    print(f"use it with: from {Path(chosen.files[-1][0]).stem} import ModelNew")
+
+
+def _chosen(records: list[dict[str, Any]], number: int | None, run: str) -> Judgement:
+    from cuagent.record import judgement_of
+    from cuagent.ui.recorded import best_of
+
+    if number is None:
+        best = best_of(records)
+        if best is None:
+            raise Refused(f"{run}: no attempt was accepted, so there is nothing to apply")
+        return best
+    latest = {r["attempt"]: judgement_of(r) for r in records if r["type"] == "judgement"}
+    accepted = [n for n, judgement in latest.items() if judgement.verdict.accepted]
+    if number not in accepted:
+        have = f"accepted are {', '.join(map(str, accepted))}" if accepted else "none is accepted"
+        raise Refused(f"{run}: attempt {number} is not accepted; {have}")
+    return latest[number]
+
+
+def _differs(path: Path, text: str) -> bool:
+    try:
+        return path.read_text(encoding="utf-8") != text
+    except FileNotFoundError:
+        return False
+    except (OSError, UnicodeDecodeError):
+        return True
+
+
+def _agreed(attempt: Attempt, place: Path) -> bool:
+    names = ", ".join(name for name, _ in attempt.files)
+    complain(f"{names} will be written to {place}")
+    return typer.confirm("go ahead?", err=True)
+
+
+def _put(attempt: Attempt, place: Path) -> None:
+    """Each file whole or not at all."""
+    try:
+        for name, text in attempt.files:
+            target = place / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = target.with_name(f".{target.name}.{os.getpid()}")
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(target)
+    except OSError as error:
+        raise Refused(f"{place}: cannot be written ({error.strerror or error})") from error

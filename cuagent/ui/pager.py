@@ -1,0 +1,42 @@
+"""Long texts on a terminal go through a pager; in a pipe they are just printed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+
+from rich.console import Console
+from rich.text import Text
+
+LESS = "FRX"
+"""Leave at once what fits the screen, pass colours on, leave the text standing."""
+
+
+def page(lines: Iterable[Text], console: Console | None = None) -> None:
+    """Show the lines on stdout, in `$PAGER` or less where stdout is a terminal."""
+    shown = console or Console(highlight=False, markup=False, emoji=False)
+    command = shlex.split(os.environ.get("PAGER") or "less")
+    if not (shown.is_terminal and sys.stdin.isatty() and command and shutil.which(command[0])):
+        for line in lines:
+            shown.print(line, soft_wrap=True)
+        return
+    environment = {"LESS": LESS, "LESSCHARSET": "utf-8"} | os.environ
+    reader = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+    assert reader.stdin is not None
+    # Ctrl-C is the pager's while it runs
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with suppress(BrokenPipeError), reader.stdin as pipe:
+            for line in lines:
+                with shown.capture() as capture:
+                    shown.print(line, soft_wrap=True)
+                pipe.write(capture.get().encode("utf-8", "replace"))
+        reader.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,163 @@
+"""A recorded run as a text to read: the result first, then what happened, step by step.
+
+Fuller than what the live view shows: whole commands and files, the verdicts with all their
+figures, what each attempt changed. Pure: from records to lines; `ui.pager` shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import unified_diff
+from time import gmtime, strftime
+
+from rich.text import Text
+
+from cuagent.events import (
+    Event,
+    Judged,
+    Notice,
+    RunEnded,
+    Spent,
+    StepStarted,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
+    UserSaid,
+)
+from cuagent.record import RunFolder
+from cuagent.ui.attempts import attempt_row, baseline_rows, table_lines, trend
+from cuagent.ui.code import written
+from cuagent.ui.recorded import Records, best_of, events_of
+from cuagent.ui.summary import summary_lines
+from cuagent.ui.table import judgement_lines
+from cuagent.ui.text import UNICODE, Glyphs, clean, clock, count, fold, money, wrap
+
+HEAD, TAIL = 60, 20
+"""Lines kept of a tool's output."""
+CODE = 400
+"""Lines shown of a file that was written."""
+_DIFF = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def story(
+    folder: RunFolder, records: Records, width: int, glyphs: Glyphs = UNICODE
+) -> Iterator[Text]:
+    """The lines of a run that has begun."""
+    session = records[0]
+    task = session["task"]
+    when = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(session["time"]))
+    yield Text(f"{task['name']} on {task['device']}, by {session['model']}, {when}", "bold")
+    yield from _result(folder, records, width, glyphs)
+    texts = {r["n"]: dict(r["files"]) for r in records if r["type"] == "attempt"}
+    seen: set[int] = set()
+    calls: dict[str, ToolStarted] = {}
+    for event in events_of(folder, records):
+        match event:
+            case StepStarted(step):
+                yield Text()
+                yield Text(f"{glyphs.rule * 2} step {step} ", "bold cyan").append(
+                    glyphs.rule * max(width - len(f"{step}") - 9, 0), "dim"
+                )
+            case ToolStarted():
+                calls[event.call_id] = event
+                yield from _call(event, width, glyphs)
+            case Judged(number, judgement):
+                yield Text(f"  attempt {number}", "bold")
+                for line in judgement_lines(judgement, width - 2, glyphs):
+                    yield Text.assemble("  ", line)
+                if number not in seen:
+                    yield from _change(texts, number, width)
+                seen.add(number)
+            case RunEnded():
+                yield Text()
+                yield Text(f"ended: {event.stop}: {event.summary}", "bold")
+            case _:
+                yield from _other(event, width, glyphs)
+
+
+def _result(folder: RunFolder, records: Records, width: int, glyphs: Glyphs) -> Iterator[Text]:
+    """The table of attempts and the summary, as they stand at the end of the log."""
+    judged = [e for e in events_of(folder, records) if isinstance(e, Judged)]
+    rows = {event.attempt: attempt_row(event.attempt, event.judgement) for event in judged}
+    timed = [e.judgement for e in judged if e.judgement.timing is not None]
+    if rows:
+        baselines = baseline_rows(timed[-1]) if timed else []
+        yield Text()
+        ordered = [rows[number] for number in sorted(rows)]
+        yield from table_lines(baselines, ordered, width, glyphs)
+        if grown := trend(ordered, width - 8, glyphs):
+            yield Text.assemble(("  best ", "dim"), (grown, "green"))
+    ends = [e for e in events_of(folder, records) if isinstance(e, RunEnded)]
+    ended = ends[-1] if ends else RunEnded("unfinished", best_of(records), "it has not ended")
+    numbers = {event.judgement.attempt: event.attempt for event in judged}
+    yield Text()
+    yield from summary_lines(ended, None, numbers, width, glyphs)
+
+
+def _call(event: ToolStarted, width: int, glyphs: Glyphs) -> Iterator[Text]:
+    yield Text.assemble((f"{glyphs.call} ", "cyan"), (event.name, "bold"))
+    code = written(event.name, event.arguments, width, glyphs, CODE)
+    if code:
+        yield Text(f"  {event.summary}", "bold")
+        yield from code
+    else:
+        for line in clean(_shown(event)).split("\n"):
+            if line:
+                yield Text(f"  {line}")
+
+
+def _shown(event: ToolStarted) -> str:
+    """The call in full: the command as it was given, else its arguments."""
+    import json
+
+    try:
+        arguments = json.loads(event.arguments or "{}", strict=False)
+    except (ValueError, RecursionError):
+        return event.arguments
+    if not isinstance(arguments, dict):
+        return event.arguments
+    if set(arguments) == {"command"}:
+        return str(arguments["command"])
+    return "\n".join(f"{key}: {value}" for key, value in arguments.items())
+
+
+def _change(texts: Mapping[int, Mapping[str, str]], number: int, width: int) -> Iterator[Text]:
+    """What the attempt changed since the one before; the first one is seen where it is written."""
+    before, after = texts.get(number - 1), texts.get(number)
+    if before is None or after is None:
+        return
+    for name in sorted(before.keys() | after.keys()):
+        lines = unified_diff(
+            before.get(name, "").splitlines(),
+            after.get(name, "").splitlines(),
+            f"attempt {number - 1}/{name}",
+            f"attempt {number}/{name}",
+            lineterm="",
+        )
+        for line in lines:
+            style = "bold" if line[:3] in ("+++", "---") else _DIFF.get(line[:1], "dim")
+            yield Text(f"  {clean(line)}", style)
+
+
+def _other(event: Event, width: int, glyphs: Glyphs) -> Iterator[Text]:
+    match event:
+        case TextDelta(text, kind):
+            for line in clean(text).rstrip().split("\n"):
+                for piece in wrap(line, width):
+                    yield Text(piece, "dim" if kind == "reasoning" else "")
+        case UserSaid(text):
+            yield Text()
+            for line in clean(text).strip().split("\n"):
+                yield Text(f"> {line}", "bold cyan")
+        case ToolFinished():
+            if event.output.strip():
+                style = "red" if event.is_error else "dim"
+                for line in fold(event.output, HEAD, TAIL, glyphs.more):
+                    yield Text(f"  {line}", style)
+        case Notice(text):
+            for piece in wrap(clean(text), max(width - 2, 8)):
+                yield Text(f"! {piece}", "yellow")
+        case Spent():
+            tokens = f"{count(event.tokens_in)} tokens in, {count(event.tokens_out)} out"
+            cost = f", {money(event.cost)}" if event.cost else ""
+            yield Text(f"{clock(event.seconds)}, {tokens}{cost} so far", "dim")
