@@ -16,7 +16,7 @@ from cuagent.expert.expressions import IDENTITY, TYPES, identifier
 from cuagent.expert.fuse import LONG_ROW
 from cuagent.expert.nest import Nest, NestError
 from cuagent.expert.stages import Plan, Stage
-from cuagent.expert.text import KernelText
+from cuagent.expert.text import KernelText, without_unused
 
 PARALLEL_WORK = 60_000
 """Weighted operations under which a parallel region costs more than it brings (about 10 us)."""
@@ -57,7 +57,7 @@ class _Kernel(KernelText):
         else:
             raise NestError(f"{self.name}: reduced and kept dimensions alternate")
         w.close()
-        return "\n".join(w.lines) + "\n"
+        return "\n".join(without_unused(w.lines)) + "\n"
 
     def _header(self) -> None:
         w, group = self.w, self.nest.group

@@ -15,7 +15,7 @@ from cuagent.expert.expressions import TYPES, identifier
 from cuagent.expert.fuse import FEW_ROWS, LONG_ROW
 from cuagent.expert.nest import Access, Nest, NestError
 from cuagent.expert.stages import Plan, Stage
-from cuagent.expert.text import KernelText
+from cuagent.expert.text import KernelText, without_unused
 
 MAP_THREADS = 256
 MOST_SAVED = 48
@@ -85,7 +85,7 @@ class _Kernel(KernelText):
             self._spread_rows()
         else:
             self._rows()
-        return "\n".join(w.lines) + "\n"
+        return "\n".join(without_unused(w.lines)) + "\n"
 
     def _spread(self) -> bool:
         group = self.nest.group
@@ -110,6 +110,10 @@ class _Kernel(KernelText):
         bounds = f" __launch_bounds__({threads})" if threads else ""
         self.w.open(f"static __global__ void{bounds} {self.name}_device{suffix}({parameters})")
 
+    def _constexpr(self, **values: int) -> None:
+        for name, value in values.items():
+            self.w(f"constexpr int {name} = {value};")
+
     def _launcher(self, launches: list[str], workspace: bool = False) -> None:
         extra = ["float* workspace"] if workspace else []
         parameters = ", ".join([*self._parameters(), *extra, "cudaStream_t stream"])
@@ -128,7 +132,7 @@ class _Kernel(KernelText):
     def _map(self) -> None:
         w, total = self.w, self.nest.group.size // self.vector
         self._open_kernel(threads=MAP_THREADS)
-        w(f"constexpr int VECTOR = {self.vector};")
+        self._constexpr(VECTOR=self.vector)
         w("const long position = blockIdx.x * (long)blockDim.x + threadIdx.x;")
         w(f"if (position >= {total}) return;")
         self._decode("position", list(range(len(self.nest.dimensions))), vector=True)
@@ -140,8 +144,8 @@ class _Kernel(KernelText):
         w, group = self.w, self.nest.group
         per_block = 4 if self.threads == 32 else 1
         self._open_kernel(threads=self.threads * per_block)
-        w(f"constexpr int COLUMNS = {group.columns}, THREADS = {self.threads};")
-        w(f"constexpr int VECTOR = {self.vector}, ITEMS = {self.items};")
+        self._constexpr(COLUMNS=group.columns, THREADS=self.threads)
+        self._constexpr(VECTOR=self.vector, ITEMS=self.items)
         if per_block == 1:
             w("const int row = blockIdx.x;")
         else:
@@ -205,12 +209,9 @@ class _Kernel(KernelText):
         per_block = LAST_THREADS * self.vector * 8
         self.blocks = max(1, min(1024, math.ceil(group.columns / per_block)))
         self.workspace = group.rows * self.blocks * len(stage.reduces)
-        constants = (
-            f"constexpr int THREADS = {LAST_THREADS}, VECTOR = {self.vector}, "
-            f"BLOCKS = {self.blocks};"
-        )
+        constants = {"THREADS": LAST_THREADS, "VECTOR": self.vector, "BLOCKS": self.blocks}
         self._open_kernel("_partial", "float* workspace", LAST_THREADS)
-        w(constants)
+        self._constexpr(**constants)
         w("const int row = blockIdx.y;")
         self._decode("row", self.row_dims)
         self._row_values(stage)
@@ -231,7 +232,7 @@ class _Kernel(KernelText):
         w.close()
         w()
         self._open_kernel("_join", "const float* workspace", LAST_THREADS)
-        w(constants)
+        self._constexpr(**constants)
         w("const int row = blockIdx.x;")
         self._decode("row", self.row_dims)
         self._row_values(stage)
@@ -262,7 +263,7 @@ class _Kernel(KernelText):
         lanes = max(1, min(most, 1 << max(0, (group.columns // 4).bit_length() - 1)))
         items = math.ceil(group.columns / lanes)
         self._open_kernel(threads=32 * lanes)
-        w(f"constexpr int COLUMNS = {group.columns}, LANES = {lanes}, VECTOR = 1;")
+        self._constexpr(COLUMNS=group.columns, LANES=lanes, VECTOR=1)
         w(f"const {self.integer} place = blockIdx.x * 32 + threadIdx.x;")
         # Threads past the end keep the last row company: barriers want them all.
         w(f"const {self.integer} row = place < {group.rows} ? place : {group.rows - 1};")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from cuagent.expert.expressions import expression, identifier, number
@@ -31,6 +32,38 @@ class Writer:
         for _ in range(count):
             self.depth -= 1
             self("}")
+
+
+DECLARATION = re.compile(r"\s*(?:const|constexpr) [\w ]+?\*?(\w+)(?:\[\w+\])? = [^;]*;$")
+
+
+def without_unused(lines: list[str]) -> list[str]:
+    """The lines without constants that nothing after them in their block reads.
+
+    Whether a row's index is needed is known only once its last access is written. From the end,
+    so that what only an unused constant needed goes too.
+    """
+    kept: list[str] = []
+    for line in reversed(lines):
+        match = DECLARATION.match(line)
+        if match is None or _is_read(match[1], line, kept):
+            kept.append(line)
+    return kept[::-1]
+
+
+def _is_read(word: str, declaration: str, later: list[str]) -> bool:
+    """`later` is in reverse; the block ends where a line stands further left."""
+    depth = _depth(declaration)
+    for line in reversed(later):
+        if line and line[0] != "#" and _depth(line) < depth:
+            return False
+        if re.search(rf"\b{word}\b", line):
+            return True
+    return False
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 class KernelText:

@@ -155,6 +155,6 @@ def _figures(outcome: Outcome) -> str:
     """`6.41x over eager, 1.02x over torch.compile (0.91 to 1.20)`: limits where they hold 1."""
     parts = []
     for name, ratio in outcome.ratios.items():
-        open_ended = f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.low <= 1 < ratio.high else ""
-        parts.append(f"{ratio.value:.2f}x over {BASELINES.get(name, name)}{open_ended}")
+        limits = f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.low <= 1 < ratio.high else ""
+        parts.append(f"{ratio.value:.2f}x over {BASELINES.get(name, name)}{limits}")
     return ", ".join(parts) or "not timed"

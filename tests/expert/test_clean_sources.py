@@ -1,0 +1,77 @@
+"""Generated sources compile without a word from the compilers, however odd the module."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+from modules import INPUTS, task_text  # type: ignore[import-not-found]
+
+from cuagent.expert.candidate import Options, make_candidate
+from cuagent.expert.subject import open_subject
+from cuagent.expert.text import without_unused
+from cuagent.task import load_task
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tasks")
+    found = {}
+    for cls in INPUTS:
+        path = folder / f"{cls.__name__}.py"
+        path.write_text(task_text(cls))
+        found[cls.__name__] = open_subject(load_task(f"{path}:{cls.__name__}", device="cpu"))
+    return found
+
+
+def _together(subjects, device, folder):
+    """One file that includes the kernels of all modules, each in a namespace of its own."""
+    lines = []
+    for name, subject in subjects.items():
+        candidate = make_candidate(replace(subject, device=device), Options())
+        assert candidate is not None
+        for path, text in candidate.files.items():
+            target = folder / f"{name}_{path.removeprefix('kernels/')}"
+            if path.endswith(".h"):
+                (folder / path.removeprefix("kernels/")).write_text(text)
+            elif path.startswith("kernels/"):
+                target.write_text(text.replace('extern "C" ', ""))
+                lines.append(f'namespace {target.stem} {{\n#include "{target.name}"\n}}\n')
+    header = "pointwise_cuda.h" if device == "cuda" else "pointwise.h"
+    together = folder / f"together.{'cu' if device == 'cuda' else 'cpp'}"
+    together.write_text(f'#include "{header}"\n' + "".join(lines))
+    return together
+
+
+def test_gxx_has_nothing_to_warn_of(subjects, tmp_path):
+    together = _together(subjects, "cpu", tmp_path)
+    options = ["-std=c++17", "-fopenmp", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
+    _compile(["g++", *options, str(together)])
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
+def test_nvcc_has_nothing_to_warn_of(subjects, tmp_path):
+    together = _together(subjects, "cuda", tmp_path)
+    options = ["-std=c++17", "-arch=sm_80", "-ptx", "-Werror", "all-warnings"]
+    _compile(["nvcc", *options, "-o", "/dev/null", str(together)])
+
+
+def _compile(command):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_constant_that_its_block_does_not_read_is_left_out():
+    lines = [
+        "{",
+        "  const int row = 3;",
+        "  const int index = row * 2;",
+        "}",
+        "{",
+        "  const int row = 4;",
+        "  use(row);",
+        "}",
+    ]
+    assert without_unused(lines) == ["{", "}", *lines[4:]]
