@@ -58,6 +58,8 @@ class Lane:
     opened_s: float
     """Opening and first call, in which torch.compile compiles."""
     blocks: list[Clocked] = field(default_factory=list)
+    memory: int | None = None
+    """Bytes of the GPU that its process took, context included."""
 
     @property
     def claims(self) -> list[float]:

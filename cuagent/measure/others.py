@@ -1,6 +1,7 @@
-"""Who else uses the machine while something is timed: shares of the processors, the GPU's state.
+"""Who else uses the machine while something is timed, and where our own processes run.
 
-Only read, never set. On Linux /proc tells how much processor time went to processes outside our
+Shares of the processors and the GPU's state are only read; what is set is which processors our own
+children run on. On Linux /proc tells how much processor time went to processes outside our
 own tree; NVML tells clocks, throttling and other processes on the GPU. Where neither is there,
 nothing is known and nothing is said.
 """
@@ -62,6 +63,43 @@ def _tree_ticks(root: int) -> int:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             total += sum(int(field) for field in fields[11:15])
     return total
+
+
+def cores_for(threads: int) -> set[int]:
+    """Processors to hold `threads` threads on, no two of one physical core; empty for all of them.
+
+    With more processors than threads, where the threads happen to run decides what a process
+    measures, for as long as it lives. So all arms are held on the same ones.
+    """
+    free = sorted(os.sched_getaffinity(0), reverse=True)
+    if threads >= len(free):
+        return set()
+    chosen: list[int] = []
+    taken: set[int] = set()
+    for core in free:
+        if core not in taken:
+            chosen.append(core)
+            taken |= _siblings(core)
+    spare = [core for core in free if core not in chosen]
+    return set((chosen + spare)[:threads])
+
+
+def hold(pid: int, cores: set[int]) -> None:
+    """Hold a process, as many threads as it has now and those they start, on `cores`."""
+    for task in Path(f"/proc/{pid}/task").glob("*") if cores else ():
+        with contextlib.suppress(OSError, ValueError):
+            os.sched_setaffinity(int(task.name), cores)
+
+
+def _siblings(core: int) -> set[int]:
+    """The processors that share a physical core with this one, itself included."""
+    file = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+    found = {core}
+    with contextlib.suppress(OSError, ValueError):
+        for part in file.read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from cuagent.attempt import Attempt
@@ -33,15 +32,9 @@ from cuagent.measure.ceilings import cache_bytes, ceilings, describe
 from cuagent.measure.counted import count
 from cuagent.measure.lane import Clocked, Lane, counted, hidden
 from cuagent.measure.roofline import Roofline
-from cuagent.measure.statistics import (
-    Looks,
-    log_ratios,
-    over_groups,
-    over_rounds,
-    quietest,
-    steady,
-)
-from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Standing, Timing
+from cuagent.measure.rounds import LOOKS, Round, arm_of, enough, ratio
+from cuagent.measure.statistics import steady
+from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.task import Device, TaskError
 from cuagent.verify.referee import Batch, Referee
 from cuagent.worker import Session, SessionEnded
@@ -59,14 +52,8 @@ MEMORY = 1 << 30
 """Bytes of input and output sets at most, beyond the fewest."""
 REPEATS = {Device.CPU: (15, 60), Device.CUDA: (5, 25)}
 """Fewest and most of a round."""
-GROUPS = 5
-"""Stretches of a round on the CPU, each represented by its quietest blocks."""
-LOOKS = Looks((3, 5))
 BUDGET_S = {Effort.QUICK: 1.5, Effort.RECORD: 30.0}
 """For the repeats of a quick timing, for all rounds of one of record; the fewest come anyway."""
-QUICK_CONFIDENCE = {Device.CPU: 0.99, Device.CUDA: 0.95}
-BETWEEN = {Device.CPU: 0.01, Device.CUDA: 0.005}
-"""Standard deviation of a log ratio from one set of processes to the next (measured)."""
 STRIKES = 3
 """So often, in fresh processes, must the wall clock contradict before it is a verdict."""
 SETTLE_S = 0.001
@@ -82,8 +69,6 @@ COMPILE_S = 900.0
 CALL_S = 60.0
 REDRAW_SHARE = 0.5
 """Of the time that drawing new inputs may take; else the same ones change places."""
-RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.5e-6}
-"""By how much equal kernels differ from process to process whatever their length (measured)."""
 
 
 def time_arms(
@@ -97,20 +82,6 @@ def time_arms(
     """Time an accepted attempt once; a `Timer` kept open spares later timings the compiling."""
     with Timer(referee, baselines, emit) as timer:
         return timer.time(attempt, build, effort)
-
-
-@dataclass(frozen=True)
-class Round:
-    """One set of processes, timed."""
-
-    lanes: dict[str, Lane]
-    counted: dict[str, list[float]]
-    """Seconds per call of each block of each arm; blocks of one index make a pair."""
-    wrong: str
-    """Set when the candidate's answers were not right while it was timed."""
-    hidden: str
-    """Set when the wall clock speaks against the candidate's."""
-    busy: float
 
 
 class Timer:
@@ -128,33 +99,47 @@ class Timer:
         self._failed: dict[str, str] = {}
         self._batch: Batch | None = None
         self._draw_s = 0.0
+        self._cores = _cores(self.device)
         self._roofline: Roofline | None = None
         self._uncountable = ""
         self._doubted = False
 
     def time(self, attempt: Attempt, build: Build, effort: Effort = Effort.QUICK) -> Timing:
         """Time one attempt that was accepted. A candidate's fault is told in its `Arm.failed`."""
+        return self._time((attempt, build), effort)
+
+    def compare(self, effort: Effort = Effort.QUICK) -> Timing:
+        """Time the baselines alone, in one interleaved run; ratios are eager's time over theirs."""
+        return self._time(None, effort)
+
+    def opened(self) -> dict[str, Lane]:
+        """The baselines whose processes are warm."""
+        return dict(self._warm)
+
+    def _time(self, subject: tuple[Attempt, Build] | None, effort: Effort) -> Timing:
         begun = time.perf_counter()
         rounds: list[Round] = []
         failed, contradiction, strikes = "", "", 0
         try:
             while not contradiction:
                 self._renew(effort, time.perf_counter() - begun)
-                taken = self._round(attempt, build, effort)
+                taken = self._round(subject, effort)
                 strikes = strikes + 1 if taken.hidden else 0
                 contradiction = taken.wrong or (taken.hidden if strikes == STRIKES else "")
                 if 0 < strikes < STRIKES:
                     continue
                 rounds.append(taken)
-                if self._enough(rounds, effort, time.perf_counter() - begun):
+                if self._enough(rounds, subject, effort, time.perf_counter() - begun):
                     break
         except SessionEnded as ended:
             failed = str(ended)
         busy = max((taken.busy for taken in rounds), default=0.0)
-        arms = tuple(self._arm(name, rounds, failed) for name in (CANDIDATE, *self.baselines))
+        names = self.baselines if subject is None else (CANDIDATE, *self.baselines)
+        why = self._failed | {CANDIDATE: failed}
+        arms = tuple(arm_of(name, rounds, why.get(name, ""), self.device) for name in names)
         return Timing(
             arms=arms,
-            ratios={} if failed or contradiction else self._ratios(rounds, effort),
+            ratios={} if failed or contradiction else self._ratios(rounds, subject, effort),
             effort=effort,
             device=describe(self.referee.task.device),
             seconds=time.perf_counter() - begun,
@@ -199,21 +184,52 @@ class Timer:
 
     # -- one round: a fresh process for the candidate, and the repeats
 
-    def _round(self, attempt: Attempt, build: Build, effort: Effort) -> Round:
+    def _round(self, subject: tuple[Attempt, Build] | None, effort: Effort) -> Round:
         batch = self._fresh_batch()
-        base = self._baseline_lanes(batch)
-        session = self.referee.candidate(attempt, build)
+        lanes = self._baseline_lanes(batch)
+        session = None if subject is None else self.referee.candidate(*subject)
         before = others.cpu_times()
         try:
-            lane = self._warmed(CANDIDATE, session, batch, time.perf_counter())
-            lanes = {CANDIDATE: lane, **base}
+            if session is not None:
+                lane = self._warmed(CANDIDATE, session, batch, time.perf_counter())
+                lanes = {CANDIDATE: lane, **lanes}
             with _one_thread(self.device):
-                wrong = self._repeats(lanes, batch, effort)
+                wrong = self._repeats(lanes, batch, effort) if lanes else ""
             busy = others.others_share(before, others.cpu_times())
         finally:
-            session.close()
+            if session is not None:
+                session.close()
         said = hidden(lanes, self.device)
         return Round(lanes, counted(lanes, self.device), wrong, said, busy)
+
+    def _enough(
+        self,
+        rounds: Sequence[Round],
+        subject: tuple[Attempt, Build] | None,
+        effort: Effort,
+        spent: float,
+    ) -> bool:
+        if effort is Effort.QUICK or len(rounds) < LOOKS.rounds[0]:
+            return effort is Effort.QUICK
+        ratios = self._ratios(rounds, subject, effort).values()
+        return enough(len(rounds), ratios) or spent > BUDGET_S[effort]
+
+    def _ratios(
+        self, rounds: Sequence[Round], subject: tuple[Attempt, Build] | None, effort: Effort
+    ) -> dict[str, Ratio]:
+        """Of the candidate against each baseline; without one, of each baseline against eager."""
+        held = [
+            name
+            for name in self.baselines
+            if rounds and all(taken.counted.get(name) for taken in rounds)
+        ]
+        if subject is not None:
+            return {n: ratio(rounds, n, CANDIDATE, effort, self.device) for n in held}
+        return {
+            n: ratio(rounds, EAGER, n, effort, self.device)
+            for n in held
+            if EAGER in held and n != EAGER
+        }
 
     def _repeats(self, lanes: dict[str, Lane], batch: Batch, effort: Effort) -> str:
         """Time the arms until the budget is spent. What was wrong with the candidate's answers."""
@@ -260,7 +276,7 @@ class Timer:
             if name in (CANDIDATE, EAGER):
                 kept[name] = [_clones(batch.outputs.tensors(slot)) for slot in chosen]
         wrong = ""
-        if EAGER in kept:
+        if EAGER in kept and CANDIDATE in kept:
             wrong = disagreement(kept[CANDIDATE], kept[EAGER], self.referee.task.precision)
         known = [state for state in states if state is not None]
         clocks, slowed = [s.clock for s in known], [s.slowed for s in known]
@@ -333,9 +349,12 @@ class Timer:
 
     def _open(self, name: str, batch: Batch) -> Lane:
         self.emit(Phase(f"timing: opening {name}"))
+        free = _free_memory(self.device)
         begun = time.perf_counter()
         session = self.referee.reference(name, environment=_compiled_graphs())
-        return self._warmed(name, session, batch, begun)
+        lane = self._warmed(name, session, batch, begun)
+        lane.memory = None if free is None else free - (_free_memory(self.device) or 0)
+        return lane
 
     def _warmed(
         self,
@@ -347,6 +366,8 @@ class Timer:
     ) -> Lane:
         """A lane whose model has run; three calls tell about how long one takes."""
         slot = batch.inputs.count - 1
+        if self.device is Device.CPU:
+            others.hold(session.pid, self._cores)
         lane = Lane(name, session, opened_s)
         if begun is not None:
             session.block(batch.inputs, batch.outputs, [(slot, slot)], deadline_s=COMPILE_S)
@@ -370,54 +391,6 @@ class Timer:
                 lane.session.close()
                 del self._warm[name]
 
-    # -- results
-
-    def _enough(self, rounds: Sequence[Round], effort: Effort, spent: float) -> bool:
-        if effort is Effort.QUICK or len(rounds) < LOOKS.rounds[0]:
-            return effort is Effort.QUICK
-        if len(rounds) not in LOOKS.rounds:
-            return False
-        decided = all(
-            ratio.standing is not Standing.INCONCLUSIVE
-            for ratio in self._ratios(rounds, effort).values()
-        )
-        return decided or spent > BUDGET_S[effort] or len(rounds) == LOOKS.rounds[-1]
-
-    def _ratios(self, rounds: Sequence[Round], effort: Effort) -> dict[str, Ratio]:
-        return {
-            name: self._ratio(name, rounds, effort)
-            for name in self.baselines
-            if rounds and all(name in taken.counted for taken in rounds)
-        }
-
-    def _ratio(self, baseline: str, rounds: Sequence[Round], effort: Effort) -> Ratio:
-        logs = [
-            log_ratios(self._levels(taken, baseline), self._levels(taken, CANDIDATE))
-            for taken in rounds
-        ]
-        if effort is Effort.RECORD:
-            return over_rounds(logs, LOOKS.per_look)
-        confidence = QUICK_CONFIDENCE[self.device]
-        shortest = min(rounds[0].counted[CANDIDATE])
-        between = BETWEEN[self.device] + RESOLUTION_S[self.device] / shortest
-        if self.device is Device.CPU:
-            return over_groups(logs[0], confidence, between)
-        return over_rounds(logs, confidence, between)
-
-    def _levels(self, taken: Round, name: str) -> list[float]:
-        """What of an arm's blocks is compared: on the CPU the quietest of each stretch."""
-        blocks = taken.counted[name]
-        return quietest(blocks, GROUPS) if self.device is Device.CPU else blocks
-
-    def _arm(self, name: str, rounds: Sequence[Round], failed: str) -> Arm:
-        held = [taken for taken in rounds if taken.counted.get(name)]
-        why = failed if name == CANDIDATE else self._failed.get(name, "")
-        if not held:
-            return Arm(name, float("nan"), (), failed=why or "was not reached")
-        levels = [level for taken in held for level in self._levels(taken, name)]
-        samples = tuple(block for taken in held for block in taken.counted[name])
-        return Arm(name, median(levels), samples, held[0].lanes[name].opened_s, why)
-
 
 @contextmanager
 def _one_thread(device: Device) -> Iterator[None]:
@@ -431,6 +404,19 @@ def _one_thread(device: Device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _cores(device: Device) -> set[int]:
+    """Where all arms are held, empty for everywhere."""
+    import torch
+
+    return others.cores_for(torch.get_num_threads()) if device is Device.CPU else set()
+
+
+def _free_memory(device: Device) -> int | None:
+    import torch
+
+    return torch.cuda.mem_get_info()[0] if device is Device.CUDA else None
 
 
 def _clones(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 CANDIDATE = "candidate"
 EAGER = "eager"
 COMPILE = "compile"
-"""torch.compile as it is by default; any other name is passed to it as its mode."""
+"""torch.compile as it is by default; any other name is passed to it as its mode, and may have
+options behind it: `+tf32`, `+fp32`, `+bf16` (autocast), `+channels_last`."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def import_arm(order: Order, folder: Path) -> Callable[[], nn.Module]:
     if order.arm != CANDIDATE:
         assert order.task is not None
         reference = open_reference(order.task)
-        return lambda: _compiled(reference.model(order.seed), order.arm)
+        return lambda: _compiled(reference.model(order.seed), order.arm, order.device)
     spec = importlib.util.spec_from_file_location("model_new", folder / MODULE)
     assert spec is not None
     assert spec.loader is not None
@@ -117,10 +118,37 @@ def _constructed(cls: Any, order: Order) -> nn.Module:
     return model.eval().to(order.device.value)
 
 
-def _compiled(model: nn.Module, arm: str) -> nn.Module:
+def _compiled(model: nn.Module, arm: str, device: Device) -> nn.Module:
+    """The reference as a rung: a mode, and options behind plus signs, e.g. `compile+tf32`."""
+    import torch
 
-    if arm == EAGER:
+    mode, *options = arm.split("+")
+    if "tf32" in options:
+        set_precision(Precision.TF32)
+    if "fp32" in options:
+        set_precision(Precision.MATCH)
+    if "channels_last" in options:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if "bf16" in options:
+        _autocast(model, device)
+    if mode == EAGER:
         return model
     # In place, so that the names of the state dict stay as they are.
-    model.compile(mode=None if arm == COMPILE else arm)
+    model.compile(mode=None if mode == COMPILE else mode)
     return model
+
+
+def _autocast(model: nn.Module, device: Device) -> None:
+    """Let `model` compute in bfloat16 where torch deems it safe, and answer in float32."""
+    import torch
+
+    plain = model.forward
+
+    def forward(*arguments: Any) -> Any:
+        with torch.autocast(device.value, torch.bfloat16):
+            output = plain(*arguments)
+        return torch.utils._pytree.tree_map_only(
+            torch.Tensor, lambda x: x.float() if x.dtype is torch.bfloat16 else x, output
+        )
+
+    model.forward = forward

@@ -133,6 +133,11 @@ class Session:
         session._command({"do": "open"}, deadline_s or _patience(attempt))
         return session
 
+    @property
+    def pid(self) -> int:
+        """Of the process, which is also its group's."""
+        return self._child.pid
+
     def load(
         self, weights: Arena, slot: int = 0, *, fresh: bool = True, deadline_s: float = OPEN_S
     ) -> None:

@@ -1,0 +1,53 @@
+"""`cuagent doctor`: what this machine has, what it lacks, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cuagent.cli import options
+
+if TYPE_CHECKING:
+    from cuagent.measure.machine import Finding
+
+
+def doctor(
+    device: options.Device = None,
+    timing: Annotated[
+        bool, typer.Option("--timing", help="Also find out which differences can be told apart.")
+    ] = False,
+    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Timings of each kind.")] = 5,
+    json: options.Json = False,
+) -> None:
+    """Say what this machine has, what it lacks, and what to do about it.
+
+    Exit code 1 where something is missing without which cuagent does not work.
+    """
+    from cuagent.measure.machine import examine
+    from cuagent.task import Device
+
+    with options.activity("looking at this machine", silent=json) as emit:
+        found = examine()
+        measured = None
+        if timing:
+            from cuagent.measure.gates import gates
+
+            has_gpu = any(x.name == "GPU" and x.good for x in found)
+            chosen = device if device in ("cpu", "cuda") else "cuda" if has_gpu else "cpu"
+            measured = gates(Device(chosen), runs=runs, emit=emit)
+    if json:
+        from dataclasses import asdict
+        from json import dumps
+
+        about = {"machine": [asdict(x) for x in found]}
+        print(dumps(about | ({"timing": asdict(measured)} if measured else {}), indent=2))
+    else:
+        print("\n".join([*map(_line, found), *(measured.lines() if measured else [])]))
+    raise typer.Exit(1 if any(x.needed and not x.good for x in found) else 0)
+
+
+def _line(finding: Finding) -> str:
+    sign = "ok" if finding.good else "MISSING" if finding.needed else "lacks"
+    advice = f"; {finding.advice}" if finding.advice and not finding.good else ""
+    return f"{sign:<8}{finding.name:<18} {finding.said}{advice}"

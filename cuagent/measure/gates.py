@@ -1,0 +1,135 @@
+"""Whether this machine can tell a difference in speed: the reference against itself.
+
+Two attempts are made of one small module of our own: the same text (A/A), and the same with a known
+share of its work done once more. What the timing says of them is known beforehand, so what it gets
+wrong is the machine's noise or our fault. Not covered: the user's own task, which may be noisier.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.events import Emit, Phase, ignore
+from cuagent.measure.protocol import Timer
+from cuagent.measure.timing import MARGIN, Effort, Standing
+from cuagent.task import Device, load_task
+from cuagent.verify.referee import Referee
+from cuagent.worker.arms import EAGER
+
+MODULE = """
+import torch
+
+class {name}(torch.nn.Module):
+    def forward(self, x):
+        y = torch.tanh(x)
+        {more}
+        return y * 2
+"""
+SAME = "pass"
+DELAY = "torch.tanh(x[:{rows}])"
+"""So many of the rows computed again; of the two operators this is one."""
+ROWS, COLUMNS = {Device.CPU: 2000, Device.CUDA: 8000}, 2048
+DELAYS = (0.03, 0.10)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the timing said of arms whose difference is known."""
+
+    delay: float
+    """0 is A/A; 0.03 is meant as 3 % more work."""
+    ratios: tuple[float, ...] = ()
+    called: tuple[str, ...] = ()
+    half_widths: tuple[float, ...] = ()
+    """Of the intervals, in logs."""
+    seconds: tuple[float, ...] = ()
+    contradictions: int = 0
+    busy: float = 0.0
+
+    @property
+    def wrong(self) -> int:
+        """Runs that called a difference where there is none, or none where there is one."""
+        right = Standing.INCONCLUSIVE if self.delay == 0 else Standing.SLOWER
+        return sum(word != right for word in self.called) + self.contradictions
+
+    @property
+    def resolution(self) -> float:
+        """The smallest difference that a typical run would call: its half width and the margin."""
+        return math.expm1(median(self.half_widths)) + MARGIN if self.half_widths else math.inf
+
+
+@dataclass(frozen=True)
+class Gates:
+    """All of them, on one device."""
+
+    device: str
+    effort: Effort
+    gates: tuple[Gate, ...] = field(default_factory=tuple)
+
+    def lines(self) -> list[str]:
+        """What this machine can tell apart, for a person."""
+        text = [f"{self.device}, {self.effort} timings"]
+        for gate in self.gates:
+            what = "the same against itself" if gate.delay == 0 else f"{gate.delay:.0%} more work"
+            said = f"{len(gate.called) - gate.wrong} of {len(gate.called)} right"
+            text.append(
+                f"  {what:<24} {said}, median {median(gate.ratios):.4f}x, "
+                f"{median(gate.seconds):.1f} s each"
+                + (f", {gate.busy:.0%} of the processors taken by others" * (gate.busy > 0.05))
+            )
+        finest = max(gate.resolution for gate in self.gates)
+        for share in (0.01, 0.03, 0.10):
+            can = "can" if share + MARGIN / 10 >= finest else "cannot"
+            text.append(f"  {can} tell {share:.0%} apart in one timing")
+        return text
+
+
+def gates(
+    device: Device,
+    *,
+    effort: Effort = Effort.QUICK,
+    runs: int = 5,
+    delays: Sequence[float] = (0.0, *DELAYS),
+    emit: Emit = ignore,
+) -> Gates:
+    """Time the known differences `runs` times each. Raises TaskError, NurseryError."""
+    with tempfile.TemporaryDirectory(prefix="cuagent-gates-") as place:
+        path = Path(place) / "gate.py"
+        path.write_text(MODULE.format(name="Model", more=SAME))
+        task = load_task(path, inputs=f"f32[{ROWS[device]},{COLUMNS}]", device=device.value)
+        with Referee(task) as referee, Timer(referee, (EAGER,)) as timer:
+            done = []
+            for delay in delays:
+                emit(Phase(f"timing: {delay:.0%} more work, {runs} times"))
+                done.append(_gate(timer, device, delay, effort, runs))
+            from cuagent.measure.ceilings import describe
+
+            return Gates(describe(device), effort, tuple(done))
+
+
+def _gate(timer: Timer, device: Device, delay: float, effort: Effort, runs: int) -> Gate:
+    # tanh and the product move equally much, so twice the share of one is the share of both
+    more = DELAY.format(rows=round(2 * delay * ROWS[device])) if delay else SAME
+    attempt = Attempt((("model_new.py", MODULE.format(name="ModelNew", more=more)),))
+    built = build(attempt, device)
+    ratios, called, widths, seconds, lies, busy = [], [], [], [], 0, 0.0
+    for _ in range(runs):
+        begun = time.perf_counter()
+        timing = timer.time(attempt, built, effort)
+        seconds.append(time.perf_counter() - begun)
+        lies += bool(timing.contradiction)
+        busy = max(busy, timing.busy)
+        if EAGER in timing.ratios:
+            ratio = timing.ratios[EAGER]
+            ratios.append(ratio.value)
+            called.append(ratio.standing.value)
+            widths.append(math.log(ratio.high / ratio.low) / 2)
+    return Gate(delay, tuple(ratios), tuple(called), tuple(widths), tuple(seconds), lies, busy)

@@ -1,0 +1,283 @@
+"""The ladder: what is free. Every way to run the reference quicker without a kernel of one's own.
+
+All rungs are timed in one interleaved run, each with its error against fp64, and the best one that
+the task's precision policy admits is where `optimize` starts: what a kernel adds is counted from
+there. Rungs of another precision are shown, since they are free to whoever admits them, and are
+never the best. Cached by task, device and versions.
+
+Invariant: a rung is admissible only if it passes the strict rule in the policy's precision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cuagent.events import Emit, ignore
+from cuagent.measure.ceilings import describe
+from cuagent.measure.counted import count
+from cuagent.measure.lane import Lane
+from cuagent.measure.protocol import Timer
+from cuagent.measure.timing import Effort, Ratio, Timing
+from cuagent.task import Device, Precision, Task, TaskError
+from cuagent.verify.referee import Batch, Referee
+from cuagent.worker import SessionEnded
+from cuagent.worker.arms import COMPILE, EAGER
+
+FORMAT = 1
+"""Raise it when what is measured changes: older cache entries are then not read."""
+AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to run the reference."""
+
+    name: str
+    """`eager`, `compile`, `reduce-overhead`, ..., with options behind plus signs."""
+    seconds: float
+    """Per call; nan where it does not run."""
+    over_eager: Ratio | None
+    """Eager's time over this one's."""
+    error: float | None
+    """Largest relative error against fp64, over the output tensors: |x - r| / |r|."""
+    right: bool
+    """By the strict rule in the task's precision."""
+    opened_s: float | None
+    """Until the first call was through; what torch.compile had cached is not compiled again."""
+    memory: int | None
+    """Bytes of the GPU that the process took, context included."""
+    admitted: bool
+    """By the task's precision policy."""
+    failed: str = ""
+
+    @property
+    def admissible(self) -> bool:
+        return self.admitted and self.right and not self.failed
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The rungs of one task on one device."""
+
+    task: str
+    """Digest."""
+    precision: str
+    device: str
+    versions: dict[str, str]
+    rungs: tuple[Rung, ...]
+    seconds: float
+    """How long measuring took."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Rung | None:
+        """The quickest admissible rung; eager stays unless another is surely quicker."""
+        admissible = [rung for rung in self.rungs if rung.admissible]
+        quicker = [r for r in admissible if r.over_eager is not None and r.over_eager.low > 1]
+        eager = [rung for rung in admissible if rung.name == EAGER]
+        return min(quicker or eager, key=lambda rung: rung.seconds, default=None)
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """What an attempt is to be timed against: eager, compile and the best rung."""
+        best = self.best
+        return tuple(dict.fromkeys([EAGER, COMPILE, *([best.name] if best else [])]))
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Ladder:
+        """The inverse of `to_json`. Raises KeyError, TypeError."""
+        rungs = tuple(
+            Rung(**(rung | {"over_eager": Ratio(**r) if (r := rung["over_eager"]) else None}))
+            for rung in data["rungs"]
+        )
+        named = {"rungs": rungs, "notes": tuple(data["notes"])}
+        return Ladder(**{key: data[key] for key in data if key != "best"} | named)
+
+    def to_json(self) -> dict[str, Any]:
+        best = self.best
+        return asdict(self) | {"best": best.name if best else None}
+
+
+@dataclass(frozen=True)
+class Gains:
+    """What came from where. Ratios above 1 are faster; all from one interleaved run."""
+
+    free: Ratio
+    """Eager over the best rung: no kernel needed."""
+    kernel: Ratio
+    """The best rung over the candidate: what the kernel adds."""
+    end_to_end: Ratio
+    """Eager over the candidate."""
+    over_compile: Ratio | None
+    """torch.compile's default over the candidate: the comparison of the literature."""
+
+
+def gains(timing: Timing, ladder: Ladder) -> Gains | None:
+    """Taken apart from a timing against `ladder.baselines`; None where an arm is missing.
+
+    `free` is end to end over kernel, with limits from the ladder's own run where there are some.
+    """
+    best = ladder.best
+    if best is None or EAGER not in timing.ratios or best.name not in timing.ratios:
+        return None
+    end, kernel = timing.ratios[EAGER], timing.ratios[best.name]
+    seen = best.over_eager
+    value = end.value / kernel.value
+    low, high = (seen.low, seen.high) if seen is not None else (value, value)
+    free = Ratio(value, min(low, value), max(high, value))
+    return Gains(free, kernel, end, timing.ratios.get(COMPILE))
+
+
+def ladder(
+    referee: Referee,
+    *,
+    effort: Effort = Effort.QUICK,
+    only: tuple[str, ...] = (),
+    fresh: bool = False,
+    emit: Emit = ignore,
+    cache: Path | None = None,
+) -> Ladder:
+    """Time every rung of a task, or read what was timed before.
+
+    `only` names rungs; `fresh` measures again. On the CPU this takes some ten seconds, with
+    torch.compile's autotuning on a GPU a minute or more. Raises NurseryError.
+    """
+    task = referee.task
+    file = _file(task, effort, only, cache)
+    if not fresh and (known := _read(file)) is not None:
+        return known
+    begun = time.perf_counter()
+    names = only or rungs_of(task, _convolves(referee))
+    with Timer(referee, names, emit) as timer:
+        timing = timer.compare(effort)
+        lanes = timer.opened()
+        errors = _errors(referee, lanes)
+    rungs = tuple(_rung(task, name, timing, lanes.get(name), errors.get(name)) for name in names)
+    made = Ladder(
+        task.digest,
+        task.precision.value,
+        timing.device,
+        timing.versions,
+        rungs,
+        time.perf_counter() - begun,
+        timing.notes,
+    )
+    _write(file, made)
+    return made
+
+
+def rungs_of(task: Task, convolves: bool) -> tuple[str, ...]:
+    """Names of the rungs that make sense for a task on its device."""
+    on_cuda = task.device is Device.CUDA
+    modes = [EAGER, COMPILE, AUTOTUNE] + [GRAPHS] * on_cuda
+    if convolves:
+        modes += [f"{EAGER}+channels_last", f"{COMPILE}+channels_last"]
+    options = []
+    if on_cuda:
+        # Where the policy admits TF32 it is on everywhere, and what fp32 costs is shown beside it.
+        options = ["tf32"] if task.precision is Precision.MATCH else ["fp32"]
+    variants = [f"{mode}+{option}" for option in options for mode in modes]
+    if task.precision is Precision.BF16:
+        variants += [f"{mode}+bf16" for mode in modes]
+    return (*modes, *variants)
+
+
+def admitted(task: Task, name: str) -> bool:
+    """Whether the task's precision policy allows a rung."""
+    options = name.split("+")[1:]
+    if "tf32" in options:
+        return task.precision is not Precision.MATCH
+    return "bf16" not in options or task.precision is Precision.BF16
+
+
+def _rung(
+    task: Task, name: str, timing: Timing, lane: Lane | None, errors: tuple[float, bool] | None
+) -> Rung:
+    arm = timing.arm(name)
+    assert arm is not None
+    error, right = errors if errors is not None else (None, False)
+    over = Ratio(1.0, 1.0, 1.0) if name == EAGER else timing.ratios.get(name)
+    return Rung(
+        name,
+        arm.median,
+        over if arm.samples else None,
+        error,
+        right,
+        arm.compile_seconds,
+        None if lane is None else lane.memory,
+        admitted(task, name),
+        arm.failed,
+    )
+
+
+def _errors(referee: Referee, lanes: dict[str, Lane]) -> dict[str, tuple[float, bool]]:
+    """Of each rung, on the same fresh inputs: the relative error, and the strict rule's word."""
+    batch = referee.batch(1)
+    found = {}
+    try:
+        for name, lane in lanes.items():
+            batch.outputs.poison(0xFF)
+            try:
+                lane.session.block(batch.inputs, batch.outputs, batch.slots, deadline_s=120.0)
+                passed = referee.check(batch).passed
+                found[name] = (_relative_error(batch), passed)
+                lane.session.forget(batch.inputs)
+                lane.session.forget(batch.outputs)
+            except SessionEnded:
+                continue
+    finally:
+        referee.discard(batch)
+    return found
+
+
+def _relative_error(batch: Batch) -> float:
+    errors = [0.0]
+    for given, right in zip(batch.outputs.tensors(0), batch.expected[0].precise, strict=True):
+        if given.is_floating_point() and given.numel():
+            apart = (given.double() - right.double()).nan_to_num().norm()
+            errors.append(float(apart / right.double().nan_to_num().norm().clamp_min(1e-300)))
+    return max(errors)
+
+
+def _convolves(referee: Referee) -> bool:
+    try:
+        work, _ = count(referee.task, referee.nursery)
+    except TaskError:
+        return False
+    return any("conv" in name for name in work.operators)
+
+
+def _file(task: Task, effort: Effort, only: tuple[str, ...], cache: Path | None) -> Path:
+    import torch
+
+    from cuagent import __version__
+
+    about = (FORMAT, task.digest, describe(task.device), torch.__version__, __version__)
+    key = hashlib.sha256(repr((about, effort.value, only)).encode()).hexdigest()[:16]
+    base = os.environ.get("XDG_CACHE_HOME")
+    home = (Path(base) if base else Path.home() / ".cache") / "cuagent"
+    return (cache or home) / f"ladder-{key}.json"
+
+
+def _read(file: Path) -> Ladder | None:
+    try:
+        return Ladder.from_json(json.loads(file.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(file: Path, made: Ladder) -> None:
+    """A cache that cannot be written only costs the next measurement."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(made.to_json()))
+        partial.replace(file)
+    except OSError:
+        pass

@@ -1,0 +1,82 @@
+"""From rounds of counted blocks to arms and ratios: which statistic holds on which device.
+
+On a GPU all pairs of a round are used, since it is ours alone or the run is not taken; on the CPU,
+where anybody may interrupt, the quietest blocks of consecutive stretches. Not covered: where blocks
+come from (`protocol.py`), what of them counts (`lane.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from cuagent.measure.lane import Lane
+from cuagent.measure.statistics import Looks, log_ratios, over_groups, over_rounds, quietest
+from cuagent.measure.timing import Arm, Effort, Ratio, Standing
+from cuagent.task import Device
+
+GROUPS = 5
+"""Stretches of a round on the CPU, each represented by its quietest blocks."""
+LOOKS = Looks((3, 5))
+QUICK_CONFIDENCE = {Device.CPU: 0.99, Device.CUDA: 0.95}
+BETWEEN = {Device.CPU: 0.01, Device.CUDA: 0.005}
+"""Standard deviation of a log ratio from one set of processes to the next (measured)."""
+RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.5e-6}
+"""By how much equal kernels differ from process to process whatever their length (measured)."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One set of processes, timed."""
+
+    lanes: dict[str, Lane]
+    counted: dict[str, list[float]]
+    """Seconds per call of each block of each arm; blocks of one index make a pair."""
+    wrong: str
+    """Set when the candidate's answers were not right while it was timed."""
+    hidden: str
+    """Set when the wall clock speaks against the candidate's."""
+    busy: float
+    """Share of the processors that others had."""
+
+
+def ratio(
+    rounds: Sequence[Round], baseline: str, arm: str, effort: Effort, device: Device
+) -> Ratio:
+    """Time of `baseline` over time of `arm`. Both were timed in every round."""
+    logs = [
+        log_ratios(levels(taken, baseline, device), levels(taken, arm, device)) for taken in rounds
+    ]
+    if effort is Effort.RECORD:
+        return over_rounds(logs, LOOKS.per_look)
+    confidence = QUICK_CONFIDENCE[device]
+    between = BETWEEN[device] + RESOLUTION_S[device] / min(rounds[0].counted[arm])
+    if device is Device.CPU:
+        return over_groups(logs[0], confidence, between)
+    return over_rounds(logs, confidence, between)
+
+
+def levels(taken: Round, name: str, device: Device) -> list[float]:
+    """What of an arm's blocks is compared."""
+    blocks = taken.counted[name]
+    return quietest(blocks, GROUPS) if device is Device.CPU else blocks
+
+
+def enough(rounds: int, ratios: Iterable[Ratio]) -> bool:
+    """Whether a record may stop: at a look only, when all is decided or it was the last."""
+    if rounds not in LOOKS.rounds:
+        return False
+    return rounds == LOOKS.rounds[-1] or all(
+        ratio.standing is not Standing.INCONCLUSIVE for ratio in ratios
+    )
+
+
+def arm_of(name: str, rounds: Sequence[Round], failed: str, device: Device) -> Arm:
+    """An arm's figures over all rounds."""
+    held = [taken for taken in rounds if taken.counted.get(name)]
+    if not held:
+        return Arm(name, float("nan"), (), failed=failed or "was not reached")
+    typical = [level for taken in held for level in levels(taken, name, device)]
+    samples = tuple(block for taken in held for block in taken.counted[name])
+    return Arm(name, median(typical), samples, held[0].lanes[name].opened_s, failed)
