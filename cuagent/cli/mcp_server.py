@@ -101,7 +101,13 @@ class Bench:
         """Attempts are counted from 1 for each task; the same text keeps its number."""
         return self._numbers.setdefault(attempt.digest, len(self._numbers) + 1)
 
+    def emit(self, event: Event) -> None:
+        """What the rooms say while they work, told to the client."""
+        if isinstance(event, Phase):
+            self._say(event.text)
+
     def close(self) -> None:
+        """End the judge and its thread."""
         self._thread.submit(self._close).result()
         self._thread.shutdown()
 
@@ -110,17 +116,13 @@ class Bench:
 
         self._close()
         self._say(f"opening {task.name} on {task.device}")
-        self._judge = Judge(task, isolation, self._emit)
+        self._judge = Judge(task, isolation, self.emit)
         self._isolation = isolation
 
     def _close(self) -> None:
         judge, self._judge, self._numbers = self._judge, None, {}
         if judge is not None:
             judge.close()
-
-    def _emit(self, event: Event) -> None:
-        if isinstance(event, Phase):
-            self._say(event.text)
 
 
 def serve() -> None:
@@ -136,6 +138,33 @@ def server(bench: Bench) -> MCPServer:
     """The tools, bound to `bench`."""
     made = MCPServer("cuagent", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     looks = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+
+    @made.tool(annotations=looks)
+    async def check(
+        task: Spec,
+        context: Context,
+        inputs: Inputs = None,
+        init: Init = None,
+        device: Device = None,
+        precision: Precision = None,
+    ) -> CallToolResult:
+        """Say whether a task can be judged at all: one right answer, and work to find it."""
+        return await bench.work(context, _check, bench, (task, inputs, init, device, precision))
+
+    @made.tool(annotations=looks)
+    async def baseline(
+        task: Spec,
+        context: Context,
+        inputs: Inputs = None,
+        init: Init = None,
+        device: Device = None,
+        precision: Precision = None,
+    ) -> CallToolResult:
+        """Time what is free: eager, torch.compile's modes, memory formats, precisions.
+
+        What a kernel adds is counted from the best of them. Takes up to some minutes once.
+        """
+        return await bench.work(context, _baseline, bench, (task, inputs, init, device, precision))
 
     @made.tool(annotations=looks)
     async def compile(
@@ -207,6 +236,25 @@ def server(bench: Bench) -> MCPServer:
     return made
 
 
+def _check(bench: Bench, given: tuple[str | None, ...]) -> CallToolResult:
+    from cuagent.record import plain
+    from cuagent.verify.admission import admit
+
+    found = admit(bench.judge(*given).referee)
+    notes = [f"note: {note}" for note in found.notes]
+    text = "\n".join([found.refusal or "the task can be certified", *notes])
+    return _answer(text, plain(found) | {"certifiable": found.certifiable})
+
+
+def _baseline(bench: Bench, given: tuple[str | None, ...]) -> CallToolResult:
+    from cuagent.cli.baseline import lines
+    from cuagent.measure.ladder import ladder
+    from cuagent.record import plain
+
+    found = ladder(bench.judge(*given).referee, emit=bench.emit)
+    return _answer("\n".join(lines(found)), plain(found.to_json()))
+
+
 def _compile(bench: Bench, given: tuple[str | None, ...], candidate: str) -> CallToolResult:
     from cuagent.agent.wording import build_lines
     from cuagent.record import plain
@@ -228,9 +276,11 @@ def _verify(
 
 
 def _profile(bench: Bench, given: tuple[str | None, ...], candidate: str | None) -> CallToolResult:
+    from cuagent.record import plain
+
     attempt = options.open_candidate(Path(candidate)) if candidate else None
     found = bench.judge(*given).profile(attempt)
-    return _answer("\n".join(found.lines()), found.to_json())
+    return _answer("\n".join(found.lines()), plain(found.to_json()))
 
 
 def _export(

@@ -50,7 +50,7 @@ def story(
     yield from _result(folder, records, width, glyphs)
     texts = {r["n"]: dict(r["files"]) for r in records if r["type"] == "attempt"}
     seen: set[int] = set()
-    calls: dict[str, ToolStarted] = {}
+    judged = False
     for event in events_of(folder, records):
         match event:
             case StepStarted(step):
@@ -59,7 +59,7 @@ def story(
                     glyphs.rule * max(width - len(f"{step}") - 9, 0), "dim"
                 )
             case ToolStarted():
-                calls[event.call_id] = event
+                judged = False
                 yield from _call(event, width, glyphs)
             case Judged(number, judgement):
                 yield Text(f"  attempt {number}", "bold")
@@ -68,6 +68,9 @@ def story(
                 if number not in seen:
                     yield from _change(texts, number, width)
                 seen.add(number)
+                judged = True
+            case ToolFinished() if judged:
+                judged = False  # the judgement above says it better than the text for the model
             case RunEnded():
                 yield Text()
                 yield Text(f"ended: {event.stop}: {event.summary}", "bold")
@@ -157,7 +160,7 @@ def _other(event: Event, width: int, glyphs: Glyphs) -> Iterator[Text]:
         case Notice(text):
             for piece in wrap(clean(text), max(width - 2, 8)):
                 yield Text(f"! {piece}", "yellow")
-        case Spent():
+        case Spent() if event.tokens_in:
             tokens = f"{count(event.tokens_in)} tokens in, {count(event.tokens_out)} out"
             cost = f", {money(event.cost)}" if event.cost else ""
             yield Text(f"{clock(event.seconds)}, {tokens}{cost} so far", "dim")

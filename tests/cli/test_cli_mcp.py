@@ -1,0 +1,82 @@
+"""`cuagent mcp` as another agent sees it: the package's own client, the server in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import clean_environment
+
+pytest.importorskip("mcp")
+from mcp import Client, StdioServerParameters
+
+TASK = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, -1)
+def get_inputs():
+    return [torch.randn(4, 8)]
+def get_init_inputs():
+    return []
+"""
+RIGHT = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n" + (
+    "        return torch.softmax(x, -1)\n"
+)
+
+
+def with_client(folder: Path, talk: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        server = StdioServerParameters(
+            command=sys.executable,
+            args=["-m", "cuagent", "mcp"],
+            cwd=str(folder),
+            env=clean_environment(folder / "home") | {"CUAGENT_DEVICE": "cpu"},
+        )
+        async with Client(server) as client:
+            await talk(client)
+
+    asyncio.run(asyncio.wait_for(main(), 150))
+
+
+def test_another_agent_can_use_the_verifier(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK)
+    for name, text in (("right", RIGHT), ("wrong", RIGHT.replace("softmax", "log_softmax"))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model_new.py").write_text(text)
+
+    async def talk(client: Client) -> None:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        assert names == {"check", "baseline", "compile", "verify", "profile", "export"}
+        told: list[str | None] = []
+
+        async def hear(done: float, total: float | None, message: str | None) -> None:
+            told.append(message)
+
+        async def call(tool: str, **arguments: str) -> Any:
+            return await client.call_tool(
+                tool, {"task": "task.py", **arguments}, progress_callback=hear
+            )
+
+        good = await call("verify", candidate="right", timing="none")
+        assert not good.is_error
+        assert good.content[0].text.startswith("ACCEPTED attempt 1")
+        assert good.structured_content["verdict"]["accepted"] is True
+        assert told == ["opening task on cpu"]
+
+        bad = await call("verify", candidate="wrong", timing="none")
+        assert not bad.is_error, "a rejection is an answer"
+        assert bad.content[0].text.startswith("REJECTED attempt 2: wrong values")
+        assert told == ["opening task on cpu"], "the judge was opened again"
+
+        assert "can be certified" in (await call("check")).content[0].text
+        assert "OK: 0 compiled" in (await call("compile", candidate="right")).content[0].text
+        missing = await call("verify", candidate="absent")
+        assert missing.is_error
+        assert "absent: no such file or folder" in missing.content[0].text
+
+    with_client(tmp_path, talk)
