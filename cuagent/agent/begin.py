@@ -19,6 +19,7 @@ from cuagent.events import Emit, ignore
 from cuagent.message import Message, Usage
 from cuagent.models.model import ToolSpec
 from cuagent.record import (
+    INTERRUPTED,
     RUNS,
     RecordError,
     RunFolder,
@@ -102,7 +103,7 @@ def resume_run(
         log.write("resume", model=model, budget=run.budget)
         _prepare(run)
         _open(run, project)
-        run.close_calls("interrupted: the session ended before this call did")
+        run.close_calls(INTERRUPTED)
     except BaseException:
         log.close()
         raise

@@ -21,7 +21,13 @@ parent. Wherever a value is long, `{"$blob": sha256, "form": "text"|"json"}` sta
 """
 
 from cuagent.record.folder import RUNS, RecordError, RunFolder, find_run, list_runs, new_run
-from cuagent.record.history import branch_of, close_open_calls, conversation, message_of
+from cuagent.record.history import (
+    INTERRUPTED,
+    branch_of,
+    close_open_calls,
+    conversation,
+    message_of,
+)
 from cuagent.record.log import RunLog, leaf_of, read_records
 from cuagent.record.plain import plain
 from cuagent.record.redact import is_secret_name, redactor
@@ -29,6 +35,7 @@ from cuagent.record.revive import ending, judgement_of, revive
 from cuagent.record.work import commit_work, diff_work, init_work, restore_work, unlock_work
 
 __all__ = [
+    "INTERRUPTED",
     "RUNS",
     "RecordError",
     "RunFolder",

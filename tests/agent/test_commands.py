@@ -1,0 +1,124 @@
+"""Commands that misbehave, and commands in the background: each ends, and within its limit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cuagent.agent import Run, Stop, run_agent
+from cuagent.agent.tools.tool import ToolResult
+from cuagent.models.scripted import ScriptedModel
+from cuagent.sandbox import Tier
+
+Call = Callable[..., ToolResult]
+
+
+def running() -> str:
+    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(params=["probed", Tier.NONE])
+def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once as the machine allows, once as where there is no sandbox at all."""
+    if request.param is Tier.NONE:
+        monkeypatch.setattr("cuagent.agent.tools.shell.probe", lambda: Tier.NONE)
+
+
+@pytest.mark.usefixtures("tier")
+def test_a_child_in_a_session_of_its_own_does_not_outlive_its_command(call: Call) -> None:
+    mark = f"sleep 98764.{os.getpid()}"
+    assert call("bash", command=f"setsid {mark} >/dev/null 2>&1 & sleep 0.1").text == "(no output)"
+    assert mark not in running()
+
+
+def test_a_fork_bomb_ends_at_the_time_limit_and_leaves_nothing(call: Call) -> None:
+    bomb = f"boom{os.getpid()}() {{ boom{os.getpid()} | boom{os.getpid()} & }}; "
+    start = time.monotonic()
+    result = call("bash", command=f"{bomb} boom{os.getpid()}; sleep 60", timeout=2)
+    assert time.monotonic() - start < 20
+    assert "[killed after 2 s" in result.text
+    assert len(result.text) < 14_000
+    assert f"boom{os.getpid()}" not in running()
+    assert call("bash", command="echo well").text == "well"
+
+
+@pytest.mark.parametrize("command", ["cat", "read x", "python3", "cat /dev/tty", "sudo -v"])
+def test_a_command_that_wants_input_does_not_wait_for_it(call: Call, command: str) -> None:
+    start = time.monotonic()
+    call("bash", command=command, timeout=20)
+    assert time.monotonic() - start < 10
+
+
+def test_a_background_command_runs_beside_others(call: Call, run: Run) -> None:
+    command = (
+        "export BESIDE=1; echo begin; while [ ! -e go ]; do sleep 0.05; done; echo end; exit 3"
+    )
+    assert call("bash", command=command, background=True).text.startswith("started bash-1;")
+    assert call("bash", command="echo between $BESIDE").text == "between"
+    seen = call("bash_output", job="bash-1", wait=1).text
+    assert seen == "begin\n[still running]"
+    call("write", path="go", text="")
+    assert call("bash_output", job="bash-1", wait=20).text == "end\n[exit code 3]"
+    assert call("bash_output", job="bash-1").text == "[exit code 3]"
+    assert (run.work / ".outputs" / "bash-1.txt").read_text() == "begin\nend\n"
+    assert call("bash_kill", job="bash-1").text == "bash-1 had ended already"
+
+
+def test_a_background_command_is_killed_when_asked_and_its_name_is_checked(call: Call) -> None:
+    mark = f"sleep 98763.{os.getpid()}"
+    call("bash", command=f"setsid {mark} & {mark}", background=True)
+    time.sleep(0.2)
+    assert "there is bash-1" in call("bash_kill", job="bash-7").text
+    assert call("bash_kill", job="bash-1").text == "killed bash-1"
+    assert mark not in running()
+    assert call("bash_output", job="bash-1").text == "[killed by SIGKILL]"
+
+
+def test_a_huge_output_of_a_background_command_is_shown_by_its_ends(call: Call) -> None:
+    call("bash", command="echo first; yes | head -c 100000000; echo last", background=True)
+    text = call("bash_output", job="bash-1", wait=60).text
+    assert text.startswith("first\ny\n")
+    assert len(text) < 14_000
+    assert "the whole is in .outputs/bash-1.txt" in text
+    assert not text.endswith("[still running]")
+
+
+def test_only_so_many_commands_run_in_the_background(call: Call) -> None:
+    for _ in range(4):
+        assert not call("bash", command="sleep 60", background=True).is_error
+    assert "still running; kill one" in call("bash", command="sleep 1", background=True).text
+    for n in range(1, 5):
+        call("bash_kill", job=f"bash-{n}")
+
+
+def test_no_background_command_outlives_the_agents_work(run: Run) -> None:
+    mark = f"sleep 98762.{os.getpid()}"
+    calls = [{"name": "bash", "arguments": {"command": mark, "background": True}}]
+    assert run_agent(run, ScriptedModel([{"calls": calls}])) is Stop.MODEL_FAILED
+    assert mark not in running()
+
+
+def test_asking_after_a_background_command_again_and_again_is_no_loop(run: Run) -> None:
+    start = {"name": "bash", "arguments": {"command": "sleep 60", "background": True}}
+    ask = {"name": "bash_output", "arguments": {"job": "bash-1", "wait": 0}}
+    model = ScriptedModel(
+        [{"calls": [start]}, *[{"calls": [ask]}] * 9, {"calls": [{"name": "submit"}]}]
+    )
+    assert run_agent(run, model) is Stop.NO_GAIN
+
+
+def test_no_planted_secret_reaches_a_command_or_the_log(
+    tmp_path: Path, call: Call, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_API_KEY", "LAB_AUTH", "DB_PASSWORD", "SESSION_COOKIE"):
+        monkeypatch.setenv(name, f"planted-{name.lower()}")
+    look = "env; cat /proc/self/environ /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'; true"
+    found = call("bash", command=look).text
+    whole = "".join(p.read_text() for p in (run.work / ".outputs").glob("*")) + found
+    assert "planted-" not in whole
+    assert "CUAGENT_COMMAND=" in whole
