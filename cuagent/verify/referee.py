@@ -302,17 +302,7 @@ class Referee:
         build: Build | None = None,
         extra: dict[str, str] | None = None,
     ) -> Session:
-        order = Order(
-            arm=arm,
-            device=self.task.device,
-            precision=self.task.precision,
-            inputs=self.about["inputs"],
-            output=self.about["output"],
-            state=tuple(self.about["state"]),
-            init=self.about["init"],
-            seed=seed,
-            task=None if arm == CANDIDATE else self.task,
-        )
+        order = self.order(seed, arm)
         if build is None:
             return Session.open(self._nursery, order, environment=extra)
         read = tuple(library.path for library in build.libraries)
@@ -324,6 +314,20 @@ class Referee:
             read=read,
             environment=environment(build),
             memory_bytes=self.memory_bytes,
+        )
+
+    def order(self, seed: int, arm: str = CANDIDATE) -> Order:
+        """What a process is told to run. A candidate is not told the reference."""
+        return Order(
+            arm=arm,
+            device=self.task.device,
+            precision=self.task.precision,
+            inputs=self.about["inputs"],
+            output=self.about["output"],
+            state=tuple(self.about["state"]),
+            init=self.about["init"],
+            seed=seed,
+            task=None if arm == CANDIDATE else self.task,
         )
 
     def close(self) -> None:

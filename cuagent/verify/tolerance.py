@@ -6,15 +6,19 @@ lax     |x - r| <= 1e-2 + 1e-2 |r| for every element, r the reference in its dec
 strict  With y the fp64 oracle, r the reference, e = x - y, s the spread of the oracle when every
         input and weight is multiplied by 1 + u N(0,1), K the longest sum, u_o the unit roundoff of
         the output's dtype:
-            precision   rms(e) <= max(  8 sqrt(K) rms(s) + rms(u_o y),   3 rms(r - y)) + floor
-            local       |e_i|  <= max( 40 sqrt(K) rms(s) + 2 u_o |y_i|,  3 max|r - y|) + floor
+            gate        8 sqrt(K) rms(s) + min(3 u sqrt(K), 1e-4) rms(y)
+            precision   rms(e) <= max(  gate + rms(u_o y),   3 rms(r - y)) + floor
+            local       |e_i|  <= max(5 gate + 2 u_o |y_i|,  3 max|r - y|) + floor
             floor       u_o^2 max|y| + max(smallest normal of the dtype, 2^-114)
-        Either bound admits. Inputs that are not zero-mean judge logic: there 8 and 40 become 100
-        and 500, but no more than 5 % of the output's own variation is forgiven that way.
-        Exact probes (small integers, cancellation) are held to 8 and 40, and to a quarter, wherever
-        the reference itself is exact: a wrong index is off by one at least.
+        Either bound admits. Inputs that are not zero-mean judge logic: there the gate is 12.5 times
+        as wide, but no more than 5 % of the output's own variation is forgiven that way.
+        Exact probes (small integers, cancellation) are held to the narrow gate, and to a quarter,
+        wherever the reference itself is exact: a wrong index is off by one at least.
         Where the task admits TF32 (u = 2^-11), fp16 or bf16, 2.5 rms(s) u / 2^-24 is added to the
         first gate and five times that to the second.
+
+The second term of the gate is for sums of one sign inside a task (exponentials, squares) that are
+taken one term after the other: each addition rounds the partial sum, whose size s does not know.
 
 The floor is for outputs on which perturbations have no hold: a one-hot softmax has no spread, and
 an honest exp that clamps at -87 leaves 3e-38 where the oracle has 0. An error of u_o^2 of the
@@ -48,6 +52,7 @@ UNIT = 2.0**-24
 """Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
 OWN_ERROR = 3.0
 PRECISION_GATE, LOCAL_GATE = 8.0, 40.0
+SEQUENTIAL, MOST_SEQUENTIAL = 3.0, 1e-4
 COARSE_GATE = 2.5
 """Of rms(s), scaled to TF32 or bf16: rounding factors of products to them errs by 0.7, truncating
 by about 2, and the next coarser one by 6. No sqrt(K): the perturbation is this very rounding."""
@@ -243,7 +248,7 @@ def _gates(sums: _Sums, dtype: torch.dtype, kind: Inputs, longest_sum: int, unit
     unit_out = info.eps / 2
     spread = sums.rms("spread")
     exact = kind in EXACT and sums.largest["own"] == 0
-    gate = PRECISION_GATE * math.sqrt(longest_sum) * spread
+    gate = _honest(sums, longest_sum)
     if unit > UNIT:
         gate += COARSE_GATE * spread * unit / UNIT
     if kind is not Inputs.NORMAL and not exact:
@@ -258,12 +263,19 @@ def _gates(sums: _Sums, dtype: torch.dtype, kind: Inputs, longest_sum: int, unit
     )
 
 
+def _honest(sums: _Sums, longest_sum: int) -> float:
+    """rms error that honest fp32 sums may have."""
+    root = math.sqrt(longest_sum)
+    one_signed = min(SEQUENTIAL * UNIT * root, MOST_SEQUENTIAL) * sums.rms("value")
+    return PRECISION_GATE * root * sums.rms("spread") + one_signed
+
+
 def _explains(sums: _Sums, longest_sum: int, bound: float, admitted: Precision) -> Precision | None:
     """The finest arithmetic whose roundoff accounts for errors of this size and evenness."""
     error, spread = sums.rms("error"), sums.rms("spread")
     if error <= bound and admitted is Precision.MATCH:
         return Precision.MATCH
-    fine = PRECISION_GATE * math.sqrt(longest_sum) * spread
+    fine = _honest(sums, longest_sum)
     if error <= fine:
         return Precision.MATCH
     if sums.largest["error"] > UNEVEN * error:

@@ -11,6 +11,7 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import Precision, Task, load_task
 from cuagent.verify import Reason, Referee, Verdict
+from cuagent.verify.sanitize import TOOLS, Report, sanitize
 
 pytestmark = pytest.mark.gpu
 
@@ -134,6 +135,25 @@ def test_after_a_fault_and_an_endless_kernel_the_next_attempt_is_judged(referee:
     assert judge(referee, kernel=endless).reason is Reason.TIMED_OUT
     referee.call_s = before
     assert judge(referee).reason is Reason.ACCEPTED
+
+
+def test_the_sanitizer_finds_what_no_output_shows(referee: Referee) -> None:
+    found = sanitized(referee, KERNEL)
+    assert [report.tool for report in found] == list(TOOLS), found
+    assert all(report.clean for report in found), found
+    beyond = KERNEL.replace("= in[i] > 0 ? in[i] : 0", "= in[i] > 0 ? in[i] : 0 * in[n]")
+    (report,) = sanitized(referee, beyond)
+    assert not report.clean
+    assert "Invalid __global__ read" in report.text
+
+
+def sanitized(referee: Referee, kernel: str) -> tuple[Report, ...]:
+    text = CANDIDATE.format(product="x @ self.weight", count="y.numel()", more="")
+    attempt = Attempt((("kernels/relu.cu", kernel), ("model_new.py", text)))
+    reports = sanitize(referee, attempt, build(attempt, referee.task.device))
+    if not reports or not reports[0].ran:
+        pytest.skip(f"compute-sanitizer does not run here: {reports}")
+    return reports
 
 
 def test_verdicts_leave_no_gpu_memory(referee: Referee) -> None:

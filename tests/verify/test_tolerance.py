@@ -111,13 +111,25 @@ def test_an_integer_that_hangs_on_a_near_tie_may_differ_but_no_comparison_of_rou
     assert not strict([torch.tensor([True, False, True])], expected, Inputs.TIES, 1).passed
 
 
+def test_a_sequential_sum_of_one_sign_is_admitted() -> None:
+    terms = torch.rand(32, 8192, generator=torch.Generator().manual_seed(1))
+    y = terms.double().sum(-1)
+    spread = UNIT * terms.double().square().sum(-1).sqrt()
+    running = torch.zeros(32)
+    for index in range(8192):
+        running += terms[:, index]
+    expected = Expected([terms.sum(-1)], [y], [spread])
+    assert strict([running], expected, Inputs.NORMAL, 8192).ratio < 0.5
+    assert not strict([terms.bfloat16().sum(-1).float()], expected, Inputs.NORMAL, 8192).passed
+
+
 def test_an_exp_that_clamps_is_no_error_beside_a_one() -> None:
     y = torch.zeros(4, 8, dtype=torch.float64)
     y[:, 0] = 1
     expected = Expected([y.float()], [y], [torch.zeros_like(y)])
     clamped = y.float() + 3.3e-38
     assert strict([clamped], expected, Inputs.OFFSET, 8).passed
-    assert not strict([y.float() + 1e-12], expected, Inputs.OFFSET, 8).passed
+    assert not strict([y.float() + 1e-4], expected, Inputs.OFFSET, 8).passed
 
 
 def test_the_lax_tolerance_grows_with_the_reference_not_with_the_candidate() -> None:
