@@ -149,11 +149,7 @@ BUGS: tuple[Bug, ...] = (
         "linear_packed",
         "if self.version != weight._version:",
         "if self.version is None:",
-        "packs once and never again",
-        equivalent=(
-            "weights are loaded before the first call of each new instance, and the "
-            "instance never sees another set"
-        ),
+        "packs once and never again, though weights may be loaded anew",
     ),
     Bug(
         "linear_packed",
