@@ -20,6 +20,8 @@ from cuagent.models.prices import Price
 from cuagent.record import redactor
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+LASTING = ("invalid_request", "authentication", "permission", "not_found", "billing", "quota")
+"""What a stream's own error says where asking again is of no use."""
 OVERLONG = (
     "context_length",
     "context length",
@@ -76,6 +78,10 @@ OPENAI = Endpoint("openai", "responses", "OPENAI_API_KEY")
 ANTHROPIC = Endpoint("anthropic", "anthropic", "ANTHROPIC_API_KEY", max_output=32_000)
 
 
+MALFORMED = (ValueError, TypeError, AttributeError, LookupError)
+"""What the SDKs and our readers of a stream meet where a server breaks its protocol."""
+
+
 class Dropped(Exception):
     """The reply broke off before its end."""
 
@@ -93,6 +99,9 @@ def ask(
                 raise _explain(error, endpoint, model) from error
             why = _reason(error)
             pause = _retry_after(error) or wait * random.uniform(0.75, 1.25)
+        except MALFORMED as error:
+            why = f"the reply is not in the protocol ({_reason(error)})"
+            pause = wait
         if attempt < endpoint.tries:
             on_text(f"\n[{endpoint.name}: {why}; asking again in {pause:.0f} s]\n", "reasoning")
             time.sleep(pause)
@@ -123,10 +132,11 @@ def _transport_errors() -> tuple[type[Exception], ...]:
 def _passing(error: Exception) -> bool:
     """Whether asking again may help."""
     status = getattr(error, "status_code", None)
-    if status is not None:
+    if status is not None and status >= 400:
         return status in RETRIED and "insufficient_quota" not in str(error)
-    # no status: the connection failed, or the stream carried an error such as "overloaded"
-    return not _overlong(str(error))
+    # no status, or that of a stream which began well: the connection failed, or the stream carried
+    # an error such as "overloaded"
+    return not _overlong(str(error)) and not any(kind in str(error) for kind in LASTING)
 
 
 def _explain(error: Exception, endpoint: Endpoint, model: str) -> ModelError:

@@ -1,8 +1,8 @@
 """A provider on this machine: a real HTTP server that speaks OpenAI chat, Responses and Anthropic.
 
-It gives the answers it was made with, in order, streamed where the request asks for it, and keeps
-the requests. An answer may be a fault: `{"status": 429}`, `{"drop": True}` (the connection ends in
-the middle of the stream), `{"stall": seconds}`.
+It gives the answers it was made with, in order, and keeps the requests. An answer may be a fault:
+`{"status": 429}`, `{"drop": True}` (the connection ends in the middle of the stream),
+`{"stall": seconds}`, `{"garble": b"..."}` (bytes in the middle that no protocol knows).
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def serve(*answers: Answer) -> Iterator[Provider]:
                         self.close_connection = True
                         return
                     time.sleep(answer.get("stall", 0))
+                    if "garble" in answer:
+                        self._raw(answer["garble"])
                 name = f"event: {event['type']}\n" if "type" in event else ""
                 self._chunk(f"{name}data: {json.dumps(event)}\n\n")
             if done and not answer.get("quiet_end"):
@@ -65,7 +67,9 @@ def serve(*answers: Answer) -> Iterator[Provider]:
             self._chunk("")
 
         def _chunk(self, text: str) -> None:
-            raw = text.encode()
+            self._raw(text.encode())
+
+        def _raw(self, raw: bytes) -> None:
             try:
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(raw), raw))
             except (BrokenPipeError, ConnectionResetError):

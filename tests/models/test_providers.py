@@ -248,7 +248,17 @@ class TestFaults:
 
     @pytest.mark.parametrize(
         "fault",
-        [{"status": 429}, {"status": 500}, {"status": 529}, {"drop": True}, {"stall": 3}],
+        [
+            {"status": 408},
+            {"status": 409},
+            {"status": 429},
+            {"status": 500},
+            {"status": 529},
+            {"drop": True},
+            {"stall": 3},
+            {"garble": b'data: {"type": "\xff\xfe"}\n\n'},
+            {"garble": b'event: error\ndata: {"type": "broken\n\n'},
+        ],
         ids=str,
     )
     def test_what_passes_is_asked_again(self, make: Any, fault: dict[str, Any]) -> None:
@@ -257,6 +267,16 @@ class TestFaults:
         assert reply.message.content == "fine"
         assert len(p.requests) == 2
         assert any("asking again" in text for _, text in heard)
+
+    def test_a_key_that_the_server_repeats_is_not_said(
+        self, make: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+            monkeypatch.setenv(name, "planted-key-123456")
+        refused = {"status": 401, "error": "no such key: planted-key-123456"}
+        with serve(refused) as p, pytest.raises(ModelError) as refusal:
+            ask(make(p))
+        assert "planted-key" not in str(refusal.value)
 
     def test_what_does_not_pass_is_given_up(self, make: Any) -> None:
         with serve({"status": 503, "error": "down for repairs"}) as p:
@@ -295,6 +315,19 @@ class TestFaults:
         nowhere.url = "http://127.0.0.1:9"
         with pytest.raises(ModelUnavailable, match="gave up after 3 tries"):
             ask(make(nowhere))
+
+
+def test_an_error_in_a_stream_that_began_well_is_told_apart() -> None:
+    def fault(kind: str) -> dict[str, Any]:
+        error = {"type": "error", "error": {"type": kind, "message": "see the type"}}
+        return {"blocks": [], "garble": f"event: error\ndata: {json.dumps(error)}\n\n".encode()}
+
+    fine = {"blocks": [{"type": "text", "text": "fine"}]}
+    with serve(fault("overloaded_error"), fine) as p:
+        reply, _ = ask(anthropic(p))
+    assert reply.message.content == "fine"
+    with serve(fault("invalid_request_error"), fine) as p, pytest.raises(ModelError):
+        ask(anthropic(p))
 
 
 def test_a_stream_that_ends_without_an_end_is_asked_for_again() -> None:
