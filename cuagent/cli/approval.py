@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cuagent.agent.tools import Context, Tool, ToolResult
 
-Ask = Callable[[str, "Context"], str | None]
-"""Puts a question to the user; None where the answer is an interrupt."""
+Ask = Callable[[str, str, "Context"], str | None]
+"""Shows a command, puts a question to the user; None where the answer is an interrupt."""
 ASKED = ("bash",)
 YES = ("y", "yes")
 ALWAYS = ("a", "always")
@@ -55,7 +55,8 @@ def _asking(
                     "commands need the user's approval here, and nobody can be asked; "
                     "use the file tools, compile, verify and profile"
                 )
-            answer = ask(KEYS.format(always=ALWAYS_FOR.format(word=word) if word else ""), context)
+            always = ALWAYS_FOR.format(word=word) if word else ""
+            answer = ask(command, KEYS.format(always=always), context)
             if answer is None:
                 raise Interrupted
             if word and answer.lower() in ALWAYS:

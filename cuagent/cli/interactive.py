@@ -98,10 +98,11 @@ def converse(session: Session, *, begin: bool) -> Stop:
     return run.stop or Stop.INTERRUPTED
 
 
-def asker(prompt: Prompt, settings: Settings) -> Ask:
-    """Puts the question of an approval to the user."""
+def asker(prompt: Prompt, view: Terminal, settings: Settings) -> Ask:
+    """Puts the question of an approval to the user, who sees the whole of the command."""
 
-    def ask(question: str, context: Context) -> str | None:
+    def ask(command: str, question: str, context: Context) -> str | None:
+        view.say(Text(f"  $ {line}", "yellow") for line in clean(command).split("\n"))
         _tell(settings, "cuagent waits for your approval")
         answer: str | None = ""
         while answer == "":

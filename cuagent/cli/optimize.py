@@ -191,7 +191,7 @@ def _sit(
         for line in said:
             run.inbox.put(line)
         view.recall((tried.n, tried.judgement) for tried in run.tried)
-        tools = approved(TOOLS, settings.approval, asker(prompt, settings))
+        tools = approved(TOOLS, settings.approval, asker(prompt, view, settings))
         session = Session(run, model, tools, settings, view, prompt)
         return run, converse(session, begin=again is None)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
-from cuagent.measure.timing import Ratio, Standing
+from cuagent.measure.timing import Ratio, Standing, Timing
 from cuagent.ui.table import baseline_name
 from cuagent.ui.text import UNICODE, Glyphs, clip, duration, ratio, times
 from cuagent.verify.verdict import Reason
@@ -48,8 +48,8 @@ class Row:
     """In place of the figures: why there are none."""
 
 
-def attempt_row(number: int, judgement: Judgement, floor: float | None = None) -> Row:
-    """`floor` is the least time that the device allows, in seconds, where it is known."""
+def attempt_row(number: int, judgement: Judgement) -> Row:
+    """An attempt as it was judged last."""
     verdict, timing = judgement.verdict, judgement.timing
     name = f"attempt {number}"
     if not verdict.accepted:
@@ -64,19 +64,19 @@ def attempt_row(number: int, judgement: Judgement, floor: float | None = None) -
         arm.median,
         timing.ratios.get("eager"),
         timing.ratios.get("compile"),
-        _share(arm.median, floor),
+        _share(arm.median, timing),
         str(verdict.precision or ""),
     )
 
 
-def baseline_rows(judgement: Judgement, floor: float | None = None) -> list[Row]:
+def baseline_rows(judgement: Judgement) -> list[Row]:
     """What the attempt was timed against: eager first, as it came."""
-    arms = judgement.timing.arms if judgement.timing is not None else ()
+    timing = judgement.timing
     return [
         Row(arm.name, said=f"failed: {arm.failed}")
         if arm.failed
-        else Row(arm.name, seconds=arm.median, share=_share(arm.median, floor))
-        for arm in arms
+        else Row(arm.name, seconds=arm.median, share=_share(arm.median, timing))
+        for arm in (timing.arms if timing is not None else ())
         if arm.name != CANDIDATE
     ]
 
@@ -192,8 +192,9 @@ def _worth(worth: Ratio | None, column: Column) -> tuple[str, str]:
     return text, _COLOURS[worth.standing]
 
 
-def _share(seconds: float, floor: float | None) -> float | None:
-    return floor / seconds if floor and seconds > 0 else None
+def _share(seconds: float, timing: Timing | None) -> float | None:
+    floor = timing.floor if timing is not None else None
+    return floor.share(seconds) if floor is not None and seconds > 0 else None
 
 
 def _join(cells: Sequence[tuple[str, Column]]) -> str:

@@ -82,5 +82,6 @@ def _whereabouts(ended: RunEnded, run: RunStarted | None) -> list[tuple[str, str
         rows.append(("run", short_path(run.folder)))
         rows.append(("look", f"cuagent show {handle(run)}"))
         if ended.best is not None:
-            rows.append(("next", f"cuagent export {handle(run)} --out DIR"))
+            rows.append(("apply", f"cuagent apply {handle(run)}"))
+            rows.append(("export", f"cuagent export {handle(run)} --out DIR"))
     return rows

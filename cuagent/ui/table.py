@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NARROW = 50
 """Columns; below it names are short and nothing is indented."""
 SHOWN_DIAGNOSTICS = SHOWN_DRAWS = 3
-COPIED = ("run", "look", "next")
+COPIED = ("run", "look", "apply", "export")
 NAMES = {"compile": "torch.compile"}
 MERIT = {
     -1: "not accepted",
@@ -49,14 +49,18 @@ def judgement_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) 
 
 
 def why_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-    """What a row of the table does not say: why an attempt was refused, where clocks disagree."""
+    """What a row of the table does not say: why an attempt was refused, what to mind."""
+    verdict, timing = judgement.verdict, judgement.timing
     if not judgement.build.ok:
         return build_lines(judgement.build, width, glyphs)[1:]
-    if not judgement.verdict.accepted:
-        return verdict_lines(judgement.verdict, width, glyphs)[1:]
-    if judgement.timing is not None and judgement.timing.contradiction:
-        return _paragraph(f"clocks disagree: {judgement.timing.contradiction}", width, "red")
-    return []
+    if not verdict.accepted:
+        return verdict_lines(verdict, width, glyphs)[1:]
+    lines = []
+    if timing is not None and timing.contradiction:
+        lines += _paragraph(f"clocks disagree: {timing.contradiction}", width, "red")
+    for note in (*verdict.notes, *(timing.notes if timing is not None else ())):
+        lines += _paragraph(note, width, "dim")
+    return lines
 
 
 def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
@@ -119,6 +123,8 @@ def timing_lines(timing: Timing, width: int, glyphs: Glyphs = UNICODE) -> list[T
     lines = _arm_lines(timing, width, glyphs)
     if timing.contradiction:
         lines += _paragraph(f"clocks disagree: {timing.contradiction}", width, "red")
+    for note in timing.notes:
+        lines += _paragraph(note, width, "yellow")
     effort = "quick look, no claim" if timing.effort is Effort.QUICK else "of record"
     return lines + _facts([one_line(timing.device), f"timing {effort}"], width, glyphs)
 

@@ -102,7 +102,6 @@ class Terminal:
         self._attempts: dict[str, int] = {}
         self._baselines: list[Row] = []
         self._rows: dict[int, Row] = {}
-        self._floor: float | None = None
         self._open: dict[str, ToolStarted] = {}
         self._last_call = ""
         self._judged = False
@@ -256,8 +255,6 @@ class Terminal:
     def _tool_finished(self, event: ToolFinished) -> None:
         started = self._open.pop(event.call_id, None)
         self._set(activity="")
-        if event.name == "profile" and not event.is_error:
-            self._floor = event.data.get("profile", {}).get("floor", self._floor)
         lines = []
         if started is not None and event.call_id != self._last_call:
             # its own title is no longer the line above
@@ -303,10 +300,10 @@ class Terminal:
         worth = least_ratio(judgement.timing)
         if judgement.verdict.accepted and worth is not None:
             self._set(best=max(worth, self.status.best or 0.0))
-        row = attempt_row(number, judgement, self._floor)
+        row = attempt_row(number, judgement)
         self._rows[number] = row
         if not row.said:
-            self._baselines = baseline_rows(judgement, self._floor)
+            self._baselines = baseline_rows(judgement)
         return row
 
     def _table(self, fewest: int = 2) -> list[Text]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from cuagent import events
 from cuagent.build.result import Build, Diagnostic, Library
 from cuagent.judge import Judgement
-from cuagent.measure.timing import Arm, Effort, Ratio, Timing
+from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.score import Score
 from cuagent.task.task import Precision
 from cuagent.verify.verdict import Draw, Reason, RuleResult, Verdict
@@ -79,6 +79,7 @@ FAST = Timing(
     Effort.QUICK,
     "NVIDIA H200",
     1.4,
+    floor=Floor(6e-6, "memory", 6e-6),
 )
 MIXED = Timing(
     (

@@ -139,6 +139,36 @@ def test_no_color_is_honoured() -> None:
     assert "\x1b[31m" in on_a_terminal(60, 0)
 
 
+def test_a_window_that_becomes_narrower_keeps_no_piece_of_the_live_line() -> None:
+    show = Terminal(io.StringIO())
+    show._reflows, show._drawn = True, 59
+    show.console.width = 20  # what was one line is three now
+    assert show._erase() == "\x1b[2A\r\x1b[J\x1b[K"
+    show._reflows, show._drawn = False, 59
+    assert show._erase() == "\r\x1b[K"
+
+
+def test_what_is_typed_meanwhile_does_not_show() -> None:
+    program = (
+        "import sys, termios\n"
+        "from cuagent.ui.keys import silent_keys\n"
+        "echo = lambda: bool(termios.tcgetattr(0)[3] & termios.ECHO)\n"
+        "before = echo()\n"
+        "with silent_keys():\n    during = echo()\n"
+        "print(before, during, echo())\n"
+    )
+    shown = b""
+
+    def read(terminal: int) -> bytes:
+        nonlocal shown
+        piece = os.read(terminal, 1024)
+        shown += piece
+        return b""  # nothing of it belongs to the tests' own output
+
+    pty.spawn([sys.executable, "-c", program], read, lambda terminal: b"")
+    assert b"True False True" in shown
+
+
 def test_a_dumb_terminal_has_no_live_line() -> None:
     assert "\x1b[K" not in on_a_terminal(60, 0, TERM="dumb")
 

@@ -1,0 +1,104 @@
+"""What a run leaves: shown step by step, and put into the user's tree only when asked to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import Cuagent
+
+from cuagent.attempt import Attempt
+from cuagent.build.result import Build
+from cuagent.judge import Judgement
+from cuagent.measure.timing import Arm, Effort, Ratio, Timing
+from cuagent.message import Message, ToolCall, Usage
+from cuagent.record import RunLog, new_run, plain
+from cuagent.score import Score
+from cuagent.task import Task
+from cuagent.verify.verdict import Reason, Verdict
+
+WRONG = Attempt((("kernels/a.cpp", "int wrong;\n"), ("model_new.py", "class ModelNew: ...\n")))
+RIGHT = Attempt((("kernels/a.cpp", "int right;\n"), ("model_new.py", "class ModelNew: ...\n")))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with the user's module, and a run on it with a wrong and a right attempt."""
+    (tmp_path / "task.py").write_text("class Model: ...\n")
+    task = Task(tmp_path / "task.py", "Model", "class Model: ...\n")
+    with RunLog(new_run("task", tmp_path / ".cuagent" / "runs")) as log:
+        described = {**plain(task), "name": task.name, "digest": task.digest}
+        log.write("session", task=described, model="expert")
+        log.message(Message("user", "make it faster"))
+        for n, attempt in enumerate((WRONG, RIGHT), 1):
+            call = log.write("call", usage=Usage(), cost=0.0)
+            said = Message("assistant", f"I try {n}.", (ToolCall(f"{n}", "verify", "{}"),))
+            log.message(said, call)
+            log.write("attempt", n=n, digest=attempt.digest, commit="", files=dict(attempt.files))
+            log.write("judgement", effort="quick", **plain(judged(attempt)) | {"attempt": n})
+            log.message(Message("tool", "text for the model", tool_call_id=f"{n}"))
+        log.write("end", stop="submitted", summary="attempt 2", attempt=2)
+    return tmp_path
+
+
+def judged(attempt: Attempt) -> Judgement:
+    right = attempt is RIGHT
+    reason = Reason.ACCEPTED if right else Reason.WRONG_VALUES
+    verdict = Verdict(right, reason, "", "t", attempt.digest)
+    arms = (Arm("candidate", 1e-3, ()), Arm("eager", 2e-3, ()))
+    timing = Timing(arms, {"eager": Ratio(2.0, 1.9, 2.1)}, Effort.QUICK, "a CPU", 1.0)
+    build = Build(attempt.digest, (), (), True, 0.1)
+    return Judgement(
+        attempt.digest, build, verdict, timing if right else None, Score(2 if right else -1, 2.0)
+    )
+
+
+def test_the_best_attempt_is_put_beside_the_module(cuagent: Cuagent, project: Path) -> None:
+    done = cuagent("apply")
+    assert done.returncode == 0, done.stderr
+    assert (project / "kernels" / "a.cpp").read_text() == "int right;\n"
+    assert (project / "model_new.py").read_text() == "class ModelNew: ...\n"
+    assert (project / "task.py").read_text() == "class Model: ...\n"
+    assert {path.name for path in project.iterdir()} == {
+        ".cuagent",
+        "kernels",
+        "model_new.py",
+        "task.py",
+    }
+    assert cuagent("apply").returncode == 0, "what is there already is no obstacle"
+
+
+def test_nothing_of_the_users_is_replaced_unless_forced(cuagent: Cuagent, project: Path) -> None:
+    (project / "model_new.py").write_text("mine\n")
+    done = cuagent("apply")
+    assert done.returncode == 2
+    assert "model_new.py would be replaced" in done.stderr
+    assert not (project / "kernels").exists(), "all or nothing"
+    assert (project / "model_new.py").read_text() == "mine\n"
+    assert cuagent("apply", "--to", "elsewhere").returncode == 0
+    assert (project / "elsewhere" / "model_new.py").exists()
+    assert cuagent("apply", "--force").returncode == 0
+    assert (project / "model_new.py").read_text() == "class ModelNew: ...\n"
+
+
+def test_a_rejected_attempt_is_not_applied(cuagent: Cuagent, project: Path) -> None:
+    done = cuagent("apply", "latest", "--attempt", "1")
+    assert done.returncode == 2
+    assert "attempt 1 is not accepted; accepted are 2" in done.stderr
+
+
+def test_show_begins_with_the_result_and_tells_each_step(cuagent: Cuagent, project: Path) -> None:
+    shown = cuagent("show", COLUMNS="100").stdout
+    result, first, second = shown.split("── step ")
+    assert "✓ attempt 2" in result
+    assert "2.00x [1.90, 2.10]" in result
+    assert "✓ best: attempt 2" in result
+    assert "I try 1." in first
+    assert "rejected: wrong values" in first
+    assert "-int wrong;" in second
+    assert "+int right;" in second
+    assert "text for the model" not in shown
+    assert "\x1b" not in shown
+    brief = cuagent("show", "--brief").stdout
+    assert "✓ attempt 2" in brief
+    assert "I try" not in brief

@@ -1,0 +1,166 @@
+"""A session at the terminal, and runs that are taken up again: real keys, real judge."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Cuagent
+from typist import Typist
+
+from cuagent.cli.approval import approved
+
+TASK = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, -1)
+def get_inputs():
+    return [torch.randn(4, 8)]
+def get_init_inputs():
+    return []
+"""
+SUBMIT = {"text": "That is all.", "calls": [{"name": "submit", "arguments": {}}]}
+
+
+def bash(command: str) -> dict[str, object]:
+    return {"text": "I try.", "calls": [{"name": "bash", "arguments": {"command": command}}]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "task.py").write_text(TASK)
+    return tmp_path
+
+
+def script(folder: Path, *replies: dict[str, object], name: str = "script.jsonl") -> str:
+    (folder / name).write_text("".join(json.dumps(reply) + "\n" for reply in replies))
+    return f"scripted:{name}"
+
+
+def messages(folder: Path) -> list[dict[str, Any]]:
+    log = next((folder / ".cuagent" / "runs").glob("*/log.jsonl"))
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    return [record for record in records if record["type"] == "message"]
+
+
+def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path) -> None:
+    model = script(folder, bash("echo started; sleep 60"), SUBMIT)
+    with Typist(folder, "optimize", "task.py", "--model", model, "-i") as user:
+        user.see("bash: started")
+        user.type("use float4\r")
+        user.see("queued: use float4")
+        user.type("\x1b")
+        user.see("interrupted: no accepted kernel")
+        user.see("your turn")
+        user.type("/cos\t\r")
+        user.see("steps   1 of 100")
+        user.type("/restore 3\r")
+        user.see("no attempt 3")
+        user.type("\r")
+        user.see("> use float4")
+        user.see("That is all.")
+        user.see("no gain")
+        user.type("/quit\r")
+        assert user.leave() == 0
+        assert "Traceback" not in user.shown
+    said = [m["content"] for m in messages(folder) if m["role"] == "user"]
+    assert said[-1] == "use float4"
+
+
+def test_two_interrupts_leave_and_say_how_to_go_on(folder: Path) -> None:
+    model = script(folder, bash("echo started; sleep 60"))
+    with Typist(folder, "optimize", "task.py", "--model", model, "-i") as user:
+        user.see("bash: started")
+        user.type("\x03")
+        user.type("\x03")
+        assert user.leave() == 130
+        user.see("go on with: cuagent optimize --resume ")
+
+
+def test_a_rejected_command_does_not_run_and_the_model_hears_why(folder: Path) -> None:
+    model = script(folder, bash("touch forbidden"), bash("touch allowed"), SUBMIT)
+    arguments = ("optimize", "task.py", "--model", model, "-i", "--approval", "ask")
+    with Typist(folder, *arguments) as user:
+        user.see("allow this command?")
+        user.type("write files with the file tools\r")
+        user.see("$ touch allowed")
+        user.see("allow this command?")
+        user.type("y\r")
+        user.see("That is all.")
+        user.see("your turn")
+        user.type("\x04")
+        assert user.leave() == 0
+    told = [m["content"] for m in messages(folder) if m["role"] == "tool"]
+    assert "not allow this command: write files with the file tools" in told[0]
+    work = next((folder / ".cuagent" / "runs").glob("*/work"))
+    assert (work / "allowed").exists()
+    assert not (work / "forbidden").exists()
+
+
+def test_a_run_that_failed_is_taken_up_again(cuagent: Cuagent, folder: Path) -> None:
+    first = cuagent("optimize", "task.py", "--model", script(folder, bash("ls")), "-p")
+    assert first.returncode == 1
+    assert first.stdout == "no accepted kernel (0 attempts)\n", "the result is alone on stdout"
+    assert "● bash  ls" in first.stderr
+    assert "go on with: cuagent optimize --resume " in first.stderr
+    rest = script(folder, SUBMIT, name="rest.jsonl")
+    again = cuagent("optimize", "--continue", "--model", rest, "--output-format", "json")
+    assert again.returncode == 0, again.stderr
+    result = json.loads(again.stdout)
+    assert (result["stop"], result["steps"]) == ("no gain", 2)
+    assert len(list((folder / ".cuagent" / "runs").iterdir())) == 1
+    (folder / "task.py").write_text(TASK + "# changed\n")
+    changed = cuagent("optimize", "--resume", result["run"], "--model", rest)
+    assert changed.returncode == 2
+    assert "has changed since" in changed.stderr
+
+
+def test_a_limit_says_how_to_go_on_with_a_wider_one(cuagent: Cuagent, folder: Path) -> None:
+    model = script(folder, bash("ls"), SUBMIT)
+    done = cuagent("optimize", "task.py", "--model", model, "--max-steps", "1")
+    assert done.returncode == 0
+    assert "step limit; go on with: cuagent optimize --resume " in done.stderr
+    assert done.stderr.rstrip().endswith("--max-steps 2")
+
+
+def test_where_nobody_can_be_asked_a_command_that_needs_it_does_not_run() -> None:
+    from cuagent.agent import TOOLS
+    from cuagent.agent.tools import ToolError
+
+    assert approved(TOOLS, "yolo") == TOOLS
+    guarded = next(tool for tool in approved(TOOLS, "ask") if tool.name == "bash")
+    with pytest.raises(ToolError, match="nobody can be asked"):
+        guarded.function(None, {"command": "ls"})  # type: ignore[arg-type]
+
+
+def test_always_is_for_plain_calls_of_one_program() -> None:
+    from cuagent.agent import TOOLS
+    from cuagent.agent.tools import ToolError
+
+    asked = []
+
+    def ask(command: str, question: str, context: object) -> str:
+        asked.append(question)
+        return "a" if len(asked) == 1 else "no, thanks"
+
+    guarded = next(tool for tool in approved(TOOLS, "ask", ask) if tool.name == "bash")
+    with pytest.raises(AttributeError):  # it went through to the tool, which has no run here
+        guarded.function(None, {"command": "ls -l"})  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        guarded.function(None, {"command": "ls kernels"})  # type: ignore[arg-type]
+    assert asked == ["allow this command? y: yes, a: always for `ls`, n or why not: no"]
+    for command in ("ls; rm x", "ls $(rm x)", "rm x", "LS=1 rm x"):
+        with pytest.raises(ToolError, match="does not allow this command: no, thanks"):
+            guarded.function(None, {"command": command})  # type: ignore[arg-type]
+    assert len(asked) == 5
+
+
+def test_sitting_by_needs_a_terminal(cuagent: Cuagent, folder: Path) -> None:
+    model = script(folder, SUBMIT)
+    for flags in (["-i"], ["--approval", "ask"]):
+        done = cuagent("optimize", "task.py", "--model", model, *flags)
+        assert done.returncode == 2
+        assert "terminal" in done.stderr
