@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,13 +22,14 @@ def sandboxed(argv: list[str], sources: Path, scratch: Path) -> list[str]:
 def compiler_folders() -> tuple[Path, ...]:
     """What a confined compiler must be able to read beside the system's own folders."""
     folders = [Path(compiler.__file__).parent]
-    for form in ("nvcc", "nvrtc"):
+    for form in ("g++", "nvcc", "nvrtc"):
         try:
             command = compiler.toolchain(form).command
         except compiler.CompilerMissing:
             continue
         # A library or a binary lies one folder below the root of its toolkit.
-        folders += [Path(word).resolve().parent.parent for word in command if Path(word).is_file()]
+        named = [Path(shutil.which(word) or word) for word in command]
+        folders += [path.resolve().parent.parent for path in named if path.is_file()]
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     folders += [Path(home).resolve() for home in homes if home and Path(home).is_dir()]
     return tuple(dict.fromkeys(folders))
