@@ -58,9 +58,7 @@ def main() -> int:
             "mean": mean(ratios),
             "sd": stdev(ratios) if len(ratios) > 1 else 0.0,
             "median seconds": median(run["seconds"] for run in runs),
-            "median half width": median(
-                (r["high"] / r["low"]) ** 0.5 - 1 for r in runs if r["low"]
-            ),
+            "median half width": median(widths),
             "median busy": median(run["busy"] for run in runs),
         },
     }

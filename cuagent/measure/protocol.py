@@ -32,7 +32,7 @@ from cuagent.measure.ceilings import cache_bytes, ceilings, describe
 from cuagent.measure.counted import count
 from cuagent.measure.lane import Clocked, Lane, counted, hidden
 from cuagent.measure.roofline import Roofline
-from cuagent.measure.rounds import LOOKS, Round, arm_of, enough, ratio
+from cuagent.measure.rounds import LOOKS, TWIN, Round, arm_of, enough, ratio, twins
 from cuagent.measure.statistics import steady
 from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.task import Device, TaskError
@@ -100,6 +100,8 @@ class Timer:
         self._batch: Batch | None = None
         self._draw_s = 0.0
         self._cores = _cores(self.device)
+        self._apart: list[float] = []
+        """How far twins lay apart in each timing so far."""
         self._roofline: Roofline | None = None
         self._uncountable = ""
         self._doubted = False
@@ -114,7 +116,7 @@ class Timer:
 
     def opened(self) -> dict[str, Lane]:
         """The baselines whose processes are warm."""
-        return dict(self._warm)
+        return {name: lane for name, lane in self._warm.items() if name != TWIN}
 
     def _time(self, subject: tuple[Attempt, Build] | None, effort: Effort) -> Timing:
         begun = time.perf_counter()
@@ -129,6 +131,7 @@ class Timer:
                 if 0 < strikes < STRIKES:
                     continue
                 rounds.append(taken)
+                self._apart += twins(taken, self.device)
                 if self._enough(rounds, subject, effort, time.perf_counter() - begun):
                     break
         except SessionEnded as ended:
@@ -224,9 +227,9 @@ class Timer:
             if rounds and all(taken.counted.get(name) for taken in rounds)
         ]
         if subject is not None:
-            return {n: ratio(rounds, n, CANDIDATE, effort, self.device) for n in held}
+            return {n: ratio(rounds, n, CANDIDATE, effort, self.device, self._apart) for n in held}
         return {
-            n: ratio(rounds, EAGER, n, effort, self.device)
+            n: ratio(rounds, EAGER, n, effort, self.device, self._apart)
             for n in held
             if EAGER in held and n != EAGER
         }
@@ -334,7 +337,10 @@ class Timer:
     def _baseline_lanes(self, batch: Batch) -> dict[str, Lane]:
         """The baselines' lanes with nothing clocked yet, opened where they are not."""
         lanes = {}
-        for name in self.baselines:
+        names = self.baselines
+        if self.device is Device.CPU and EAGER in names:
+            names = (*names, TWIN)
+        for name in names:
             if name in self._failed:
                 continue
             try:
@@ -351,7 +357,8 @@ class Timer:
         self.emit(Phase(f"timing: opening {name}"))
         free = _free_memory(self.device)
         begun = time.perf_counter()
-        session = self.referee.reference(name, environment=_compiled_graphs())
+        arm = EAGER if name == TWIN else name
+        session = self.referee.reference(arm, environment=_compiled_graphs())
         lane = self._warmed(name, session, batch, begun)
         lane.memory = None if free is None else free - (_free_memory(self.device) or 0)
         return lane

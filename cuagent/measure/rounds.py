@@ -12,16 +12,22 @@ from dataclasses import dataclass
 from statistics import median
 
 from cuagent.measure.lane import Lane
-from cuagent.measure.statistics import Looks, log_ratios, over_groups, over_rounds, quietest
+from cuagent.measure.statistics import Looks, log_ratios, over_groups, over_rounds, pooled, quietest
 from cuagent.measure.timing import Arm, Effort, Ratio, Standing
 from cuagent.task import Device
+from cuagent.worker.arms import EAGER
 
 GROUPS = 5
 """Stretches of a round on the CPU, each represented by its quietest blocks."""
 LOOKS = Looks((3, 5))
 QUICK_CONFIDENCE = {Device.CPU: 0.99, Device.CUDA: 0.95}
-BETWEEN = {Device.CPU: 0.01, Device.CUDA: 0.005}
-"""Standard deviation of a log ratio from one set of processes to the next (measured)."""
+BETWEEN = {Device.CPU: 0.03, Device.CUDA: 0.005}
+"""Standard deviation of a log ratio from one set of processes to the next. Measured on a GPU; on
+the CPU a first guess, since it was 1 % on one machine and 7 % on another: see `twins`."""
+GUESS_WEIGHT = 4
+"""Timings of twins that the guess counts for."""
+TWIN = "eager again"
+"""A second process of eager, on the CPU: how far the two lie apart is what processes do here."""
 RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.5e-6}
 """By how much equal kernels differ from process to process whatever their length (measured)."""
 
@@ -42,19 +48,35 @@ class Round:
 
 
 def ratio(
-    rounds: Sequence[Round], baseline: str, arm: str, effort: Effort, device: Device
+    rounds: Sequence[Round],
+    baseline: str,
+    arm: str,
+    effort: Effort,
+    device: Device,
+    apart: Sequence[float] = (),
 ) -> Ratio:
-    """Time of `baseline` over time of `arm`. Both were timed in every round."""
+    """Time of `baseline` over time of `arm`, both timed in every round.
+
+    `apart` are the log ratios of twins so far, from `twins`.
+    """
     logs = [
         log_ratios(levels(taken, baseline, device), levels(taken, arm, device)) for taken in rounds
     ]
     if effort is Effort.RECORD:
         return over_rounds(logs, LOOKS.per_look)
     confidence = QUICK_CONFIDENCE[device]
-    between = BETWEEN[device] + RESOLUTION_S[device] / min(rounds[0].counted[arm])
+    resolution = RESOLUTION_S[device] / min(rounds[0].counted[arm])
     if device is Device.CPU:
-        return over_groups(logs[0], confidence, between)
-    return over_rounds(logs, confidence, between)
+        between, known = pooled(apart, BETWEEN[device], GUESS_WEIGHT)
+        return over_groups(logs[0], confidence, between + resolution, known)
+    return over_rounds(logs, confidence, BETWEEN[device] + resolution)
+
+
+def twins(taken: Round, device: Device) -> list[float]:
+    """How far two processes of eager lay apart in this round: a log ratio, or nothing."""
+    if not (taken.counted.get(EAGER) and taken.counted.get(TWIN)):
+        return []
+    return [median(log_ratios(levels(taken, EAGER, device), levels(taken, TWIN, device)))]
 
 
 def levels(taken: Round, name: str, device: Device) -> list[float]:

@@ -107,18 +107,30 @@ def quietest(values: Sequence[float], groups: int) -> list[float]:
     return [min(values[a:b]) for a, b in pairwise(edges) if a < b]
 
 
-def over_groups(logs: Sequence[float], confidence: float, between: float) -> Ratio:
+def over_groups(logs: Sequence[float], confidence: float, between: float, known: int) -> Ratio:
     """Ratio and interval from log ratios of consecutive stretches of one round (batch means).
 
     Neighbouring blocks are alike in what else the machine does, so they are no replicates, and
     stretches nearly are. Student's interval with the standard error of a median (1.2533 times that
-    of the mean), widened by `between`, which one set of processes cannot show.
+    of the mean), widened by `between`, the standard deviation from one set of processes to the
+    next, which was estimated with `known` degrees of freedom.
     """
     centre = median(logs)
     error = 1.2533 * stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else abs(centre)
-    within = t_quantile(0.5 + confidence / 2, max(1, len(logs) - 1)) * error
-    half = math.hypot(within, normal_quantile(0.5 + confidence / 2) * between)
+    p = 0.5 + confidence / 2
+    within = t_quantile(p, max(1, len(logs) - 1)) * error
+    half = math.hypot(within, t_quantile(p, known) * between)
     return _ratio(centre, half, half)
+
+
+def pooled(deviations: Sequence[float], prior: float, weight: int) -> tuple[float, int]:
+    """Standard deviation of values about zero, and its degrees of freedom.
+
+    `prior` counts as `weight` values: what is believed before anything was seen.
+    """
+    total = weight * prior**2 + sum(value**2 for value in deviations)
+    known = weight + len(deviations)
+    return math.sqrt(total / known), known
 
 
 def steady(clocks: Sequence[float], throttled: Sequence[bool], nominal: float) -> list[bool]:
