@@ -26,6 +26,7 @@ class Options:
     keep: frozenset[str] = frozenset()
     """Captured operators that stay with torch."""
     tile: int = 64
+    """CPU: neighbouring rows that advance together where the reduction is not innermost."""
     threads: int = 0
     """CUDA threads per row; 0 lets the row length decide."""
     vector: bool = True

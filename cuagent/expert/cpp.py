@@ -22,6 +22,8 @@ PARALLEL_WORK = 60_000
 """Weighted operations under which a parallel region costs more than it brings (about 10 us)."""
 SAVED_BYTES = 192 << 10
 """Largest scratch row; beyond it, expensive values are computed again."""
+EXPENSIVE = 4
+"""Operations and loads of a value from which it is saved in the cache for the next pass."""
 BLOCK = 4096
 MOST_BLOCKS = 8192
 
@@ -36,11 +38,13 @@ class _Kernel(KernelText):
         self.tile = min(tile, nest.dimensions[-1].extent)
         self.columns_schedule = bool(nest.group.reduced) and not nest.dimensions[-1].reduced
         saved = nest.group.columns * (self.tile if self.columns_schedule else 1) * 4
-        plan = Plan(nest, may_save=bool(nest.group.reduced) and saved <= SAVED_BYTES)
+        may_save = bool(nest.group.reduced) and saved <= SAVED_BYTES
+        plan = Plan(nest, may_save=may_save, expensive=EXPENSIVE, load=1)
         super().__init__(name, nest, title, plan)
         self.row_suffix = "[k]" if self.columns_schedule else ""
         self.parallel = parallel and plan.operations > PARALLEL_WORK
         self.constants = 0
+        self.scratch = self._scratch()
 
     def text(self) -> str:
         w = self.w
@@ -77,12 +81,11 @@ class _Kernel(KernelText):
 
     # Loops.
 
-    def _loops(self, dims: list[int], pragma: str = "parallel for schedule(static)") -> None:
-        if self.parallel and dims:
-            collapse = f" collapse({len(dims)})" if len(dims) > 1 else ""
-            self.w.pragma(f"omp {pragma}{collapse}")
-        for k in dims:
-            self._loop(k)
+    def _parallel(self, loops: int) -> None:
+        """The pragma before so many nested loops that share the work."""
+        if self.parallel and loops:
+            collapse = f" collapse({loops})" if loops > 1 else ""
+            self.w.pragma(f"omp parallel for schedule(static){collapse}")
 
     def _loop(self, k: int) -> None:
         extent = self.nest.dimensions[k].extent
@@ -96,20 +99,16 @@ class _Kernel(KernelText):
         rows = math.prod(self.nest.dimensions[k].extent for k in outer)
         if rows < 256 and extent > 2 * BLOCK:
             # Blocks of the long dimension share the work where there are few rows.
-            if self.parallel:
-                w.pragma(f"omp parallel for schedule(static) collapse({len(dims)})")
+            self._parallel(len(dims))
             for k in outer:
                 self._loop(k)
             w.open(f"for (long start = 0; start < {extent}; start += {BLOCK})")
-            first, last, opened = (
-                "start",
-                f"(start + {BLOCK} < {extent} ? start + {BLOCK} : {extent})",
-                1,
-            )
-            w(f"const long end = {last};")
-            last = "end"
+            w(f"const long end = start + {BLOCK} < {extent} ? start + {BLOCK} : {extent};")
+            first, last, opened = "start", "end", 1
         else:
-            self._loops(outer)
+            self._parallel(len(outer))
+            for k in outer:
+                self._loop(k)
             first, last, opened = "0", str(extent), 0
         self._constants(stage, inner)
         if self.parallel and not outer and not opened:
@@ -122,10 +121,11 @@ class _Kernel(KernelText):
 
     def _rows(self) -> None:
         w = self.w
-        self._loops(self.row_dims)
+        self._parallel(len(self.row_dims))
+        for k in self.row_dims:
+            self._loop(k)
         columns = self.nest.group.columns
-        for name in self._saved():
-            w(f"alignas(64) float {identifier(name)}_row[{columns}];")
+        self._open_scratch(columns)
         for stage in self.plan.stages:
             self._row_values(stage)
             if stage.loops:
@@ -133,8 +133,21 @@ class _Kernel(KernelText):
         self._row_stores()
         w.close(len(self.row_dims))
 
-    def _saved(self) -> list[str]:
-        return [name for stage in self.plan.stages for name in stage.save]
+    def _scratch(self) -> dict[str, str]:
+        """The array of each saved value; one that is read for the last time gives its array on."""
+        stages, owner, arrays = self.plan.stages, dict[str, str](), dict[str, str]()
+        for stage in stages:
+            later = [name for other in stages[stage.level + 1 :] for name in other.reload]
+            needed = {*stage.save, *later}
+            for name in stage.save:
+                free = [array for array, held in owner.items() if held not in needed]
+                arrays[name] = free[0] if free else f"scratch_{len(owner)}"
+                owner[arrays[name]] = name
+        return arrays
+
+    def _open_scratch(self, size: int) -> None:
+        for array in dict.fromkeys(self.scratch.values()):
+            self.w(f"alignas(64) float {array}[{size}];")
 
     def _pass(self, stage: Stage) -> None:
         """One sweep over the row, with its reductions."""
@@ -173,8 +186,7 @@ class _Kernel(KernelText):
         self._row_values(stage)
         for node in stage.reduces:
             w(f"double {identifier(node.name)}_part[{blocks}];")
-        if self.parallel:
-            w.pragma("omp parallel for schedule(static)")
+        self._parallel(1)
         w.open(f"for (long block = 0; block < {blocks}; ++block)")
         w(f"const long start = block * {block};")
         w(f"const long end = start + {block} < {extent} ? start + {block} : {extent};")
@@ -212,14 +224,12 @@ class _Kernel(KernelText):
         if inner != len(dims) - 1 or any(k > self.column_dims[0] for k in outer):
             raise NestError(f"{self.name}: reduced and kept dimensions alternate")
         extent, tile = dims[inner].extent, self.tile
-        if self.parallel:
-            w.pragma(f"omp parallel for schedule(static) collapse({len(outer) + 1})")
+        self._parallel(len(outer) + 1)
         for k in outer:
             self._loop(k)
         w.open(f"for (long start = 0; start < {extent}; start += {tile})")
         w(f"const long width = start + {tile} < {extent} ? {tile} : {extent} - start;")
-        for name in self._saved():
-            w(f"alignas(64) float {identifier(name)}_row[{self.nest.group.columns * tile}];")
+        self._open_scratch(self.nest.group.columns * tile)
         for stage in self.plan.stages:
             self._column_rows(stage, inner, tile)
             if not stage.loops:
@@ -307,7 +317,7 @@ class _Kernel(KernelText):
         text = " + ".join(reversed(position))
         if self.columns_schedule:
             text = f"({text}) * {self.tile} + k"
-        return f"{identifier(name)}_row[{text}]"
+        return f"{self.scratch[name]}[{text}]"
 
     def _store(self, name: str) -> None:
         source = self.plan.source(name)

@@ -14,7 +14,8 @@ INFIX = {
     "logical_and": "{0} && {1}", "logical_or": "{0} || {1}", "logical_not": "!{0}",
 }  # fmt: skip
 FUNCTIONS = {
-    "exp": "exponential", "expm1": "exponential_minus_one", "log": "logarithm",
+    "exp": "exponential", "exp_nonpositive": "exponential_of_nonpositive",
+    "expm1": "exponential_minus_one", "log": "logarithm",
     "log1p": "logarithm_one_plus", "tanh": "hyperbolic_tangent", "erf": "error_function",
     "abs": "absolute", "sqrt": "square_root", "floor": "round_down", "ceil": "round_up",
     "sin": "sine", "cos": "cosine",

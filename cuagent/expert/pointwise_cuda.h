@@ -18,6 +18,7 @@ POINTWISE float round_up(float x) { return ceilf(x); }
 POINTWISE float sine(float x) { return sinf(x); }
 POINTWISE float cosine(float x) { return cosf(x); }
 POINTWISE float exponential(float x) { return expf(x); }
+POINTWISE float exponential_of_nonpositive(float x) { return expf(x); }
 POINTWISE float exponential_minus_one(float x) { return expm1f(x); }
 POINTWISE float logarithm(float x) { return logf(x); }
 POINTWISE float logarithm_one_plus(float x) { return log1pf(x); }

@@ -4,6 +4,7 @@
   layer or a convolution goes into its weight and bias.
 - `sum_into_linear`: a sum over the output features of a linear layer is one dot product per row
   with the summed weights.
+- `bound_exponentials`: exp(x - max x) has no positive argument, and such an exp is cheaper.
 - `merge_linears`: linear layers of one input become one product with the weights stacked.
 Rounding differs from the reference's only as between two orders of the same sums; what depends on
 parameters alone is computed in fp64 once (see `module`).
@@ -95,7 +96,25 @@ def rewrite(graph: Graph, *, fold: bool = True, merge: bool = False) -> Graph:
         if changed is None:
             break
         graph = changed
+    graph = bound_exponentials(graph)
     return merge_linears(graph) if merge else graph
+
+
+def bound_exponentials(graph: Graph) -> Graph:
+    """Every exp of a value less the largest of its row as `exp_nonpositive`."""
+
+    def bounded(node: Node) -> bool:
+        if node.kind is not Kind.POINTWISE or node.op != "exp":
+            return False
+        gap = graph.node(node.inputs[0])
+        if gap.op != "sub" or len(gap.inputs) != 2:
+            return False
+        value, top = gap.inputs
+        largest = graph.node(top)
+        return largest.kind is Kind.REDUCE and largest.op == "max" and largest.inputs == (value,)
+
+    nodes = tuple(replace(n, op="exp_nonpositive") if bounded(n) else n for n in graph.nodes)
+    return replace(graph, nodes=nodes)
 
 
 def share_equal(graph: Graph) -> Graph:

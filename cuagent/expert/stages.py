@@ -13,13 +13,15 @@ from cuagent.expert.graph import Kind, Node, Operand
 from cuagent.expert.nest import Nest
 
 COST = {
-    "exp": 12, "expm1": 14, "log": 14, "log1p": 16, "tanh": 18, "erf": 22, "sigmoid": 14,
+    "exp": 12, "exp_nonpositive": 9, "expm1": 14, "log": 14,
+    "log1p": 16, "tanh": 18, "erf": 22, "sigmoid": 14,
     "silu": 14, "gelu": 24, "gelu_tanh": 22, "softplus": 30, "mish": 40, "elu": 16, "selu": 16,
     "log_sigmoid": 30, "xlogx": 16, "sin": 30, "cos": 30, "div": 4, "sqrt": 4, "rsqrt": 6,
     "reciprocal": 4,
 }  # fmt: skip
 """Operations of one element, roughly, in units of an addition."""
 EXPENSIVE = 8
+"""Operations from which a value is saved for a later pass; loads count `load` each."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,16 @@ class Stage:
 class Plan:
     """The stages of a nest, and how names inside the group resolve."""
 
-    def __init__(self, nest: Nest, *, may_save: bool = True) -> None:
-        self.nest = nest
+    def __init__(
+        self, nest: Nest, *, may_save: bool = True, expensive: int = EXPENSIVE, load: int = 0
+    ) -> None:
+        self.nest, self.expensive = nest, expensive
         self.nodes = {node.name: node for node in nest.group.nodes}
         self.cost: dict[str, int] = {}
         for node in nest.group.nodes:
             inner = 0
             if node.kind is not Kind.REDUCE and node.name not in nest.by_row:
-                inner = sum(self.cost.get(str(self.source(a)), 0) for a in node.inputs)
+                inner = sum(self.cost.get(str(self.source(a)), load) for a in node.inputs)
             self.cost[node.name] = inner + (
                 COST.get(node.op, 1) if node.kind is Kind.POINTWISE else 0
             )
@@ -128,7 +132,7 @@ class Plan:
         for level, (reduces, stores, names) in enumerate(wanted):
             compute, reload = self._closure(names, saved)
             later = {n for _, _, rest in wanted[level + 1 :] for n in self._closure(rest, set())[0]}
-            fresh = [n for n in compute if may_save and n in later and self.cost[n] >= EXPENSIVE]
+            fresh = [n for n in compute if may_save and n in later and self._is_expensive(n)]
             # Of a chain of expensive values only the last is read again.
             fresh = [n for n in fresh if self._read_later(n, wanted, level, set(fresh) - {n})]
             saved |= set(fresh)
@@ -144,6 +148,9 @@ class Plan:
                 )
             )
         return tuple(stages)
+
+    def _is_expensive(self, name: str) -> bool:
+        return self.cost[name] >= self.expensive
 
     def _read_later(self, name: str, wanted: list, level: int, stop: set[str]) -> bool:
         return any(name in self._closure(names, stop)[0] for _, _, names in wanted[level + 1 :])
