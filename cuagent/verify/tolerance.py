@@ -6,7 +6,7 @@ lax     |x - r| <= 1e-2 + 1e-2 |r| for every element, r the reference in its dec
 strict  With y the fp64 oracle, r the reference, e = x - y, s the spread of the oracle when every
         input and weight is multiplied by 1 + u N(0,1), K the longest sum, u_o the unit roundoff of
         the output's dtype:
-            gate        8 sqrt(K) rms(s) + min(3 u sqrt(K), 1e-4) rms(y)
+            gate        8 sqrt(K) rms(s) + min(u sqrt(K), 1e-4) rms(y)
             precision   rms(e) <= max(  gate + rms(u_o y),   3 rms(r - y)) + floor
             local       |e_i|  <= max(5 gate + 2 u_o |y_i|,  3 max|r - y|) + floor
             floor       u_o^2 max|y| + max(smallest normal of the dtype, 2^-114)
@@ -52,7 +52,7 @@ UNIT = 2.0**-24
 """Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
 OWN_ERROR = 3.0
 PRECISION_GATE, LOCAL_GATE = 8.0, 40.0
-SEQUENTIAL, MOST_SEQUENTIAL = 3.0, 1e-4
+SEQUENTIAL, MOST_SEQUENTIAL = 1.0, 1e-4
 COARSE_GATE = 2.5
 """Of rms(s), scaled to TF32 or bf16: rounding factors of products to them errs by 0.7, truncating
 by about 2, and the next coarser one by 6. No sqrt(K): the perturbation is this very rounding."""

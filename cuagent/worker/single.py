@@ -8,6 +8,7 @@ the exit code says whether the call came to its end.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ def main(folder: Path) -> None:
     import torch
 
     from cuagent.task import unflatten
+    from cuagent.worker.arena import settle
     from cuagent.worker.arms import Order, import_arm, set_precision
 
     order = Order.from_json(json.loads((folder / "order.json").read_text()))
@@ -26,10 +28,22 @@ def main(folder: Path) -> None:
     model.load_state_dict(dict(zip(order.state, data["weights"], strict=True)))
     with torch.no_grad():
         model(*unflatten(data["inputs"], order.inputs))
-    torch.cuda.synchronize()
+    settle(order.device.value)
+
+
+def _find_ourselves() -> None:
+    """Make `import cuagent` work: run by path, with -I, where the parent folder may be hidden."""
+    package = Path(__file__).resolve().parents[1]
+    spec = importlib.util.spec_from_file_location(
+        "cuagent", package / "__init__.py", submodule_search_locations=[str(package)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["cuagent"] = module
+    spec.loader.exec_module(module)
 
 
 if __name__ == "__main__":
-    # Run by path and with -I: the folder that holds cuagent is not on it.
-    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    _find_ourselves()
     main(Path(sys.argv[1]))

@@ -1,0 +1,87 @@
+"""Many verdicts in a row, right and wrong ones: what is left of them on the machine?
+
+    python benchmarks/leaks.py --runs 200 --device cpu
+
+Counts processes, descriptors, files in the folder for temporary files and in /dev/shm, and memory
+on the GPU, after the first ten verdicts and after the last; exits with 1 if any count has grown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify"))
+
+from conftest import REFERENCE, candidate
+
+from cuagent.build import build
+from cuagent.task import load_task
+from cuagent.verify import Referee
+
+BODIES = (
+    "return self.honest(x)",
+    "return self.honest(x) * 1.01",
+    "raise ValueError",
+    "import os; os._exit(1)",
+    "import os; os.fork() or os.setsid() or __import__('time').sleep(99); return self.honest(x)",
+)
+SLACK = {"GPU MiB": 64, "resident MiB": 64}
+"""What allocators keep without losing it."""
+
+
+def counts(root: Path, device: str) -> dict[str, int]:
+    """What there is of ours now."""
+    found = {
+        "processes": len(_descendants(os.getpid())),
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "temporary files": sum(1 for _ in root.rglob("*")),
+        "shared memory": len(list(Path("/dev/shm").iterdir())),
+        "resident MiB": int(Path("/proc/self/statm").read_text().split()[1]) * 4 >> 10,
+    }
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        found["GPU MiB"] = (total - free) >> 20
+    return found
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [x for child in map(int, listed) for x in (child, *_descendants(child))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        path = Path(folder, "task.py")
+        path.write_text(REFERENCE)
+        task = load_task(str(path), device=options.device)
+        with Referee(task, call_s=5.0) as referee:
+            before: dict[str, int] = {}
+            for run in range(options.runs):
+                attempt = candidate(BODIES[run % len(BODIES)])
+                referee.verify(attempt, build(attempt, task.device))
+                if run == 9:
+                    before = counts(Path(folder), options.device)
+            after = counts(Path(folder), options.device)
+        grown = [n for n in after if after[n] > before[n] + SLACK.get(n, 0)]
+        for name, count in after.items():
+            print(f"{name:16} {before[name]:6} after 10, {count:6} after {options.runs}")
+    sys.exit(1 if grown else 0)
+
+
+if __name__ == "__main__":
+    main()

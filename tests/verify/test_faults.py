@@ -1,0 +1,73 @@
+"""Each fault ends in its own class, and the next attempt is judged as if nothing had been."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from inject import FAULTS, HONEST, suffer
+
+from cuagent.task import Task
+from cuagent.verify import Reason, Referee, Verdict
+
+Judged = Callable[[str], Verdict]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_ends_in_its_class_and_the_next_attempt_is_judged(
+    referee: Referee, judged: Judged, name: str
+) -> None:
+    fault = FAULTS[name]
+    before, referee.call_s = referee.call_s, 2.0
+    try:
+        verdict = suffer(referee, judged, fault, random.Random())
+    finally:
+        referee.call_s = before
+    assert verdict.reason in fault.reasons, (verdict.detail, verdict.output[-500:])
+    after = judged(HONEST)
+    assert after.reason is Reason.ACCEPTED, (after.detail, after.output[-500:])
+
+
+def test_a_full_disk_is_infrastructure(task: Task, referee: Referee, judged: Judged) -> None:
+    folder = str(referee.folder)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder]
+    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("needs to mount a small file system")
+    try:
+        (referee.folder / "ballast").write_bytes(bytes(48 << 10))
+        verdict = judged(HONEST + "\n# " + "x" * (32 << 10))
+        assert verdict.reason is Reason.INFRASTRUCTURE, verdict
+        assert "No space left" in verdict.detail
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+    assert judged(HONEST).accepted
+
+
+def test_a_referee_that_is_killed_leaves_no_folder(task: Task, tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from cuagent.worker import Nursery\n"
+        "n = Nursery(); n._await_ready(); print('ready', flush=True); time.sleep(600)\n"
+    )
+    referee = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    assert referee.stdout is not None
+    assert referee.stdout.readline() == b"ready\n"
+    (nursery,) = tmp_path.glob("cuagent-*")
+    children = Path(f"/proc/{referee.pid}/task/{referee.pid}/children").read_text().split()
+    ends = [os.pidfd_open(int(pid)) for pid in children]
+    referee.kill()
+    referee.wait()
+    referee.stdout.close()
+    for end in ends:
+        select.select([end], [], [], 20)
+        os.close(end)
+    assert not nursery.exists()
