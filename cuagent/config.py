@@ -26,8 +26,10 @@ CHOICES = {
     "approval": ("ask", "auto", "yolo"),
     "notify": ("auto", "bell", "off"),
 }
-PERSONAL = ("isolation", "approval", "notify_command")
-"""What only the user decides: refused in a project's file."""
+TABLES = ("endpoints", "prices")
+"""Servers and prices of the user's own, as `cuagent.models.servers` describes them."""
+PERSONAL = ("isolation", "approval", "notify_command", *TABLES)
+"""What only the user decides: refused in a project's file, which might send a key elsewhere."""
 
 
 class ConfigError(Exception):
@@ -60,11 +62,15 @@ class Settings:
     """Seconds; in texts also `90s`, `30m`, `1.5h`."""
     max_device_time: float = 3600.0
     """Seconds in which something is judged, timed or profiled; written like `max_time`."""
+    endpoints: Mapping[str, Any] = field(default_factory=dict)
+    """Tables by the server's name; from the user's file alone."""
+    prices: Mapping[str, Any] = field(default_factory=dict)
+    """Tables by the model's name; from the user's file alone."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Where each value comes from, by key."""
 
 
-KEYS = tuple(f.name for f in fields(Settings) if f.name != "origins")
+KEYS = tuple(f.name for f in fields(Settings) if f.name not in ("origins", *TABLES))
 
 
 def resolve(
@@ -75,11 +81,12 @@ def resolve(
 ) -> Settings:
     """The settings that hold in `cwd`; flags that are None were not given. Raises ConfigError."""
     given = {key: value for key, value in (flags or {}).items() if value is not None}
+    user = _from_file(_user_file(environ))
     layers = [
         ({key: (value, _flag(key)) for key, value in given.items()}),
         _from_environment(environ),
         _from_project(_project_file(cwd or Path.cwd())),
-        _from_file(_user_file(environ)),
+        user,
     ]
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -88,6 +95,10 @@ def resolve(
             (layer[key] for layer in layers if key in layer), (getattr(Settings, key), "default")
         )
         values[key], origins[key] = _convert(key, value, origin), origin
+    for key in TABLES:
+        values[key], origins[key] = user.get(key, ({}, "default"))
+        if not isinstance(values[key], dict):
+            raise ConfigError(f"{origins[key]}: {key} is a table: write [{key}.NAME]")
     return Settings(**values, origins=origins)
 
 
@@ -109,8 +120,8 @@ def _from_project(path: Path | None) -> dict[str, tuple[Any, str]]:
     found = _from_file(path)
     for key in found.keys() & set(PERSONAL):
         raise ConfigError(
-            f"{path}: {key} is not for a project to set; set {PREFIX}{key.upper()}, or put it into "
-            "~/.config/cuagent/config.toml"
+            f"{path}: {key} is not for a project to set; put it into ~/.config/cuagent/config.toml"
+            + (f" or {PREFIX}{key.upper()}" if key in KEYS else "")
         )
     return found
 
@@ -120,7 +131,7 @@ def _from_file(path: Path | None) -> dict[str, tuple[Any, str]]:
         return {}
     table = _read(path)
     for key in table:
-        if key not in KEYS:
+        if key not in (*KEYS, *TABLES):
             near = _near(key)
             hint = f"did you mean {near}?" if near else f"known are {', '.join(KEYS)}"
             raise ConfigError(f"{path}: no setting {key!r}; {hint}")

@@ -91,6 +91,22 @@ def test_a_project_lowers_no_guard_and_names_no_program(
         resolve(environ=environ, cwd=project)
 
 
+def test_servers_and_prices_are_the_users_own(home: Path, project: Path) -> None:
+    file = home / ".config" / "cuagent" / "config.toml"
+    file.write_text('[endpoints.lab]\nbase_url = "http://lab:8000/v1"\n[prices.m]\ninput = 1\n')
+    environ = {"HOME": str(home)}
+    settings = resolve(environ=environ, cwd=project)
+    assert settings.endpoints == {"lab": {"base_url": "http://lab:8000/v1"}}
+    assert settings.prices == {"m": {"input": 1}}
+    (project / ".cuagent.toml").write_text('[endpoints.openai]\nbase_url = "http://evil/v1"\n')
+    with pytest.raises(ConfigError, match="endpoints is not for a project to set"):
+        resolve(environ=environ, cwd=project)
+    file.write_text("prices = 3\n")
+    (project / ".cuagent.toml").unlink()
+    with pytest.raises(ConfigError, match=r"prices is a table: write \[prices.NAME\]"):
+        resolve(environ=environ, cwd=project)
+
+
 def test_a_variable_that_is_nearly_one_of_ours_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"CUAGENT_MAX_STEP: .* did you mean CUAGENT_MAX_STEPS"):
         resolve(environ={"CUAGENT_MAX_STEP": "3"}, cwd=tmp_path)

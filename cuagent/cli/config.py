@@ -19,7 +19,7 @@ def config(context: typer.Context) -> None:
 @app.command()
 def show(json: Json = False) -> None:
     """Show each setting and its origin: flag, variable, file or default."""
-    from cuagent.config import KEYS, resolve
+    from cuagent.config import KEYS, TABLES, resolve
 
     settings = resolve()
     if json:
@@ -30,8 +30,11 @@ def show(json: Json = False) -> None:
         }
         print(dumps(rows, indent=2))
         return
+    names = [f"{table}.{name}" for table in TABLES for name in getattr(settings, table)]
     first = max(map(len, KEYS))
     values = {key: str(getattr(settings, key)) for key in KEYS}
     second = max(map(len, values.values()))
     for key in KEYS:
         print(f"{key:<{first}}  {values[key]:<{second}}  {settings.origins[key]}")
+    for name in names:
+        print(f"{name}  {settings.origins[name.partition('.')[0]]}")

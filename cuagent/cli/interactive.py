@@ -259,7 +259,7 @@ def _cost(session: Session, words: list[str]) -> None:
 
 def _model(session: Session, words: list[str]) -> None:
     if words:
-        session.model = speaker(words[0], session.run.task)
+        session.model = speaker(words[0], session.run.task, session.settings)
     session.say(f"the model is {session.model.name}")
 
 

@@ -121,7 +121,7 @@ def optimize(
         }
     )
     opening = _task(task, inputs, init, settings, again)
-    voice = speaker(_name(settings, again), opening)
+    voice = speaker(_name(settings, again), opening, settings)
     talks = _talks(interactive, headless or output_format != "text", voice)
     if settings.approval == "ask" and not talks:
         raise Refused("--approval ask: nobody can be asked without --interactive on a terminal")

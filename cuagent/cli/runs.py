@@ -110,12 +110,14 @@ def attempt_in(records: list[dict[str, Any]], digest: str) -> Attempt:
 
 
 def _row(folder: RunFolder) -> dict[str, str]:
-    from cuagent.record import read_records
+    from cuagent.record import RecordError, ending, read_records
 
-    records = read_records(folder, blobs=False)
+    try:
+        records = read_records(folder, blobs=False)
+    except RecordError as error:  # one run that cannot be read does not hide the others
+        return {"run": folder.id, "model": "?", "stop": "unreadable", "summary": str(error)}
     session = records[0] if records else {}
-    ends = [record for record in records if record["type"] == "end"]
-    end: dict[str, Any] = ends[-1] if ends else {}
+    end = ending(records) or {}
     return {
         "run": folder.id,
         "model": session.get("model", "?"),

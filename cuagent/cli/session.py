@@ -57,12 +57,17 @@ def left(name: str | None, run_dir: Path) -> Left:
     return Left(folder, task, model)
 
 
-def speaker(name: str, task: Task) -> Model:
+def speaker(name: str, task: Task, settings: Settings) -> Model:
     """The model of that name. Raises Refused."""
-    from cuagent.models import ModelError, make_model
+    from cuagent.models import ModelError, endpoints_of, make_model, prices_of
 
     try:
-        return make_model(None if name == "auto" else name, task=task)
+        return make_model(
+            None if name == "auto" else name,
+            task=task,
+            endpoints=endpoints_of(settings.endpoints),
+            prices=prices_of(settings.prices),
+        )
     except ModelError as error:
         raise Refused(f"--model {name}: {error}") from error
 
