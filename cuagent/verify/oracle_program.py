@@ -74,7 +74,6 @@ class _Oracle:
 
         task = task_from_json(json.loads((folder / "task.json").read_text()))
         if task.device is Device.CPU:
-            # CUDA names its threads through /proc/self, which this would close to it.
             harden()
         # The oracle is as exact as the task's dtypes allow, whatever a candidate is admitted.
         set_precision(Precision.MATCH)
@@ -122,6 +121,7 @@ class _Oracle:
         self.fp64 = self._fp64_works(leaves, results)
         self.ranges = self._ranges(leaves)
         self.discrete = not all(_real(result) for result in results)
+        harden()  # on CUDA not before it has named its threads through /proc/self
         return {
             "inputs": self.inputs,
             "inputs_layout": layout_of(leaves).to_json(),

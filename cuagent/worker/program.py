@@ -117,8 +117,9 @@ class _Worker:
         scratch = _scratch(message["flush"], self.order.device)
         allocations = Allocations(message["poison"])
         with torch.no_grad(), _user_code(Status.RAISED), allocations:
-            for _ in range(DUTY if scratch is not None else 0):
-                scratch.zero_()
+            if scratch is not None:
+                for _ in range(DUTY):
+                    scratch.zero_()
             for arguments, views in calls:
                 if scratch is not None:
                     scratch.zero_()
