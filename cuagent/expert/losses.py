@@ -1,14 +1,10 @@
-"""Lowering rules for losses: a pointwise term, then a mean or a sum over everything.
-
-Importing this module registers the rules in `operators.LOWERINGS`.
-"""
+"""Lowering rules for losses: a pointwise term, then a mean or a sum over everything."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cuagent.expert.lower import Lowering
-from cuagent.expert.operators import argument, floating, operand, rule
+from cuagent.expert.lowering import Lowering, argument, floating, operand, rule
 
 NONE, MEAN, SUM = 0, 1, 2
 

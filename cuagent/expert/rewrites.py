@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from cuagent.expert.contractions import with_bias
 from cuagent.expert.graph import Graph, Kind, Node, Operand, Shape, contiguous_strides
-from cuagent.expert.operators import with_bias
 
 
 @dataclass

@@ -1,0 +1,91 @@
+"""Lowering rules for linear layers, convolutions and products: library calls in one form, so that
+rewrites can read them, and products that are none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuagent.expert.graph import Kind, Node, Operand
+from cuagent.expert.lowering import (
+    Lowering,
+    argument,
+    floating,
+    operand,
+    rule,
+    shape_of,
+    target_of,
+)
+
+
+@rule("linear")
+def linear(low: Lowering, fx: Any) -> str | None:
+    """A library call in one form, so that rewrites can read it."""
+    x, weight, bias = (operand(low, argument(fx, k, "")) for k in range(3))
+    if not isinstance(x, str) or not isinstance(weight, str) or not floating(fx):
+        return None
+    return contraction(low, fx, "F.linear({0}, {1})", x, weight, bias)
+
+
+@rule("conv1d", "conv2d", "conv3d")
+def convolution(low: Lowering, fx: Any) -> str | None:
+    x, weight, bias = (operand(low, argument(fx, k, "")) for k in range(3))
+    if not isinstance(x, str) or not isinstance(weight, str) or not floating(fx):
+        return None
+    name = str(fx.target).split(".")[1]
+    words = "".join(
+        f", {key}={fx.args[k]!r}"
+        for k, key in ((3, "stride"), (4, "padding"), (5, "dilation"), (6, "groups"))
+        if k < len(fx.args)
+    )
+    return contraction(low, fx, f"F.{name}({{0}}, {{1}}{words})", x, weight, bias)
+
+
+def contraction(
+    low: Lowering, fx: Any, call: str, x: str, weight: str, bias: Operand | None
+) -> str:
+    args: tuple[str, ...] = (x, weight)
+    if isinstance(bias, str):
+        args, call = (x, weight, bias), with_bias(call)
+    contiguous = bool(fx.meta["val"].is_contiguous())
+    return low.add(
+        Node(
+            low.origin,
+            Kind.LIBRARY,
+            call,
+            args,
+            shape_of(fx),
+            origin=low.origin,
+            contiguous=contiguous,
+        )
+    )
+
+
+@rule("matmul", "mm")
+def product(low: Lowering, fx: Any) -> str | None:
+    """diag(a) @ B scales the rows of B; x @ W.T is a linear layer; others stay with the library."""
+    left, right = fx.args
+    if not floating(fx):
+        return None
+    if target_of(left) in ("diag", "diag_embed"):
+        return _row_scaling(low, fx, left, right)
+    if target_of(right) in ("permute", "transpose", "t") and len(shape_of(right)) == 2:
+        x, weight = operand(low, left), operand(low, right.args[0])
+        swapped = shape_of(right) != shape_of(right.args[0]) or right.args[1:] != ([0, 1],)
+        if isinstance(x, str) and isinstance(weight, str) and swapped and len(shape_of(left)) > 1:
+            return contraction(low, fx, "F.linear({0}, {1})", x, weight, None)
+    return None
+
+
+def _row_scaling(low: Lowering, fx: Any, left: Any, right: Any) -> str | None:
+    if len(left.args) > 1 or len(shape_of(left.args[0])) != 1:
+        return None
+    a, b = operand(low, left.args[0]), operand(low, right)
+    if not isinstance(a, str) or not isinstance(b, str) or len(low.shape(b)) != 2:
+        return None
+    return low.pointwise("mul", low.view(a, (low.shape(a)[0], 1), "column"), b, hint="")
+
+
+def with_bias(call: str) -> str:
+    """The call of a linear layer or a convolution, with a bias as {2}."""
+    return call.replace("{1}", "{1}, bias={2}")

@@ -1,0 +1,185 @@
+"""Lowering rules for what acts on each element, and for what only renames or reshapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuagent.expert.lowering import (
+    Lowering,
+    argument,
+    dtype_of,
+    floating,
+    operand,
+    rule,
+    shape_of,
+    target_of,
+)
+
+UNARY = {
+    "neg", "abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "reciprocal", "relu", "sigmoid",
+    "tanh", "erf", "silu", "mish", "hardswish", "hardsigmoid", "sin", "cos", "floor", "ceil",
+    "sign", "logical_not", "selu", "relu6", "softsign", "log_sigmoid",
+}  # fmt: skip
+BINARY = {
+    "add": "add", "sub": "sub", "mul": "mul", "div": "div", "maximum": "maximum",
+    "minimum": "minimum", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
+    "logical_and": "logical_and", "logical_or": "logical_or",
+}  # fmt: skip
+
+
+@rule(*UNARY)
+def unary(low: Lowering, fx: Any) -> str | None:
+    name = str(fx.target).split(".")[1]
+    if name != "logical_not" and not (floating(fx) and floating(fx.args[0])):
+        return None
+    x = operand(low, fx.args[0])
+    return low.pointwise(name, x, hint="", dtype=dtype_of(fx)) if isinstance(x, str) else None
+
+
+@rule(*BINARY)
+def binary(low: Lowering, fx: Any) -> str | None:
+    a, b = operand(low, fx.args[0]), operand(low, fx.args[1])
+    op = BINARY[str(fx.target).split(".")[1]]
+    if a is None or b is None or not (isinstance(a, str) or isinstance(b, str)):
+        return None
+    if fx.kwargs.get("rounding_mode") is not None:
+        return None
+    if dtype_of(fx) not in ("float32", "bool"):
+        return None
+    alpha = fx.kwargs.get("alpha", 1)
+    if alpha != 1:
+        b = b * alpha if not isinstance(b, str) else low.pointwise("mul", b, alpha, hint="scaled")
+    return low.pointwise(op, a, b, hint="", dtype=dtype_of(fx))
+
+
+@rule("rsub")
+def rsub(low: Lowering, fx: Any) -> str | None:
+    a, b = operand(low, fx.args[0]), operand(low, fx.args[1])
+    if a is None or b is None or not floating(fx) or argument(fx, 2, "alpha", 1) != 1:
+        return None
+    return low.pointwise("sub", b, a, hint="")
+
+
+@rule("pow")
+def power(low: Lowering, fx: Any) -> str | None:
+    x, exponent = operand(low, fx.args[0]), fx.args[1]
+    if not isinstance(x, str) or not floating(fx):
+        return None
+    if exponent == 2:
+        return low.pointwise("mul", x, x, hint="")
+    if exponent == 3:
+        return low.pointwise("mul", low.pointwise("mul", x, x, hint="square"), x, hint="")
+    named = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    return low.pointwise(named[exponent], x, hint="") if exponent in named else None
+
+
+@rule("square")
+def square(low: Lowering, fx: Any) -> str | None:
+    x = operand(low, fx.args[0])
+    return low.pointwise("mul", x, x, hint="") if isinstance(x, str) and floating(fx) else None
+
+
+@rule("gelu")
+def gelu(low: Lowering, fx: Any) -> str | None:
+    x = operand(low, fx.args[0])
+    tanh = argument(fx, 1, "approximate", "none") == "tanh"
+    return (
+        low.pointwise("gelu_tanh" if tanh else "gelu", x, hint="") if isinstance(x, str) else None
+    )
+
+
+@rule("leaky_relu", "elu", "hardtanh", "clamp", "clamp_min", "clamp_max", "softplus", "hardtanh_")
+def parametric(low: Lowering, fx: Any) -> str | None:
+    """Activations with numbers for parameters."""
+    x = operand(low, fx.args[0])
+    name = str(fx.target).split(".")[1]
+    if not isinstance(x, str) or not floating(fx) or any(hasattr(a, "meta") for a in fx.args[1:]):
+        return None
+    match name:
+        case "leaky_relu":
+            return low.pointwise("leaky_relu", x, argument(fx, 1, "negative_slope", 0.01), hint="")
+        case "elu":
+            if (argument(fx, 2, "scale", 1), argument(fx, 3, "input_scale", 1)) != (1, 1):
+                return None
+            return low.pointwise("elu", x, argument(fx, 1, "alpha", 1.0), hint="")
+        case "softplus":
+            if (argument(fx, 1, "beta", 1), argument(fx, 2, "threshold", 20)) != (1, 20):
+                return None
+            return low.pointwise("softplus", x, hint="")
+    if name == "clamp_max":
+        least, most = None, argument(fx, 1, "max")
+    elif name == "hardtanh":
+        least, most = argument(fx, 1, "min_val", -1.0), argument(fx, 2, "max_val", 1.0)
+    else:
+        least, most = argument(fx, 1, "min"), argument(fx, 2, "max")
+    if least is not None:
+        x = low.pointwise("maximum", x, least, hint="" if most is None else "floor")
+    return x if most is None else low.pointwise("minimum", x, most, hint="")
+
+
+@rule("where")
+def where(low: Lowering, fx: Any) -> str | None:
+    args = [operand(low, arg) for arg in fx.args]
+    known = [arg for arg in args if arg is not None]
+    if len(known) != 3 or not floating(fx):
+        return None
+    return low.pointwise("where", *known, hint="")
+
+
+@rule("masked_fill")
+def masked_fill(low: Lowering, fx: Any) -> str | None:
+    x, mask, value = (operand(low, arg) for arg in fx.args)
+    if x is None or mask is None or value is None or not floating(fx):
+        return None
+    return low.pointwise("where", mask, value, x, hint="")
+
+
+@rule("_to_copy", "to", "clone", "contiguous", "alias", "detach", "dropout", "lift_fresh_copy")
+def identity(low: Lowering, fx: Any) -> str | None:
+    x = operand(low, fx.args[0])
+    same = dtype_of(fx) == dtype_of(fx.args[0]) and fx.meta["val"].is_contiguous()
+    eval_mode = "dropout" not in str(fx.target) or fx.args[2] is False
+    source = fx.args[0].meta["val"]
+    return x if isinstance(x, str) and same and eval_mode and source.is_contiguous() else None
+
+
+@rule("view", "reshape", "_unsafe_view", "flatten", "unsqueeze", "squeeze", "unflatten")
+def view(low: Lowering, fx: Any) -> str | None:
+    x = operand(low, fx.args[0])
+    flat = fx.args[0].meta["val"].is_contiguous() and fx.meta["val"].is_contiguous()
+    return low.view(x, shape_of(fx), "") if isinstance(x, str) and flat else None
+
+
+@rule("broadcast_tensors")
+def broadcast_tensors(low: Lowering, fx: Any) -> str | None:
+    """Where nothing has to be broadcast, which is what losses make of equal shapes."""
+    names = [operand(low, arg) for arg in fx.args[0]]
+    shapes = {shape_of(arg) for arg in fx.args[0]}
+    if len(shapes) > 1 or not all(isinstance(name, str) for name in names):
+        return None
+    low.several[fx.name] = tuple(names)  # type: ignore[arg-type]
+    return names[0]  # type: ignore[return-value]
+
+
+@rule("getitem")
+def getitem(low: Lowering, fx: Any) -> str | None:
+    """Of a lowered operator: an eval-mode batch norm has one result, others say theirs."""
+    source, k = fx.args[0].name, fx.args[1]
+    if source in low.several:
+        return low.several[source][k]
+    made = low.values.get(source)
+    lowered = isinstance(made, str) and low.by_name[made].kind != "library"
+    return made if lowered and k == 0 else None  # type: ignore[return-value]
+
+
+@rule("expand")
+def expand(low: Lowering, fx: Any) -> str | None:
+    """Left out where every reader broadcasts anyhow and has a full-sized operand beside it."""
+    x = operand(low, fx.args[0])
+    shape = shape_of(fx)
+    for user in fx.users:
+        others = [a for a in user.args if hasattr(a, "meta") and a is not fx]
+        full = any(shape_of(other) == shape for other in others)
+        if target_of(user) not in BINARY or not full or shape_of(user) != shape:
+            return None
+    return x if isinstance(x, str) else None

@@ -1,0 +1,75 @@
+"""An operator that the expert does not take apart, as the text of the same call of torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cuagent.expert.graph import Kind, Node, Operand
+from cuagent.expert.lowering import Lowering, dtype_of, operator_name, shape_of
+
+
+def library(low: Lowering, fx: Any) -> str:
+    """The same operator as a call of torch; its result is one tensor, or a tuple to index."""
+    args: list[Operand] = []
+
+    def text(value: Any) -> str:
+        if hasattr(value, "meta"):
+            operand = low.values[value.name]
+            if not isinstance(operand, str):
+                return repr(operand)
+            if operand not in args:
+                args.append(operand)
+            return f"{{{args.index(operand)}}}"
+        if isinstance(value, list | tuple):
+            return "[" + ", ".join(map(text, value)) + "]"
+        return _literal(value)
+
+    words = [text(arg) for arg in fx.args]
+    words += [f"{key}={text(arg)}" for key, arg in fx.kwargs.items()]
+    value = fx.meta.get("val")
+    if operator_name(fx) == "getitem":
+        call = f"{words[0]}[{words[1]}]"
+    else:
+        call = f"{_function(fx)}({', '.join(words)})"
+    tensor = hasattr(value, "shape")
+    return low.add(
+        Node(
+            low.origin,
+            Kind.LIBRARY,
+            call,
+            tuple(args),
+            shape_of(fx) if tensor else (),
+            dtype_of(fx) if tensor else "",
+            origin=low.origin,
+            contiguous=not tensor or bool(value.is_contiguous()),
+        )
+    )
+
+
+FUNCTIONAL = {
+    "linear", "conv1d", "conv2d", "conv3d", "layer_norm", "group_norm", "relu", "gelu", "silu",
+    "scaled_dot_product_attention", "softplus",
+}  # fmt: skip
+TORCH = {"matmul", "mm", "bmm", "addmm", "sigmoid", "tanh", "exp", "permute", "transpose"}
+
+
+def _function(fx: Any) -> str:
+    name = operator_name(fx)
+    if name in FUNCTIONAL and _readable(fx):
+        return f"F.{name}"
+    return f"torch.{name}" if name in TORCH else f"torch.ops.{fx.target}"
+
+
+def _readable(fx: Any) -> bool:
+    # layer_norm and the convolutions take aten's positional order in F as well, group_norm's
+    # last flag (cudnn) does not exist there.
+    return operator_name(fx) not in ("layer_norm", "group_norm") or len(fx.args) <= 5
+
+
+def _literal(value: Any) -> str:
+    if type(value).__name__ == "device":
+        return f"torch.device({str(value)!r})"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    return repr(value)

@@ -1,0 +1,138 @@
+"""Lowering rules for softmax and the norms: row reductions with arithmetic around them.
+
+Variances are taken about the mean (two passes), so that an offset costs no precision.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cuagent.expert.lowering import (
+    Lowering,
+    argument,
+    floating,
+    operand,
+    rule,
+    shape_of,
+)
+
+
+@rule("softmax", "log_softmax", "_softmax", "_log_softmax")
+def softmax(low: Lowering, fx: Any) -> str | None:
+    x, dim = operand(low, fx.args[0]), fx.args[1]
+    if not isinstance(x, str) or not floating(fx):
+        return None
+    shifted = low.pointwise("sub", x, low.reduce("max", x, [dim], True), hint="shifted")
+    powers = low.pointwise("exp", shifted)
+    total = low.reduce("sum", powers, [dim], True)
+    if "log" in str(fx.target):
+        return low.pointwise("sub", shifted, low.pointwise("log", total), hint="")
+    return low.pointwise("mul", powers, low.pointwise("reciprocal", total), hint="")
+
+
+@rule("logsumexp")
+def logsumexp(low: Lowering, fx: Any) -> str | None:
+    x, dims, keep = operand(low, fx.args[0]), fx.args[1], argument(fx, 2, "keepdim", False)
+    if not isinstance(x, str):
+        return None
+    top = low.reduce("max", x, dims, True)
+    total = low.reduce("sum", low.pointwise("exp", low.pointwise("sub", x, top)), dims, True)
+    kept = low.pointwise("add", low.pointwise("log", total), top, hint="" if keep else "kept")
+    return kept if keep else low.view(kept, shape_of(fx), "")
+
+
+def normalised(low: Lowering, x: str, dims: list[int], eps: float) -> str:
+    """(x - mean) / sqrt(var + eps), the variance about the mean."""
+    centred = low.pointwise("sub", x, low.mean(x, dims, True), hint="centred")
+    square = low.pointwise("mul", centred, centred, hint="square")
+    variance = low.mean(square, dims, True, "var")
+    scale = low.pointwise("rsqrt", low.pointwise("add", variance, eps, hint="var_eps"))
+    return low.pointwise("mul", centred, scale, hint="normalised")
+
+
+def affine(low: Lowering, x: str, weight: Any, bias: Any) -> str:
+    if weight is not None:
+        x = low.pointwise("mul", x, weight, hint="weighted")
+    return x if bias is None else low.pointwise("add", x, bias, hint="biased")
+
+
+@rule("layer_norm")
+def layer_norm(low: Lowering, fx: Any) -> str | None:
+    x = operand(low, fx.args[0])
+    dims = list(range(-len(fx.args[1]), 0))
+    weight, bias = (operand(low, argument(fx, k, n)) for k, n in ((2, "weight"), (3, "bias")))
+    if not isinstance(x, str):
+        return None
+    return affine(low, normalised(low, x, dims, argument(fx, 4, "eps", 1e-5)), weight, bias)
+
+
+@rule("rms_norm")
+def rms_norm(low: Lowering, fx: Any) -> str | None:
+    x, weight = operand(low, fx.args[0]), operand(low, argument(fx, 2, "weight"))
+    eps = argument(fx, 3, "eps")
+    if not isinstance(x, str):
+        return None
+    eps = 1.1920928955078125e-07 if eps is None else eps
+    square = low.mean(low.pointwise("mul", x, x, hint="square"), range(-len(fx.args[1]), 0), True)
+    scale = low.pointwise("rsqrt", low.pointwise("add", square, eps, hint="mean_eps"))
+    return affine(low, low.pointwise("mul", x, scale, hint="normalised"), weight, None)
+
+
+@rule("group_norm")
+def group_norm(low: Lowering, fx: Any) -> str | None:
+    x, groups = operand(low, fx.args[0]), fx.args[1]
+    if not isinstance(x, str):
+        return None
+    return _grouped(low, fx, x, groups, (2, 3), argument(fx, 4, "eps", 1e-5))
+
+
+@rule("instance_norm")
+def instance_norm(low: Lowering, fx: Any) -> str | None:
+    x, from_input = operand(low, fx.args[0]), argument(fx, 5, "use_input_stats", True)
+    if not isinstance(x, str) or not from_input:
+        return None
+    return _grouped(low, fx, x, shape_of(fx)[1], (1, 2), argument(fx, 7, "eps", 1e-5))
+
+
+def _grouped(
+    low: Lowering, fx: Any, x: str, groups: int, places: tuple[int, int], eps: float
+) -> str | None:
+    shape = low.shape(x)
+    if not fx.args[0].meta["val"].is_contiguous():
+        return None
+    rows = low.view(x, (shape[0], groups, math.prod(shape[1:]) // groups), "groups")
+    y = low.view(normalised(low, rows, [-1], eps), shape, "ungrouped")
+    over_channels = (shape[1],) + (1,) * (len(shape) - 2)
+    weight, bias = (operand(low, argument(fx, k, "")) for k in places)
+    weight, bias = (
+        low.view(p, over_channels, "per_channel") if isinstance(p, str) else None
+        for p in (weight, bias)
+    )
+    return affine(low, y, weight, bias)
+
+
+@rule("batch_norm", "_native_batch_norm_legit_no_training")
+def batch_norm(low: Lowering, fx: Any) -> str | None:
+    """In eval mode: one multiply and one add per channel, from parameters alone."""
+    native = "native" in str(fx.target)
+    x, weight, bias, mean, var = (operand(low, arg) for arg in fx.args[:5])
+    if not native and fx.args[5]:
+        return None
+    if not isinstance(x, str) or not isinstance(mean, str) or not isinstance(var, str):
+        return None
+    eps = fx.args[6] if native else fx.args[7]
+    scale = low.pointwise("rsqrt", low.pointwise("add", var, eps, hint="var_eps"))
+    if weight is not None:
+        scale = low.pointwise("mul", weight, scale, hint="scale")
+    shift = low.pointwise("mul", mean, scale, hint="mean_scaled")
+    if bias is not None:
+        shift = low.pointwise("sub", bias, shift, hint="shift")
+    else:
+        shift = low.pointwise("neg", shift, hint="shift")
+    over_channels = (low.shape(mean)[0],) + (1,) * (len(low.shape(x)) - 2)
+    scale = low.view(scale, over_channels, "scale_")
+    shift = low.view(shift, over_channels, "shift_")
+    return low.pointwise(
+        "add", low.pointwise("mul", x, scale, hint="scaled"), shift, hint="normalised"
+    )
