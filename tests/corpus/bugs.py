@@ -348,6 +348,7 @@ BUGS: tuple[Bug, ...] = (
         "x - x[:, :1]",
         "x - x[:1, :1]",
         "shifted by one element for all rows: cancellation where rows differ",
+        open=("rows of mixed magnitude are rarely far enough apart: some verdicts miss it"),
     ),
     Bug("layernorm_var_mean", "unbiased=False", "unbiased=True", "the unbiased variance"),
     Bug(
