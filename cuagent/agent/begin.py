@@ -126,15 +126,15 @@ def _prepare(run: Run) -> None:
         reference.write_text(run.task.source, encoding="utf-8")
         reference.chmod(0o444)
     if not init_work(run.folder):
-        run.notice("git is not installed: files cannot be undone", "warning")
+        run.notice("git is not installed: attempts are in the log only", "warning")
 
 
 def _open(run: Run, project: Path) -> None:
-    """The opening messages, or what a kill has left out of them."""
+    """The opening messages, or what a kill has left out of them, and the files as they are."""
     if len(run.messages) < 2:
         for message in opening(run.task, project)[len(run.messages) :]:
             run.add(message)
-        run.snapshot()
+    run.snapshot()
 
 
 def _recall(run: Run, records: Sequence[Record]) -> None:

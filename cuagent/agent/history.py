@@ -1,7 +1,7 @@
 """Going back: to an attempt, or a step; and what differs between attempts.
 
 Files and conversation go back together, and nothing is lost: what is left behind stays in the log
-and in the history of the work folder. For a run in which nobody works at the moment.
+and its blobs. For a run in which nobody works at the moment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cuagent.agent.compaction import OPENING
 from cuagent.agent.run import Run, Tried
 from cuagent.attempt import KERNELS, MODULE, Attempt, AttemptError, freeze
 from cuagent.message import Message
-from cuagent.record import RecordError, branch_of, message_of, read_records, restore_work
+from cuagent.record import RecordError, branch_of, message_of, read_records, restore_snapshot
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,15 @@ class Undone:
     """The user's own words in it, to be put before the user again."""
     calls: tuple[str, ...]
     """Names of the tools that had been called."""
-    files: bool
-    """Whether the work folder went back as well; it cannot where git is not installed."""
 
 
 def restore(run: Run, n: int) -> Tried:
-    """Make the work folder what it was when attempt `n` was judged. Raises RecordError."""
+    """Put the files of attempt `n` into the work folder; others stay. Raises RecordError."""
     tried = _attempt(run, n)
     run.snapshot()
-    if tried.commit:
-        restore_work(run.folder, tried.commit)
-    else:
-        shutil.rmtree(run.work / KERNELS, ignore_errors=True)
-        (run.work / MODULE).unlink(missing_ok=True)
-        tried.attempt.write(run.work)
+    shutil.rmtree(run.work / KERNELS, ignore_errors=True)
+    (run.work / MODULE).unlink(missing_ok=True)
+    tried.attempt.write(run.work)
     run.snapshot()
     text = f"I have put the files of attempt {n} back into your work folder; go on from there."
     run.add(Message("user", text, data={"from": "user"}))
@@ -60,11 +55,12 @@ def undo(run: Run) -> Undone | None:
     points = [r for r in records if r["type"] == "checkpoint" and r["message"] in ids]
     points.sort(key=lambda r: ids.index(r["message"]))
     if points:
-        restore_work(run.folder, points[-1]["commit"])
+        restore_snapshot(run.folder, points[-1]["files"])
     run.branch([message_of(record) for record in path[:kept]], head, "undo")
     said = "\n".join(m.content for m in gone if m.data.get("from") == "user")
     calls = tuple(call.name for m in gone for call in m.tool_calls)
-    return Undone(said, calls, files=bool(points))
+    run.snapshot()
+    return Undone(said, calls)
 
 
 def diff(run: Run, a: int, b: int | None = None) -> str:

@@ -25,12 +25,14 @@ from cuagent.events import Emit, Judged, Notice, ignore
 from cuagent.message import Message, Reply, Usage
 from cuagent.models.model import ToolSpec
 from cuagent.record import (
+    Kept,
     RecordError,
     RunFolder,
     RunLog,
     close_open_calls,
     commit_work,
     plain,
+    take_snapshot,
 )
 
 if TYPE_CHECKING:
@@ -108,6 +110,8 @@ class Run:
     """Background commands, by the name the model knows them by."""
     seen: dict[Path, str] = field(default_factory=dict)
     """Files of the work folder that the model has read or written, with their sha256."""
+    files: dict[str, Kept] = field(default_factory=dict)
+    """The work folder after the last step that changed it."""
     outputs: int = 0
     """How many long outputs were put into files."""
     _judging: threading.Lock = field(default_factory=threading.Lock)
@@ -221,13 +225,13 @@ class Run:
             self.device_seconds += seconds
             self.log.write("device", what=what, seconds=round(seconds, 3))
 
-    def snapshot(self) -> str:
-        """Commit the work folder if it has changed, so that `undo` can come back to it."""
+    def snapshot(self) -> None:
+        """Keep the files of the work folder if they have changed, for `undo` to come back to."""
         with shielded():
-            commit = self._commit(f"step {self.steps}", unchanged=False)
-            if commit:
-                self.log.write("checkpoint", message=self.log.head, commit=commit)
-            return commit
+            before = {name: kept.digest for name, kept in self.files.items()}
+            files = take_snapshot(self.folder, self.files)
+            if files != before:
+                self.log.write("checkpoint", message=self.log.head, files=files)
 
     def register(self, attempt: Attempt, judgement: Judgement) -> Tried:
         """Number, commit and record a judged attempt; the same text keeps its number."""
@@ -244,7 +248,6 @@ class Run:
                 self.log.write(
                     "attempt", n=n, digest=attempt.digest, commit=commit, files=dict(attempt.files)
                 )
-                self.log.write("checkpoint", message=self.log.head, commit=commit, attempt=n)
             self._judged(tried, "quick")
         return tried
 
@@ -280,11 +283,11 @@ class Run:
         self.log.write("judgement", effort=effort, **judged)
         self.emit(Judged(tried.n, tried.judgement))
 
-    def _commit(self, message: str, *, unchanged: bool = True) -> str:
+    def _commit(self, message: str) -> str:
         try:
-            return commit_work(self.folder, message, unchanged=unchanged)
+            return commit_work(self.folder, message)
         except RecordError as error:
-            self.notice(f"{error}; it cannot be restored", "warning")
+            self.notice(f"{error}; the attempt is in the log only", "warning")
             return ""
 
 

@@ -9,7 +9,7 @@ Records of `log.jsonl`, one JSON object a line, each with `type`, `id` and `time
   completion, logprobs) where the server gave them
 - attempt: n, digest, commit, files (path to text)
 - judgement: attempt, effort, verdict, timing, score, build
-- checkpoint: message, commit; attempt where it is one
+- checkpoint: message, files (path in the work folder to the digest of its blob)
 - device: what, seconds (of judging, timing or profiling)
 - branch: message (the one that the next message follows), why (undo, compaction)
 - resume: model, budget (the run was taken up again, after its end or after a kill)
@@ -32,11 +32,13 @@ from cuagent.record.log import RunLog, leaf_of, read_records
 from cuagent.record.plain import plain
 from cuagent.record.redact import is_secret_name, redactor
 from cuagent.record.revive import ending, judgement_of, revive
+from cuagent.record.snapshot import Kept, restore_snapshot, take_snapshot
 from cuagent.record.work import commit_work, diff_work, init_work, restore_work, unlock_work
 
 __all__ = [
     "INTERRUPTED",
     "RUNS",
+    "Kept",
     "RecordError",
     "RunFolder",
     "RunLog",
@@ -57,7 +59,9 @@ __all__ = [
     "plain",
     "read_records",
     "redactor",
+    "restore_snapshot",
     "restore_work",
     "revive",
+    "take_snapshot",
     "unlock_work",
 ]

@@ -36,10 +36,9 @@ def init_work(folder: RunFolder) -> bool:
     return True
 
 
-def commit_work(folder: RunFolder, message: str, *, unchanged: bool = True) -> str:
-    """Commit the work folder as it is; returns the commit.
+def commit_work(folder: RunFolder, message: str) -> str:
+    """Commit the work folder as it is; returns the commit, "" where there is no history.
 
-    Returns "" where there is no history, and, unless `unchanged`, where nothing has changed.
     Raises RecordError.
     """
     git = _git(folder)
@@ -51,8 +50,6 @@ def commit_work(folder: RunFolder, message: str, *, unchanged: bool = True) -> s
     (folder.history / "info" / "exclude").write_text(IGNORED + large)
     try:
         git.add("--all", "--", ".")
-        if not unchanged and not git.diff("--cached", "--name-only"):
-            return ""
         git.commit("--quiet", "--allow-empty", "--no-verify", "--message", message)
         return str(git.rev_parse("HEAD"))
     except GitCommandError as error:
