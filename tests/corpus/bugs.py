@@ -90,7 +90,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "linear_tiles",
         "left < out; left += TILE",
-        "left + TILE < out; left += TILE",
+        "left < out - TILE; left += TILE",
         "the last tile of columns is never written",
     ),
     Bug(
