@@ -8,14 +8,14 @@ never are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len
 from rich.text import Text
 
-from cuagent.measure.timing import Ratio, Standing, Timing
+from cuagent.measure.timing import Effort, Ratio, Standing, Timing
 from cuagent.ui.table import baseline_name
 from cuagent.ui.text import UNICODE, Glyphs, clip, duration, ratio, times
 from cuagent.verify.verdict import Reason
@@ -46,6 +46,55 @@ class Row:
     precision: str = ""
     said: str = ""
     """In place of the figures: why there are none."""
+
+
+@dataclass
+class Board:
+    """The table as it grows: what is known of the baselines and of each attempt by now."""
+
+    baselines: list[Row] = field(default_factory=list)
+    attempts: dict[int, Row] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    """Of attempts, by digest."""
+
+    def keep(self, number: int, judgement: Judgement) -> Row:
+        """The row of an attempt, from now on in the table."""
+        self.numbers[judgement.attempt] = number
+        row = self.attempts[number] = attempt_row(number, judgement)
+        if not row.said:
+            self.baselines = baseline_rows(judgement)
+        return row
+
+    def news(
+        self, number: int, judgement: Judgement, width: int, glyphs: Glyphs = UNICODE
+    ) -> list[Text]:
+        """What is to be printed of an attempt that was just judged."""
+        known = [row.name for row in self.baselines]
+        row = self.keep(number, judgement)
+        line = row_line(row, width, glyphs)
+        if row.said:
+            return [line]
+        # those of record are fresh, and the ones that the claim rests on
+        fresh = judgement.timing is not None and judgement.timing.effort is Effort.RECORD
+        shown = self.baselines if fresh or known != [b.name for b in self.baselines] else []
+        return [head_line(width), *(row_line(b, width, glyphs) for b in shown), line]
+
+    def ladder(
+        self, times: Mapping[str, float], width: int, glyphs: Glyphs = UNICODE
+    ) -> list[Text]:
+        """Baselines that were timed before any attempt, in seconds: the first rows."""
+        self.baselines = [Row(name, seconds=seconds) for name, seconds in times.items()]
+        return [head_line(width), *(row_line(b, width, glyphs) for b in self.baselines)]
+
+    def whole(self, width: int, glyphs: Glyphs = UNICODE, fewest: int = 1) -> list[Text]:
+        """All attempts and how the best one grew, where there are as many as `fewest`."""
+        rows = [row for _, row in sorted(self.attempts.items())]
+        if len(rows) < fewest:
+            return []
+        lines = table_lines(self.baselines, rows, width, glyphs)
+        if grown := trend(rows, width - 8, glyphs):
+            lines.append(Text.assemble(("  best ", "dim"), (grown, "green")))
+        return lines
 
 
 def attempt_row(number: int, judgement: Judgement) -> Row:

@@ -26,7 +26,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.patch_stdout import patch_stdout
 
-from cuagent.ui.text import clip
+from cuagent.ui.text import clip, wrap
 
 REFRESH = 0.25
 """Seconds between two states of the status above the line."""
@@ -171,7 +171,7 @@ class Prompt:
         typed = self._session.default_buffer.text
         lines = self.status(width - 1)
         if self._question:
-            lines = [clip(self._question, width - 1)]
+            lines = wrap(self._question, width - 1)
         elif self._hint and time.monotonic() - self._interrupted < TWICE:
             lines = [*lines[:-1], clip(self._hint, width - 1)]
         elif typed.startswith("/") and (known := _matching(self.commands, typed)):

@@ -25,7 +25,7 @@ from cuagent.events import (
     UserSaid,
 )
 from cuagent.record import RunFolder
-from cuagent.ui.attempts import attempt_row, baseline_rows, table_lines, trend
+from cuagent.ui.attempts import Board
 from cuagent.ui.code import written
 from cuagent.ui.recorded import Records, best_of, events_of
 from cuagent.ui.summary import summary_lines
@@ -80,21 +80,16 @@ def story(
 
 def _result(folder: RunFolder, records: Records, width: int, glyphs: Glyphs) -> Iterator[Text]:
     """The table of attempts and the summary, as they stand at the end of the log."""
-    judged = [e for e in events_of(folder, records) if isinstance(e, Judged)]
-    rows = {event.attempt: attempt_row(event.attempt, event.judgement) for event in judged}
-    timed = [e.judgement for e in judged if e.judgement.timing is not None]
-    if rows:
-        baselines = baseline_rows(timed[-1]) if timed else []
-        yield Text()
-        ordered = [rows[number] for number in sorted(rows)]
-        yield from table_lines(baselines, ordered, width, glyphs)
-        if grown := trend(ordered, width - 8, glyphs):
-            yield Text.assemble(("  best ", "dim"), (grown, "green"))
+    board = Board()
+    for event in events_of(folder, records):
+        if isinstance(event, Judged):
+            board.keep(event.attempt, event.judgement)
+    if board.attempts:
+        yield from (Text(), *board.whole(width, glyphs))
     ends = [e for e in events_of(folder, records) if isinstance(e, RunEnded)]
     ended = ends[-1] if ends else RunEnded("unfinished", best_of(records), "it has not ended")
-    numbers = {event.judgement.attempt: event.attempt for event in judged}
     yield Text()
-    yield from summary_lines(ended, None, numbers, width, glyphs)
+    yield from summary_lines(ended, None, board.numbers, width, glyphs)
 
 
 def _call(event: ToolStarted, width: int, glyphs: Glyphs) -> Iterator[Text]:

@@ -37,16 +37,7 @@ from cuagent.events import (
     ToolStarted,
     UserSaid,
 )
-from cuagent.measure.timing import Effort
-from cuagent.ui.attempts import (
-    Row,
-    attempt_row,
-    baseline_rows,
-    head_line,
-    row_line,
-    table_lines,
-    trend,
-)
+from cuagent.ui.attempts import Board
 from cuagent.ui.code import written
 from cuagent.ui.flow import Flow
 from cuagent.ui.keys import silent_keys
@@ -83,6 +74,7 @@ class Terminal:
         self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
         self.glyphs = glyphs_for(stream.encoding)
         self.status = Status()
+        self.board = Board()
         self._recorded = recorded
         self._foot = foot
         self._held = ""
@@ -99,9 +91,6 @@ class Terminal:
         self._flow: Flow | None = None
         self._flow_style = ""
         self._run: RunStarted | None = None
-        self._attempts: dict[str, int] = {}
-        self._baselines: list[Row] = []
-        self._rows: dict[int, Row] = {}
         self._open: dict[str, ToolStarted] = {}
         self._last_call = ""
         self._judged = False
@@ -154,8 +143,9 @@ class Terminal:
         """Attempts of an earlier session, by their numbers."""
         with self._lock:
             for number, judgement in judged:
-                self._keep(number, judgement)
-            self._print(self._table(1))
+                self.board.keep(number, judgement)
+                self._improve(judgement)
+        self.show_table()
 
     def rest(self) -> None:
         """It is the user's turn: the clock stands until the next step."""
@@ -165,7 +155,7 @@ class Terminal:
 
     def show_table(self) -> None:
         """All attempts so far."""
-        self._print(self._table(1))
+        self._print(self.board.whole(self.width, self.glyphs))
 
     def _show(self, event: Event) -> None:
         match event:
@@ -207,8 +197,9 @@ class Terminal:
                 self._print([Text(), self._line(f"{stop}: {one_line(summary)}", "yellow")])
             case RunEnded():
                 self._ended.set()
-                lines = summary_lines(event, self._run, self._attempts, self.width, self.glyphs)
-                self._print([Text(), *self._table(), *lines])
+                numbers, table = self.board.numbers, self.board.whole(self.width, self.glyphs, 2)
+                lines = summary_lines(event, self._run, numbers, self.width, self.glyphs)
+                self._print([Text(), *table, *([Text()] if table else []), *lines])
 
     def _header(self, run: RunStarted) -> list[Text]:
         text = f"{run.task} on {run.device}, by {run.model}"
@@ -273,6 +264,8 @@ class Terminal:
             code = written(started.name, started.arguments, self.width, self.glyphs)
             if code:
                 return code
+        if event.name == "baseline" and (times := event.data.get("times")):
+            return self.board.ladder(times, self.width, self.glyphs)
         if not event.output.strip():
             return []
         head, tail = OF_ERROR if event.is_error else KEPT.get(event.name, OTHERS)
@@ -283,38 +276,14 @@ class Terminal:
     def _show_judged(self, event: Judged) -> None:
         judgement: Judgement = event.judgement
         self._judged = True
-        known = [row.name for row in self._baselines]
-        row = self._keep(event.attempt, judgement)
-        lines = []
-        if not row.said:
-            lines.append(head_line(self.width))
-            # those of record are fresh, and the ones that the claim rests on
-            if known != [row.name for row in self._baselines] or _of_record(judgement):
-                lines += [row_line(b, self.width, self.glyphs) for b in self._baselines]
-        lines.append(row_line(row, self.width, self.glyphs))
+        self._improve(judgement)
+        lines = self.board.news(event.attempt, judgement, self.width, self.glyphs)
         self._print(lines + why_lines(judgement, self.width, self.glyphs))
 
-    def _keep(self, number: int, judgement: Judgement) -> Row:
-        """The row of an attempt, which the table and the status know from now on."""
-        self._attempts[judgement.attempt] = number
+    def _improve(self, judgement: Judgement) -> None:
         worth = least_ratio(judgement.timing)
         if judgement.verdict.accepted and worth is not None:
             self._set(best=max(worth, self.status.best or 0.0))
-        row = attempt_row(number, judgement)
-        self._rows[number] = row
-        if not row.said:
-            self._baselines = baseline_rows(judgement)
-        return row
-
-    def _table(self, fewest: int = 2) -> list[Text]:
-        """All attempts and how the best one grew, once there is something to compare."""
-        rows = [row for _, row in sorted(self._rows.items())]
-        if len(rows) < fewest:
-            return []
-        lines = table_lines(self._baselines, rows, self.width, self.glyphs)
-        if grown := trend(rows, self.width - 6, self.glyphs):
-            lines.append(Text.assemble(("  best ", "dim"), (grown, "green")))
-        return [*lines, Text()]
 
     def _line(self, text: str, style: str) -> Text:
         return Text(clip(text, self.width, self.glyphs.more), style)
@@ -387,7 +356,3 @@ class Terminal:
                     start = self._to_start(self._drawn)
                     self.console.file.write(start + self._status_line() + "\x1b[K")
                     self.console.file.flush()
-
-
-def _of_record(judgement: Judgement) -> bool:
-    return judgement.timing is not None and judgement.timing.effort is Effort.RECORD

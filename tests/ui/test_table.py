@@ -7,7 +7,14 @@ from collections.abc import Callable
 import pytest
 from samples import BROKEN, BUILT, GAIN, REJECTED, SLOWER
 
-from cuagent.ui.attempts import attempt_row, baseline_rows, row_line, table_lines, trend
+from cuagent.ui.attempts import (
+    Board,
+    attempt_row,
+    baseline_rows,
+    row_line,
+    table_lines,
+    trend,
+)
 from cuagent.ui.table import build_lines, judgement_lines, least_ratio
 from cuagent.ui.text import ASCII
 
@@ -74,3 +81,20 @@ def test_the_trend_rises_with_the_best_and_never_falls() -> None:
     assert trend([*rows, attempt_row(4, SLOWER)], 40) == " ▁██ 0.90x to 1.43x"
     assert trend(rows, 20).endswith("0.90x to 1.43x")
     assert trend(rows[:2], 40) == ""
+
+
+def test_baselines_come_first_and_are_not_repeated_with_each_attempt() -> None:
+    board = Board()
+    first = [line.plain.split() for line in board.ladder({"eager": 2e-3, "compile": 1e-3}, 80)]
+    assert first[1:] == [["eager", "2.00", "ms"], ["torch.compile", "1.00", "ms"]]
+    news = [line.plain for line in board.news(1, GAIN, 80)]
+    assert len(news) == 2, "a head and the attempt"
+    assert news[1].startswith("✓ attempt 1")
+    assert len(board.news(2, REJECTED, 80)) == 1
+    whole = [line.plain.strip() for line in board.whole(80)]
+    assert [line.split("  ")[0] for line in whole[1:]] == [
+        "eager",
+        "torch.compile",
+        "✓ attempt 1",
+        "✗ attempt 2",
+    ]
