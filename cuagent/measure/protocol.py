@@ -277,7 +277,8 @@ class Timer:
             if self.device is Device.CUDA:
                 states.append(others.gpu_state())
             if name in (CANDIDATE, EAGER):
-                kept[name] = [_clones(batch.outputs.tensors(slot)) for slot in chosen]
+                outputs = batch.outputs_of(name)
+                kept[name] = [_clones(outputs.tensors(slot)) for slot in chosen]
         wrong = ""
         if EAGER in kept and CANDIDATE in kept:
             wrong = disagreement(kept[CANDIDATE], kept[EAGER], self.referee.task.precision)
@@ -296,13 +297,14 @@ class Timer:
 
     def _clock(self, lane: Lane, batch: Batch, slots: Sequence[int], seen: bool) -> None:
         """One block of one arm."""
+        outputs = batch.outputs_of(lane.name)
         for slot in slots:
-            batch.outputs.poison(0xFF, slot)
+            outputs.poison(0xFF, slot)
         if self.device is Device.CPU:
             time.sleep(SETTLE_S)
         block = lane.session.block(
             batch.inputs,
-            batch.outputs,
+            outputs,
             [(slot, slot) for slot in slots],
             deadline_s=CALL_S * len(slots),
             flush=self._flush(),
@@ -377,7 +379,8 @@ class Timer:
             others.hold(session.pid, self._cores)
         lane = Lane(name, session, opened_s)
         if begun is not None:
-            session.block(batch.inputs, batch.outputs, [(slot, slot)], deadline_s=COMPILE_S)
+            outputs = batch.outputs_of(name)
+            session.block(batch.inputs, outputs, [(slot, slot)], deadline_s=COMPILE_S)
             lane.opened_s = time.perf_counter() - begun
         for _ in range(3):
             self._clock(lane, batch, [slot], seen=False)

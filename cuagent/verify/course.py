@@ -70,6 +70,9 @@ class Course:
 
     def run(self, seed: int, seeds: Seeds) -> None:
         """`seed` is for the weights; it was the session's at its construction."""
+        stage = self.stage
+        for arena in (stage.inputs, stage.outputs, stage.weights):
+            arena.mend_guards()
         with self._threads():
             self._rounds(seed, seeds)
 

@@ -76,7 +76,13 @@ class Batch:
 
     inputs: Arena
     outputs: Arena
+    """Of trusted arms: what lies here is right, and no candidate is ever lent it."""
+    untrusted: Arena
+    """Of the candidate."""
     expected: dict[int, Expected] = field(default_factory=dict)
+
+    def outputs_of(self, arm: str) -> Arena:
+        return self.untrusted if arm == CANDIDATE else self.outputs
 
     @property
     def slots(self) -> list[tuple[int, int]]:
@@ -134,8 +140,8 @@ class Referee:
 
     @property
     def bytes_per_call(self) -> int:
-        """Of one input set and one output, to choose the size of a batch by."""
-        return self._layouts["inputs_layout"].size + self._layouts["output_layout"].size
+        """Of one input set and two outputs, to choose the size of a batch by."""
+        return self._layouts["inputs_layout"].size + 2 * self._layouts["output_layout"].size
 
     @property
     def folder(self) -> Path:
@@ -260,6 +266,7 @@ class Referee:
         batch = Batch(
             Arena.create(self._layouts["inputs_layout"], count, device),
             Arena.create(self._layouts["output_layout"], count, device),
+            Arena.create(self._layouts["output_layout"], count, device),
         )
         self.refill(batch)
         return batch
@@ -270,6 +277,7 @@ class Referee:
         for slot in range(batch.inputs.count):
             self._oracle.draw(Inputs.OWN, Seeds().draw(), batch.inputs, slot)
         batch.outputs.poison(POISONS[0])
+        batch.untrusted.poison(POISONS[0])
 
     def check(self, batch: Batch) -> RuleResult:
         """The strict rule on every output of a batch that was run; compute it off the clock."""
@@ -293,6 +301,7 @@ class Referee:
         self._oracle.forget(batch.inputs)
         batch.inputs.close()
         batch.outputs.close()
+        batch.untrusted.close()
 
     def _session(
         self,

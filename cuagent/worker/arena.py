@@ -8,6 +8,7 @@ and whoever lends outputs poisons them first and looks at the guards afterwards.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import mmap
 import os
@@ -25,6 +26,7 @@ ALIGNMENT = 256
 """Bytes; what the allocators of CUDA and torch promise at least."""
 GUARD = 0xC3
 """The byte between tensors."""
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 POISONS = (0xFF, 0x5A)
 """Two bytes to fill outputs with: NaN, and a large finite number, in every floating dtype."""
 
@@ -117,9 +119,7 @@ class Arena:
         size = layout.size * count
         lease = _host_lease(size) if device == "cpu" else _device_lease(size)
         arena = Arena(layout, count, device, lease.memory, lease)
-        for slot in range(count):
-            for gap in arena._gaps(slot):
-                gap.fill_(GUARD)
+        arena.mend_guards()
         return arena
 
     @staticmethod
@@ -164,6 +164,12 @@ class Arena:
         for number in range(self.count) if slot is None else [slot]:
             for leaf in self.layout.leaves:
                 self._bytes(number, leaf.offset, leaf.offset + leaf.nbytes).fill_(byte)
+
+    def mend_guards(self) -> None:
+        """Fill what lies between the tensors, whatever an earlier borrower left there."""
+        for slot in range(self.count):
+            for gap in self._gaps(slot):
+                gap.fill_(GUARD)
 
     def guards_hold(self, slot: int | None = None) -> bool:
         """Whether every byte between the tensors is as it was made."""
@@ -221,8 +227,10 @@ class Lease:
 
 
 def _host_lease(size: int) -> Lease:
-    descriptor = os.memfd_create("cuagent-arena", os.MFD_CLOEXEC)
+    descriptor = os.memfd_create("cuagent-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
+    # A borrower that cut it off would end everybody who touches the rest (SIGBUS).
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     return _map(descriptor, size)
 
 

@@ -1,6 +1,6 @@
 """A session: one model in one forked process, as the referee drives it.
 
-The referee's clock starts when the command leaves and stops when the first record arrives. Whatever
+The referee's clock starts when the command leaves and stops when the last record arrives. Whatever
 goes wrong on the other side ends the session with `SessionEnded`, and the process group is killed;
 a session never hangs and never raises anything else for a candidate's fault.
 """
@@ -63,7 +63,7 @@ class Block:
     """Some calls under one wall clock."""
 
     wall_s: float
-    """By the referee, from the command to the record."""
+    """By the referee, from the command to the last record."""
     claimed_s: tuple[float, ...]
     """By the worker, of each forward alone."""
 
@@ -171,10 +171,10 @@ class Session:
         }
         settle(outputs.device)
         begun = time.perf_counter()
-        records = self._exchange(message, (), len(slots), deadline_s)
-        first = next(records)
+        # To the last record: the first could be sent before the work is done.
+        records = tuple(self._exchange(message, (), len(slots), deadline_s))
         wall = time.perf_counter() - begun
-        return Block(wall, tuple(record.claimed_ns * 1e-9 for record in (first, *records)))
+        return Block(wall, tuple(record.claimed_ns * 1e-9 for record in records))
 
     def block(
         self,

@@ -128,6 +128,17 @@ def test_guards_and_poison(nursery: Nursery) -> None:
     assert not arena.guards_hold(1)
 
 
+def test_shared_memory_cannot_be_cut_off_and_guards_are_made_anew() -> None:
+    arena = Arena.create(layout_of([torch.zeros(9)]), 1, "cpu")
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.describe()[1][0], 0)
+    assert arena.memory is not None
+    arena.memory[0] = 0
+    assert not arena.guards_hold()
+    arena.mend_guards()
+    assert arena.guards_hold()
+
+
 def test_empty_and_scalar_tensors_have_a_place() -> None:
     tensors = [torch.zeros(0, 3), torch.tensor(2.0), torch.tensor([True, False])]
     arena = Arena.create(layout_of(tensors), 1, "cpu")
