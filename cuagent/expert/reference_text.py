@@ -2,12 +2,14 @@
 
 A candidate derives from the reference, so that its constructor, its parameters and their names are
 the same by construction, and so that whatever its kernels do not cover (other shapes, training)
-still runs. Not covered: names that are reached only through globals() or exec.
+still runs. Not covered: names that are reached only through globals() or exec, and files beside the
+user's, which `sibling_imports` finds: the process that runs a candidate cannot read them.
 """
 
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 
 def needed_definitions(source: str, entry: str) -> str:
@@ -44,6 +46,25 @@ def needed_definitions(source: str, entry: str) -> str:
     for part, is_import in zip(kept, imports, strict=True):
         text += part + "\n" if is_import else f"\n\n{part}\n"
     return text.strip("\n")
+
+
+def sibling_imports(text: str, folder: Path) -> list[str]:
+    """Modules that `text` imports, at the top or in a function, from files in `folder`."""
+    found: list[str] = []
+    for statement in ast.walk(ast.parse(text)):
+        match statement:
+            case ast.ImportFrom(level=level, module=module) if level:
+                found.append("." * level + (module or ""))
+            case ast.ImportFrom(module=str(module)):
+                found += [module] if _is_beside(module, folder) else []
+            case ast.Import(names=names):
+                found += [alias.name for alias in names if _is_beside(alias.name, folder)]
+    return list(dict.fromkeys(found))
+
+
+def _is_beside(module: str, folder: Path) -> bool:
+    top = folder / module.partition(".")[0]
+    return top.with_suffix(".py").is_file() or (top / "__init__.py").is_file()
 
 
 def _first_line(statement: ast.stmt) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.expert.candidate import Subject
 from cuagent.expert.capture import CaptureError, capture
-from cuagent.expert.reference_text import needed_definitions
+from cuagent.expert.reference_text import needed_definitions, sibling_imports
 from cuagent.task import Task, open_reference
 
 if TYPE_CHECKING:
@@ -17,10 +17,15 @@ def open_subject(task: Task) -> Subject:
     """Raises CaptureError where the module cannot be captured, TaskError where it cannot run."""
     if task.entry == "ModelNew":
         raise CaptureError("the reference class is itself called ModelNew; rename it")
+    text = needed_definitions(task.source, task.entry)
+    if siblings := sibling_imports(text, task.path.parent):
+        raise CaptureError(
+            f"{task.path.name} imports {', '.join(siblings)} from files beside it, which a "
+            "candidate cannot read; put what it needs into one file"
+        )
     reference = open_reference(task)
     model = reference.model(0)
     captured = capture(model, reference.inputs(0))
-    text = needed_definitions(task.source, task.entry)
     return Subject(captured, text, task.entry, attribute_of(model), task.device.value)
 
 

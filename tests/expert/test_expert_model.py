@@ -200,3 +200,21 @@ def test_a_wide_interval_against_compile_is_no_reason_to_give_up(task):
 def test_the_attempt_with_the_best_lower_limit_is_submitted(task):
     verdicts = [accepted(1, 1.4, width=0.05), accepted(2, 1.5, width=0.4), accepted(3, 1.0)]
     assert converse(task, answers_with(verdicts))[-1][1]["attempt"] == 1
+
+
+def test_a_file_beside_the_reference_is_said_to_be_the_hindrance(tmp_path):
+    (tmp_path / "blocks.py").write_text("import torch\nclass Block(torch.nn.ReLU): pass\n")
+    path = tmp_path / "task.py"
+    path.write_text(
+        "import torch\nfrom blocks import Block\n"
+        "class Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.block = Block()\n    def forward(self, x):\n"
+        "        return self.block(x * 2) + 1\n"
+        "def get_inputs(): return [torch.randn(4)]\ndef get_init_inputs(): return []\n"
+    )
+    acts = converse(load_task(str(path), device="cpu"), answers_with([]))
+    assert acts[-1][0] == "submit"
+    message = acts[-1][1]["message"]
+    assert message.startswith("no gain")
+    assert "task.py imports blocks" in message
+    assert "\n" not in message
