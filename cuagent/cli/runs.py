@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,9 +32,13 @@ def runs(run_dir: RunDir = RUNS, json: options.Json = False) -> None:
         return
     if not rows:
         print(f"no runs in {run_dir}; start one with: cuagent optimize TASK")
-    width = max((len(row["run"]) for row in rows), default=0)
+    first, second = (max((len(row[key]) for row in rows), default=0) for key in ("run", "model"))
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row in rows:
-        print(f"{row['run']:<{width}}  {row['model']:<20} {row['stop']:<12} {row['summary']}")
+        line = (
+            f"{row['run']:<{first}}  {row['model']:<{second}}  {row['stop']:<12} {row['summary']}"
+        )
+        print(line[:columns])
 
 
 def show(

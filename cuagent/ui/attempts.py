@@ -194,7 +194,7 @@ def table_lines(
 def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
     """The best ratio over the better baseline, attempt by attempt: `▁▁▄▇ 1.05x to 1.43x`.
 
-    Empty where there are fewer than two ratios to compare.
+    Empty where the best one never grew.
     """
     best: list[float | None] = []
     for row in attempts:
@@ -202,14 +202,14 @@ def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
         worth = row_worth(row)
         best.append(worth if before is None else max(before, worth or before))
     known = [value for value in best if value is not None]
-    if len(known) < 2:
+    if not known or known[-1] <= known[0]:
         return ""
     words = f"{times(known[0])} to {times(known[-1])}"
     room = max(min(width - cell_len(words) - 2, MOST_BARS), 1)
     low, high = known[0], known[-1]
     top = len(glyphs.bars) - 1
     bars = [
-        " " if value is None else glyphs.bars[round(top * (value - low) / ((high - low) or 1))]
+        " " if value is None else glyphs.bars[round(top * (value - low) / (high - low))]
         for value in best[-room:]
     ]
     return f"{''.join(bars)} {words}"
