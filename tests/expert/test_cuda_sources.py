@@ -1,51 +1,12 @@
-"""CUDA sources compile with nvcc, without a GPU; with one, they compute what the reference does."""
+"""CUDA candidates compute what the reference does; that they compile, test_clean_sources says."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from dataclasses import replace
-
 import pytest
 from conftest import agrees  # type: ignore[import-not-found]
-from modules import (  # type: ignore[import-not-found]
-    INPUTS,
-    Attention,
-    CrossEntropy,
-    GroupNormSilu,
-    LogSoftmaxChannels,
-    LongMean,
-    Mlp,
-    task_text,
-)
+from modules import INPUTS, task_text  # type: ignore[import-not-found]
 
-from cuagent.expert.candidate import Options, make_candidate
-from cuagent.expert.subject import open_subject
-from cuagent.task import load_task
-
-TELLING = [Mlp, Attention, GroupNormSilu, LogSoftmaxChannels, LongMean, CrossEntropy]
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
-def test_every_schedule_compiles(tmp_path):
-    sources = []
-    for cls in TELLING:
-        path = tmp_path / f"{cls.__name__}.py"
-        path.write_text(task_text(cls))
-        subject = open_subject(load_task(f"{path}:{cls.__name__}", device="cpu"))
-        candidate = make_candidate(replace(subject, device="cuda"), Options())
-        assert candidate is not None
-        for name, text in candidate.files.items():
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            target = tmp_path / name.replace("kernels/", f"kernels/{cls.__name__}_")
-            (target if name.endswith(".cu") else tmp_path / name).write_text(text)
-            sources += [target] if name.endswith(".cu") else []
-    together = tmp_path / "kernels" / "together.cu"
-    together.write_text("".join(f'#include "{source.name}"\n' for source in sources))
-    command = ["nvcc", "-std=c++17", "-arch=sm_80", "-ptx", "-o", "/dev/null", str(together)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    # Kernels of different tasks may share a name; nothing else may be wrong.
-    assert done.returncode == 0, done.stderr[:2000]
+from cuagent.expert.candidate import Options
 
 
 @pytest.mark.gpu
