@@ -3,7 +3,7 @@
 Operators and kernels with their time, what they move and compute against the device's ceilings, and
 notes that say what bounds the whole. The figures come from a child process that the attempt's code
 shares (`profiled.py`): feedback, never a verdict or a time of record. Hardware counters (ncu) have
-their place in `Profile.counters`, which nothing fills yet.
+their place in `Profile.counters`, filled where they were asked for and may be read.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import select
 import shutil
+import sys
 import tempfile
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,18 @@ from cuagent.attempt import Attempt
 from cuagent.build.result import Build, KernelResources
 from cuagent.kernels.compiler import BUILD
 from cuagent.measure.ceilings import Ceilings, ceilings
-from cuagent.measure.profiled import ORDER, RESULT
+from cuagent.measure.counters import Counters, CountersMissing, read, run
+from cuagent.measure.profiled import ORDER, POLICY, RESULT
 from cuagent.measure.roofline import OperatorWork, Roofline, Work, amount, seconds_text
 from cuagent.sandbox import Policy, probe
 from cuagent.task import Device, Task
 from cuagent.worker import Nursery, Order
 from cuagent.worker.arms import CANDIDATE, EAGER
 from cuagent.worker.channel import send_message
+from cuagent.worker.nursery import kept_environment
 
 DEADLINE_S = 120.0
+COUNTERS_S = 60.0
 LARGEST_RESULT = 8 << 20
 """Bytes; what the child writes is read no further."""
 MOST_LINES = 60
@@ -81,8 +85,10 @@ class Profile:
     memory: int | None
     """CUDA: largest number of bytes allocated."""
     resources: tuple[KernelResources, ...] = ()
-    counters: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By kernel; hardware counters where they may be read."""
+    counters: tuple[Counters, ...] = ()
+    """Of each launch; hardware counters where they were asked for and may be read."""
+    missing: str = ""
+    """Why there are no counters though they were asked for."""
 
     @property
     def on_cuda(self) -> bool:
@@ -100,6 +106,8 @@ class Profile:
         room = 10 if self.kernels else 24
         tables += _table("operator", self.operators[:room], width, self.roofline)
         tables += [_resource_line(resource) for resource in self.resources[:12]]
+        tables += [f"{_short(c.kernel, 40)}: {c.line()}" for c in self.counters[:12]]
+        tables += [f"no hardware counters: {self.missing}"] if self.missing else []
         return [line[:width] if "|" in line else line for line in head + tables][:MOST_LINES]
 
     def notes(self) -> list[str]:
@@ -144,11 +152,13 @@ def profile(
     *,
     nursery: Nursery | None = None,
     cache: Path | None = None,
+    counters: bool = False,
     deadline_s: float = DEADLINE_S,
 ) -> Profile:
     """Profile the reference, or an attempt that was built. Raises ProfileError, NurseryError.
 
-    `nursery` saves the seconds that importing torch takes; `cache` is where ceilings are kept.
+    `nursery` saves the seconds that importing torch takes; `cache` is where ceilings are kept;
+    `counters` asks for hardware counters too, which takes some ten seconds and a GPU.
     """
     folder = Path(tempfile.mkdtemp(prefix="cuagent-profile-"))
     try:
@@ -164,6 +174,7 @@ def profile(
                 policy = _policy(task, folder, environment)
                 message = {"policy": policy.to_json(), "tier": probe()}
             figures = _run(warm, folder, environment, message, deadline_s)
+        launches, missing = _counted(folder, environment, message) if counters else ((), "")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     subject = task.name if attempt is None else f"attempt {attempt.digest[:8]}"
@@ -172,10 +183,28 @@ def profile(
         if found.roofline.beaten(found.seconds):
             limits = ceilings(task.device, cache=cache, doubted=True)
             found = replace(found, roofline=replace(found.roofline, ceilings=limits))
-        return found
+        return replace(found, counters=launches, missing=missing)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         # The child's process is the attempt's too: it may have written anything.
         raise ProfileError(f"the profile cannot be read: {error!r}") from error
+
+
+def _counted(
+    folder: Path, environment: dict[str, str], message: dict[str, Any]
+) -> tuple[tuple[Counters, ...], str]:
+    """What ncu reads of one call, and why it reads nothing."""
+    (folder / POLICY).write_text(json.dumps(message))
+    root = str(Path(kernels.__file__).parents[2])
+    program = (
+        f"import sys; sys.path.append({root!r}); from pathlib import Path;"
+        f"from cuagent.measure.profiled import once; once(Path({str(folder)!r}))"
+    )
+    argv = [sys.executable, "-I", "-B", "-c", program]
+    try:
+        text = run(argv, kept_environment() | environment, folder, COUNTERS_S)
+    except CountersMissing as why:
+        return (), str(why)
+    return tuple(read(text)), ""
 
 
 def _order(task: Task, arm: str) -> Order:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 ORDER = "profile-order.json"
+POLICY = "profile-policy.json"
 RESULT = "profile.json"
 OWN = "own kernel: "
 """Prefix of the range around each call of a launcher, so that the profiler shows it by name."""
@@ -54,6 +55,31 @@ def serve(channel: socket.socket, folder: Path) -> None:
         traceback.print_exc()
         result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
     (folder / RESULT).write_text(json.dumps(result))
+
+
+def once(folder: Path) -> None:
+    """Run the model once in the range that ncu looks at; for a process of its own under ncu."""
+    import torch
+
+    policy = json.loads((folder / POLICY).read_text())
+    if policy["policy"] is not None:
+        enter(policy_from_json(policy["policy"]), Tier(policy["tier"]))
+    order = Order.from_json(json.loads((folder / ORDER).read_text()))
+    assert order.task is not None
+    set_precision(order.precision)
+    reference = open_reference(order.task)
+    inputs = reference.inputs(order.seed)
+    model: Any = reference.model(order.seed)
+    if order.arm == CANDIDATE:
+        model = _candidate(order, reference, model, folder)
+    with torch.no_grad():
+        for _ in range(2):
+            model(*inputs)
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStart()
+        model(*inputs)
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStop()
 
 
 def _profile(order: Order, folder: Path) -> dict[str, Any]:

@@ -1,0 +1,139 @@
+"""Hardware counters of each kernel, from Nsight Compute where they may be read.
+
+`read` parses what `ncu --csv --page raw` prints; `Counters` says of one kernel what an agent can
+act on. The kernels run many times and serialised under ncu: feedback, never a time. Not covered:
+source lines. Clocks are left as they are (`--clock-control none`).
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+STALL = "smsp__pcsamp_warps_issue_stalled_"
+METRICS = {
+    "seconds": "gpu__time_duration.sum",
+    "sm_pct": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    "dram_pct": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    "dram_bytes_read": "dram__bytes_read.sum",
+    "dram_bytes_written": "dram__bytes_write.sum",
+    "l2_hit_pct": "lts__t_sector_hit_rate.pct",
+    "occupancy_pct": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "tensor_pct": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "registers": "launch__registers_per_thread",
+    "limit_registers": "launch__occupancy_limit_registers",
+    "limit_shared": "launch__occupancy_limit_shared_mem",
+    "limit_warps": "launch__occupancy_limit_warps",
+    "limit_blocks": "launch__occupancy_limit_blocks",
+    "bank_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+}
+SECTIONS = ("WarpStateStats", "SourceCounters", "Occupancy", "LaunchStats")
+UNCOALESCED = 16.5
+"""Sectors of 32 bytes for a load of a warp; with 16 bytes a lane, side by side, it takes 16."""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """One launch of one kernel."""
+
+    kernel: str
+    values: dict[str, float]
+    """By the names of `METRICS`; what ncu does not know is left out. Seconds, bytes, percent."""
+    stalls: tuple[tuple[str, float], ...]
+    """The most frequent reasons why warps wait, with their share of the samples."""
+
+    @property
+    def limiter(self) -> str:
+        """What keeps more blocks from a multiprocessor."""
+        limits = {n: v for n, v in self.values.items() if n.startswith("limit_")}
+        return min(limits, key=lambda n: limits[n]).removeprefix("limit_") if limits else "?"
+
+    def line(self) -> str:
+        """What an agent can act on, in one line."""
+        v = self.values
+        said = [
+            f"SM {v.get('sm_pct', 0):.0f} %, DRAM {v.get('dram_pct', 0):.0f} %",
+            f"occupancy {v.get('occupancy_pct', 0):.0f} % (limit: {self.limiter})",
+            f"{v.get('registers', 0):.0f} registers",
+            f"L2 hits {v.get('l2_hit_pct', 0):.0f} %",
+            f"tensor cores {v.get('tensor_pct', 0):.0f} %",
+        ]
+        if v.get("bank_conflicts"):
+            said.append(f"{v['bank_conflicts']:.0f} bank conflicts")
+        if v.get("requests") and v.get("sectors", 0) / v["requests"] > UNCOALESCED:
+            said.append(f"uncoalesced: {v['sectors'] / v['requests']:.0f} sectors per load")
+        if self.stalls:
+            said.append("stalls " + ", ".join(f"{n} {share:.0%}" for n, share in self.stalls))
+        return "; ".join(said)
+
+
+class CountersMissing(Exception):
+    """Counters could not be read; one line that says why."""
+
+
+def run(program: list[str], environment: dict[str, str], folder: Path, seconds: float) -> str:
+    """What ncu prints of the kernels in the profiled range of `program`. Raises CountersMissing."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise CountersMissing("ncu is not installed")
+    sections = [word for name in SECTIONS for word in ("--section", name)]
+    options = ["--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
+    argv = [ncu, *options, *sections, "--metrics", ",".join(METRICS.values()), *program]
+    try:
+        done = subprocess.run(
+            argv, env=environment, cwd=folder, capture_output=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise CountersMissing(f"ncu took more than {seconds:.0f} s") from None
+    text = done.stdout.decode(errors="replace")
+    if '"Kernel Name"' not in text:
+        last = (text + done.stderr.decode(errors="replace")).strip().splitlines()[-1:]
+        raise CountersMissing(f"ncu read nothing: {last[0][:200] if last else 'no output'}")
+    return text
+
+
+def read(text: str, most: int = 40) -> list[Counters]:
+    """The launches in what ncu printed, at most `most`, in their order."""
+    rows = list(csv.reader(line for line in text.splitlines() if line.startswith('"')))
+    if len(rows) < 3:
+        return []
+    names, units = rows[0], rows[1]
+    return [_one(dict(zip(names, zip(row, units, strict=True), strict=True))) for row in rows[2:]][
+        :most
+    ]
+
+
+def _one(row: dict[str, tuple[str, str]]) -> Counters:
+    values = {
+        name: number
+        for name, metric in METRICS.items()
+        if metric in row and (number := _number(*row[metric])) is not None
+    }
+    return Counters(row["Kernel Name"][0], values, _stalls(row.items()))
+
+
+def _stalls(items: Iterable[tuple[str, tuple[str, str]]]) -> tuple[tuple[str, float], ...]:
+    samples = {
+        name.removeprefix(STALL): number
+        for name, cell in items
+        if name.startswith(STALL) and not name.endswith("_not_issued")
+        if (number := _number(*cell)) is not None
+    }
+    total = sum(samples.values())
+    waiting = [(n, s / total) for n, s in samples.items() if n != "selected" and s and total]
+    return tuple(sorted(waiting, key=lambda pair: -pair[1])[:3])
+
+
+def _number(text: str, unit: str) -> float | None:
+    """The value in seconds, bytes or as it stands; ncu writes thousands with commas."""
+    factor = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+    try:
+        return float(text.replace(",", "")) * factor.get(unit, 1.0)
+    except ValueError:
+        return None
