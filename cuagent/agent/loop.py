@@ -68,7 +68,7 @@ def run_agent(
     except ModelError as error:
         run.stop, run.error = Stop.MODEL_FAILED, str(error)
     except JudgeLost as error:
-        run.stop, run.error, why = Stop.JUDGE_FAILED, str(error), "not executed: the judge failed"
+        run.stop, run.error, why = Stop.JUDGE_FAILED, str(error), "no result: the judge failed"
     finally:
         with shielded():
             end_jobs(run)

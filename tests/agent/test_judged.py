@@ -151,3 +151,29 @@ def test_at_a_limit_the_best_attempt_is_judged_afresh_all_the_same(judged_run: R
     end = records[-1]
     assert end["attempt"] == (judged_run.final.n if judged_run.final else None)
     assert ("measured afresh" in end["summary"]) == (judged_run.final is not None)
+
+
+def test_the_reference_is_timed_before_anything_is_written(judged_run: Run) -> None:
+    model = ScriptedModel([{"calls": [tool("baseline")]}, {"calls": [tool("submit")]}])
+    run_agent(judged_run, model)
+    (result,) = answers(judged_run, "baseline")
+    assert not result.is_error, result.content
+    assert set(result.data["times"]) >= {"eager"}
+    assert result.content.startswith("eager: ")
+    assert judged_run.tried == []
+    assert judged_run.device_seconds > 0
+
+
+def test_a_judge_that_is_lost_ends_the_run_and_is_not_the_models_fault(
+    judge: Judge, judged_run: Run
+) -> None:
+    judge.referee.close()  # its processes are gone; so this test comes last
+    run = judged_run
+    calls = [write("model_new.py", MODULE), write("kernels/scale.cpp", KERNEL), tool("verify")]
+    stop = run_agent(run, ScriptedModel([{"calls": [*calls, tool("glob")]}]))
+    assert stop is Stop.JUDGE_FAILED
+    assert run.error
+    ended = [m.content for m in run.messages if m.role == "tool"][2:]
+    assert ended == ["no result: the judge failed"] * 2
+    end = read_records(run.folder)[-1]
+    assert end["rewards"]["milestone"]["score"] is None

@@ -17,7 +17,7 @@ from conftest import SOURCE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cuagent.agent import Run, Stop, resume_run, run_agent, start_run, undo
+from cuagent.agent import Run, Stop, diff, restore, resume_run, run_agent, start_run, undo
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import RecordError, RunFolder, conversation, read_records
 from cuagent.task import Task, load_task
@@ -57,6 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run.inbox.put("go on")
     run_agent(run, ScriptedModel(REPLIES[4:]))
     run.log.close()
+    assert [t.n for t in run.tried] == [1, 2]
     return run
 
 
@@ -72,7 +73,7 @@ def _refusing() -> Any:
             return Build(attempt.digest, (), (), True, 0.0)
 
         def judge(self, attempt: Any, effort: Any) -> Judgement:
-            verdict = Verdict(attempt.digest, False, Reason.CRASHED, "it crashed")
+            verdict = Verdict(False, Reason.CRASHED, "it crashed", "t", attempt.digest)
             return Judgement(attempt.digest, self.build(attempt), verdict, None, milestone(False))
 
     return Refusing()
@@ -117,6 +118,28 @@ def test_a_log_cut_at_any_byte_is_taken_up_again(whole: Run, share: float) -> No
         assert len({r["id"] for r in records}) == len(records)
     finally:
         run.log.close()
+
+
+def test_an_attempt_is_put_back_and_attempts_are_compared(whole: Run) -> None:
+    size = whole.folder.log.stat().st_size
+    folder, _ = cut(whole, size, whole.folder.path.parent / "restored")
+    (folder.path / "work").unlink()
+    shutil.copytree(whole.work, folder.path / "work")
+    run = resume_run(folder, whole.task, whole.judge, model="scripted")
+    first, last = run.tried[0], run.tried[-1]
+    assert first.n != last.n
+    compared = diff(run, first.n, last.n)
+    assert "-class ModelNew: ...\n+class ModelNew: pass" in compared
+    (run.work / "kernels" / "b.cu").write_text("// left over")
+    (run.work / "notes.txt").write_text("kept")
+    restore(run, first.n)
+    assert (run.work / "model_new.py").read_text() == "class ModelNew: ...\n"
+    assert not (run.work / "kernels").exists()
+    assert (run.work / "notes.txt").exists()
+    assert diff(run, first.n) == ""
+    assert "attempt 1 back" in run.messages[-1].content
+    assert undo(run) is not None
+    run.log.close()
 
 
 PLAYED = """\

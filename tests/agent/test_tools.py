@@ -177,6 +177,25 @@ def test_files_are_found_by_name_and_by_content(call: Call) -> None:
     assert call("glob", pattern="../../*").data.get("count", 0) == 0
 
 
+def test_an_expression_that_never_ends_is_given_up(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cuagent.agent.tools.grep.PATIENCE", 0.5)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    call("write", path="a.txt", text="a" * 60 + "b\n")
+    assert "use a simpler expression" in call("grep", pattern="(a+)+$").text
+
+
+def test_the_nearest_region_of_a_long_file_of_equal_lines_is_looked_for_in_vain_but_not_long(
+    call: Call,
+) -> None:
+    call("write", path="k.cpp", text="    total += in[i] * w[i] + in[i + 1] * w[i + 1];\n" * 4000)
+    start = time.monotonic()
+    wanted = "    total += on[i] * w[j] + in[i + 1] * w[j + 1];\n" * 30
+    assert "does not occur" in call("edit", path="k.cpp", old=wanted, new="x").text
+    assert time.monotonic() - start < 10
+
+
 def test_the_skill_can_be_read(call: Call) -> None:
     assert not call("read", path="skills/SKILL.md").is_error
     assert call("read", path="skills/../../pyproject.toml").is_error

@@ -5,6 +5,7 @@ When it does not, the result shows where it nearly does, so that the next try ne
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -18,6 +19,8 @@ AROUND = 3
 MOST_SHOWN = 40
 LONGEST_SEARCH = 4000
 """Lines of a file in which the nearest region is looked for."""
+PATIENCE = 2.0
+"""Seconds for looking."""
 
 
 def edit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
@@ -86,6 +89,7 @@ def _nearest(lines: list[str], wanted: list[str]) -> tuple[int, int]:
     matcher = SequenceMatcher(autojunk=False)
     matcher.set_seq2(target)
     best, place = -1.0, 0
+    deadline = time.monotonic() + PATIENCE
     for start in range(max(1, min(len(lines), LONGEST_SEARCH) - size + 1)):
         window = "\n".join(line.strip() for line in lines[start : start + size])[:2000]
         matcher.set_seq1(window)
@@ -94,6 +98,8 @@ def _nearest(lines: list[str], wanted: list[str]) -> tuple[int, int]:
         ratio = matcher.ratio()
         if ratio > best:
             best, place = ratio, start
+        if time.monotonic() > deadline:
+            break
     return place + 1, place + size
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,34 +24,51 @@ PATIENCE = 20.0
 def grep(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     run, pattern = context.run, arguments["pattern"]
     try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise ToolError(f"{pattern!r}: not a regular expression ({error})") from error
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ToolError(f"{pattern[:200]!r}: not a regular expression ({error})") from error
     files = listed(run, arguments.get("files", "**/*"))
     ripgrep = shutil.which("rg")
     found = _by_ripgrep(ripgrep, run, pattern, files) if ripgrep else None
-    if found is None:
-        found = list(_by_python(run, expression, files))
-    if not found:
+    lines, count = found or _by_python(run, pattern, files)
+    if not count:
         return ToolResult(f"no line matches in {len(files)} files", {"count": 0})
-    more = [f"... and {len(found) - MOST} more"] if len(found) > MOST else []
-    return ToolResult("\n".join(found[:MOST] + more), {"count": len(found)})
+    more = [f"... and {count - MOST} more"] if count > MOST else []
+    return ToolResult("\n".join(lines[:MOST] + more), {"count": count})
 
 
-def _by_python(run: Run, expression: re.Pattern[str], files: list[Path]) -> Iterator[str]:
-    for path in files:
-        if path.stat().st_size > LARGEST:
-            continue
-        text = path.read_bytes().decode("utf-8", "replace")
-        for number, line in enumerate(text.splitlines(), 1):
-            if expression.search(line):
-                yield f"{shown(run, path)}:{number}: {line[:LONGEST_LINE]}"
+def _by_python(run: Run, pattern: str, files: list[Path]) -> tuple[list[str], int]:
+    """The first lines and how many there are. Raises ToolError."""
+    request = {
+        "pattern": pattern,
+        "files": [(shown(run, path), str(path)) for path in files],
+        "largest": LARGEST,
+        "longest_line": LONGEST_LINE,
+        "most": MOST,
+    }
+    argv = [sys.executable, "-I", "-S", str(Path(__file__).with_name("search.py"))]
+    try:
+        done = subprocess.run(
+            argv,
+            input=json.dumps(request),
+            env={},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ToolError(f"no answer in {PATIENCE:g} s; use a simpler expression") from error
+    answer = json.loads(done.stdout)
+    return answer["lines"], answer["count"]
 
 
-def _by_ripgrep(ripgrep: str, run: Run, pattern: str, files: list[Path]) -> list[str] | None:
-    """The lines, or None where ripgrep cannot say (its expressions differ a little)."""
+def _by_ripgrep(
+    ripgrep: str, run: Run, pattern: str, files: list[Path]
+) -> tuple[list[str], int] | None:
+    """Like `_by_python`; None where ripgrep cannot say (its expressions differ a little)."""
     if not files:
-        return []
+        return [], 0
     argv = [ripgrep, "--line-number", "--no-heading", "--with-filename", "--color=never"]
     argv += ["--no-config", "--no-ignore", "--sort=path", f"--max-columns={LONGEST_LINE}"]
     names = [shown(run, path) for path in files]
@@ -57,6 +76,7 @@ def _by_ripgrep(ripgrep: str, run: Run, pattern: str, files: list[Path]) -> list
         done = subprocess.run(
             [*argv, "--regexp", pattern, "--", *names],
             cwd=run.work,
+            env={},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=PATIENCE,
@@ -67,7 +87,7 @@ def _by_ripgrep(ripgrep: str, run: Run, pattern: str, files: list[Path]) -> list
     if done.returncode > 1:
         return None
     lines = done.stdout.decode("utf-8", "replace").splitlines()
-    return [re.sub(r"^(.*?:\d+):", r"\1: ", line, count=1) for line in lines]
+    return [re.sub(r"^(.*?:\d+):", r"\1: ", line, count=1) for line in lines[:MOST]], len(lines)
 
 
 TOOL = Tool(
