@@ -83,7 +83,7 @@ def run(arguments: list[str]) -> int:
     try:
         with crashes_to(None):
             code = app(arguments, prog_name="cuagent", standalone_mode=False)
-    except typer.Abort:  # what Ctrl-C becomes outside of a run
+    except typer.Abort:  # what Ctrl-C becomes outside of a run, in older versions
         complain("interrupted")
         return Exit.INTERRUPTED
     except usage_error as error:
@@ -94,6 +94,8 @@ def run(arguments: list[str]) -> int:
         if code is None:
             raise
         complain(str(error))
+    if code == Exit.INTERRUPTED and not isinstance(code, Exit):  # typer's own, which is silent
+        complain("interrupted")
     return int(code or 0)
 
 

@@ -168,6 +168,8 @@ def _sit(
     task: Task, model: Model, settings: Settings, run_dir: Path, again: Left | None
 ) -> tuple[Run, Stop]:
     """With the user at the terminal, until they leave."""
+    from rich.text import Text
+
     from cuagent.agent import TOOLS
     from cuagent.cli.approval import approved
     from cuagent.cli.interactive import (
@@ -182,11 +184,21 @@ def _sit(
     from cuagent.ui.terminal import Terminal
 
     said: list[str] = []
+
+    def take(line: str) -> None:
+        if line.startswith("/q"):
+            interrupt_main()
+        elif line.startswith("/"):
+            view.say([Text(f"  {line}: not before the task is open", "yellow")])
+        else:
+            said.append(line)
+            view.say([Text(f"  queued: {line}", "dim")])
+
     with ExitStack() as stack:
         prompt = stack.enter_context(Prompt(COMMANDS, history_file()))
         view = stack.enter_context(Terminal(sys.stdout, foot=True))
         prompt.status = view.foot_lines
-        with prompt.working(Work(said.append, interrupt_main)):
+        with prompt.working(Work(take, interrupt_main)):
             run = stack.enter_context(opened(task, model, settings, run_dir, view, again))
         for line in said:
             run.inbox.put(line)

@@ -119,6 +119,24 @@ def test_an_interrupt_ends_the_run_whole(task: str, tmp_path: Path, signum: sign
     assert json.loads(log.read_text().splitlines()[-1])["stop"] == "interrupted"
 
 
+def test_an_interrupt_while_the_task_is_opened_is_said(task: str, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "cuagent", "optimize", task, "--model", script(tmp_path, NO_GAIN)],
+        cwd=tmp_path,
+        env=clean_environment(tmp_path / "home"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        assert "opening task" in run.stdout.readline()
+        os.kill(run.pid, signal.SIGINT)
+        _, complaint = run.communicate(timeout=30)
+    assert run.returncode == 130
+    assert complaint == "cuagent: interrupted\n"
+    assert not (tmp_path / ".cuagent").exists()
+
+
 def test_a_task_that_does_not_run_leaves_nothing(cuagent: Cuagent, tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TASK.replace("torch.softmax(x, -1)", "x @ x"))
     (tmp_path / "import.py").write_text("import nothing_of_that_name\n" + TASK)
