@@ -58,9 +58,11 @@ class Judge:
             verdict = _after_timing(verdict, timing)
         return Judgement(attempt.digest, build, verdict, timing, _score(verdict, timing))
 
-    def profile(self, attempt: Attempt | None = None) -> Profile:
+    def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Where the time goes in the reference, or in an attempt. Raises ProfileError."""
-        return profile_task(self.task, attempt, None if attempt is None else self.build(attempt))
+        build = None if attempt is None else self.build(attempt)
+        nursery = self.referee.nursery
+        return profile_task(self.task, attempt, build, nursery=nursery, counters=counters)
 
     def close(self) -> None:
         """End every process and give all memory back."""

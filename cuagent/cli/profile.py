@@ -25,6 +25,12 @@ def profile(
     init: options.Init = None,
     device: options.Device = None,
     precision: options.Precision = None,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Hardware counters too, by ncu (CUDA; seconds).")
+    ] = False,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Write a chart there.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Show where the time of a module goes.
@@ -44,7 +50,11 @@ def profile(
         ) as emit,
         Judge(opened, settings.isolation, emit) as judge,
     ):
-        found = judge.profile(attempt)
+        found = judge.profile(attempt, counters=counters)
+    if svg is not None:
+        from cuagent.measure.chart import svg as chart
+
+        svg.write_text(chart(found), encoding="utf-8")
     if json:
         from json import dumps
 

@@ -1,0 +1,37 @@
+"""The chart of a profile is well-formed, whatever the kernels are called."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from cuagent.measure.ceilings import Ceilings
+from cuagent.measure.chart import svg
+from cuagent.measure.profile import Cost, Profile
+from cuagent.measure.roofline import Roofline, Work
+
+NAME = "void fused<float, 4>(float*)"
+SPACE = "{http://www.w3.org/2000/svg}"
+
+
+def made(work: Work, seconds: float) -> Profile:
+    costs = (Cost(NAME, 1, seconds * 0.75, 0.75), Cost("other", 1, seconds * 0.25, 0.25))
+    roof = Roofline(work, Ceilings("a device", 1e12, 1e13, 0, 0), "fp32")
+    return Profile("task", seconds, costs, (), roof, work, None, 1.0, 1, None)
+
+
+def test_bars_are_as_long_as_their_shares_and_the_model_is_on_the_roofline() -> None:
+    root = ElementTree.fromstring(svg(made(Work(10**9, 10**9, 10**10, 0), 4e-3)))
+    long, short = (
+        float(bar.attrib["width"]) for bar in root.iter(f"{SPACE}rect") if "class" in bar.attrib
+    )
+    assert long == pytest.approx(3 * short, rel=0.01)
+    words = [text.text or "" for text in root.iter(f"{SPACE}text")]
+    assert NAME in words
+    assert "50% of the roofline" in words
+
+
+def test_a_task_without_arithmetic_has_bars_only() -> None:
+    root = ElementTree.fromstring(svg(made(Work(0, 0, 0, 0), 1e-3)))
+    assert not list(root.iter(f"{SPACE}polyline"))
