@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from cuagent.task import (
 from cuagent.verify.examine import examine
 from cuagent.verify.inputs import Inputs, Range, Weights, derive, ranges_of, shake
 from cuagent.verify.reductions import longest_sum
-from cuagent.verify.tolerance import UNIT
+from cuagent.verify.tolerance import PRECISION_GATE, UNIT
 from cuagent.worker.arena import Arena, layout_of, settle
 from cuagent.worker.arms import set_precision, task_from_json
 from cuagent.worker.channel import receive_message, send_message
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 MOST_PERTURBATIONS, FEWEST_PERTURBATIONS = 8, 2
 TINY = 1e-30
+OPPOSITES = 6
+"""Pairs of perturbations that ties are looked for with."""
 RANGE_DRAWS = 8
 """Own draws in which the range of integer inputs is looked for."""
 
@@ -112,6 +115,7 @@ class _Oracle:
         leaves, self.inputs = flatten(arguments, "inputs")
         outputs: list[Any] = []
         longest = longest_sum(lambda: outputs.append(self.declared(*arguments)))
+        self.longest = longest
         results, spec = flatten(outputs[0], "output")
         init, init_spec = flatten([list(self.reference.init_args[0]), self.reference.init_args[1]])
         if init:
@@ -194,24 +198,48 @@ class _Oracle:
         for _ in range(count):
             for name, tensor in model.state_dict().items():
                 tensor.copy_(_perturbed(kept[name], generator))
-            moved = [_perturbed(self._untied(tensor), generator) for tensor in inputs]
+            moved = [_perturbed(self._widened(tensor), generator) for tensor in inputs]
             with self._default_dtype():
                 results = self._forward(model, moved)
             for total, result, base in zip(totals, results, exact, strict=True):
                 if _real(base):
                     total += _pairs(result - base).square()
-                else:
-                    # An integer that changes hangs on a near-tie.
-                    total |= result != base
         for name, tensor in model.state_dict().items():
             tensor.copy_(kept[name])
+        if self.discrete:
+            self._unsettle(model, inputs, exact, totals, generator)
         for view, total in zip(spread, totals, strict=True):
             _pairs(view).copy_((total / count).sqrt() if _real(view) else total)
 
+    def _unsettle(
+        self,
+        model: nn.Module,
+        inputs: list[Tensor],
+        exact: list[Tensor],
+        totals: list[Tensor],
+        generator: Any,
+    ) -> None:
+        """Mark the integers of the output that hang on a near-tie: they change under perturbation.
+
+        Each perturbation comes with its opposite, so that a tie falls one way and the other; and as
+        large as what honest sums may err, since an honest kernel breaks ties by its own roundoff.
+        """
+        reach = PRECISION_GATE * math.sqrt(self.longest) * UNIT
+        for _ in range(OPPOSITES):
+            state = generator.get_state()
+            for sign in (1, -1):
+                generator.set_state(state)
+                moved = [_perturbed(self._untied(x), generator, sign * reach) for x in inputs]
+                with self._default_dtype():
+                    results = self._forward(model, moved)
+                for total, result, base in zip(totals, results, exact, strict=True):
+                    if not _real(base):
+                        total |= result != base
+
     def _untied(self, tensor: Tensor) -> Tensor:
-        """Zeros, which no factor moves, become tiny numbers where the output is an index."""
+        """Zeros, which no factor moves, become tiny numbers."""
         wide = self._widened(tensor)
-        return wide.masked_fill(wide == 0, TINY) if self.discrete and _real(wide) else wide
+        return wide.masked_fill(wide == 0, TINY) if _real(wide) else wide
 
     def _exact(self, inputs: list[Tensor]) -> list[Tensor]:
         if not self.fp64 or self.precise is None:
@@ -286,8 +314,8 @@ class _Oracle:
             view.copy_(tensor)
 
 
-def _perturbed(tensor: Tensor, generator: Any) -> Tensor:
-    """Every element times 1 + UNIT N(0,1); integers and booleans as they are."""
+def _perturbed(tensor: Tensor, generator: Any, reach: float = UNIT) -> Tensor:
+    """Every element times 1 + reach N(0,1); integers and booleans as they are."""
     import torch
 
     if not _real(tensor):
@@ -295,7 +323,7 @@ def _perturbed(tensor: Tensor, generator: Any) -> Tensor:
     noise = torch.randn(
         tuple(tensor.shape), generator=generator, device=tensor.device, dtype=torch.float32
     )
-    return tensor * (1 + UNIT * noise.double()).to(
+    return tensor * (1 + reach * noise.double()).to(
         torch.float64 if not tensor.is_complex() else torch.complex128
     ).to(tensor.dtype)
 
