@@ -153,13 +153,19 @@ def test_at_a_limit_the_best_attempt_is_judged_afresh_all_the_same(judged_run: R
     assert ("measured afresh" in end["summary"]) == (judged_run.final is not None)
 
 
-def test_the_reference_is_timed_before_anything_is_written(judged_run: Run) -> None:
+def test_the_reference_is_timed_before_anything_is_written(
+    judged_run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # one rung of the ladder is enough here, and must not be found by a later run
+    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: ("eager",))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = ScriptedModel([{"calls": [tool("baseline")]}, {"calls": [tool("submit")]}])
     run_agent(judged_run, model)
     (result,) = answers(judged_run, "baseline")
     assert not result.is_error, result.content
-    assert set(result.data["times"]) >= {"eager"}
+    assert set(result.data["times"]) == {"eager"}
     assert result.content.startswith("eager: ")
+    assert "the one to beat" in result.content
     assert judged_run.tried == []
     assert judged_run.device_seconds > 0
 

@@ -1,40 +1,41 @@
-"""baseline: how fast the reference is, eager and compiled, before anything is written.
-
-The reference is judged as its own candidate: verified, and timed beside the baselines.
-"""
+"""baseline: the ladder, which is every way to run the reference quicker without a new kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cuagent.agent.tools.candidate import judged
-from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
-from cuagent.agent.wording import NAMES, duration
-from cuagent.attempt import ENTRY, MODULE, Attempt
-from cuagent.measure.timing import Arm, Effort
+from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
+from cuagent.agent.wording import duration
+
+if TYPE_CHECKING:
+    from cuagent.measure.ladder import Rung
 
 
 def baseline(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
+    from cuagent.measure.ladder import ladder
+
     run = context.run
-    text = f"{run.task.source.rstrip()}\n\n\n{ENTRY} = {run.task.entry}\n"
-    judgement = judged(run, Attempt(((MODULE, text),)), Effort.QUICK)
-    timing = judgement.timing
-    if timing is None:
-        why = judgement.verdict.detail or judgement.verdict.reason
-        raise ToolError(f"the reference cannot be timed: {why}")
-    arms = [arm for arm in timing.arms if arm.name in NAMES]
-    times = {arm.name: arm.median for arm in arms if not arm.failed}
-    lines = [_line(arm, times.get("eager")) for arm in arms]
-    return ToolResult("\n".join(lines), {"times": times})
+    found = run.measured("baseline", lambda judge: ladder(judge.referee, emit=context.emit))
+    best = found.best.name if found.best else None
+    lines = [_line(rung, rung.name == best) for rung in found.rungs]
+    times = {rung.name: rung.seconds for rung in found.rungs if not rung.failed}
+    return ToolResult("\n".join([*lines, *found.notes]), {"times": times, "best": best})
 
 
-def _line(arm: Arm, eager: float | None) -> str:
-    name = NAMES[arm.name]
-    if arm.failed:
-        return f"{name}: failed: {arm.failed}"
-    over = f", {eager / arm.median:.2f}x over eager" if eager and arm.name != "eager" else ""
-    return f"{name}: {duration(arm.median)}{over}"
+def _line(rung: Rung, best: bool) -> str:
+    if rung.failed:
+        return f"{rung.name}: failed: {' '.join(rung.failed.split())[:160]}"
+    parts = [duration(rung.seconds)]
+    if (over := rung.over_eager) is not None and rung.name != "eager":
+        parts.append(f"{over.value:.2f}x over eager [{over.low:.2f}, {over.high:.2f}]")
+    if not rung.admitted:
+        parts.append("of a precision that the task does not admit")
+    elif not rung.right:
+        parts.append("not right by the strict rule")
+    if best:
+        parts.append("the one to beat")
+    return f"{rung.name}: {', '.join(parts)}"
 
 
 TOOL = Tool("baseline", schema(), baseline)
