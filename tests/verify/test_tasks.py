@@ -49,6 +49,7 @@ TASKS = {
         "return self.gru(x)[0]",
         "[torch.rand(4, 12, 16)]",
     ),
+    "order": ("", "", "return x.argsort(-1)", "[torch.rand(20, 33)]"),
     "constant": ("", "", "return x.softmax(-1).sum(-1)", "[torch.rand(40, 33)]"),
 }
 
@@ -93,6 +94,15 @@ def test_a_compiled_kernel_is_found_inside_the_sandbox(tmp_path: Path) -> None:
 def test_the_reference_itself_is_accepted(tmp_path: Path, name: str) -> None:
     found = verdict(tmp_path, name)
     assert found.reason is Reason.ACCEPTED, (found.detail, found.draws)
+
+
+def test_ties_may_fall_another_way_and_wrong_indices_may_not(tmp_path: Path) -> None:
+    last_first = "return x.shape[-1] - 1 - torch.argsort(x.flip(-1), dim=-1, stable=True)"
+    found = verdict(tmp_path, "order", forward=last_first)
+    assert found.reason is Reason.ACCEPTED, (found.detail, found.draws)
+    assert any("ties" in draw.kind for draw in found.draws)
+    wrong = "y = x.argsort(-1); y[0, 0] = y[0, 1]; return y"
+    assert verdict(tmp_path, "order", forward=wrong).reason is Reason.WRONG_VALUES
 
 
 def test_a_fold_that_forgets_the_running_mean_is_found(tmp_path: Path) -> None:
