@@ -1,0 +1,98 @@
+"""The ladder times every rung, names the best that is admissible, and is read back from its cache.
+
+The reference sleeps, and rungs differ in nothing that a busy machine could turn round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cuagent.measure.ladder import Ladder, Rung, admitted, gains, ladder, rungs_of
+from cuagent.measure.timing import Arm, Effort, Ratio, Timing
+from cuagent.task import Device, Precision, load_task
+from cuagent.verify import Referee
+
+TASK = """
+import time, torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        time.sleep(0.002)
+        return torch.tanh(x)
+"""
+
+
+@pytest.fixture(scope="module")
+def referee(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Referee]:
+    path = tmp_path_factory.mktemp("ladder") / "task.py"
+    path.write_text(TASK)
+    with Referee(load_task(path, inputs="f32[8,16]", device="cpu")) as opened:
+        yield opened
+
+
+def rung(name: str, seconds: float, low: float, **about: bool) -> Rung:
+    right, admissible = about.get("right", True), about.get("admitted", True)
+    over = Ratio(4e-3 / seconds, low, 5e-3 / seconds)
+    return Rung(name, seconds, over, 1e-7, right, 1.0, None, admissible)
+
+
+def made(*rungs: Rung) -> Ladder:
+    return Ladder("task", "match", "a device", {}, rungs, 1.0)
+
+
+def test_rungs_are_timed_checked_and_read_back(referee: Referee, tmp_path: Path) -> None:
+    found = ladder(referee, only=("eager", "eager+channels_last"), cache=tmp_path)
+    assert [r.name for r in found.rungs] == ["eager", "eager+channels_last"]
+    for r in found.rungs:
+        assert r.admissible
+        assert 0.002 < r.seconds < 0.1
+        assert r.error is not None
+        assert r.error < 1e-5
+    assert found.best is not None
+    assert ladder(referee, only=("eager", "eager+channels_last"), cache=tmp_path) == found
+
+
+def test_a_rung_that_does_not_run_says_why_and_is_not_admissible(
+    referee: Referee, tmp_path: Path
+) -> None:
+    found = ladder(referee, only=("eager", "no-such-mode"), cache=tmp_path)
+    broken = found.rungs[1]
+    assert broken.failed
+    assert not broken.admissible
+    assert found.best == found.rungs[0]
+
+
+def test_the_best_rung_is_right_admitted_and_surely_quicker() -> None:
+    eager = rung("eager", 4e-3, 1.0)
+    assert made(eager, rung("compile", 2e-3, 1.8)).best == rung("compile", 2e-3, 1.8)
+    assert made(eager, rung("compile", 2e-3, 1.8, right=False)).best == eager
+    assert made(eager, rung("compile+tf32", 2e-3, 1.8, admitted=False)).best == eager
+    assert made(eager, rung("compile", 3.9e-3, 0.9)).best == eager
+
+
+def test_precision_policies_admit_what_they_name(referee: Referee) -> None:
+    match = replace(referee.task, device=Device.CUDA)
+    tf32 = replace(match, precision=Precision.TF32)
+    assert "compile+tf32" in rungs_of(match, convolves=False)
+    assert not admitted(match, "compile+tf32")
+    assert admitted(tf32, "compile")
+    assert "eager+channels_last" in rungs_of(match, convolves=True)
+    assert "eager+bf16" not in rungs_of(tf32, convolves=False)
+
+
+def test_what_is_free_and_what_the_kernel_adds_multiply_to_end_to_end() -> None:
+    found = made(rung("eager", 4e-3, 1.0), rung("reduce-overhead", 2e-3, 1.9))
+    ratios = {
+        "eager": Ratio(3.0, 2.9, 3.1),
+        "compile": Ratio(2.5, 2.4, 2.6),
+        "reduce-overhead": Ratio(1.5, 1.4, 1.6),
+    }
+    arms = (Arm("candidate", 1.33e-3, (1.33e-3,)),)
+    taken = gains(Timing(arms, ratios, Effort.RECORD, "a device", 1.0), found)
+    assert taken is not None
+    assert taken.free.value * taken.kernel.value == pytest.approx(taken.end_to_end.value)
+    assert taken.over_compile == ratios["compile"]
+    assert found.baselines == ("eager", "compile", "reduce-overhead")

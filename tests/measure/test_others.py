@@ -1,0 +1,52 @@
+"""Who else uses the machine is seen, and our own processes are not taken for others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from cuagent.measure import others
+from cuagent.measure.machine import examine
+
+BURN = "import time\nend = time.time() + 1.0\nwhile time.time() < end: pass"
+
+
+def test_a_child_of_ours_is_ours() -> None:
+    before = others.cpu_times()
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    after = others.cpu_times()
+    assert before is not None
+    assert after is not None
+    # on a busy machine a second of burning takes less than a second of processor
+    assert after.ours - before.ours > 0.05
+    assert after.all - before.all >= after.ours - before.ours - 0.05
+    assert 0 <= others.others_share(before, after) <= 1
+
+
+def test_threads_get_all_processors_or_as_many_as_they_are() -> None:
+    free = os.sched_getaffinity(0)
+    assert others.cores_for(len(free)) == set()
+    if len(free) > 1:
+        held = others.cores_for(1)
+        assert len(held) == 1
+        assert held <= free
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(5)"])
+        try:
+            others.hold(child.pid, held)
+            deadline = time.time() + 5
+            while os.sched_getaffinity(child.pid) != held and time.time() < deadline:
+                time.sleep(0.01)
+            assert os.sched_getaffinity(child.pid) == held
+        finally:
+            child.kill()
+            child.wait()
+
+
+def test_the_machine_is_described_with_advice_for_every_lack() -> None:
+    found = {finding.name: finding for finding in examine()}
+    assert found["Python"].good
+    assert found["torch"].good
+    assert {"g++", "nvcc", "ninja", "GPU", "isolation"} <= set(found)
+    assert all(finding.good or finding.advice for finding in found.values())
