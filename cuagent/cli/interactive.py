@@ -195,8 +195,7 @@ def _undo(session: Session, words: list[str]) -> None:
         session.say("there is no step to take back")
         return
     what = f" ({', '.join(undone.calls)})" if undone.calls else ""
-    files = "its files went back too" if undone.files else "the files stay as they are"
-    session.say(f"the last step is taken back{what}; {files}")
+    session.say(f"the last step is taken back{what}, its files too")
     session.draft = undone.said
 
 
@@ -224,7 +223,7 @@ def _restore(session: Session, words: list[str]) -> None:
     if len(words) != 1:
         raise Refused("which attempt? /restore N")
     tried = restore(session.run, _number(words[0]))
-    session.say(f"the files of attempt {tried.n} are back; what was there can be undone to")
+    session.say(f"the files of attempt {tried.n} are back")
 
 
 def _compact(session: Session, words: list[str]) -> None:

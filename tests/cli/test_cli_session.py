@@ -49,12 +49,11 @@ def messages(folder: Path) -> list[dict[str, Any]]:
 def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path) -> None:
     model = script(folder, bash("echo started; sleep 60"), SUBMIT)
     with Typist(folder, "optimize", "task.py", "--model", model, "-i") as user:
-        user.see("bash: started")
+        user.see(": started")
         user.type("use float4\r")
         user.see("queued: use float4")
         user.type("\x1b")
         user.see("interrupted: no accepted kernel")
-        user.see("your turn")
         user.type("/cos\t\r")
         user.see("steps   1 of 100")
         user.type("/restore 3\r")
@@ -62,7 +61,10 @@ def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path) -> None:
         user.type("\r")
         user.see("> use float4")
         user.see("That is all.")
-        user.see("no gain")
+        user.see("stopped")
+        user.type("/undo\r")
+        user.see("the last step is taken back (submit)")
+        user.type("\x03")  # away with the draft: the user's own words, to be said again
         user.type("/quit\r")
         assert user.leave() == 0
         assert "Traceback" not in user.shown
@@ -73,7 +75,7 @@ def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path) -> None:
 def test_two_interrupts_leave_and_say_how_to_go_on(folder: Path) -> None:
     model = script(folder, bash("echo started; sleep 60"))
     with Typist(folder, "optimize", "task.py", "--model", model, "-i") as user:
-        user.see("bash: started")
+        user.see(": started")
         user.type("\x03")
         user.type("\x03")
         assert user.leave() == 130
@@ -90,7 +92,7 @@ def test_a_rejected_command_does_not_run_and_the_model_hears_why(folder: Path) -
         user.see("allow this command?")
         user.type("y\r")
         user.see("That is all.")
-        user.see("your turn")
+        user.see("stopped")
         user.type("\x04")
         assert user.leave() == 0
     told = [m["content"] for m in messages(folder) if m["role"] == "tool"]

@@ -64,7 +64,10 @@ class Typist:
         os.write(self._leader, keys.encode())
 
     def see(self, text: str, seconds: float = 60) -> None:
-        """Wait until `text` is shown, after what was seen before."""
+        """Wait until `text` is shown, after what was seen before.
+
+        Of the lines at the foot only what changes is written: wait for what is printed above them.
+        """
         deadline = time.monotonic() + seconds
         while (at := self.shown.find(text, self._from)) < 0:
             assert time.monotonic() < deadline, f"{text!r} not in:\n{self.shown[self._from :]}"
