@@ -7,6 +7,7 @@ come from (`protocol.py`), what of them counts (`lane.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -21,14 +22,14 @@ GROUPS = 5
 """Stretches of a round on the CPU, each represented by its quietest blocks."""
 LOOKS = Looks((3, 5))
 QUICK_CONFIDENCE = {Device.CPU: 0.99, Device.CUDA: 0.95}
-BETWEEN = {Device.CPU: 0.03, Device.CUDA: 0.005}
+BETWEEN = {Device.CPU: 0.03, Device.CUDA: 0.004}
 """Standard deviation of a log ratio from one set of processes to the next. Measured on a GPU; on
 the CPU a first guess, since it was 1 % on one machine and 7 % on another: see `twins`."""
 GUESS_WEIGHT = 4
 """Timings of twins that the guess counts for."""
 TWIN = "eager again"
 """A second process of eager, on the CPU: how far the two lie apart is what processes do here."""
-RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.5e-6}
+RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.25e-6}
 """By how much equal kernels differ from process to process whatever their length (measured)."""
 
 
@@ -69,7 +70,7 @@ def ratio(
     if device is Device.CPU:
         between, known = pooled(apart, BETWEEN[device], GUESS_WEIGHT)
         return over_groups(logs[0], confidence, between + resolution, known)
-    return over_rounds(logs, confidence, BETWEEN[device] + resolution)
+    return over_rounds(logs, confidence, math.hypot(BETWEEN[device], resolution))
 
 
 def twins(taken: Round, device: Device) -> list[float]:
