@@ -27,7 +27,21 @@ class CpuTimes:
 
     stamp: float
     all: float
-    ours: float
+    ours: dict[int, float]
+    """By process; each holds what its ended children used."""
+    since_boot: float
+
+    def ours_since(self, before: CpuTimes) -> float:
+        """What our processes used in between.
+
+        The kernel's list of children may miss one while others come and go: a process that is new
+        here but older than `before` was missed there, and is left out.
+        """
+        return sum(
+            seconds - before.ours.get(pid, 0.0)
+            for pid, seconds in self.ours.items()
+            if pid in before.ours or _started(pid) >= before.since_boot - 0.02
+        )
 
 
 def cpu_times() -> CpuTimes | None:
@@ -39,7 +53,8 @@ def cpu_times() -> CpuTimes | None:
         return None
     ticks = os.sysconf("SC_CLK_TCK")
     busy = (user + nice + system + irq + softirq + steal) / ticks
-    return CpuTimes(time.perf_counter(), busy, _tree_ticks(os.getpid()) / ticks)
+    ours = {pid: count / ticks for pid, count in _tree_ticks(os.getpid()).items()}
+    return CpuTimes(time.perf_counter(), busy, ours, time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def others_share(before: CpuTimes | None, after: CpuTimes | None) -> float:
@@ -50,19 +65,28 @@ def others_share(before: CpuTimes | None, after: CpuTimes | None) -> float:
     """
     if before is None or after is None or after.stamp <= before.stamp:
         return 0.0
-    others = (after.all - before.all) - (after.ours - before.ours)
+    others = (after.all - before.all) - after.ours_since(before)
     return min(1.0, max(0.0, others / (after.stamp - before.stamp) / (os.cpu_count() or 1)))
 
 
-def _tree_ticks(root: int) -> int:
-    """Ticks of a process, of the children it waited for, and of those alive."""
-    total = 0
-    for pid in _tree(root):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name in brackets may hold spaces.
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += sum(int(field) for field in fields[11:15])
-    return total
+def _tree_ticks(root: int) -> dict[int, int]:
+    """Ticks of each process in a tree, with those of the children it waited for."""
+    return {pid: sum(map(int, fields[11:15])) for pid in _tree(root) if (fields := _stat(pid))}
+
+
+def _started(pid: int) -> float:
+    """Seconds from boot to the start of a process; 0 for one that is gone."""
+    fields = _stat(pid)
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third on; none where it is gone."""
+    try:
+        # The name in brackets may hold spaces.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def cores_for(threads: int) -> set[int]:

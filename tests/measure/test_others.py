@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -20,9 +21,17 @@ def test_a_child_of_ours_is_ours() -> None:
     assert before is not None
     assert after is not None
     # on a busy machine a second of burning takes less than a second of processor
-    assert after.ours - before.ours > 0.05
-    assert after.all - before.all >= after.ours - before.ours - 0.05
+    ours = after.ours_since(before)
+    assert ours > 0.05
+    assert after.all - before.all >= ours - 0.05
     assert 0 <= others.others_share(before, after) <= 1
+
+
+def test_a_process_missed_at_first_is_not_taken_for_work_done_in_between() -> None:
+    now = others.cpu_times()
+    assert now is not None
+    missed = dataclasses.replace(now, ours={})
+    assert now.ours_since(missed) == 0
 
 
 def test_threads_get_all_processors_or_as_many_as_they_are() -> None:
