@@ -72,6 +72,7 @@ def _text(file: Path) -> str:
             raise AttemptError(f"{file}: larger than {LARGEST_FILE >> 20} MiB; keep data out of it")
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise AttemptError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        what = f"not UTF-8 text ({error.reason} at byte {error.start})"
+        raise AttemptError(f"{file}: {what}") from error
     except OSError as error:
         raise AttemptError(f"{file}: {error.strerror or error}") from error

@@ -16,9 +16,10 @@ from cuagent.events import Emit, ignore
 from cuagent.measure.profile import Profile
 from cuagent.measure.profile import profile as profile_task
 from cuagent.measure.protocol import Timer
-from cuagent.measure.timing import Effort, Timing
+from cuagent.measure.timing import Effort, Standing, Timing
 from cuagent.score import Score, milestone
 from cuagent.task import Task
+from cuagent.verify.admission import Admission, admit
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.verdict import Reason, Verdict
 from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
@@ -35,6 +36,17 @@ class Judgement:
     timing: Timing | None
     score: Score
 
+    @property
+    def standing(self) -> Standing | None:
+        """Against eager, by the whole interval; None where it was refused or not timed."""
+        ratio = self.timing.ratios.get(EAGER) if self.timing is not None else None
+        return ratio.standing if ratio is not None and self.verdict.accepted else None
+
+    @property
+    def gains(self) -> bool:
+        """Right, and surely faster than eager."""
+        return self.standing is Standing.FASTER
+
 
 class Judge:
     """Opens a task; a context manager. Raises TaskError, NurseryError, OracleLost."""
@@ -43,6 +55,10 @@ class Judge:
         self.task = task
         self.referee = Referee(task, isolation)
         self._timer = Timer(self.referee, emit=emit)
+
+    def admission(self) -> Admission:
+        """Whether the task itself can be certified; worth asking before any work."""
+        return admit(self.referee)
 
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; what was compiled before comes from the cache."""

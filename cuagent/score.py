@@ -14,7 +14,7 @@ MARGIN = 0.05
 
 @dataclass(frozen=True)
 class Score:
-    """Reward in {-1, 1, 2, 3}; the ratios are baseline time over candidate time, None unmeasured."""
+    """Reward in {-1, 1, 2, 3}; ratios are baseline over candidate time, None if unmeasured."""
 
     reward: int
     over_eager: float | None = None

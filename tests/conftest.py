@@ -1,4 +1,4 @@
-"""Shared by all tests: GPU tests are deselected where there is no CUDA device, never skipped silently.
+"""Shared by all tests: GPU tests are deselected, never silently skipped, where there is no GPU.
 
 The closing line of pytest counts what was deselected.
 """

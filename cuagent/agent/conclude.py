@@ -13,6 +13,12 @@ from cuagent.agent.wording import ratios_line
 from cuagent.events import Emit, Notice, Phase, RunEnded
 from cuagent.measure.timing import Effort, Standing
 
+_WORTH = {
+    Standing.FASTER: "",
+    Standing.INCONCLUSIVE: "no sure gain: ",
+    Standing.SLOWER: "no gain: ",
+    None: "no gain: ",
+}
 UNSCORED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.MODEL_FAILED, Stop.JUDGE_FAILED)
 """What ended for no reason of the policy's own has no reward, unless an attempt was accepted."""
 UNSETTLED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.JUDGE_FAILED)
@@ -32,13 +38,6 @@ def conclude(run: Run, emit: Emit) -> None:
     emit(RunEnded(run.stop, result.judgement if result else None, summary))
 
 
-def has_gain(tried: Tried) -> bool:
-    """Right, and faster than eager by the whole interval."""
-    timing = tried.judgement.timing
-    ratio = timing.ratios.get("eager") if timing else None
-    return tried.accepted and ratio is not None and ratio.standing is Standing.FASTER
-
-
 def reward_of(run: Run) -> int | None:
     """The milestone reward of the run; None where it says nothing about the policy."""
     result = run.final or run.best
@@ -54,8 +53,8 @@ def summarize(run: Run) -> str:
         tried = len(run.tried)
         return f"no accepted kernel ({tried} attempt{'s' * (tried != 1)})"
     fresh = "measured afresh" if run.final else "measured in the loop only"
-    gain = "" if has_gain(result) else "no gain: "
-    return f"{gain}attempt {result.n}, {ratios_line(result.judgement)} ({fresh})"
+    worth = _WORTH[result.judgement.standing]
+    return f"{worth}attempt {result.n}, {ratios_line(result.judgement)} ({fresh})"
 
 
 def _is_better(best: Tried, final: Tried | None) -> bool:

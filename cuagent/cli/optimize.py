@@ -259,7 +259,7 @@ def _notify(run: Run, stop: Stop, settings: Settings) -> None:
 
 def _result(run: Run, stop: Stop) -> dict[str, Any]:
     """What a program wants to know at the end."""
-    from cuagent.agent.conclude import has_gain, summarize
+    from cuagent.agent.conclude import summarize
     from cuagent.record import plain
 
     best = run.final or run.best
@@ -269,7 +269,7 @@ def _result(run: Run, stop: Stop) -> dict[str, Any]:
         "task": run.task.name,
         "device": str(run.task.device),
         "stop": str(stop),
-        "gain": best is not None and has_gain(best),
+        "gain": best is not None and best.judgement.gains,
         "summary": summarize(run),
         "attempt": best.n if best else None,
         "best": plain(best.judgement) if best else None,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cuagent.agent import Budget, Run
     from cuagent.config import Settings
     from cuagent.events import Emit
+    from cuagent.judge import Judge
     from cuagent.models.model import Model
     from cuagent.record import RunFolder
     from cuagent.task.task import Task
@@ -86,6 +87,7 @@ def opened(
     with Judge(task, settings.isolation, emit) as judge:
         tools = [tool.spec for tool in TOOLS]
         if again is None:
+            _admit(judge, emit)
             run = start_run(
                 task,
                 judge,
@@ -108,6 +110,18 @@ def opened(
             )
         with run.log, crashes_to(run.folder.path):
             yield run
+
+
+def _admit(judge: Judge, emit: Emit) -> None:
+    """Refuse a task on which no verdict would mean anything. Raises Refused."""
+    from cuagent.events import Notice, Phase
+
+    emit(Phase(f"examining {judge.task.name}"))
+    admission = judge.admission()
+    if not admission.certifiable:
+        raise Refused(f"{judge.task.path}: {admission.refusal}")
+    for note in admission.notes:
+        emit(Notice(note, "warning"))
 
 
 def budget(settings: Settings) -> Budget:

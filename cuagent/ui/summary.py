@@ -32,21 +32,16 @@ def summary_lines(
     else:
         number = attempts.get(best.attempt)
         name = f"attempt {number}" if number is not None else best.attempt[:12]
-        if gains(best):
+        if best.gains:
             head = f"{glyphs.yes} best: {name}"
+        elif best.standing is Standing.INCONCLUSIVE:
+            head = f"{glyphs.unsure} no sure gain: {name} is right; the times do not tell it apart"
         else:
             head = f"{glyphs.unsure} no gain: {name} is right, but not faster than eager"
         rows = _evidence(best, width)
-    colour = "green" if best is not None and gains(best) else "yellow"
+    colour = "green" if best is not None and best.gains else "yellow"
     lines = [Text(line, f"bold {colour}") for line in wrap(head, width)]
     return lines + label_lines([*rows, *_whereabouts(ended, run)], width)
-
-
-def gains(judgement: Judgement) -> bool:
-    """Right, and faster than eager by the whole interval."""
-    over_eager = judgement.timing.ratios.get("eager") if judgement.timing is not None else None
-    faster = over_eager is not None and over_eager.standing is Standing.FASTER
-    return faster and judgement.verdict.accepted
 
 
 def short_path(path: Path) -> str:

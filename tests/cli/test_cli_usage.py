@@ -75,6 +75,16 @@ def test_a_bad_argument_gets_one_line_and_code_2(
     assert sorted(tmp_path.rglob("*")) == before, "something was left behind"
 
 
+def test_a_task_without_one_right_answer_is_refused_before_any_work(
+    cuagent: Cuagent, tmp_path: Path
+) -> None:
+    (tmp_path / "noise.py").write_text(GOOD.replace("torch.softmax(x, -1)", "torch.rand_like(x)"))
+    done = cuagent("optimize", "noise.py")
+    assert done.returncode == 2
+    assert "noise.py: not certifiable, because" in done.stderr
+    assert not (tmp_path / ".cuagent").exists()
+
+
 def test_help_names_the_commands_and_exit_codes(cuagent: Cuagent) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         done = cuagent(*arguments)

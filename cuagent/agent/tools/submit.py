@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cuagent.agent.conclude import has_gain
 from cuagent.agent.run import Run, Tried
 from cuagent.agent.stop import Stop
 from cuagent.agent.tools.candidate import figures, judged
@@ -32,7 +31,7 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
             "Judged afresh it was refused, so the run goes on: correct it, or submit another."
         )
         return ToolResult("\n".join(lines), data, is_error=True)
-    run.stop = Stop.SUBMITTED if has_gain(settled) else Stop.NO_GAIN
+    run.stop = Stop.SUBMITTED if settled.judgement.gains else Stop.NO_GAIN
     lines.append(f"The run ends: {run.stop}.")
     return ToolResult("\n".join(lines), data)
 
