@@ -118,10 +118,6 @@ class _Worker:
         allocations = Allocations(message["poison"])
         with torch.no_grad(), _user_code(Status.RAISED), allocations:
             if scratch is not None:
-                calls = [
-                    (unflatten(_own(sources.tensors(source)), self.order.inputs), views)
-                    for (source, _), (_, views) in zip(message["slots"], calls, strict=True)
-                ]
                 for _ in range(DUTY):
                     scratch.zero_()
             for arguments, views in calls:
@@ -152,20 +148,6 @@ class _Worker:
                     f"output {index}: {_form(leaf)}; the reference gives {_form(view)}",
                 )
             view.copy_(leaf)
-
-
-def _own(tensors: list[Tensor]) -> list[Tensor]:
-    """Copies in this process's own memory, as a caller's would be; the referee's is only mapped."""
-    import torch
-
-    copies = []
-    for tensor in tensors:
-        if 0 not in tensor.stride():
-            tensor = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-            ).copy_(tensor)
-        copies.append(tensor)
-    return copies
 
 
 class _CpuWatch:
