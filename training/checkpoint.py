@@ -64,8 +64,11 @@ def _write(
 
 
 def latest_checkpoint(out: Path) -> Path | None:
-    """The newest whole checkpoint under `out`, if any."""
-    return max(out.glob("step-*"), default=None)
+    """The newest whole checkpoint under `out`, if any. All processes ask together."""
+    newest = max(out.glob("step-*"), default=None)
+    # Nobody writes the next one before all have looked: else they would go on from different ones.
+    parallel.barrier()
+    return newest
 
 
 def load_checkpoint(
