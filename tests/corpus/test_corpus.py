@@ -1,32 +1,35 @@
 """Exploits, honest candidates and seeded bugs before cuagent's own judge.
 
-Here runs a slice: every exploit, every honest candidate, every bug that is equivalent to its
-original, and some bugs of each task. `python benchmarks/corpus.py` runs them all. What is known to
-be wrong with the judge is an expected failure with its reason, and passes as soon as it is mended.
+Here runs a slice that fits into minutes: every exploit that needs no timing, every bug that is
+equivalent to its original, and a share of the rest. `python benchmarks/corpus.py` runs them all.
+What is known to be wrong with the judge is an expected failure with its reason, and passes as soon
+as it is mended.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import groupby
 from typing import Any
 
 import pytest
 from corpus import ACCEPTED, HERE, Candidate, bugs, everything, exploits, honest
 from judging import Judges, judged, judged_apart, judges, safe
 
-EVERY = 6
-"""One bug in so many is in the slice."""
+EVERY = {"timed": 4, "honest": 2, "bug": 12}
+"""One in so many of these is in the slice."""
 
 
 def _slice() -> list[Candidate]:
-    chosen: list[Candidate] = []
-    for _, group in groupby(everything(), key=lambda candidate: candidate.task):
-        members = list(group)
-        mutated = [c for c in members if c.kind == "bug"]
-        chosen += [c for c in members if c.kind != "bug"]
-        chosen += [c for i, c in enumerate(mutated) if i % EVERY == 0 or c.expect == (ACCEPTED,)]
+    """Counted over all tasks, so that the share does not depend on how they are spread."""
+    chosen, seen = [], dict.fromkeys(EVERY, 0)
+    for candidate in everything():
+        kind = "timed" if candidate.timed else candidate.kind
+        if kind in EVERY and not (kind == "bug" and candidate.expect == (ACCEPTED,)):
+            seen[kind] += 1
+            if seen[kind] % EVERY[kind] != 1:
+                continue
+        chosen.append(candidate)
     return chosen
 
 
