@@ -6,6 +6,7 @@ at most the step in flight is lost.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ from cuagent import __version__
 from cuagent.agent.prompt import opening, skill, skill_digest
 from cuagent.agent.run import REFERENCE, Run, Tried
 from cuagent.agent.stop import Budget
+from cuagent.agent.tools.files import mark_seen
 from cuagent.attempt import Attempt
 from cuagent.events import Emit, ignore
-from cuagent.message import Message, Usage
+from cuagent.message import Message, ToolCall, Usage
 from cuagent.models.model import ToolSpec
 from cuagent.record import (
     INTERRUPTED,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from cuagent.task import Task
 
 Record = Mapping[str, Any]
+WRITERS = ("write", "edit", "multi_edit")
 
 
 def start_run(
@@ -153,6 +156,7 @@ def _recall(run: Run, records: Sequence[Record]) -> None:
     run.earlier_seconds = _worked(records)
     run.outputs = sum(1 for _ in (run.work / ".outputs").glob("*"))
     run.todo = _todo(run.messages)
+    _recall_seen(run)
 
 
 def _recall_call(run: Run, record: Record) -> None:
@@ -172,6 +176,26 @@ def _recall_judgement(run: Run, record: Record, texts: Mapping[int, Record]) -> 
         run.final = tried
     else:
         run.tried[n - 1 : n] = [tried]
+
+
+def _recall_seen(run: Run) -> None:
+    """The files that the conversation has shown or written, as they now are."""
+    calls = {call.id: call for message in run.messages for call in message.tool_calls}
+    for message in run.messages:
+        call = calls.get(message.tool_call_id or "")
+        if call is None or message.is_error or call.name not in ("read", *WRITERS):
+            continue
+        path = run.work / str(message.data.get("path") or _path_of(call))
+        if path.is_file():
+            mark_seen(run, path.resolve(), path.read_bytes().decode("utf-8", "replace"))
+
+
+def _path_of(call: ToolCall) -> str:
+    """As the call named it; the call was answered without an error, so it can be read."""
+    try:
+        return str(json.loads(call.arguments)["path"])
+    except (ValueError, TypeError, KeyError):
+        return ""
 
 
 def _worked(records: Sequence[Record]) -> float:

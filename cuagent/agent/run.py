@@ -66,9 +66,10 @@ class Tried:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Larger is better: the milestone first, then the ratio over eager."""
-        score = self.judgement.score
-        return score.reward, score.over_eager or 0.0
+        """Larger is better: the milestone first, then the lowest of the ratios' lower limits."""
+        timing = self.judgement.timing
+        limits = [ratio.low for ratio in timing.ratios.values()] if timing is not None else []
+        return self.judgement.score.reward, min(limits, default=0.0)
 
 
 @dataclass

@@ -53,6 +53,8 @@ def apply(
     _put(chosen, place)
     for name, _ in chosen.files:
         print(place / name)
+    if not judgement.gains:
+        complain("mind that it was not measured to be surely faster than eager")
     print(f"use it with: from {Path(chosen.files[-1][0]).stem} import ModelNew")
 
 

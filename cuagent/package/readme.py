@@ -34,10 +34,13 @@ def readme(
             "## Use",
             "",
             "```",
-            "pip install .                      # or put this folder on the path as it is",
-            f'python -c "from {name} import {ENTRY}"',
-            "python check.py                    # compares it with the original module",
+            f"pip install .     # then: from {name} import {ENTRY}",
+            f"python check.py {task.path.name}   # compares it with the original",
             "```",
+            "",
+            "`check.py` takes a file with `get_inputs()`. Without installing, "
+            f"`from model_new import {ENTRY}` works with this folder on the path. Measured under "
+            "`torch.no_grad()`; the kernels have no backward pass.",
             "",
             "A kernel is compiled on first use (" + _compiler(attempt) + ") and cached by content; "
             "libraries under `kernels/prebuilt/` are used on machines of the same kind.",
@@ -64,7 +67,11 @@ def _compiler(attempt: Attempt) -> str:
 def _speed(timing: Timing | None, score: Score | None) -> list[str]:
     if timing is None:
         return ["Not measured."]
-    lines = ["| against | ratio | 95 % interval | its time | this |", "|---|---|---|---|---|"]
+    lines = [
+        "Ratios come from pairs taken together, times are medians of all: they need not agree.",
+        "",
+    ]
+    lines += ["| against | ratio | 95 % interval | its time | this |", "|---|---|---|---|---|"]
     candidate = timing.arm("candidate")
     for baseline, ratio in timing.ratios.items():
         arm = timing.arm(baseline)

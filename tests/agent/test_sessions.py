@@ -257,3 +257,10 @@ def test_the_projects_rules_are_told_from_the_root_to_the_folder(
     assert told.startswith("rootxxx")
     assert told.endswith("\n\ninner é")
     assert len(told.encode()) <= LONGEST_RULES + 2
+
+
+def test_a_resumed_run_knows_the_files_that_it_wrote_before(run: Run) -> None:
+    run_agent(run, ScriptedModel([{"calls": [write("model_new.py", "a = 1\n")]}, SUBMIT]))
+    again = resumed(run)
+    run_agent(again, ScriptedModel([{"calls": [write("model_new.py", "a = 2\n")]}, SUBMIT]))
+    assert (again.work / "model_new.py").read_text() == "a = 2\n"
