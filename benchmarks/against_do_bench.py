@@ -1,20 +1,26 @@
-"""Why our times differ from triton.testing.do_bench's: one condition of the measurement at a time.
+"""Why our times differ from those of do_bench and KernelBench: one condition at a time.
 
-    python benchmarks/against_do_bench.py [--out docs/measurements/do_bench.json]
+    python benchmarks/against_do_bench.py [--kernelbench FOLDER] [--out do_bench.json]
 
-The example softmax in eager and compiled, small and large, in this process: events around calls
-with and without a flush before each, on one input or on many, with the flush of do_bench (it
-zeroes 256 MB) or none; then do_bench itself, then our own protocol on the same task, whose workers
-are processes that take turns. Microseconds, medians of 200 calls. Needs a GPU.
+Softmax small and large, eager and compiled, and a large product in fp32 and TF32. Here:
+events around calls, with and without a flush before each, on one input or on many, then do_bench
+and (FOLDER is a checkout, not part of this repository) KernelBench's own timing, all while nobody
+else has a context on the GPU and again while our processes have theirs. Then workers: blocks on
+inputs in lent memory and on own copies, with and without the referee's writes in between. Then our
+protocol as it is. Microseconds; medians, and the spread as half of the 16-84 % range. Needs a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
+import io
 import json
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,85 +28,178 @@ from typing import Any
 import torch
 
 from cuagent.measure.protocol import Timer
-from cuagent.task import load_task, open_reference
+from cuagent.measure.statistics import quantile
+from cuagent.task import Precision, Task, load_task, open_reference
+from cuagent.verify.course import FLUSH
 from cuagent.verify.referee import Referee
+from cuagent.worker.arms import set_precision
 
-CALLS, INPUTS = 200, 23
+CALLS, INPUTS, BLOCKS = 100, 12, 12
+PRODUCT = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, a, b):
+        return torch.matmul(a, b.T)
+"""
+Figures = dict[str, tuple[float, float]]
+"""Median and spread, in seconds, by condition."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--kernelbench", type=Path)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    from triton.testing import do_bench
-
     rows = []
-    for inputs in ("f32[2048,1024]", "f32[8192,1024]"):
-        task = load_task("examples/softmax_bias_scale.py", inputs=inputs, device="cuda")
-        with Referee(task) as referee, Timer(referee, ("eager", "compile")) as timer:
+    for task, arms in subjects():
+        alone = {name: in_process(task, name, asked.kernelbench) for name in arms}
+        with Referee(task) as referee, Timer(referee, arms) as timer:
             timing = timer.compare()
-        reference = open_reference(task)
-        for name in ("eager", "compile"):
-            model = reference.model(0)
-            if name == "compile":
-                model.compile()
-            sets = [reference.inputs(seed) for seed in range(INPUTS)]
+            lanes = timer.opened()
+            beside = {name: in_process(task, name, None) for name in arms}
+            workers = {name: in_worker(referee, lanes[name].session) for name in arms}
+        for name in arms:
             arm = timing.arm(name)
-            with torch.no_grad():
-                found = {
-                    condition: 1e6 * _events(model, sets[:many], flush)
-                    for condition, many, flush in (
-                        ("one input, no flush", 1, 0),
-                        ("one input, flush", 1, 1 << 28),
-                        ("many inputs, no flush", INPUTS, 0),
-                        ("many inputs, flush", INPUTS, 1 << 28),
-                        ("many inputs, flush and output copied", INPUTS, -(1 << 28)),
-                    )
+            found: Figures = dict(alone[name])
+            found |= {f"{c}, beside our processes": v for c, v in beside[name].items()}
+            found |= workers[name][0]
+            found["our protocol"] = _summary(arm.samples if arm is not None else [])
+            rows.append(
+                {
+                    "task": task.name,
+                    "inputs": [list(x.shape) for x in open_reference(task).inputs(0)],
+                    "arm": name,
+                    "us": {c: [round(1e6 * v, 2) for v in pair] for c, pair in found.items()},
+                    "call by call": workers[name][1],
                 }
-                for condition, duty in (
-                    ("blocks of 20 after 5 ms idle", 0),
-                    ("blocks of 20 after 5 ms idle and 40 flushes", 40),
-                ):
-                    found[condition] = 1e6 * _events(model, sets, 1 << 28, 20, duty)
-                one = sets[0]
-                found["do_bench"] = 1e3 * float(
-                    do_bench(lambda m=model, i=one: m(*i), return_mode="median")
-                )
-            found["our protocol"] = 1e6 * arm.median if arm else float("nan")
-            rows.append({"inputs": inputs, "arm": name} | found)
+            )
             print(json.dumps(rows[-1]), flush=True)
+        torch.cuda.empty_cache()
     if asked.out:
-        asked.out.write_text(json.dumps({"command": " ".join(sys.argv), "rows": rows}, indent=1))
+        about = {"command": " ".join(["python", *sys.argv]), "rows": rows}
+        asked.out.write_text(json.dumps(about, indent=1) + "\n")
     return 0
 
 
-def _events(
-    model: Callable[..., Any], sets: list[list[Any]], flush: int, block: int = 0, duty: int = 0
-) -> float:
-    """Median seconds; a negative flush also copies each output away after its event.
+def subjects() -> Iterator[tuple[Task, tuple[str, ...]]]:
+    for inputs in ("f32[2048,1024]", "f32[8192,1024]"):
+        task = load_task("examples/softmax_bias_scale.py", inputs=inputs, device="cuda")
+        yield task, ("eager", "compile")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "product.py"
+        path.write_text(PRODUCT)
+        inputs = "f32[2048,8192],f32[4096,8192]"
+        yield load_task(path, inputs=inputs, device="cuda"), ("eager", "eager+tf32")
 
-    After every `block` calls the GPU idles for 5 ms, and then `duty` flushes come first.
-    """
-    scratch = torch.empty(max(1, abs(flush)), dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(model(*sets[0]))
+
+def in_process(task: Task, name: str, kernelbench: Path | None) -> Figures:
+    """Timed here, by events, by do_bench and by KernelBench's own functions."""
+    from triton.testing import do_bench
+
+    set_precision(Precision.TF32 if name.endswith("+tf32") else Precision.MATCH)
+    reference = open_reference(task)
+    model: Any = reference.model(0)
+    if name == "compile":
+        torch._dynamo.reset()
+        model.compile()
+    sets = [reference.inputs(seed) for seed in range(INPUTS)]
+    with torch.no_grad():
+        found = {
+            "one input, no flush": _events(model, sets[:1], 0),
+            "many inputs, no flush": _events(model, sets, 0),
+            "one input, flush": _events(model, sets[:1], FLUSH),
+            "many inputs, flush": _events(model, sets, FLUSH),
+            "many inputs, flush, blocks of 12 after 5 ms idle": _events(model, sets, FLUSH, 12),
+        }
+        found["do_bench"] = _summary(
+            [1e-3 * t for t in do_bench(lambda: model(*sets[0]), return_mode="all")]
+        )
+        if kernelbench is not None:
+            found |= _kernelbench(kernelbench, model, sets[0])
+    set_precision(Precision.MATCH)
+    return found
+
+
+def in_worker(referee: Referee, session: Any) -> tuple[Figures, dict[str, list[float]]]:
+    """Claims of a worker in its blocks; and by place in the block, in microseconds."""
+    batch = referee.batch(INPUTS)
+    found: Figures = {}
+    places = {}
+    try:
+        for own in (False, True):
+            for poisoned in (False, True):
+                blocks = []
+                for _ in range(BLOCKS):
+                    if poisoned:
+                        batch.outputs.poison(0xFF)
+                    block = session.run(
+                        batch.inputs,
+                        batch.outputs,
+                        batch.slots,
+                        deadline_s=60.0,
+                        flush=FLUSH,
+                        own=own,
+                    )
+                    blocks.append(block.claimed_s)
+                condition = (
+                    f"worker, {'own' if own else 'lent'} inputs"
+                    + ", outputs written by the referee before" * poisoned
+                )
+                found[condition] = _summary([claim for claims in blocks[1:] for claim in claims])
+                places[condition] = [
+                    round(1e6 * median(column), 2) for column in zip(*blocks[1:], strict=True)
+                ]
+        session.forget(batch.inputs)
+        session.forget(batch.outputs)
+    finally:
+        referee.discard(batch)
+    return found, places
+
+
+def _events(
+    model: Callable[..., Any], sets: list[list[Any]], flush: int, block: int = 0
+) -> tuple[float, float]:
+    """Seconds of a call; after every `block` of them the GPU idles for 5 ms."""
+    scratch = torch.empty(max(1, flush), dtype=torch.uint8, device="cuda")
     marks = []
     for call in range(CALLS + 10):
         if block and call % block == 0:
             torch.cuda.synchronize()
             time.sleep(0.005)
-            for _ in range(duty):
-                scratch.zero_()
         if flush:
             scratch.zero_()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        output = model(*sets[call % len(sets)])
+        model(*sets[call % len(sets)])
         end.record()
-        if flush < 0:
-            target.copy_(output)
         marks.append((begin, end))
     torch.cuda.synchronize()
-    return median(a.elapsed_time(b) for a, b in marks[10:]) * 1e-3
+    return _summary([1e-3 * a.elapsed_time(b) for a, b in marks[10:]])
+
+
+def _kernelbench(folder: Path, model: Callable[..., Any], arguments: list[Any]) -> Figures:
+    """Its default (events, a wait and a flush before each call, the mean is what it reports)."""
+    spec = importlib.util.spec_from_file_location("timing", folder / "src/kernelbench/timing.py")
+    assert spec is not None
+    assert spec.loader is not None
+    timing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(timing)
+    found = {}
+    for method in ("cuda_event", "do_bench_impl", "host_time"):
+        with contextlib.redirect_stdout(io.StringIO()):
+            times = timing.get_timing_function(method)(
+                model, arguments, num_trials=100, verbose=False, device=torch.device("cuda:0")
+            )
+        found[f"KernelBench, {method}"] = _summary([1e-3 * t for t in times])
+        found[f"KernelBench, {method}, mean"] = (1e-3 * sum(times) / len(times), 0.0)
+    return found
+
+
+def _summary(times: Any) -> tuple[float, float]:
+    times = list(times)
+    if not times:
+        return float("nan"), float("nan")
+    return median(times), (quantile(times, 0.84) - quantile(times, 0.16)) / 2
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ MARK = "<!-- results -->"
 def main() -> int:
     options = _options()
     pattern = re.compile(options.only)
-    candidates = [c for c in everything() if pattern.search(c.name)]
+    candidates = [c for c in everything() if pattern.search(_key(c))]
     checkouts = {"kernelbench": options.kernelbench, "cuda-agent": options.cuda_agent}
     results: dict[str, dict[str, dict[str, Any]]] = {OURS: _ours(candidates)}
     for name, checkout in checkouts.items():
@@ -73,14 +73,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cuda-agent", type=Path)
     parser.add_argument("--json")
     parser.add_argument("--doc")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="of kind/name, as in honest/softmax")
     return parser.parse_args()
 
 
 def _ours(candidates: list[Candidate]) -> dict[str, dict[str, Any]]:
     here = [c for c in candidates if c.device == "cpu" or _cuda()]
     found = {_key(c): _skipped("needs CUDA") for c in candidates}
-    with judges(here) as opened:
+    with judges() as opened:
         for number, candidate in enumerate(here, 1):
             if not safe(candidate):
                 found[_key(candidate)] = _skipped(f"no sandbox: {candidate.harm}")

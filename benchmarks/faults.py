@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify"))
 
-from conftest import REFERENCE, candidate
+from bodies import REFERENCE, candidate
 from inject import FAULTS, HONEST, suffer
 
 from cuagent.build import build

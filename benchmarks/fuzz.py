@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "models"), str(ROOT / "tests" / "agent")]
 
 import provider  # noqa: E402
-from conftest import SOURCE  # noqa: E402
 from rules import check_anthropic, check_openai, check_responses  # noqa: E402
+from scale_task import SOURCE  # noqa: E402
 
 from cuagent.agent import Budget, Run, Stop, resume_run, run_agent, start_run  # noqa: E402
 from cuagent.models.anthropic import AnthropicModel  # noqa: E402

@@ -8,7 +8,7 @@ recorded is one and the same text, whatever happens to the folder meanwhile.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ENTRY = "ModelNew"
@@ -29,6 +29,8 @@ class Attempt:
     """The text of a candidate: relative POSIX path and content, sorted by path."""
 
     files: tuple[tuple[str, str], ...]
+    called: str = field(default=MODULE, compare=False)
+    """What its author calls model_new.py; for messages only."""
 
     @property
     def digest(self) -> str:
@@ -45,6 +47,10 @@ class Attempt:
         """Paths of the sources to build."""
         return tuple(name for name, _ in self.files if name.endswith(SOURCES))
 
+    def in_its_words(self, text: str) -> str:
+        """A message with the file's name as its author knows it."""
+        return text if self.called == MODULE else text.replace(MODULE, self.called)
+
     def write(self, folder: Path) -> None:
         """Lay the frozen text down in `folder`, which must not hold another attempt."""
         for name, text in self.files:
@@ -56,7 +62,7 @@ class Attempt:
 def freeze(path: Path) -> Attempt:
     """Read a candidate folder or file. Raises AttemptError."""
     if path.is_file():
-        return Attempt(((MODULE, _text(path)),))
+        return Attempt(((MODULE, _text(path)),), str(path))
     if not (path / MODULE).is_file():
         raise AttemptError(f"{path}: no {MODULE}; a candidate folder needs one with class {ENTRY}")
     found = {MODULE: _text(path / MODULE)}

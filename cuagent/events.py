@@ -76,6 +76,13 @@ class Judged:
 
 
 @dataclass(frozen=True)
+class Climbed:
+    """The ladder was measured, or more of it. `ladder` is a `cuagent.measure.ladder.Ladder`."""
+
+    ladder: Any
+
+
+@dataclass(frozen=True)
 class Spent:
     """Totals after a step."""
 
@@ -106,6 +113,8 @@ class RunEnded:
     best: Any
     """The best `Judgement`, or None."""
     summary: str
+    ladder: Any = None
+    """The `Ladder` as it stood at the end, or None."""
 
 
 Event = (
@@ -117,6 +126,7 @@ Event = (
     | ToolOutput
     | ToolFinished
     | Judged
+    | Climbed
     | Spent
     | UserSaid
     | Notice

@@ -1,27 +1,34 @@
 """The judge: builds, verifies, times and scores one attempt after another on one task.
 
 It keeps what is dear warm between attempts: the referee's processes, the oracle, the baselines that
-torch.compile took seconds to prepare. Invariant: a speed is measured only on what was accepted, and
-a clock that contradicts itself takes the acceptance back.
+torch.compile took seconds to prepare. Once the ladder is known, attempts are timed against its best
+rung as well. Invariant: a speed is measured only on what was accepted, and a clock that contradicts
+itself takes the acceptance back.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.build import build as build_sources
 from cuagent.events import Emit, ignore
+from cuagent.measure.ceilings import describe
+from cuagent.measure.ladder import Gains, Ladder, climb, gains, ladder
 from cuagent.measure.profile import Profile
 from cuagent.measure.profile import profile as profile_task
 from cuagent.measure.protocol import Timer
-from cuagent.measure.timing import Effort, Standing, Timing
+from cuagent.measure.timing import Effort, Ratio, Standing, Timing
 from cuagent.score import Score, milestone
-from cuagent.task import Task
+from cuagent.task import Device, Task
 from cuagent.verify.admission import Admission, admit
 from cuagent.verify.referee import Isolation, Referee
-from cuagent.verify.verdict import Reason, Verdict
+from cuagent.verify.sanitize import gated
+from cuagent.verify.verdict import WHILE_TIMED, Reason, Verdict
+from cuagent.worker import Nursery
 from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 
@@ -35,6 +42,8 @@ class Judgement:
     verdict: Verdict
     timing: Timing | None
     score: Score
+    worth: Gains | None = None
+    """What came from where; None without a ladder or without a timing against its best rung."""
 
     @property
     def standing(self) -> Standing | None:
@@ -47,18 +56,87 @@ class Judgement:
         """Right, and surely faster than eager."""
         return self.standing is Standing.FASTER
 
+    @property
+    def adds(self) -> bool:
+        """Right, and surely faster than what is free: the best rung where there is a ladder."""
+        if self.timing is None or self.timing.suspect:
+            return False
+        return self.gains and (self.worth is None or self.worth.kernel.standing is Standing.FASTER)
+
+
+class Result(StrEnum):
+    """What a run hands to its user."""
+
+    KERNEL = "kernel"
+    """An attempt that is surely faster than the best rung."""
+    RUNG = "rung"
+    """The best rung of the ladder: no kernel adds to it."""
+    MODULE = "module"
+    """Nothing beats the module as it is."""
+
+
+def result_of(best: Judgement | None, found: Ladder | None) -> Result:
+    """By the judgement on the best attempt, if any, and by the ladder, if it was measured."""
+    if best is not None and best.adds:
+        return Result.KERNEL
+    free = free_of(best, found)
+    return Result.RUNG if free and free.standing is Standing.FASTER else Result.MODULE
+
+
+def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
+    """Eager over the best rung, which is another: as timed beside the attempt, else as found."""
+    rung = found.best if found is not None else None
+    if rung is None or rung.name == EAGER:
+        return None
+    beside = best.worth if best is not None else None
+    return beside.free if beside is not None and beside.rung == rung.name else rung.over_eager
+
 
 class Judge:
-    """Opens a task; a context manager. Raises TaskError, NurseryError, OracleLost."""
+    """Opens a task; a context manager. Raises TaskError, NurseryError, OracleLost.
 
-    def __init__(self, task: Task, isolation: Isolation = "auto", emit: Emit = ignore):
+    `nursery` is a warm process to share with judges of other tasks (`Referee`).
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        isolation: Isolation = "auto",
+        emit: Emit = ignore,
+        *,
+        nursery: Nursery | None = None,
+    ):
         self.task = task
-        self.referee = Referee(task, isolation)
+        self.referee = Referee(task, isolation, nursery=nursery)
+        self.known: Ladder | None = None
+        """What the attempts are measured against, once it was climbed."""
         self._timer = Timer(self.referee, emit=emit)
 
     def admission(self) -> Admission:
         """Whether the task itself can be certified; worth asking before any work."""
         return admit(self.referee)
+
+    def climb(self, *, whole: bool = False) -> Ladder:
+        """The ladder to start from: what opens quickly, all admitted rungs where `whole`."""
+        if self.known is None or (whole and self.known.later):
+            self.start_from(climb(self._timer, whole=whole))
+        assert self.known is not None
+        return self.known
+
+    def start_from(self, found: Ladder) -> bool:
+        """Measure attempts against a ladder known from before; False if it is of elsewhere."""
+        if (found.task, found.device) != (self.task.digest, describe(self.task.device)):
+            return False
+        self.known = found
+        self._timer.turn_to(found.baselines)
+        return True
+
+    def confirm_rung(self) -> Ladder:
+        """The best rung measured afresh, for a claim, beside eager and torch.compile."""
+        names = self.climb().baselines
+        fresh = ladder(self.referee, effort=Effort.RECORD, only=names, timer=self._timer)
+        self.start_from(fresh)
+        return fresh
 
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; what was compiled before comes from the cache."""
@@ -66,13 +144,22 @@ class Judge:
 
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
         """Build, verify, time if accepted and `effort` is given, and score."""
-        build = self.build(attempt)
+        with ThreadPoolExecutor(1) as aside:
+            building = aside.submit(self.build, attempt)
+            # On a CPU it would take the processors that the compiler needs.
+            if effort is not None and self.task.device is Device.CUDA:
+                self._timer.prepare()
+            build = building.result()
         verdict = self.referee.verify(attempt, build)
+        if effort is Effort.RECORD:
+            verdict = gated(self.referee, attempt, build, verdict)
         timing = None
         if verdict.accepted and effort is not None:
             timing = self._timer.time(attempt, build, effort)
             verdict = _after_timing(verdict, timing)
-        return Judgement(attempt.digest, build, verdict, timing, _score(verdict, timing))
+        known = self.known if verdict.accepted else None
+        worth = gains(timing, known) if timing is not None and known is not None else None
+        return Judgement(attempt.digest, build, verdict, timing, _score(verdict, timing), worth)
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Where the time goes in the reference, or in an attempt. Raises ProfileError."""
@@ -107,7 +194,7 @@ def _after_timing(verdict: Verdict, timing: Timing) -> Verdict:
             verdict,
             accepted=False,
             reason=Reason.CRASHED,
-            detail=f"while it was timed: {arm.failed}",
+            detail=f"{WHILE_TIMED}{arm.failed}",
         )
     return verdict
 

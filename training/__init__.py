@@ -2,15 +2,20 @@
 
     segments.py   what was sampled: append-only token segments, episodes, their JSONL
     chat.py       messages to token ids and back, by the target's chat template
-    data.py       run logs to episodes, the held-out split; filters.py, export.py
+    windows.py    what a run log says was said; data.py: run logs to episodes, the held-out split
+    filters.py    which episodes are imitated; export.py: formats of others
     batch.py      episodes to padded tensors
     advantage.py  GAE over action tokens
     losses.py     the objectives; metrics.py, report.py: their statistics and curves
     monitor.py    is the run collapsing?
-    model.py      actor and critic; optimize.py, checkpoint.py, parallel.py
+    model.py      actor and critic; lora.py: adapters; placement.py: replicas or shards
+    optimize.py   the shared update; parallel.py: over processes; checkpoint.py: to resume
+    reward.py     what an episode is worth to the learner; board.py: metrics for TensorBoard
     rft.py, value.py, ppo.py   the three stages, each one loop that reads top to bottom
     engine.py     ids to sampled ids; rollout.py: episodes through the agent's own loop and tools
-    pool.py       verdicts for many episodes; collect.py, curriculum.py: which tasks are played
+    pool.py       verdicts for many episodes; ray_pool.py: on many machines
+    collect.py    a policy plays tasks; curriculum.py: which
+    verl_*.py     the export to verl, its loop and its GAE; doctor.py: what is here
     stages.py, config.py, cli.py   what a person touches
     gym.py, demo.py   a small policy learns from nothing
 

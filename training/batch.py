@@ -2,8 +2,8 @@
 
 One convention everywhere: **index t speaks of token t**. `action[:, t]` says that token t was
 sampled, `logprobs[:, t]` is its log-probability, a value at t is V of the state just before it.
-So column 0 is never an action, and model outputs are shifted once, in `losses.token_logprobs`
-and `model.values`, and nowhere else.
+So column 0 is never an action, and model outputs are shifted once, in `model.action_logits` and
+`model.values`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -95,9 +95,10 @@ def microbatches(lengths: Tensor, budget: int) -> Iterator[Tensor]:
         yield torch.tensor(group)
 
 
-def take(batch: Batch, rows: Tensor) -> Batch:
-    """Some rows, cut to their longest; `row_episode` and `rewards` still speak of all episodes."""
-    width = int(batch.real[rows].sum(1).max())
+def take(batch: Batch, rows: Tensor, width: int | None = None) -> Batch:
+    """Some rows, cut to `width` (to their longest); `row_episode` and `rewards` still speak of all
+    episodes."""
+    width = width or int(batch.real[rows].sum(1).max())
     return Batch(
         batch.ids[rows, :width],
         batch.real[rows, :width],

@@ -1,66 +1,101 @@
 """Checkpoints from which a stage goes on to the same result as if it had never stopped.
 
-A checkpoint is a folder `step-00000012/` with `state.pt` (weights, optimizers, random states,
-position), written beside and renamed, so that one that has its final name is whole. Finished models
-leave as Hugging Face folders (`save_pretrained`); this format is for resuming only.
+A checkpoint is a folder `step-00000012/`: weights and optimizers as a distributed checkpoint of
+torch (DCP; every process writes what it holds, and any number of processes reads it, sharded or
+not), beside it `state.pt` with random states and position. It is written under another name and
+renamed, so that one that has its final name is whole. Several nodes need a folder that all see.
+Finished models leave as Hugging Face folders (`save_pretrained`); this format is for resuming only.
+Not covered: weights that are not trained (below an adapter); the policy's folder has them.
 """
 
 from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from cuagent.training import parallel
 from cuagent.training.segments import RecordError
 
-STATE = "state.pt"
+STATE, WEIGHTS = "state.pt", "weights"
+TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+
+Modules = Mapping[str, torch.nn.Module]
+Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
 def save_checkpoint(
     out: Path,
     step: int,
-    modules: Mapping[str, torch.nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
+    modules: Modules,
+    optimizers: Optimizers,
     position: Mapping[str, Any],
     keep: int = 2,
 ) -> Path:
     """Write `out/step-N` and drop all but the newest `keep`. `position` must be plain data."""
-    final = out / f"step-{step:08d}"
+    final, partial = out / f"step-{step:08d}", out / f".partial-{step:08d}"
     if parallel.rank() == 0:
-        _write(final, step, modules, optimizers, position)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    parallel.barrier()
+    # An optimizer that never stepped has nothing to keep (asking it would make it step).
+    moved = [name for name, optimizer in optimizers.items() if optimizer.state]
+    with alone_or_not():
+        save(tensors(modules, optimizers, moved), checkpoint_id=partial / WEIGHTS)
+    if parallel.rank() == 0:
+        torch.save(
+            {
+                "step": step,
+                "moved": moved,
+                "position": dict(position),
+                "torch": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+                "python": random.getstate(),
+            },
+            partial / STATE,
+        )
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
         for old in sorted(out.glob("step-*"))[:-keep]:
             shutil.rmtree(old)
     parallel.barrier()
     return final
 
 
-def _write(
-    final: Path,
-    step: int,
-    modules: Mapping[str, torch.nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    position: Mapping[str, Any],
-) -> None:
-    partial = final.with_name(f".partial-{step:08d}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    state = {
-        "step": step,
-        "modules": {name: module.state_dict() for name, module in modules.items()},
-        "optimizers": {name: opt.state_dict() for name, opt in optimizers.items()},
-        "position": dict(position),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "python": random.getstate(),
+def tensors(modules: Modules, optimizers: Optimizers, moved: list[str]) -> dict[str, Any]:
+    """What DCP writes, or reads into: weights by name, states of the optimizers in `moved`."""
+    found: dict[str, Any] = {
+        name: {"weights": get_model_state_dict(module, options=TRAINED)}
+        for name, module in modules.items()
     }
-    torch.save(state, partial / STATE)
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
+    for name in moved:
+        found[name]["optimizer"] = get_optimizer_state_dict(
+            modules[name], optimizers[name], options=TRAINED
+        )
+    return found
+
+
+@contextmanager
+def alone_or_not() -> Iterator[None]:
+    """DCP warns that there is one process only; that is as it should be."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
 
 
 def latest_checkpoint(out: Path) -> Path | None:
@@ -72,24 +107,31 @@ def latest_checkpoint(out: Path) -> Path | None:
 
 
 def load_checkpoint(
-    folder: Path,
-    modules: Mapping[str, torch.nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
+    folder: Path, modules: Modules, optimizers: Optimizers
 ) -> tuple[int, dict[str, Any]]:
     """Restore everything in place; returns (step, position). Raises RecordError."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-        for name, module in modules.items():
-            module.load_state_dict(state["modules"][name])
-        for name, optimizer in optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
-    except (OSError, KeyError, RuntimeError, ValueError) as error:
+        found = tensors(modules, optimizers, state["moved"])
+        with alone_or_not():
+            load(found, checkpoint_id=folder / WEIGHTS)
+    except (OSError, KeyError, RuntimeError, ValueError, CheckpointException) as error:
         raise RecordError(
             f"{folder}: does not fit this configuration; start in another folder ({error})"
         ) from error
+    for name, module in modules.items():
+        set_model_state_dict(module, found[name]["weights"], options=TRAINED)
+    for name, optimizer in optimizers.items():
+        optimizer.state.clear()
+        if name in state["moved"]:
+            set_optimizer_state_dict(
+                modules[name], optimizer, found[name]["optimizer"], options=TRAINED
+            )
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        torch.cuda.set_rng_state(state["cuda"][0])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     return state["step"], state["position"]

@@ -39,21 +39,36 @@ NEEDED = ("transformers", "safetensors", "tokenizers")
 def demo(
     out: Out = Path(".cuagent/demo"),
     device: DeviceName = "auto",
+    kernels: Annotated[
+        str, typer.Option(help="auto: for the device that trains. cpu: C++, whatever trains.")
+    ] = "auto",
     seed: int = 0,
+    seeds: Annotated[
+        int, typer.Option(help="So many beside each other, with further RFT as an arm.")
+    ] = 1,
     config: Config = None,
     set: Sets = None,
 ) -> None:
     """Train a small decoder from nothing: teacher, RFT, value pretraining, PPO, real verdicts."""
     needs_extra()
-    from cuagent.task import Device
-    from cuagent.training.config import configure
-    from cuagent.training.demo import DemoConfig, for_cuda, run_demo
+    from cuagent.training.config import ConfigError, configure
+    from cuagent.training.demo import run_demo
+    from cuagent.training.presets import preset
     from cuagent.training.report import write_report
+    from cuagent.training.trial import run_trial
 
-    where = Device(choose_device(device))
-    start = for_cuda(DemoConfig(seed=seed)) if where == Device.CUDA else DemoConfig(seed=seed)
-    run_demo(configure(start, config, set or []), where, out, say)
+    where = choose_device(device)
+    if kernels not in ("auto", "cpu"):
+        raise ConfigError(f"--kernels {kernels}: there are auto and cpu")
+    settings = configure(preset(where, kernels == "cpu", seed), config, set or [])
+    if seeds > 1:
+        run_trial(settings, range(seed, seed + seeds), where, out, say)
+        return
+    run_demo(settings, where, out, say)
     say(f"curves: {write_report(out)}")
+
+
+Episodes = Annotated[int, typer.Option("--episodes", help="How many.")]
 
 
 @app.command()
@@ -61,16 +76,13 @@ def collect(
     policy: Policy,
     tasks: Tasks,
     out: Out,
-    episodes: Annotated[int, typer.Option(help="How many.")] = 256,
+    episodes: Episodes = 256,
     device: DeviceName = "auto",
     config: Config = None,
     set: Sets = None,
 ) -> None:
     """Play tasks with a policy and keep the episodes: for RFT, for value pretraining."""
-    settings = prepare(config, set)
-    from cuagent.training.stages import collect
-
-    collect(policy, tasks, out, episodes, settings, choose_device(device), say)
+    played(policy, tasks, out, episodes, device, config, set)
 
 
 @app.command()
@@ -78,12 +90,25 @@ def evaluate(
     policy: Policy,
     tasks: Tasks,
     out: Out,
-    episodes: Annotated[int, typer.Option(help="How many.")] = 64,
+    episodes: Episodes = 64,
     device: DeviceName = "auto",
     config: Config = None,
     set: Sets = None,
 ) -> None:
     """Play held-out tasks with a policy; figures in evaluation.json."""
+    played(policy, tasks, out, episodes, device, config, set)
+
+
+def played(
+    policy: Path,
+    tasks: Path,
+    out: Path,
+    episodes: int,
+    device: str,
+    config: Path | None,
+    set: list[str] | None,
+) -> None:
+    """What collecting and evaluating have in common: all but the intention."""
     settings = prepare(config, set)
     from cuagent.training.stages import collect
 
@@ -161,22 +186,39 @@ def export(
     say(f"{write(runs, Export(form), out, policy)} written to {out}")
 
 
+@app.command(name="export-verl")
+def export_verl(
+    policy: Policy,
+    critic: Annotated[Path, typer.Option(help="From `train value`.")],
+    tasks: Tasks,
+    out: Annotated[Path, typer.Option(help="A folder that all nodes see.")],
+    nodes: int = 1,
+    gpus: Annotated[int, typer.Option(help="Of each node, for training and sampling.")] = 6,
+    judges: Annotated[int, typer.Option(help="GPUs of the cluster that only time.")] = 2,
+    device: Annotated[str, typer.Option(help="cuda or cpu: where kernels run.")] = "cuda",
+    config: Config = None,
+    set: Sets = None,
+) -> None:
+    """Write all that verl needs to go on from here: models, tasks, plug-in, launch script."""
+    settings = prepare(config, set)
+    from cuagent.training.verl_export import Cluster, export_verl
+
+    cluster = Cluster(nodes, gpus, judges)
+    count = export_verl(policy, critic, tasks, out, settings, cluster, device)
+    say(f"{count} tasks; start with {out}/run.sh")
+
+
 @app.command()
-def doctor() -> None:
+def doctor(
+    policy: Annotated[
+        Path | None, typer.Option(help="Also try whether this policy can be trained.")
+    ] = None,
+) -> None:
     """Say what is here for training, and what is missing."""
-    import platform
+    from cuagent.training.doctor import examine
 
-    import torch
-
-    say(f"python {platform.python_version()}, torch {torch.__version__}")
-    for name in (*NEEDED, "pyarrow"):
-        say(f"{name}: {'here' if find_spec(name) else 'missing'}")
-    count = torch.cuda.device_count()
-    for index in range(count):
-        properties = torch.cuda.get_device_properties(index)
-        say(f"GPU {index}: {properties.name}, {properties.total_memory >> 30} GiB")
-    if not count:
-        say("no CUDA device: the demo runs on the CPU")
+    for line in examine(policy):
+        say(line)
 
 
 def prepare(config: Path | None, sets: list[str] | None) -> TrainConfig:

@@ -15,7 +15,7 @@ from cuagent.training import parallel
 from cuagent.training.chat import Chat
 from cuagent.training.curriculum import Curriculum, choose, recall, remember, weights
 from cuagent.training.engine import Engine
-from cuagent.training.pool import JudgePool
+from cuagent.training.pool import Pool
 from cuagent.training.rollout import Play, play_many
 from cuagent.training.segments import Episode, RecordError, write_episodes
 
@@ -29,7 +29,7 @@ class Collector:
     tasks: Sequence[Task]
     chat: Chat
     engine: Engine
-    pool: JudgePool
+    pool: Pool
     play: Play
     out: Path
     episodes: int

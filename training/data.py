@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from cuagent.agent.tools import TOOLS
 from cuagent.agent.tools.tool import ToolError, parse
 from cuagent.message import Finish
 from cuagent.models.model import ToolSpec
-from cuagent.record import RunFolder, list_runs, message_of, read_records
+from cuagent.record import RunFolder, ending, list_runs, message_of, read_records
 from cuagent.training.chat import Chat
 from cuagent.training.segments import Call, Episode, Kind, RecordError, Segment, check
+from cuagent.training.windows import Window, calls_in, told, windows_of
 
 Record = Mapping[str, Any]
 
@@ -58,21 +59,23 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
     if not records or records[0]["type"] != "session":
         raise Unusable("no session")
     session = records[0]
-    end = next((r for r in reversed(records) if r["type"] == "end"), None)
+    end = ending(records)
     if end is None:
         raise Unusable("still running or killed")
     reward = end["rewards"]["milestone"]["score"]
     if reward is None:
         raise Unusable("no reward (interrupted or the provider failed)")
     tools = [ToolSpec(**t) for t in session["tools"]] or [t.spec for t in TOOLS]
-    traces = [r for r in records if r["type"] == "call"]
+    windows = windows_of(records)
+    said = told(windows)
+    traces = [call for window in windows for call in calls_in(window, records)]
     if not traces:
         raise Unusable("the model never answered")
     try:
         if any(r.get("tokens") for r in traces):
             segments = native_segments(folder.id, traces)
         else:
-            segments = text_segments(records, tools, chat)
+            segments = text_segments(windows, tools, chat)
         attempts = {r["n"]: r["digest"] for r in records if r["type"] == "attempt"}
         episode = Episode(
             id=folder.id,
@@ -81,7 +84,7 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
             segments=segments,
             reward=float(reward),
             stop=end["stop"],
-            calls=calls_of(records, tools),
+            calls=calls_of(said, tools),
             solution=attempts.get(end.get("attempt"), ""),
             policy=session["model"],
             tokenizer=chat.fingerprint,
@@ -97,7 +100,8 @@ def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:
     """The ids as they were sampled.
 
     A call's prompt that begins with everything before it goes on in the same context; any other
-    (the conversation was compacted or edited) opens a new one, whose prompt is not trained again.
+    (the conversation was compacted, or a step undone) opens a new one, whose prompt is not trained
+    again.
     """
     found: list[Segment] = []
     stream: tuple[int, ...] = ()
@@ -122,27 +126,26 @@ def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:
 
 
 def text_segments(
-    records: Sequence[Record], tools: Sequence[ToolSpec], chat: Chat
+    windows: Sequence[Window], tools: Sequence[ToolSpec], chat: Chat
 ) -> tuple[Segment, ...]:
-    """The conversation rendered with the target's template."""
-    messages = [message_of(dict(r)) for r in records if r["type"] == "message"]
-    return chat.segments(messages, tools)
+    """Each window of the conversation rendered with the target's template."""
+    return tuple(
+        replace(segment, context=context)
+        for context, window in enumerate(windows)
+        for segment in chat.segments([message_of(r) for r in window], tools)
+    )
 
 
-def calls_of(records: Sequence[Record], tools: Sequence[ToolSpec]) -> tuple[Call, ...]:
+def calls_of(said: Window, tools: Sequence[ToolSpec]) -> tuple[Call, ...]:
     """Every call that was sampled, judged against the tools that the run had."""
     schemas = {t.name: t.schema for t in tools}
     found: list[Call] = []
-    turn = 0
-    for record in records:
-        if record["type"] != "message" or not record["sampled"]:
-            continue
-        for call in message_of(dict(record)).tool_calls:
+    for turn, record in enumerate(r for r in said if r["sampled"]):
+        for call in message_of(record).tool_calls:
             known = call.name in schemas
             found.append(
                 Call(turn, call.name, call.arguments, known, known and fits(call, schemas))
             )
-        turn += 1
     return tuple(found)
 
 

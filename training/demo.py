@@ -1,38 +1,42 @@
 """The whole way in one command: a small decoder learns to write kernels from nothing.
 
-    teacher plays ─▶ base ─▶ plays ─▶ filter ─▶ RFT ─▶ plays ─▶ value pretraining ─▶ PPO
+    teacher ─▶ base ─▶ plays ─▶ filter ─▶ RFT ─▶ plays ─▶ value pretraining ─▶ PPO
 
 No download, no key: tokenizer and weights are made on the spot, tasks come from `gym.py`, every
 kernel is compiled and judged for real. Each stage leaves a folder and is skipped when it is done,
 so an interrupted demonstration goes on where it was. Held-out tasks are compositions that neither
 the teacher nor the policy was shown; they are played after each stage.
+Not covered: what holds over several seeds (`trial.py`).
 """
 
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cuagent.agent.loop import run_agent
 from cuagent.agent.tools import submit, verify, write
+from cuagent.measure.others import cores_for
 from cuagent.measure.timing import Effort
+from cuagent.message import Message
 from cuagent.record import list_runs, message_of, read_records
-from cuagent.task import Device, Task
+from cuagent.task import Task
 from cuagent.training.chat import Chat, load_chat, plain, train_tokenizer
 from cuagent.training.collect import Collector
 from cuagent.training.curriculum import Curriculum
 from cuagent.training.data import load_runs
 from cuagent.training.engine import LocalEngine
-from cuagent.training.filters import Filters, keep
-from cuagent.training.gym import Teacher, given, make_chains, make_tasks, opening
+from cuagent.training.filters import keep
+from cuagent.training.gym import OPS, Chain, chain_of, make_chains, make_tasks, opening, opening_of
 from cuagent.training.metrics import Metrics, episode_metrics
 from cuagent.training.model import (
     load_actor,
@@ -43,121 +47,21 @@ from cuagent.training.model import (
     save_model,
     small_config,
 )
-from cuagent.training.optimize import AdamW
-from cuagent.training.pool import JudgePool
-from cuagent.training.ppo import PpoConfig, ppo
-from cuagent.training.rft import RftConfig, rft
+from cuagent.training.pool import JudgePool, Pool
+from cuagent.training.ppo import ppo
+from cuagent.training.presets import DemoConfig
+from cuagent.training.rft import rft
 from cuagent.training.rollout import Play, start_episode
 from cuagent.training.segments import Episode, RecordError, read_episodes, write_episodes
-from cuagent.training.value import ValueConfig, pretrain_value
+from cuagent.training.teacher import Teacher, given, teacher_of
+from cuagent.training.value import pretrain_value
 
 Say = Callable[[str], None]
 TOOLS = (write.TOOL, verify.TOOL, submit.TOOL)
-
-
-@dataclass(frozen=True)
-class GymConfig:
-    chain: int = 2
-    """Operators of a task."""
-    train: int = 12
-    heldout: int = 4
-    rows: int = 64
-    columns: int = 64
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    layers: int = 2
-    width: int = 128
-    heads: int = 4
-    vocabulary: int = 512
-    context: int = 1024
-
-
-@dataclass(frozen=True)
-class DemoConfig:
-    """The values for a CPU with two cores; `for_cuda` has those for a GPU."""
-
-    seed: int = 0
-    timed: bool = False
-    """Without timing the rewards are -1 and 1: verifying takes a fifth of a second, timing more."""
-    gpus: tuple[int, ...] = (0,)
-    """Devices that judge, one owner process each."""
-    judgements: str | None = None
-    """File that remembers what was judged; seeds on one machine may share it, one after another."""
-    gym: GymConfig = field(default_factory=GymConfig)
-    decoder: DecoderConfig = field(default_factory=DecoderConfig)
-    turns: int = 4
-    reply: int = 200
-    together: float = 1.0
-    """Less than 1 only where `gpus` are others than the one that samples."""
-    demonstrations: int = 400
-    base: RftConfig = field(
-        default_factory=lambda: RftConfig(600, 16, AdamW(lr=2e-3, warmup=20), evaluate_every=100)
-    )
-    rft_episodes: int = 256
-    filters: Filters = field(default_factory=Filters)
-    rft: RftConfig = field(
-        default_factory=lambda: RftConfig(60, 32, AdamW(lr=3e-4, warmup=10), evaluate_every=30)
-    )
-    value_episodes: int = 256
-    value: ValueConfig = field(
-        default_factory=lambda: ValueConfig(80, 32, AdamW(lr=1e-3, warmup=10), evaluate_every=40)
-    )
-    ppo_episodes: int = 64
-    curriculum: bool = True
-    ppo: PpoConfig = field(
-        default_factory=lambda: PpoConfig(
-            iterations=20,
-            minibatches=2,
-            actor=AdamW(lr=2e-4),
-            critic=AdamW(lr=4e-4),
-            lam_actor=None,
-            lam_critic=1.0,
-        )
-    )
-    evaluation_episodes: int = 8
-    """For each held-out task, after each stage."""
-
-
-def for_cuda(config: DemoConfig) -> DemoConfig:
-    """A decoder of 11 million parameters, tensors whose kernels take some microseconds, timing."""
-    return replace(
-        config,
-        timed=True,
-        gym=GymConfig(chain=2, train=20, heldout=6, rows=256, columns=1024),
-        decoder=DecoderConfig(6, 384, 6, 768, 1024),
-        reply=420,
-        demonstrations=800,
-        base=replace(config.base, steps=600, episodes_per_batch=64, optimizer=AdamW(1e-3, 40)),
-        rft_episodes=512,
-        rft=replace(config.rft, steps=100, episodes_per_batch=64, optimizer=AdamW(2e-4, 10)),
-        value_episodes=512,
-        value=replace(config.value, steps=120, episodes_per_batch=64, optimizer=AdamW(3e-4, 10)),
-        ppo_episodes=96,
-        ppo=replace(config.ppo, iterations=40, minibatches=4, tokens_per_microbatch=131072),
-    )
-
-
-def for_test(config: DemoConfig) -> DemoConfig:
-    """As small as it can be and still go the whole way, in well under a minute."""
-    return replace(
-        config,
-        gym=GymConfig(chain=1, train=1, heldout=1, rows=4, columns=8),
-        decoder=DecoderConfig(1, 32, 2, 400, 768),
-        turns=2,
-        reply=24,
-        demonstrations=6,
-        base=replace(config.base, steps=6, episodes_per_batch=6),
-        rft_episodes=6,
-        filters=Filters(-2.0, submitted=False, cut_turns=99, repeats=99, bad_calls=99),
-        rft=replace(config.rft, steps=2),
-        value_episodes=6,
-        value=replace(config.value, steps=2),
-        ppo_episodes=6,
-        ppo=replace(config.ppo, iterations=2, save_every=1),
-        evaluation_episodes=2,
-    )
+SPOKEN = 1000
+"""Conversations that the tokenizer learns from."""
+PLAYED_SHARE = 0.25
+"""Of what the base policy is shown: whole episodes, which are few, are shown again and again."""
 
 
 @dataclass
@@ -165,33 +69,26 @@ class Demo:
     """One demonstration in its folder; `run` goes through the stages."""
 
     config: DemoConfig
-    device: Device
+    device: str
+    """Where the policy is sampled and trained."""
     out: Path
-    pool: JudgePool
+    pool: Pool
+    shared: Path
+    """Where tasks and demonstrations lie; other seeds use the same."""
     say: Say = print
 
     def run(self) -> dict[str, Metrics]:
         """Evaluations on held-out tasks by stage. Raises RecordError, ConfigError, PoolError."""
         c = self.config
         train, heldout = self.tasks()
-        chat = self.stage("demonstrations", lambda out: self.demonstrate(train, out))
+        chat = self.taught(train, heldout)
         results: dict[str, Metrics] = {}
 
         def evaluated(name: str, actor: Any) -> None:
-            path = self.out / name / "evaluation.json"
-            if not path.exists():
-                n = c.evaluation_episodes * len(heldout)
-                played = self.collector(heldout, chat, actor, path.parent / "evaluation", n, 9)
-                path.write_text(json.dumps(episode_metrics(played(0))), encoding="utf-8")
-            results[name] = json.loads(path.read_text(encoding="utf-8"))
-            m = results[name]
-            self.say(
-                f"{name}, held out: reward {m['reward']:+.2f}, correct {m['correct']:.0%}, faster "
-                f"than torch.compile {m['faster_than_compile']:.0%}"
-            )
+            results[name] = self.evaluation(name, heldout, chat, actor)
 
         # Base: imitates everything that the teacher did, its mistakes too.
-        actor = self.actor("base", chat, None, lambda a, out: self.imitate(a, out))
+        actor = self.actor("base", chat, None, self.imitate)
         evaluated("base", actor)
 
         # RFT: imitates the best of what the base did itself.
@@ -210,41 +107,76 @@ class Demo:
             collect.curriculum = Curriculum() if c.curriculum else None
             ppo(actor, critic, collect, c.ppo, folder, self.say)
             save(actor, chat, folder / "model")
-        actor = load_actor(folder / "model").to(actor.device)
-        evaluated("ppo", actor)
+        evaluated("ppo", load_actor(folder / "model").to(self.device))
+
         (self.out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
         self.say(f"{self.pool.judged} kernels judged, {self.pool.remembered} remembered")
         return results
 
-    # The stages.
+    def further(self) -> Metrics:
+        """The arm that PPO is compared with: RFT on and on, from where PPO started.
+
+        In each round the policy plays, and imitates all that went well so far; all rounds together
+        judge as many episodes as value pretraining and PPO did.
+        """
+        c = self.config
+        train, heldout = self.tasks()
+        chat = self.taught(train, heldout)
+        each = (c.value_episodes + c.ppo.iterations * c.ppo_episodes) // c.more_rounds
+
+        def work(actor: Any, out: Path) -> None:
+            seen: list[Episode] = []
+            for number in range(c.more_rounds):
+                name = f"more/{number}"
+                seen += self.played(name, train, chat, actor.eval(), each, 4 + number)
+                self.refine(actor, seen, self.out / name)
+
+        start = load_actor(self.out / "rft" / "model").to(self.device)
+        actor = self.actor("more", chat, start, work)
+        return self.evaluation("more", heldout, chat, actor)
 
     def tasks(self) -> tuple[list[Task], list[Task]]:
+        """For training, held out."""
         g = self.config.gym
         # The seed of the run must not choose the tasks: seeds are compared on the same ones.
         chains = make_chains(g.chain, g.train + g.heldout, seed=0)
         if len(chains) < g.train + g.heldout:
             raise RecordError(f"only {len(chains)} chains of {g.chain} operators; ask for fewer")
-        found = make_tasks(self.out / "tasks", chains, self.device, (g.rows, g.columns))
+        found = make_tasks(self.shared / "tasks", chains, self.config.kernels, (g.rows, g.columns))
         return found[: g.train], found[g.train :]
 
-    def demonstrate(self, tasks: Sequence[Task], out: Path) -> None:
-        """The teacher plays; what it wrote makes the tokenizer and the demonstrations."""
+    # The stages.
+
+    def taught(self, train: Sequence[Task], heldout: Sequence[Task]) -> Chat:
+        """The teacher's part, done once; the tokenizer that its texts made."""
+        folder = self.shared / "demonstrations"
+        if not (folder / "tokenizer").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # an interrupted one would count twice
+            self.demonstrate(train, heldout, folder)
+        return load_chat(folder / "tokenizer")
+
+    def demonstrate(self, train: Sequence[Task], heldout: Sequence[Task], out: Path) -> None:
+        """Whole episodes on the training tasks, judged, and first turns on chains at random."""
         runs, play = out / "runs", self.play()
 
         def one(n: int) -> None:
-            task = tasks[n % len(tasks)]
+            task = train[n % len(train)]
             run = start_episode(task, self.pool.judge_for(task), "teacher", play, runs)
             try:
-                run_agent(run, Teacher(task, self.config.seed * 1_000_003 + n), play.tools)
+                run_agent(run, teacher_of(task, n), play.tools)
             finally:
                 run.log.close()
 
         self.say(f"the teacher plays {self.config.demonstrations} episodes")
-        with ThreadPoolExecutor(16) as threads:
+        with ThreadPoolExecutor(32) as threads:
             list(threads.map(one, range(self.config.demonstrations)))
-        chat = train_tokenizer(conversations(runs), self.config.decoder.vocabulary)
+        first = list(self.first_turns({chain_of(task) for task in heldout}))
+        spoken = [*conversations(runs), *first[:SPOKEN]]
+        d = self.config.decoder
+        chat = train_tokenizer(rendered(spoken), d.vocabulary, d.pieces)
         loaded = load_runs(runs, chat)
         write_episodes(out / "episodes.jsonl", loaded.episodes)
+        write_episodes(out / "first.jsonl", [as_episode(n, m, chat) for n, m in enumerate(first)])
         chat.save(out / "tokenizer")  # last: its presence says that the stage is done
         m = episode_metrics(loaded.episodes)
         self.say(
@@ -252,12 +184,27 @@ class Demo:
             f"{m['action_tokens']:.0f} tokens sampled of {m['tokens']:.0f} an episode"
         )
 
+    def first_turns(self, heldout: set[Chain]) -> Iterator[list[Message]]:
+        """What the teacher does first on chains at random, none of them held out."""
+        luck, kernels = random.Random(0), self.config.kernels
+        n = 0
+        while n < self.config.first_turns:
+            chain = tuple(luck.sample(OPS, self.config.gym.chain))
+            if chain not in heldout or self.config.gym.chain == 1:
+                yield Teacher(kernels, chain, 1_000_000 + n).first_turn(opening_of(kernels, chain))
+                n += 1
+
     def imitate(self, actor: Any, out: Path) -> None:
-        episodes = list(read_episodes(self.out / "demonstrations" / "episodes.jsonl"))
+        folder = self.shared / "demonstrations"
         longest = self.config.decoder.context
-        fitting = [e for e in episodes if e.tokens <= longest]
-        self.say(f"base: {parameters(actor):,} parameters, {len(fitting)} demonstrations")
-        rft(actor, fitting, [], self.config.base, out, self.say)
+        whole = [e for e in read_episodes(folder / "episodes.jsonl") if e.tokens <= longest]
+        first = list(read_episodes(folder / "first.jsonl"))
+        self.say(
+            f"base: {parameters(actor):,} parameters, {len(whole)} demonstrations, "
+            f"{len(first)} first turns"
+        )
+        again = max(1, round(PLAYED_SHARE / (1 - PLAYED_SHARE) * len(first) / max(1, len(whole))))
+        rft(actor, [*first, *whole * again], [], self.seeded(self.config.base), out, self.say)
 
     def refine(self, actor: Any, episodes: Sequence[Episode], out: Path) -> None:
         kept, funnel = keep(episodes, self.config.filters)
@@ -266,7 +213,7 @@ class Demo:
         (out / "funnel.json").write_text(json.dumps(asdict(funnel)), encoding="utf-8")
         if not kept:
             raise RecordError("no episode is worth imitating; train the base policy for longer")
-        rft(actor, kept, [], self.config.rft, out, self.say)
+        rft(actor, kept, [], self.seeded(self.config.rft), out, self.say)
 
     def critic(self, actor: Any, episodes: Sequence[Episode]) -> Any:
         folder = self.out / "value"
@@ -274,18 +221,29 @@ class Demo:
             critic = new_critic(actor)
             heldout = max(1, len(episodes) // 8)
             train, rest = episodes[heldout:], episodes[:heldout]
-            pretrain_value(critic, train, rest, self.config.value, folder, self.say)
+            pretrain_value(critic, train, rest, self.seeded(self.config.value), folder, self.say)
             save_model(critic, folder / "model")
-        return load_critic(folder / "model").to(actor.device)
+        return load_critic(folder / "model").to(self.device)
+
+    def evaluation(self, name: str, heldout: Sequence[Task], chat: Chat, actor: Any) -> Metrics:
+        """What a policy does on held-out tasks."""
+        path = self.out / name / "evaluation.json"
+        if not path.exists():
+            n = self.config.evaluation_episodes * len(heldout)
+            played = self.collector(heldout, chat, actor, path.parent / "evaluation", n, 9)
+            path.write_text(json.dumps(episode_metrics(played(0))), encoding="utf-8")
+        m: Metrics = json.loads(path.read_text(encoding="utf-8"))
+        self.say(
+            f"{name}, held out: reward {m['reward']:+.2f}, correct {m['correct']:.0%}, faster "
+            f"than torch.compile {m['faster_than_compile']:.0%}"
+        )
+        return m
 
     # What the stages share.
 
-    def stage(self, name: str, work: Callable[[Path], None]) -> Chat:
-        folder = self.out / name
-        if not (folder / "tokenizer").exists():
-            shutil.rmtree(folder, ignore_errors=True)  # an interrupted one would count twice
-            work(folder)
-        return load_chat(folder / "tokenizer")
+    def seeded(self, config: Any) -> Any:
+        """The settings of a stage with the seed of this run."""
+        return replace(config, seed=self.config.seed)
 
     def actor(self, name: str, chat: Chat, before: Any, work: Callable[[Any, Path], None]) -> Any:
         """The actor after a stage: trained on from `before` (None: from random weights)."""
@@ -295,10 +253,10 @@ class Demo:
             d = self.config.decoder
             shape = (len(chat.tokenizer), d.layers, d.width, d.heads, d.context)
             fresh = small_config(*shape, chat.end, chat.pad)
-            actor = before or new_actor(fresh, self.config.seed).to(torch_device(self.device))
+            actor = before or new_actor(fresh, self.config.seed).to(self.device)
             work(actor, folder)
             save(actor, chat, folder / "model")
-        return load_actor(folder / "model").to(torch_device(self.device))
+        return load_actor(folder / "model").to(self.device)
 
     def played(
         self, name: str, tasks: Sequence[Task], chat: Chat, actor: Any, episodes: int, part: int
@@ -318,7 +276,7 @@ class Demo:
     ) -> Collector:
         """`part` keeps the seeds of different sets apart."""
         engine = LocalEngine(actor.eval(), chat.end)
-        seed = self.config.seed * 10 + part
+        seed = self.config.seed * 100 + part
         return Collector(
             tasks, chat, engine, self.pool, self.play(), out, episodes, seed, say=self.say
         )
@@ -329,13 +287,27 @@ class Demo:
         return Play(TOOLS, opening, *limits, given=given, together=c.together)
 
 
-def run_demo(config: DemoConfig, device: Device, out: Path, say: Say) -> dict[str, Metrics]:
+def run_demo(config: DemoConfig, device: str, out: Path, say: Say) -> dict[str, Metrics]:
     """The demonstration in `out`; what is there already is not done again."""
+    with judges(config, out) as pool:
+        return Demo(config, device, out, pool, out, say).run()
+
+
+@contextmanager
+def judges(config: DemoConfig, out: Path) -> Iterator[JudgePool]:
+    """The pool that a configuration asks for; it remembers what it judged in `out`."""
     out.mkdir(parents=True, exist_ok=True)
-    memory = config.judgements or out / "judgements.pickle"
-    effort = Effort.QUICK if config.timed else None
-    with JudgePool(effort, gpus=config.gpus, memory=Path(memory)) as pool:
-        return Demo(config, device, out, pool, say).run()
+    memory = Path(config.judgements or out / "judgements.pickle")
+    effort = Effort.GLANCE if config.timed else None
+    with JudgePool(effort, gpus=config.gpus, memory=memory, cores=cores_of(config)) as pool:
+        yield pool
+
+
+def cores_of(config: DemoConfig) -> list[int]:
+    """The processors that judge: of different physical cores where there are enough."""
+    if not config.cores:
+        return []
+    return sorted(cores_for(config.cores) or os.sched_getaffinity(0))[: config.cores]
 
 
 def save(actor: Any, chat: Chat, folder: Path) -> None:
@@ -347,20 +319,26 @@ def save(actor: Any, chat: Chat, folder: Path) -> None:
     partial.rename(folder)
 
 
-def conversations(runs: Path) -> list[str]:
-    """Rendered conversations of all runs, for the tokenizer to learn from."""
-    stand_in = train_tokenizer([], 300)
+def conversations(runs: Path) -> list[list[Message]]:
+    """What was said in each run."""
     return [
-        # Special tokens cut text anyway; the words between them are what is to be learned.
-        re.sub(r"</?tool_call>|<\|im_\w+\|>", "\n", text)
+        [message_of(r) for r in read_records(folder) if r["type"] == "message"]
         for folder in list_runs(runs)
-        for text in [
-            stand_in.render(
-                [plain(message_of(r)) for r in read_records(folder) if r["type"] == "message"]
-            )
-        ]
     ]
 
 
-def torch_device(device: Device) -> torch.device:
-    return torch.device("cuda" if device == Device.CUDA else "cpu")
+def rendered(spoken: Sequence[Sequence[Message]]) -> Iterator[str]:
+    """Conversations as the tokenizer will see them, to learn from."""
+    stand_in = train_tokenizer([], 300)
+    for messages in spoken:
+        text = stand_in.render([plain(m) for m in messages])
+        # Special tokens cut text anyway; the words between them are what is to be learned.
+        yield re.sub(r"</?tool_call>|<\|im_\w+\|>", "\n", text)
+
+
+def as_episode(number: int, messages: Sequence[Message], chat: Chat) -> Episode:
+    """Text of the teacher to imitate. It was never judged: the reward means nothing."""
+    segments = chat.segments(messages, [tool.spec for tool in TOOLS])
+    return Episode(
+        f"first-{number}", "", "", segments, 0.0, "not played", tokenizer=chat.fingerprint
+    )

@@ -14,38 +14,43 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.message import Message
-from cuagent.record import RunFolder, message_of, read_records
+from cuagent.record import RunFolder, ending, message_of, read_records
 from cuagent.training.chat import plain, readable
 from cuagent.training.segments import Episode, Kind, RecordError
+from cuagent.training.windows import told, windows_of
 
 
-def chat_row(folder: RunFolder) -> dict[str, Any]:
-    """One run as `{"messages": [...], "tools": [...], "reward": ...}`; `sampled` marks turns of the
-    model, for trainers that can weigh messages."""
+def chat_rows(folder: RunFolder) -> list[dict[str, Any]]:
+    """One run as `{"messages": [...], "tools": [...], "reward": ...}`, a row for each context
+    window; `sampled` marks turns of the model, for trainers that can weigh messages."""
     records = read_records(folder)
-    messages = [message_of(r) for r in records if r["type"] == "message"]
-    return {
-        "id": folder.id,
-        "messages": [plain(m) | {"sampled": m.sampled} for m in messages],
-        "tools": [{"type": "function", "function": function(t)} for t in records[0]["tools"]],
-        "reward": ending(records)["rewards"]["milestone"]["score"],
-    }
+    reward = end_of(folder, records)["rewards"]["milestone"]["score"]
+    return [
+        {
+            "id": folder.id,
+            "window": number,
+            "messages": [plain(m) | {"sampled": m.sampled} for m in map(message_of, window)],
+            "tools": [{"type": "function", "function": function(t)} for t in records[0]["tools"]],
+            "reward": reward,
+        }
+        for number, window in enumerate(windows_of(records))
+    ]
 
 
 def write_chat(runs: Iterable[RunFolder], out: Path) -> int:
     """Write a chat JSONL; returns the number of rows."""
-    rows = [json.dumps(chat_row(run)) + "\n" for run in runs]
+    rows = [json.dumps(row) + "\n" for run in runs for row in chat_rows(run)]
     out.write_text("".join(rows), encoding="utf-8")
     return len(rows)
 
 
 def atif(folder: RunFolder) -> dict[str, Any]:
-    """One run as an ATIF trajectory."""
+    """One run as an ATIF trajectory: what was undone is not in it, a summary is a user's step."""
     records = read_records(folder)
-    session, end = records[0], ending(records)
+    session, end = records[0], end_of(folder, records)
     calls = {r["id"]: r for r in records if r["type"] == "call"}
     steps: list[dict[str, Any]] = []
-    for record in (r for r in records if r["type"] == "message"):
+    for record in told(windows_of(records)):
         message = message_of(record)
         if message.role == "tool":
             result = {"source_call_id": message.tool_call_id, "content": message.content}
@@ -163,8 +168,9 @@ def function(tool: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def ending(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The last record. Raises RecordError where the run has not ended."""
-    if records[-1]["type"] != "end":
-        raise RecordError(f"the run has not ended (its last record is {records[-1]['type']})")
-    return records[-1]
+def end_of(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The `end` record. Raises RecordError where the run has not ended."""
+    end = ending(records)
+    if end is None:
+        raise RecordError(f"run {folder.id} has not ended; export it when it has")
+    return end

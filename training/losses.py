@@ -15,19 +15,18 @@ from torch import Tensor
 
 
 def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
-    """log p(token t | tokens before t) at index t; [B, L, V] and [B, L] to [B, L], 0 at t = 0.
+    """log p(id) under the logits it was drawn from; [..., V] and [...] to [...].
 
     In fp32 whatever the model computes in: near-certain tokens lose their gradient in bf16.
     """
-    shifted = logits[:, :-1].float()
-    chosen = shifted.gather(-1, ids[:, 1:, None]).squeeze(-1)
-    return torch.nn.functional.pad(chosen - torch.logsumexp(shifted, -1), (1, 0))
+    wide = logits.float()
+    return wide.gather(-1, ids[..., None]).squeeze(-1) - torch.logsumexp(wide, -1)
 
 
 def token_entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of the distribution that token t was drawn from, at index t. [B, L]."""
-    logp = torch.log_softmax(logits[:, :-1].float(), -1)
-    return torch.nn.functional.pad(-(logp.exp() * logp).sum(-1), (1, 0))
+    """Entropy in nats of each distribution; [..., V] to [...]."""
+    logp = torch.log_softmax(logits.float(), -1)
+    return -(logp.exp() * logp).sum(-1)
 
 
 def imitation_loss(logprobs: Tensor, action: Tensor, count: float) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from cuagent.agent.stop import Stop
-from cuagent.training import parallel
+from cuagent.training import board, parallel
 from cuagent.training.advantage import actions
 from cuagent.training.segments import Episode
 
@@ -100,14 +100,15 @@ def is_cut(episode: Episode) -> bool:
     return episode.stop == Stop.CONTEXT_FULL or episode.figures.get("cut_turns", 0) > 0
 
 
-def log_metrics(path: Path, step: int, metrics: Mapping[str, float], **labels: Any) -> None:
+def log_metrics(path: Path, step: int, metrics: Mapping[str, float], stage: str) -> None:
     """Append one line to metrics.jsonl (the first process only); NaN becomes null, as in JSON."""
     if parallel.rank():
         return
     figures = {k: (v if math.isfinite(v) else None) for k, v in metrics.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
-        out.write(json.dumps({"step": step, **labels, **figures}) + "\n")
+        out.write(json.dumps({"step": step, "stage": stage, **figures}) + "\n")
+    board.show(path.parent, stage, step, metrics)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -117,6 +118,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def drop_metrics_from(path: Path, step: int) -> list[Metrics]:
     """Cut the lines of `step` and later, which a resumed run writes again; returns the others."""
+    if parallel.rank() == 0:
+        board.begin(path.parent, step)
     if not path.exists():
         return []
     kept = [m for m in read_metrics(path) if m["step"] < step]

@@ -3,7 +3,7 @@
 The actor is any causal language model. The critic is the same backbone with a token-classification
 head of one label: dropout 0 (Hugging Face's default of 0.1 makes old values noise) and a head of
 zeros, so that its first predictions are 0 rather than noise.
-Not covered: sampling (`engine.py`), sharding.
+Not covered: sampling (`engine.py`), where weights lie (`placement.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from torch import Tensor
 from cuagent.training import parallel
 from cuagent.training.batch import Batch, microbatches, take
 from cuagent.training.losses import token_entropy, token_logprobs
+from cuagent.training.placement import is_sharded, whole_weights
+
+FIRST = torch.tensor([0])
+"""Row 0."""
 
 
 def small_config(
@@ -85,9 +89,12 @@ def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def save_model(model: Any, folder: Path) -> None:
-    """A Hugging Face folder, weights as safetensors."""
+    """A Hugging Face folder, weights as safetensors. All processes call it, the first writes."""
     quiet()
-    model.save_pretrained(folder)
+    weights = whole_weights(model)
+    if parallel.rank() == 0:
+        model.save_pretrained(folder, state_dict=weights)
+    parallel.barrier()
 
 
 def quiet() -> None:
@@ -106,21 +113,44 @@ def head(critic: Any) -> torch.nn.Module:
     return linear[0]
 
 
-def logits(actor: Any, batch: Batch) -> Tensor:
-    """[B, L, V]."""
-    return actor(input_ids=batch.ids, attention_mask=batch.real.long(), use_cache=False).logits
+def action_logits(actor: Any, batch: Batch) -> Tensor:
+    """The logits that each action token was drawn from, [N, V] in the order of `batch.action`.
+
+    Other positions do not pass the head: in an episode of tool output they would be most of its
+    work and of the memory. No attention mask: padding stands at the right of causal models, so no
+    real token sees it, and without a mask attention takes its fast way.
+    """
+    before = batch.action[:, 1:]
+
+    def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (inputs[0][:, :-1][before],)
+
+    # A hook rather than backbone and head by hand: what lies around them (scales, soft caps,
+    # sharding, adapters) stays the model's own business.
+    hook = actor.get_output_embeddings().register_forward_pre_hook(pick)
+    try:
+        return actor(input_ids=batch.ids, use_cache=False).logits
+    finally:
+        hook.remove()
 
 
 def values(critic: Any, batch: Batch) -> Tensor:
     """V of the state before token t, at index t; [B, L] fp32, 0 at t = 0."""
-    out = critic(input_ids=batch.ids, attention_mask=batch.real.long()).logits
+    out = critic(input_ids=batch.ids, use_cache=False).logits
     return torch.nn.functional.pad(out[:, :-1, 0].float(), (1, 0))
 
 
-def parts(batch: Batch, budget: int, device: torch.device) -> Iterator[tuple[Tensor, Batch]]:
-    """(rows, microbatch on the device) until this process' share of the batch is done."""
-    for rows in parallel.mine(list(microbatches(batch.real.sum(1), budget))):
-        yield rows, take(batch, rows).to(device)
+def parts(batch: Batch, budget: int, model: Any) -> Iterator[tuple[Tensor, Batch]]:
+    """(rows, microbatch on the model's device) until this process' share of the batch is done.
+
+    Processes that share a sharded model must make equally many passes: those with less to do pass
+    the first token of row 0, which is never an action and adds nothing to any sum.
+    """
+    groups = list(microbatches(batch.real.sum(1), budget))
+    for rows in parallel.mine(groups):
+        yield rows, take(batch, rows).to(model.device)
+    if is_sharded(model) and parallel.rank() >= len(groups) % parallel.size() > 0:
+        yield FIRST, take(batch, FIRST, width=1).to(model.device)
 
 
 @torch.no_grad()
@@ -133,21 +163,28 @@ def score(
     """
     shape = batch.ids.shape if kinds == 1 else (kinds, *batch.ids.shape)
     out = torch.zeros(shape)
-    for rows, part in parts(batch, budget, model.device):
+    for rows, part in parts(batch, budget, model):
         found = of(model, part).float().cpu()
-        out[..., rows, : found.shape[-1]] = found
+        out[..., rows, : found.shape[-1]] += found
     return parallel.total(out)
 
 
 def logprobs_of(actor: Any, batch: Batch) -> Tensor:
-    """Log-probability of token t at index t. [B, L]."""
-    return token_logprobs(logits(actor, batch), batch.ids)
+    """Log-probability of action token t at index t, 0 elsewhere. [B, L] fp32."""
+    found = token_logprobs(action_logits(actor, batch), batch.ids[batch.action])
+    return laid_out(found, batch)
 
 
 def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
-    """Both for token t at index t, of one forward pass. [2, B, L]."""
-    found = logits(actor, batch)
-    return torch.stack([token_logprobs(found, batch.ids), token_entropy(found)])
+    """Both for action token t at index t, of one forward pass. [2, B, L] fp32."""
+    found = action_logits(actor, batch)
+    logprobs = token_logprobs(found, batch.ids[batch.action])
+    return torch.stack([laid_out(logprobs, batch), laid_out(token_entropy(found), batch)])
+
+
+def laid_out(x: Tensor, batch: Batch) -> Tensor:
+    """One number for each action token, [N], at its place in [B, L]."""
+    return x.new_zeros(batch.ids.shape).masked_scatter(batch.action, x)
 
 
 def parameters(model: Any) -> int:

@@ -1,4 +1,4 @@
-"""The optimizer that the three stages share: AdamW, warm-up then constant, clipped norm."""
+"""The optimizer of all stages: AdamW, warm-up, then constant or falling, clipped norm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cuagent.training.parallel import add_gradients
+from cuagent.training.placement import sum_gradients, whole
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,8 @@ class AdamW:
     lr: float
     warmup: int = 0
     """Steps over which the rate rises from 0."""
+    last: int = 0
+    """The step at which the rate is back at 0, having fallen since half of it; 0 keeps the rate."""
     decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
@@ -30,18 +32,26 @@ def make_optimizer(model: Any, settings: AdamW) -> torch.optim.AdamW:
         {"params": matrices, "weight_decay": settings.decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2))
+    betas = (settings.beta1, settings.beta2)
+    return torch.optim.AdamW(groups, settings.lr, betas, fused=model.device.type == "cuda")
 
 
 def apply_gradients(
     model: Any, optimizer: torch.optim.Optimizer, settings: AdamW, step: int
 ) -> float:
     """One update from the gradients of all processes; returns their norm before clipping."""
-    add_gradients(model)
-    rate = settings.lr * min(1.0, (step + 1) / settings.warmup) if settings.warmup else settings.lr
+    sum_gradients(model)
+    rate = settings.lr * share_of_rate(settings, step)
     for group in optimizer.param_groups:
         group["lr"] = rate
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(norm)
+    return float(whole(norm))
+
+
+def share_of_rate(settings: AdamW, step: int) -> float:
+    """What of the rate holds at a step, counted from 0."""
+    up = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
+    down = min(1.0, max(0.0, 2 - 2 * step / settings.last)) if settings.last else 1.0
+    return up * down

@@ -1,9 +1,9 @@
 """Data parallelism over the processes that torchrun starts; with one process all of it is identity.
 
-For: models that fit one device. Every process holds the whole (small) batch of token ids and
-computes the forward and backward passes of its share of the microbatches; losses are sums over
-tokens divided by the global count, so gradients are simply added. Episodes are played by all.
-Not covered: sharded models (FSDP2).
+Every process holds the whole (small) batch of token ids and computes the forward and backward
+passes of its share of the microbatches; losses are sums over tokens divided by the global count, so
+gradients are simply added. Episodes are played by all.
+Not covered: sharded models, which add their gradients themselves (`placement.py`).
 Invariant: after each update all processes hold the same weights, and the same as one process would
 but for the order of additions.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -20,17 +21,24 @@ from torch import Tensor
 
 T = TypeVar("T")
 
+PATIENCE = timedelta(hours=2)
+"""How long a process waits for the others: one may still be playing its episodes."""
+BUCKET = 1 << 25
+"""Gradients added in one message, so that no second copy of all of them is needed."""
+
 
 def start(device: str) -> str:
     """Join the other processes where torchrun started several; returns this one's device."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return device
     local = int(os.environ["LOCAL_RANK"])
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
-    if device == "cuda":
-        torch.cuda.set_device(local)
-        return f"cuda:{local}"
-    return device
+    if device != "cuda":
+        dist.init_process_group("gloo", timeout=PATIENCE)
+        return device
+    torch.cuda.set_device(local)
+    own = torch.device("cuda", local)
+    dist.init_process_group("nccl", timeout=PATIENCE, device_id=own)
+    return str(own)
 
 
 def stop() -> None:
@@ -88,15 +96,25 @@ def add_gradients(model: Any) -> None:
     """Sum the gradients of all processes; one that had no microbatch adds zeros."""
     if size() == 1:
         return
-    trained = [p for p in model.parameters() if p.requires_grad]
-    flat = torch.cat(
-        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in trained]
-    )
+    bucket: list[Tensor] = []
+    for p in model.parameters():
+        if not p.requires_grad:
+            continue
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        bucket.append(p.grad)
+        if sum(g.numel() for g in bucket) >= BUCKET:
+            _add(bucket)
+            bucket = []
+    if bucket:
+        _add(bucket)
+
+
+def _add(gradients: Sequence[Tensor]) -> None:
+    flat = torch.cat([g.flatten().float() for g in gradients])
     dist.all_reduce(flat)
-    at = 0
-    for p in trained:
-        p.grad = flat[at : at + p.numel()].view_as(p).to(p.dtype)
-        at += p.numel()
+    for g, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        g.copy_(part.view_as(g))
 
 
 def _device() -> torch.device:

@@ -1,9 +1,10 @@
 """Judges for many episodes at once: one owner process for each timing device, and a memory.
 
 For: rollouts, where hundreds of episodes want verdicts. All timing on a device happens in its one
-owner, so that no measurement runs beside another; compiling happens in the threads of the episodes,
-whose results the owner finds in the build cache. What was judged once is remembered by content, for
-a policy repeats itself. Not covered: several machines.
+owner, so that no measurement runs beside another; a processor can be such a device (`cores`).
+Compiling happens in the threads of the episodes, whose results the owner finds in the build cache;
+not where processors time, for compilers beside them would disturb. What was judged once is
+remembered by content, for a policy repeats itself. Not covered: several machines.
 Invariant: a judgement never depends on which episode asked for it, so one that failed for reasons
 of the machine is not remembered.
 """
@@ -20,7 +21,7 @@ from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build, build
@@ -44,10 +45,37 @@ class PoolError(NurseryError):
     """
 
 
+class Pool(Protocol):
+    """What rollouts ask for judgements: a pool of this process, or one that is lent (`lend.py`)."""
+
+    @property
+    def judged(self) -> int:
+        """Different kernels so far."""
+        ...
+
+    @property
+    def remembered(self) -> int:
+        """Questions whose answer was known."""
+        ...
+
+    def judge_for(self, task: Task) -> Judge:
+        """What an episode's run takes for its judge."""
+        ...
+
+    def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
+        """Raises PoolError."""
+        ...
+
+    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
+        """Raises ProfileError, PoolError."""
+        ...
+
+
 class JudgePool:
     """A context manager. `effort` None verifies without timing: rewards are then -1 and 1.
 
-    `gpus`: indices of the CUDA devices that time, one owner each; for CPU tasks one owner.
+    `gpus`: indices of the CUDA devices that time, one owner each. `cores`: processors that time
+    CPU tasks, each with an owner that stays on it, its children too; none is one owner anywhere.
     `memory`: a file of our own (pickles, one after the other) that keeps what was judged, for a
     run that is resumed or for another seed on the same tasks; only for one machine and one effort.
     """
@@ -58,13 +86,16 @@ class JudgePool:
         isolation: str = "auto",
         gpus: Sequence[int] = (0,),
         memory: Path | None = None,
+        cores: Sequence[int] = (),
     ) -> None:
         self.effort = effort
         self.isolation = isolation
         self.gpus = gpus
+        self.cores = cores
         self.judged = 0
         self.remembered = 0
         self._owners: dict[int, Owner] = {}
+        self._places: dict[str, int] = {}
         self._memory: dict[tuple[str, str], Future[Judgement]] = {}
         self._lock = threading.Lock()
         self._file = memory
@@ -102,7 +133,8 @@ class JudgePool:
         if known is not None:
             return known.result()
         try:
-            build(attempt, task.device)  # in this thread, beside others; the owner finds it cached
+            if not self.cores:
+                build(attempt, task.device)  # in this thread, beside others; the owner finds it
             found = self._owner(task).judge(task, attempt, self.effort if timed else None)
         except BaseException as error:
             self._forget(key)
@@ -116,6 +148,10 @@ class JudgePool:
         mine.set_result(found)
         return found
 
+    def afresh(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+        """Judge as if nothing were remembered, and remember nothing."""
+        return self._owner(task).judge(task, attempt, effort)
+
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
         """In the owner, for it measures too. Raises ProfileError, PoolError."""
         return self._owner(task).profile(task, attempt)
@@ -125,19 +161,23 @@ class JudgePool:
             del self._memory[key]
 
     def _owner(self, task: Task) -> Owner:
-        # The same task always goes to the same owner, which has it open.
-        place = int(task.digest[:8], 16) % len(self.gpus) if task.device == Device.CUDA else 0
+        cuda = task.device == Device.CUDA
+        devices = self.gpus if cuda else self.cores or (None,)
         with self._lock:
+            # The same task always goes to the same owner, which has it open; new ones take turns.
+            place = self._places.setdefault(task.digest, len(self._places) % len(devices))
             if place not in self._owners:
-                gpu = self.gpus[place] if task.device == Device.CUDA else None
-                self._owners[place] = Owner(self.isolation, gpu)
+                index = devices[place]
+                self._owners[place] = Owner(
+                    self.isolation, index if cuda else None, None if cuda else index
+                )
             return self._owners[place]
 
 
 class PooledJudge:
     """`cuagent.judge.Judge` of one task, by way of the pool."""
 
-    def __init__(self, pool: JudgePool, task: Task) -> None:
+    def __init__(self, pool: Pool, task: Task) -> None:
         self.pool = pool
         self.task = task
 
@@ -156,10 +196,10 @@ class PooledJudge:
 class Owner:
     """One process that holds the judges of one device."""
 
-    def __init__(self, isolation: str, gpu: int | None) -> None:
+    def __init__(self, isolation: str, gpu: int | None, core: int | None) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, isolation, gpu), daemon=False)
+        self._process = context.Process(target=serve, args=(theirs, isolation, gpu, core))
         self._process.start()
         theirs.close()
         self._turn = threading.Lock()
@@ -201,8 +241,12 @@ def _pickles(path: Path) -> Iterator[tuple[tuple[str, str], Judgement]]:
                 return
 
 
-def serve(pipe: Connection, isolation: str, gpu: int | None) -> None:
+def serve(pipe: Connection, isolation: str, gpu: int | None, core: int | None) -> None:
     """The owner's process: answers until the pipe closes."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+        # One processor: more threads, or more compilers of torch.compile, would only take turns.
+        os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
     from cuagent.judge import Judge

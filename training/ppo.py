@@ -35,6 +35,7 @@ from cuagent.training.metrics import (
 from cuagent.training.model import logprobs_and_entropy, logprobs_of, parts, score, values
 from cuagent.training.monitor import Action, Limits, alarms
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
+from cuagent.training.reward import Reward, worth
 from cuagent.training.segments import Episode, require_logprobs
 from cuagent.training.value import value_step
 
@@ -59,6 +60,7 @@ class PpoConfig:
     """None: length-adaptive, 1 - 1 / (alpha * action tokens)."""
     lam_critic: float = 0.95
     alpha: float = 0.05
+    reward: Reward = Reward.MILESTONE
     naive_gae: bool = False
     """Ablation only: tool tokens are steps too."""
     importance_cap: float | None = 2.0
@@ -114,7 +116,8 @@ def ppo(
         # Slower after each rewind: the same rate would lead to the same place.
         rate = config.actor.lr / 2**rollbacks
         now = replace(config, actor=replace(config.actor, lr=rate))
-        metrics |= update(actor, critic, optimizers, episodes, now, iteration, reference)
+        worthy = worth(episodes, config.reward)
+        metrics |= update(actor, critic, optimizers, worthy, now, iteration, reference)
         metrics |= {"seconds": time.perf_counter() - clock, "seconds_sampling": sampled}
         history.append(metrics)
         log_metrics(out / "metrics.jsonl", iteration, metrics, stage="ppo")
@@ -238,7 +241,7 @@ def policy_step(
     count = batch.action_tokens
     total = 0.0
     ratios, clips = [torch.zeros(0)], [torch.zeros(0, dtype=torch.bool)]
-    for rows, part in parts(batch, config.tokens_per_microbatch, actor.device):
+    for rows, part in parts(batch, config.tokens_per_microbatch, actor):
         width = part.ids.shape[1]
 
         def of(x: Tensor, rows: Tensor = rows, width: int = width) -> Tensor:

@@ -63,7 +63,7 @@ def rft(
         batch = collate([episodes[i] for i in chosen])
         count = batch.action_tokens
         total = 0.0
-        for _, part in parts(batch, config.tokens_per_microbatch, actor.device):
+        for _, part in parts(batch, config.tokens_per_microbatch, actor):
             loss = imitation_loss(logprobs_of(actor, part), part.action, count)
             loss.backward()
             total += float(loss.detach())

@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from cuagent.agent.prompt import opening
 from cuagent.agent.tools import TOOLS
@@ -24,26 +22,25 @@ from cuagent.task import Device, Task, load_task
 from cuagent.training import parallel
 from cuagent.training.chat import Chat, load_chat
 from cuagent.training.collect import Collector
+from cuagent.training.config import ConfigError
 from cuagent.training.curriculum import Curriculum
 from cuagent.training.data import load_runs, split
 from cuagent.training.engine import Engine, LocalEngine, ServerEngine
 from cuagent.training.export import write_atif, write_chat, write_parquet
 from cuagent.training.filters import Filters, keep
+from cuagent.training.lora import Lora, adapt, merged
 from cuagent.training.metrics import Metrics, episode_metrics
 from cuagent.training.model import load_actor, load_critic, new_critic, save_model
-from cuagent.training.pool import JudgePool
+from cuagent.training.placement import Dtype, Placement, copy_weights, is_sharded, place
+from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import PpoConfig, ppo
+from cuagent.training.ray_pool import RayPool
 from cuagent.training.rft import RftConfig, rft
 from cuagent.training.rollout import Play
 from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.value import ValueConfig, pretrain_value
 
 Say = Callable[[str], None]
-
-
-class Dtype(StrEnum):
-    FP32 = "float32"
-    BF16 = "bfloat16"
 
 
 class Export(StrEnum):
@@ -67,6 +64,8 @@ class PlayConfig:
     """Without it the rewards are -1 and 1."""
     gpus: tuple[int, ...] = (0,)
     """Devices that judge."""
+    ray: int = 0
+    """GPUs that judge as actors of Ray, on any machine of its cluster; 0 judges here, on `gpus`."""
     server: str | None = None
     """URL of a server that returns token ids, e.g. http://localhost:8000/v1; None samples here."""
 
@@ -78,6 +77,10 @@ class TrainConfig:
     seed: int = 0
     dtype: Dtype = Dtype.FP32
     """Of weights and optimizer. In bfloat16 small updates are lost to rounding."""
+    placement: Placement = field(default_factory=Placement)
+    """Of the models that are trained."""
+    lora: Lora = field(default_factory=Lora)
+    """Adapters instead of all weights."""
     heldout: float = 0.1
     """Share of the tasks."""
     play: PlayConfig = field(default_factory=PlayConfig)
@@ -86,6 +89,9 @@ class TrainConfig:
     value: ValueConfig = field(default_factory=ValueConfig)
     ppo: PpoConfig = field(default_factory=PpoConfig)
     ppo_episodes: int = 256
+    single_turn: int = 0
+    """First iterations of PPO in which an episode has one turn, as the paper's warm-up: whatever
+    the policy wants done, the submission too, must stand in its one reply."""
     curriculum: bool = True
 
 
@@ -93,8 +99,9 @@ def collect(
     policy: Path, tasks: Path, out: Path, episodes: int, config: TrainConfig, device: str, say: Say
 ) -> Metrics:
     """Play `episodes` episodes of a policy; they lie in `out/episodes/00000.jsonl`."""
-    chat, actor = load_policy(policy, config, device)
-    with judges(config) as pool:
+    chat, actor = load_policy(policy, config)
+    actor = place(actor, Placement(compute=config.placement.compute), device)
+    with judges(config, device) as pool:
         found = collector(load_tasks(tasks, device), chat, actor, pool, out, episodes, config, say)(
             0
         )
@@ -108,7 +115,7 @@ def refine(
     policy: Path, sources: Sequence[Path], out: Path, config: TrainConfig, device: str, say: Say
 ) -> None:
     """RFT of a policy on runs (folders) or episodes (JSONL); the model lies in `out/model`."""
-    chat, actor = load_policy(policy, config, device)
+    chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     kept, funnel = keep(train, config.filters)
     for line in funnel.lines():
@@ -118,6 +125,7 @@ def refine(
         (out / "funnel.json").write_text(json.dumps(asdict(funnel)), encoding="utf-8")
     if not kept:
         raise RecordError("no episode passes the filters; see the counts above")
+    actor = ready(actor, config, device)
     rft(actor, kept, keep(heldout, config.filters)[0], config.rft, out, say)
     leave(actor, out / "model", chat)
 
@@ -126,9 +134,9 @@ def pretrain(
     policy: Path, sources: Sequence[Path], out: Path, config: TrainConfig, device: str, say: Say
 ) -> None:
     """Value pretraining of a critic on the policy's backbone; the critic lies in `out/model`."""
-    chat, actor = load_policy(policy, config, device)
+    chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
-    critic = new_critic(actor)
+    critic = ready(new_critic(actor), config, device)
     pretrain_value(critic, train, heldout, config.value, out, say)
     leave(critic, out / "model")
 
@@ -147,13 +155,25 @@ def improve(
         raise RecordError("PPO samples here; a server would serve the weights of before (unset it)")
     if config.play.temperature != 1.0:
         raise RecordError("PPO needs play.temperature=1: other ratios would be wrong")
-    chat, actor = load_policy(policy, config, device)
-    values = load_critic(critic, dtype(config)).to(device) if critic else new_critic(actor)
-    with judges(config) as pool:
+    chat, actor = load_policy(policy, config)
+    values = load_critic(critic, config.dtype.torch) if critic else new_critic(actor)
+    values, actor = ready(values, config, device), ready(actor, config, device)
+    acting = player(actor, policy, config, device)
+    reference = None
+    if config.ppo.kl_weight:
+        reference = place(load_policy(policy, config)[1], config.placement, device)
+    with judges(config, device) as pool:
         todo = load_tasks(tasks, device)
-        collect = collector(todo, chat, actor, pool, out, config.ppo_episodes, config, say)
-        collect.curriculum = Curriculum() if config.curriculum else None
-        reference = load_policy(policy, config, device)[1] if config.ppo.kl_weight else None
+        plays = collector(todo, chat, acting, pool, out, config.ppo_episodes, config, say)
+        plays.curriculum = Curriculum() if config.curriculum else None
+
+        def collect(iteration: int) -> list[Episode]:
+            if acting is not actor:
+                copy_weights(actor, into=acting)
+            turns = 1 if iteration < config.single_turn else config.play.turns
+            plays.play = replace(plays.play, turns=turns)
+            return plays(iteration)
+
         ppo(actor, values, collect, config.ppo, out, say, reference)
     leave(actor, out / "model", chat)
     leave(values, out / "critic")
@@ -189,13 +209,28 @@ def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
     return found
 
 
-def load_policy(folder: Path, config: TrainConfig, device: str) -> tuple[Chat, Any]:
-    """Tokenizer and actor of a Hugging Face folder."""
+def load_policy(folder: Path, config: TrainConfig) -> tuple[Chat, Any]:
+    """Tokenizer and actor of a Hugging Face folder; the actor on the CPU."""
     try:
-        return load_chat(folder), load_actor(folder, dtype(config)).to(device)
-    except OSError as error:
+        return load_chat(folder), load_actor(folder, config.dtype.torch)
+    except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise RecordError(f"{folder}: not a Hugging Face model ({reason})") from error
+
+
+def ready(model: Any, config: TrainConfig, device: str) -> Any:
+    """A model laid out for training as the settings say. Raises ConfigError."""
+    if config.lora.rank and config.placement.sharded:
+        raise ConfigError("lora.rank and placement.sharded: adapters are for models that fit a GPU")
+    return place(adapt(model, config.lora), config.placement, device)
+
+
+def player(actor: Any, policy: Path, config: TrainConfig, device: str) -> Any:
+    """The actor that plays: the trained one, or beside shards a whole copy on every process."""
+    if not is_sharded(actor):
+        return actor
+    copy = load_actor(policy, config.placement.compute.torch)
+    return copy.to(device)
 
 
 def load_tasks(folder: Path, device: str) -> list[Task]:
@@ -211,7 +246,7 @@ def collector(
     tasks: Sequence[Task],
     chat: Chat,
     actor: Any,
-    pool: JudgePool,
+    pool: Pool,
     out: Path,
     episodes: int,
     config: TrainConfig,
@@ -226,21 +261,21 @@ def collector(
     return Collector(tasks, chat, engine, pool, play, out, episodes, config.seed, say=say)
 
 
-def judges(config: TrainConfig) -> JudgePool:
-    """Where several processes train, each judges on the device that it trains on."""
+def judges(config: TrainConfig, device: str) -> JudgePool | RayPool:
+    """Where several processes train, each judges on the device that it trains on, or all of them
+    share the actors of Ray."""
+    effort = Effort.QUICK if config.play.timed else None
+    if config.play.ray:
+        shared = "judge" if parallel.size() > 1 else None
+        return RayPool(config.play.ray, effort, device.startswith("cuda"), name=shared)
     own = (int(os.environ.get("LOCAL_RANK", "0")),)
     gpus = config.play.gpus if parallel.size() == 1 else own
-    return JudgePool(Effort.QUICK if config.play.timed else None, gpus=gpus)
+    return JudgePool(effort, gpus=gpus)
 
 
 def leave(model: Any, folder: Path, chat: Chat | None = None) -> None:
-    """Write a finished model, once."""
-    if parallel.rank() == 0:
-        save_model(model, folder)
-        if chat is not None:
-            chat.save(folder)
+    """Write a finished model, once; an adapter also by itself, beside it."""
+    save_model(merged(model, folder.with_name(f"{folder.name}-adapter")), folder)
+    if chat is not None and parallel.rank() == 0:
+        chat.save(folder)
     parallel.barrier()
-
-
-def dtype(config: TrainConfig) -> torch.dtype:
-    return torch.bfloat16 if config.dtype is Dtype.BF16 else torch.float32

@@ -23,6 +23,7 @@ from cuagent.training.losses import value_loss
 from cuagent.training.metrics import Metrics, critic_metrics, drop_metrics_from, log_metrics
 from cuagent.training.model import parts, score, values
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
+from cuagent.training.reward import Reward, worth
 from cuagent.training.segments import Episode
 
 Say = Callable[[str], None]
@@ -35,6 +36,8 @@ class ValueConfig:
     optimizer: AdamW = field(default_factory=lambda: AdamW(lr=2e-5, warmup=10))
     lam: float = 1.0
     """1 is Monte-Carlo; the paper's 0.95 bootstraps from the critic's current values."""
+    reward: Reward = Reward.MILESTONE
+    """That of the PPO to come."""
     tokens_per_microbatch: int = 16384
     seed: int = 0
     save_every: int = 100
@@ -55,6 +58,7 @@ def pretrain_value(
 
     Returns the last evaluation: loss and explained variances on `heldout` (or on `episodes`).
     """
+    episodes, heldout = worth(episodes, config.reward), worth(heldout, config.reward)
     optimizer = make_optimizer(critic, config.optimizer)
     found = latest_checkpoint(out)
     first = load_checkpoint(found, {"critic": critic}, {"critic": optimizer})[0] if found else 0
@@ -104,7 +108,7 @@ def value_step(
     """Accumulate gradients of the value loss over the batch; returns the loss."""
     count = batch.action_tokens
     total = 0.0
-    for rows, part in parts(batch, budget, critic.device):
+    for rows, part in parts(batch, budget, critic):
         width = part.ids.shape[1]
         before = None if old is None else old[rows, :width].to(critic.device)
         wanted = returns[rows, :width].to(critic.device)

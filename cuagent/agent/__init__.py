@@ -11,12 +11,14 @@ from cuagent.agent.begin import resume_run, start_run
 from cuagent.agent.compaction import compact
 from cuagent.agent.history import diff, restore, undo
 from cuagent.agent.hooks import HOOKS, INTERACTIVE, Hook
+from cuagent.agent.ladder import start_at_ladder
 from cuagent.agent.loop import run_agent
 from cuagent.agent.run import Run, Tried
-from cuagent.agent.stop import Budget, Stop
+from cuagent.agent.stop import FINISHED, Budget, Stop
 from cuagent.agent.tools import TOOLS
 
 __all__ = [
+    "FINISHED",
     "HOOKS",
     "INTERACTIVE",
     "TOOLS",
@@ -30,6 +32,7 @@ __all__ = [
     "restore",
     "resume_run",
     "run_agent",
+    "start_at_ladder",
     "start_run",
     "undo",
 ]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent import __version__
 from cuagent.agent.prompt import opening, skill, skill_digest
-from cuagent.agent.run import REFERENCE, Run, Tried
-from cuagent.agent.stop import Budget
+from cuagent.agent.run import REFERENCE, Run, Tried, tokens_of
+from cuagent.agent.stop import Budget, Stop
 from cuagent.agent.tools.files import mark_seen
 from cuagent.attempt import Attempt
 from cuagent.events import Emit, ignore
@@ -27,8 +27,10 @@ from cuagent.record import (
     RunFolder,
     RunLog,
     branch_of,
+    ending,
     init_work,
     judgement_of,
+    ladder_of,
     message_of,
     new_run,
     plain,
@@ -91,7 +93,7 @@ def resume_run(
     emit: Emit = ignore,
     project: Path = Path(),
 ) -> Run:
-    """The run as its log tells it: conversation, attempts, what was spent.
+    """The run as its log tells it: conversation, attempts, what was spent, why it had stopped.
 
     `budget` is for the whole run, with what was spent before. Raises RecordError.
     """
@@ -101,7 +103,9 @@ def resume_run(
         _fits(folder, records, task)
         run = Run(task, folder, log, judge, budget or Budget(), emit, tools=tuple(tools))
         run.messages = [message_of(record) for record in branch_of(records)]
+        run.context_tokens = tokens_of(run.messages)
         _recall(run, records)
+        run.stop = Stop(end["stop"]) if (end := ending(records)) else None
         unlock_work(folder)
         log.write("resume", model=model, budget=run.budget)
         _prepare(run)
@@ -153,6 +157,7 @@ def _recall(run: Run, records: Sequence[Record]) -> None:
                 texts[record["n"]] = record
             case "judgement":
                 _recall_judgement(run, record, texts)
+    _recall_ladder(run, records)
     run.earlier_seconds = _worked(records)
     run.outputs = sum(1 for _ in (run.work / ".outputs").glob("*"))
     run.todo = _todo(run.messages)
@@ -176,6 +181,13 @@ def _recall_judgement(run: Run, record: Record, texts: Mapping[int, Record]) -> 
         run.final = tried
     else:
         run.tried[n - 1 : n] = [tried]
+
+
+def _recall_ladder(run: Run, records: Sequence[Record]) -> None:
+    """Attempts are measured against it again, unless it is of another machine."""
+    found = ladder_of(records)
+    if found is not None and run.judge.start_from(found):
+        run.ladder = found
 
 
 def _recall_seen(run: Run) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from cuagent.agent.attended import attend
 from cuagent.agent.run import Run
-from cuagent.agent.wording import attempts_table
+from cuagent.agent.wording import attempts_table, ladder_text
 from cuagent.message import Message, Reply
 from cuagent.models.model import ContextOverflow, Model
 
@@ -96,6 +96,8 @@ def _told(run: Run, summary: str) -> str:
         "be read again before they are changed.",
         summary,
     ]
+    if run.ladder is not None:
+        parts.append(ladder_text(run.ladder))
     if run.tried:
         parts.append("Attempts so far, as the judge has them:\n\n" + attempts_table(run))
     if run.todo:

@@ -1,16 +1,18 @@
 """The end of a run: the attempt of record is judged afresh, and the result is said and recorded.
 
 The numbers that selected an attempt are never its result: choosing the best of many noisy
-measurements flatters it.
+measurements flatters it. Where no kernel adds to what is free, the best rung is the result.
 """
 
 from __future__ import annotations
 
 from cuagent.agent.attended import Interrupted
+from cuagent.agent.ladder import climb_the_rest, confirm_rung
 from cuagent.agent.run import JudgeLost, Run, Tried
 from cuagent.agent.stop import Stop
-from cuagent.agent.wording import ratios_line
+from cuagent.agent.wording import NAMES, ratio_over, ratios_line
 from cuagent.events import Emit, Notice, Phase, RunEnded
+from cuagent.judge import Judgement, Result, free_of, result_of
 from cuagent.measure.timing import Effort, Standing
 
 _WORTH = {
@@ -28,14 +30,14 @@ UNSETTLED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.JUDGE_FAILED)
 def conclude(run: Run, emit: Emit) -> None:
     """Judge what was not submitted, write the last record and say how it ended."""
     assert run.stop is not None
-    if run.best and run.stop not in UNSETTLED and _is_better(run.best, run.final):
-        _judge_best(run, run.best, emit)
+    if run.stop not in UNSETTLED:
+        _settle(run, emit)
     result = run.final or run.best
     summary = summarize(run)
     if run.error:
         emit(Notice(run.error, "error"))
     run.end(summary, reward_of(run))
-    emit(RunEnded(run.stop, result.judgement if result else None, summary))
+    emit(RunEnded(run.stop, result.judgement if result else None, summary, run.ladder))
 
 
 def reward_of(run: Run) -> int | None:
@@ -46,15 +48,55 @@ def reward_of(run: Run) -> int | None:
     return None if run.stop in UNSCORED else -1
 
 
+def result_judgement(run: Run) -> Judgement | None:
+    """On the attempt of record, else on the best one of the loop."""
+    result = run.final or run.best
+    return result.judgement if result else None
+
+
 def summarize(run: Run) -> str:
     """One line: what came of it."""
+    if run.ladder is None or result_of(result_judgement(run), run.ladder) is Result.KERNEL:
+        return _attempt_line(run)
+    return f"{_attempt_line(run)}; {_free_line(run)}"
+
+
+def _free_line(run: Run) -> str:
+    """What is handed over though no kernel adds to it."""
+    free = free_of(result_judgement(run), run.ladder)
+    rung = run.ladder.best if run.ladder is not None else None
+    if rung is None or free is None or free.standing is not Standing.FASTER:
+        return "nothing that is free beats the module"
+    return f"free: {NAMES.get(rung.name, rung.name)} is {ratio_over('eager', free)}"
+
+
+def _attempt_line(run: Run) -> str:
     result = run.final or run.best
     if result is None:
         tried = len(run.tried)
         return f"no accepted kernel ({tried} attempt{'s' * (tried != 1)})"
+    judgement = result.judgement
     fresh = "measured afresh" if run.final else "measured in the loop only"
-    worth = _WORTH[result.judgement.standing]
-    return f"{worth}attempt {result.n}, {ratios_line(result.judgement)} ({fresh})"
+    worth = _WORTH[judgement.standing]
+    if judgement.gains and judgement.worth is not None:
+        worth = _WORTH[judgement.worth.kernel.standing].replace(":", " on top:")
+    return f"{worth}attempt {result.n}, {ratios_line(judgement)} ({fresh})"
+
+
+def _settle(run: Run, emit: Emit) -> None:
+    """Judge afresh what is to be the result: the best attempt, or else the best rung."""
+    try:
+        if run.best and _is_better(run.best, run.final):
+            climb_the_rest(run)
+            _judge_best(run, run.best, emit)
+        elif run.final is None and run.ladder is not None and run.stop not in UNSCORED:
+            climb_the_rest(run)
+            if run.ladder.effort is Effort.QUICK and result_of(None, run.ladder) is Result.RUNG:
+                confirm_rung(run)
+    except (KeyboardInterrupt, Interrupted):
+        run.notice("interrupted: the figures are those of the loop", "warning")
+    except JudgeLost as error:
+        run.notice(f"{error}: the figures are those of the loop", "error")
 
 
 def _is_better(best: Tried, final: Tried | None) -> bool:
@@ -65,14 +107,7 @@ def _is_better(best: Tried, final: Tried | None) -> bool:
 def _judge_best(run: Run, best: Tried, emit: Emit) -> None:
     emit(Phase(f"judging attempt {best.n} afresh"))
     former = run.final
-    try:
-        judgement = run.measured("record", lambda judge: judge.judge(best.attempt, Effort.RECORD))
-    except (KeyboardInterrupt, Interrupted):
-        run.notice("interrupted: the figures are those of the loop", "warning")
-        return
-    except JudgeLost as error:
-        run.notice(f"{error}: the figures are those of the loop", "error")
-        return
+    judgement = run.measured("record", lambda judge: judge.judge(best.attempt, Effort.RECORD))
     settled = run.settle(best, judgement)
     if former is not None and former.rank >= settled.rank:
         run.final = former

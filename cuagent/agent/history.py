@@ -13,6 +13,7 @@ from typing import Any
 
 from cuagent.agent.compaction import OPENING
 from cuagent.agent.run import Run, Tried
+from cuagent.agent.stop import Stop
 from cuagent.attempt import KERNELS, MODULE, Attempt, AttemptError, freeze
 from cuagent.message import Message
 from cuagent.record import RecordError, branch_of, message_of, read_records, restore_snapshot
@@ -38,6 +39,7 @@ def restore(run: Run, n: int) -> Tried:
     run.snapshot()
     text = f"I have put the files of attempt {n} back into your work folder; go on from there."
     run.add(Message("user", text, data={"from": "user"}))
+    run.stop = Stop.ANSWERED
     return tried
 
 
@@ -57,6 +59,7 @@ def undo(run: Run) -> Undone | None:
     if points:
         restore_snapshot(run.folder, points[-1]["files"])
     run.branch([message_of(record) for record in path[:kept]], head, "undo")
+    run.stop = Stop.ANSWERED  # an end in it is taken back as well
     said = "\n".join(m.content for m in gone if m.data.get("from") == "user")
     calls = tuple(call.name for m in gone for call in m.tool_calls)
     run.snapshot()
@@ -100,10 +103,11 @@ def _before_last_step(path: list[dict[str, Any]]) -> int | None:
     if not steps:
         return None
     kept = steps[-1]
-    while kept > OPENING and path[kept - 1]["role"] == "user" and not _is_summary(path[kept - 1]):
+    while kept > OPENING and path[kept - 1]["role"] == "user" and not _stays(path[kept - 1]):
         kept -= 1
     return kept
 
 
-def _is_summary(record: dict[str, Any]) -> bool:
-    return record.get("data", {}).get("from") == "compaction"
+def _stays(record: dict[str, Any]) -> bool:
+    """What led to no step: a summary, the ladder."""
+    return record.get("data", {}).get("from") in ("compaction", "ladder")

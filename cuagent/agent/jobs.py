@@ -31,7 +31,6 @@ class Job:
 
 
 def end_jobs(run: Run) -> None:
-    """Kill every background command that still runs."""
+    """Kill every background command that still runs, and what those that ended have left."""
     for job in run.jobs.values():
-        if job.process.returncode is None:
-            job.kill()
+        job.kill()

@@ -26,7 +26,6 @@ from cuagent.events import (
     Emit,
     Notice,
     RunStarted,
-    Spent,
     StepStarted,
     TextDelta,
     ToolFinished,
@@ -79,14 +78,21 @@ def run_agent(
 
 
 def _begin(run: Run, model: Model) -> None:
-    """A run that had stopped says so in the log; one that had not is told to the views."""
-    if run.stop is None:
-        where = run.folder
-        run.emit(RunStarted(where.id, where.path, run.task.name, run.task.device, model.name))
-    else:
+    """A run that had stopped here says so in the log; one that had not is told to the views."""
+    if run.started is None:
         run.log.write("resume", model=model.name, budget=run.budget)
+    else:
+        announce(run, model)
     run.stop, run.error = None, ""
     run.clock_in()
+
+
+def announce(run: Run, model: Model) -> None:
+    """Tell the views which run it is and, where it was taken up again, what it has spent."""
+    where = run.folder
+    run.emit(RunStarted(where.id, where.path, run.task.name, run.task.device, model.name))
+    if run.steps:
+        run.emit(run.spent())
 
 
 def step(run: Run, model: Model, tools: Sequence[Tool], hooks: Sequence[Hook], emit: Emit) -> None:
@@ -110,8 +116,7 @@ def step(run: Run, model: Model, tools: Sequence[Tool], hooks: Sequence[Hook], e
             raise Interrupted
     if any(tool.changes for tool in tools if tool.name in _names(reply)):
         run.snapshot()
-    tokens_in = run.usage.input + run.usage.cache_read + run.usage.cache_write
-    emit(Spent(run.steps, run.seconds, tokens_in, run.usage.output, run.cost))
+    emit(run.spent())
 
 
 def query(run: Run, model: Model, emit: Emit) -> Reply:

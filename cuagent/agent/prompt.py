@@ -29,25 +29,10 @@ LONGEST_SOURCE = 24_000
 
 def opening(task: Task, project: Path | None = None) -> list[Message]:
     """The messages that every run begins with; AGENTS.md of `project` is among them."""
-    parts = [_text("cuagent.agent", "system.md"), skill(), references()]
+    parts = [_text("cuagent.agent", "system.md"), skill()]
     if project is not None and (rules := project_rules(project)):
         parts.append(f"# What the user's project says (AGENTS.md)\n\n{rules}")
     return [Message("system", "\n\n".join(filter(None, parts))), Message("user", _assignment(task))]
-
-
-def references() -> str:
-    """The references of the skill that can be read on demand, one line each."""
-    folder = importlib.resources.files("cuagent.skills").joinpath("references")
-    lines = []
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".md"):
-            title = (
-                file.read_text(encoding="utf-8").lstrip().partition("\n")[0].lstrip("# ").strip()
-            )
-            lines.append(f"- `skills/references/{file.name}`: {title}")
-    if not lines:
-        return ""
-    return "# References\n\nRead the one that fits before you write code:\n\n" + "\n".join(lines)
 
 
 def project_rules(folder: Path) -> str:

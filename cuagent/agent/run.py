@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,7 +21,7 @@ from cuagent.agent.attended import attend
 from cuagent.agent.shield import shielded
 from cuagent.agent.stop import Budget, Stop
 from cuagent.attempt import Attempt
-from cuagent.events import Emit, Judged, Notice, ignore
+from cuagent.events import Emit, Judged, Notice, Spent, ignore
 from cuagent.message import Message, Reply, Usage
 from cuagent.models.model import ToolSpec
 from cuagent.record import (
@@ -31,13 +31,15 @@ from cuagent.record import (
     RunLog,
     close_open_calls,
     commit_work,
-    plain,
+    keep_evidence,
+    plain_judgement,
     take_snapshot,
 )
 
 if TYPE_CHECKING:
     from cuagent.agent.jobs import Job
     from cuagent.judge import Judge, Judgement
+    from cuagent.measure.ladder import Ladder
     from cuagent.task import Task
 
 T = TypeVar("T")
@@ -84,6 +86,8 @@ class Run:
     emit: Emit = ignore
     messages: list[Message] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)
+    ladder: Ladder | None = None
+    """What is free; None until it was measured."""
     final: Tried | None = None
     """The attempt of record with its fresh judgement."""
     stop: Stop | None = None
@@ -131,6 +135,11 @@ class Run:
     def best(self) -> Tried | None:
         """The best accepted attempt, by the numbers of the loop."""
         return max((t for t in self.tried if t.accepted), key=lambda t: t.rank, default=None)
+
+    def spent(self) -> Spent:
+        """Totals so far, for the views."""
+        tokens_in = self.usage.input + self.usage.cache_read + self.usage.cache_write
+        return Spent(self.steps, self.seconds, tokens_in, self.usage.output, self.cost)
 
     def cancel(self) -> None:
         """Interrupt the step in flight, from any thread."""
@@ -197,9 +206,7 @@ class Run:
         with shielded():
             self.log.branch(head, why)
             self.messages[:] = messages
-            characters = sum(len(m.content) + len(m.reasoning) for m in messages)
-            arguments = sum(len(c.arguments) for m in messages for c in m.tool_calls)
-            self.context_tokens = (characters + arguments) // CHARACTERS_A_TOKEN
+            self.context_tokens = tokens_of(messages)
 
     def consult(self, work: Callable[[Judge], T]) -> T:
         """Let the judge do something. Raises JudgeLost and Interrupted.
@@ -280,8 +287,16 @@ class Run:
         )
 
     def _judged(self, tried: Tried, effort: str) -> None:
-        judged = {**plain(tried.judgement), "attempt": tried.n}
+        judged = {**plain_judgement(tried.judgement), "attempt": tried.n}
         self.log.write("judgement", effort=effort, **judged)
+        keep_evidence(
+            self.folder,
+            self.task,
+            tried.attempt,
+            tried.judgement,
+            (tried.n, effort),
+            self.log.redact,
+        )
         self.emit(Judged(tried.n, tried.judgement))
 
     def _commit(self, message: str) -> str:
@@ -290,6 +305,13 @@ class Run:
         except RecordError as error:
             self.notice(f"{error}; the attempt is in the log only", "warning")
             return ""
+
+
+def tokens_of(messages: Sequence[Message]) -> int:
+    """A guess, rather too high, at how long a conversation is."""
+    characters = sum(len(m.content) + len(m.reasoning) for m in messages)
+    arguments = sum(len(c.arguments) for m in messages for c in m.tool_calls)
+    return (characters + arguments) // CHARACTERS_A_TOKEN
 
 
 def _losses() -> tuple[type[Exception], ...]:

@@ -33,6 +33,10 @@ class Stop(StrEnum):
     """The user stopped it."""
 
 
+FINISHED = (Stop.SUBMITTED, Stop.NO_GAIN)
+"""What the model ended itself, with a result; such a run goes on only where somebody says so."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """What a run may spend; safe by default. None is no limit."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from cuagent.build.result import Build, Diagnostic
@@ -12,7 +12,8 @@ from cuagent.verify.verdict import Draw, Reason, Verdict
 if TYPE_CHECKING:
     from cuagent.agent.run import Run, Tried
     from cuagent.judge import Judgement
-    from cuagent.measure.timing import Timing
+    from cuagent.measure.ladder import Ladder, Rung
+    from cuagent.measure.timing import Ratio, Timing
 
 NAMES = {"eager": "eager", "compile": "torch.compile"}
 MOST_DIAGNOSTICS = 8
@@ -32,6 +33,7 @@ HINTS = {
     Reason.WROTE_OUTSIDE: "check the bounds of every store.",
     Reason.CHANGED_INPUT: "write to a new tensor, never into an argument.",
     Reason.NOT_DETERMINISTIC: "look for a race, or memory that is read before it is written.",
+    Reason.MEMORY_FAULT: "check indices, barriers around shared memory, and what is never written.",
     Reason.CLOCK_CONTRADICTION: "all work must be done on the current stream, within the call.",
     Reason.INFRASTRUCTURE: "this is not about your kernel; call verify again.",
 }
@@ -50,11 +52,44 @@ def ratios_line(judgement: Judgement) -> str:
     timing = judgement.timing
     if timing is None or not timing.ratios:
         return "not timed"
-    return ", ".join(
-        f"{r.value:.2f}x over {NAMES.get(name, name)} [{r.low:.2f}, {r.high:.2f}]"
-        + (" (inconclusive)" if r.standing is Standing.INCONCLUSIVE else "")
-        for name, r in timing.ratios.items()
-    )
+    return ", ".join(ratio_over(name, ratio) for name, ratio in timing.ratios.items())
+
+
+def ratio_over(name: str, ratio: Ratio) -> str:
+    """1.84x over eager [1.79, 1.90]; said to be inconclusive where it is."""
+    unsure = " (inconclusive)" if ratio.standing is Standing.INCONCLUSIVE else ""
+    limits = f"[{ratio.low:.2f}, {ratio.high:.2f}]"
+    return f"{ratio.value:.2f}x over {NAMES.get(name, name)} {limits}{unsure}"
+
+
+def ladder_text(found: Ladder) -> str:
+    """The ladder as the model is told of it at the start."""
+    return "What is free, before any kernel:\n\n" + "\n".join(rung_lines(found))
+
+
+def rung_lines(found: Ladder) -> Iterator[str]:
+    """The ladder, a line a rung, the one to beat named; then what a reader should know of it."""
+    best = found.best
+    for rung in found.rungs:
+        yield _rung_line(rung, best is not None and rung.name == best.name)
+    if found.later:
+        yield f"not timed yet: {', '.join(found.later)}"
+    yield from found.notes
+
+
+def _rung_line(rung: Rung, best: bool) -> str:
+    if rung.failed:
+        return f"{rung.name}: failed: {' '.join(rung.failed.split())[:160]}"
+    parts = [duration(rung.seconds)]
+    if rung.over_eager is not None and rung.name != "eager":
+        parts.append(ratio_over("eager", rung.over_eager))
+    if not rung.admitted:
+        parts.append("of a precision that the task does not admit")
+    elif not rung.right:
+        parts.append("not right by the strict rule")
+    if best:
+        parts.append("the one to beat")
+    return f"{rung.name}: {', '.join(parts)}"
 
 
 def times_line(timing: Timing) -> str:
@@ -75,8 +110,9 @@ def judgement_lines(tried: Tried, best: bool) -> Iterator[str]:
     yield f"ACCEPTED attempt {tried.n}: {ratios_line(judgement)}"
     if judgement.timing:
         yield times_line(judgement.timing)
-        if judgement.timing.contradiction:
-            yield f"the clocks disagree: {judgement.timing.contradiction}"
+        if (share := judgement.timing.share) is not None:
+            yield f"{share:.0%} of the roofline"
+        yield from judgement.timing.remarks
     if verdict.strict:
         yield f"error at {verdict.strict.worst:.2g} of what is allowed"
     yield f"reward {judgement.score.reward}" + (", the best so far" if best else "")
@@ -84,14 +120,22 @@ def judgement_lines(tried: Tried, best: bool) -> Iterator[str]:
 
 def next_line(timing: Timing | None) -> str:
     """What to do after an accepted attempt."""
-    slower = [
-        NAMES.get(name, name)
-        for name, ratio in (timing.ratios if timing else {}).items()
-        if ratio.standing is not Standing.FASTER
-    ]
+    ratios = timing.ratios if timing else {}
+    slower = _named(ratios, Standing.SLOWER)
     if slower:
-        return f"next: right, but not faster than {' and '.join(slower)}: profile it to see why."
+        return f"next: right, but slower than {slower}: profile it to see why."
+    if unsure := _named(ratios, Standing.INCONCLUSIVE):
+        return (
+            f"next: right, but the times do not tell it from {unsure}: profile it to see what is "
+            "left; where the intervals are wide, verify again."
+        )
     return "next: profile it to see what is left, or submit."
+
+
+def _named(ratios: Mapping[str, Ratio], standing: Standing) -> str:
+    """The baselines that the candidate stands so to: `eager and torch.compile`."""
+    found = [NAMES.get(name, name) for name, r in ratios.items() if r.standing is standing]
+    return " and ".join(found)
 
 
 def attempts_table(run: Run) -> str:

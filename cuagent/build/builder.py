@@ -95,7 +95,7 @@ def _one(
         library = root / tools.name / how.file
         cached = library.is_file()
         if not cached:
-            compiler.compile_library(how, tools, library, _runner(folder, confine))
+            compiler.compile_library(how, tools, library, runner(folder, confine))
     except prototypes.PrototypeError as error:
         return None, [Diagnostic(source, 0, str(error).removeprefix(f"{source}: "), "")]
     except compiler.CompileFailed as error:
@@ -107,7 +107,9 @@ def _one(
     return Library(source, library, how.key, cached, seconds, resources(text)), warnings
 
 
-def _runner(folder: Path, confine: Confine) -> compiler.Run:
+def runner(folder: Path, confine: Confine) -> compiler.Run:
+    """Runs a compiler inside `confine`, which lets it read `folder`; time and size are capped."""
+
     def run(argv: list[str], scratch: Path) -> tuple[int, str]:
         confined = confine(argv, folder, scratch)
         # By a shell, which counts in blocks and KiB: preexec_fn is not safe beside threads.

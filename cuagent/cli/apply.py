@@ -10,7 +10,7 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Refused, complain
-from cuagent.cli.runs import RUNS, RunDir, attempt_in, read
+from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
@@ -55,24 +55,23 @@ def apply(
         print(place / name)
     if not judgement.gains:
         complain("mind that it was not measured to be surely faster than eager")
+    elif not judgement.adds and judgement.worth is not None:
+        complain(f"mind that it was not measured to be surely faster than {judgement.worth.rung}")
     print(f"use it with: from {Path(chosen.files[-1][0]).stem} import ModelNew")
 
 
 def _chosen(records: list[dict[str, Any]], number: int | None, run: str) -> Judgement:
-    from cuagent.record import judgement_of
     from cuagent.ui.recorded import best_of
 
     if number is None:
         best = best_of(records)
         if best is None:
-            raise Refused(f"{run}: no attempt was accepted, so there is nothing to apply")
+            raise Refused(
+                f"{run}: no attempt was accepted, so there is nothing to apply; what is free, if "
+                f"anything, comes with cuagent export {run} --out DIR"
+            )
         return best
-    latest = {r["attempt"]: judgement_of(r) for r in records if r["type"] == "judgement"}
-    accepted = [n for n, judgement in latest.items() if judgement.verdict.accepted]
-    if number not in accepted:
-        have = f"accepted are {', '.join(map(str, accepted))}" if accepted else "none is accepted"
-        raise Refused(f"{run}: attempt {number} is not accepted; {have}")
-    return latest[number]
+    return chosen_attempt(records, number, run)
 
 
 def _differs(path: Path, text: str) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cuagent.cli import options
+from cuagent.cli.exits import Refused
 
 if TYPE_CHECKING:
     from cuagent.measure.ladder import Ladder, Rung
+    from cuagent.measure.timing import Floor
 
 
 def baseline(
@@ -25,12 +29,18 @@ def baseline(
         bool, typer.Option("--record", help="Fresh processes, several rounds: a claim.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Export the best rung there.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Time every way to run a module quicker without a kernel of one's own.
 
-    Eager, torch.compile's modes, memory formats and precisions, in one interleaved run.
+    Eager, torch.compile's modes, memory formats and precisions, in one interleaved run. With --out
+    the best becomes a package: a function that makes your module run that way, and a check.
     """
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise Refused(f"{out}: exists already; name a folder that is empty or not there yet")
     from cuagent.config import resolve
 
     settings = resolve({"device": device, "precision": precision})
@@ -49,18 +59,25 @@ def baseline(
     if json:
         from json import dumps
 
-        print(dumps(found.to_json(), indent=2))
-        return
-    print("\n".join(lines(found)))
+        from cuagent.record import plain
+
+        print(dumps(plain(found.to_json()), indent=2))
+    else:
+        print("\n".join(lines(found)))
+    if out is not None:
+        from cuagent.cli.export import write_result
+
+        print(write_result(opened, None, found, {}, out), file=sys.stderr)
 
 
 def lines(found: Ladder) -> list[str]:
     """The ladder as a table, its best rung named."""
     width = max(len(rung.name) for rung in found.rungs)
     head = (
-        f"{'rung':<{width}} {'time':>9}  {'over eager':<22} {'error':>7} {'start':>7} {'memory':>7}"
+        f"{'rung':<{width}} {'time':>9}  {'over eager':<22} {'roof':>5} {'error':>7} "
+        f"{'start':>7} {'memory':>7}"
     )
-    text = [head, *(_line(rung, width) for rung in found.rungs), ""]
+    text = [head, *(_line(rung, width, found.floor) for rung in found.rungs), ""]
     best = found.best
     if best is None:
         text.append("no rung is admissible: the reference itself does not pass the strict rule")
@@ -71,19 +88,20 @@ def lines(found: Ladder) -> list[str]:
     return text
 
 
-def _line(rung: Rung, width: int) -> str:
+def _line(rung: Rung, width: int, floor: Floor | None) -> str:
     from cuagent.measure.roofline import amount, seconds_text
 
     if rung.failed:
         return f"{rung.name:<{width}} {'failed':>9}  {rung.failed[:60]}"
     over = rung.over_eager
     gain = "" if over is None else f"{over.value:.3f}x ({over.low:.3f}-{over.high:.3f})"
+    roof = "" if floor is None else f"{floor.share(rung.seconds):.0%}"
     error = "?" if rung.error is None else f"{rung.error:.1e}"
     start = "?" if rung.opened_s is None else f"{rung.opened_s:.1f} s"
     memory = "" if rung.memory is None else f"{amount(rung.memory)}B"
     why = "" if rung.admissible else "  " + _refusal(rung)
     return (
-        f"{rung.name:<{width}} {seconds_text(rung.seconds):>9}  {gain:<22} {error:>7} "
+        f"{rung.name:<{width}} {seconds_text(rung.seconds):>9}  {gain:<22} {roof:>5} {error:>7} "
         f"{start:>7} {memory:>7}{why}"
     )
 

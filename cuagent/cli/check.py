@@ -52,4 +52,5 @@ def _report(admission: Admission, json: bool) -> None:
     print(admission.refusal or "certifiable")
     for note in admission.notes:
         print(f"note: {note}")
-    print(f"judged on: {', '.join(admission.kinds)}; longest sum {admission.longest_sum}")
+    if admission.certifiable:
+        print(f"judged on: {', '.join(admission.kinds)}; longest sum {admission.longest_sum}")

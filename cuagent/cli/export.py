@@ -1,15 +1,22 @@
-"""`cuagent export`: the best attempt of a run as a folder that works without cuagent."""
+"""`cuagent export`: the result of a run as a folder that works without cuagent."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Refused
-from cuagent.cli.runs import RUNS, RunDir, attempt_in, read
+from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read
+
+if TYPE_CHECKING:
+    from cuagent.attempt import Attempt
+    from cuagent.judge import Judgement
+    from cuagent.measure.ladder import Ladder
+    from cuagent.task.task import Task
 
 
 def export(
@@ -17,24 +24,61 @@ def export(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="The folder to make; it may not hold anything.")
     ],
+    attempt: Annotated[
+        int | None, typer.Option(metavar="N", help="This accepted attempt, not the result.")
+    ] = None,
     run_dir: RunDir = RUNS,
 ) -> None:
-    """Write the best attempt as a folder of its own.
+    """Write the result of a run as a folder of its own.
 
-    It holds model_new.py, the kernels, the small loader and a README with the measured figures,
-    and works without cuagent.
+    Of an attempt it holds model_new.py, the kernels, the small loader, a check and a README with
+    the measured figures. Where no kernel adds to what is free it holds a function that makes your
+    module run the best way without one. Both work without cuagent.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refused(f"{out}: exists already; name a folder that is empty or not there yet")
     folder, records = read(run, run_dir)
     from cuagent.package import export as write_package
-    from cuagent.record import revive
+    from cuagent.record import ladder_of, revive
     from cuagent.task.task import Task
     from cuagent.ui.recorded import best_of
 
-    best = best_of(records)
-    if best is None:
-        raise Refused(f"{folder.id}: no attempt was accepted, so there is nothing to export")
     task = revive(Task, records[0]["task"])
-    made = write_package(attempt_in(records, best.attempt), task, best, out)
-    print(f"exported to {made}")
+    if attempt is not None:
+        chosen = chosen_attempt(records, attempt, folder.id)
+        made = write_package(attempt_in(records, chosen.attempt), task, chosen, out)
+        print(f"exported to {made}")
+        return
+    best = best_of(records)
+    attempts = {} if best is None else {best.attempt: attempt_in(records, best.attempt)}
+    print(write_result(task, best, ladder_of(records), attempts, out))
+
+
+def write_result(
+    task: Task,
+    best: Judgement | None,
+    found: Ladder | None,
+    attempts: Mapping[str, Attempt],
+    out: Path,
+) -> str:
+    """Export what a run hands over and say what that is.
+
+    An attempt that adds to what is free; else the best rung; else an attempt that was right, if
+    no ladder tells otherwise. `attempts` are by digest. Raises Refused where there is nothing.
+    """
+    from cuagent.judge import Result, free_of, result_of
+    from cuagent.package import export as write_package
+    from cuagent.package import export_rung
+
+    result = result_of(best, found)
+    if best is not None and (result is Result.KERNEL or found is None):
+        made = write_package(attempts[best.attempt], task, best, out)
+        return f"exported to {made}"
+    if result is Result.RUNG and found is not None and found.best is not None:
+        rung = found.best
+        made = export_rung(rung, found, task, out, free=free_of(best, found))
+        return f"the best without a kernel, {rung.name}, is exported to {made}"
+    if best is None and found is None:
+        raise Refused(f"{out}: not made: no attempt was accepted, so there is nothing to export")
+    other = "; cuagent export --attempt N exports an attempt all the same" if best else ""
+    raise Refused(f"{out}: not made: nothing beats your module{other}")

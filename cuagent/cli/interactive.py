@@ -1,8 +1,8 @@
-"""`optimize` with a person at the terminal: what they type, and the commands behind a slash.
+"""`optimize` with a person at the terminal: working and resting in turn, and what they type.
 
 While the agent works a line is a message that it reads before its next step; while it rests a line
-sets it to work again, and an empty one just lets it go on. The commands that go back or change
-something wait until it rests.
+sets it to work again, and an empty one just lets it go on. A run that is finished goes on with
+words alone. The commands behind a slash are in `slash.py`.
 """
 
 from __future__ import annotations
@@ -12,52 +12,38 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from cuagent.agent import INTERACTIVE, Run, Stop, compact, diff, restore, run_agent, undo
-from cuagent.agent.attended import Interrupted
-from cuagent.agent.conclude import summarize
-from cuagent.cli.approval import Ask
-from cuagent.cli.exits import Refused
-from cuagent.cli.session import speaker
-from cuagent.models.model import ModelError
-from cuagent.record import RecordError
+from cuagent.agent import FINISHED, INTERACTIVE, TOOLS, Run, Stop, run_agent, start_at_ladder
+from cuagent.agent.hooks import steering
+from cuagent.agent.loop import announce
+from cuagent.cli.approval import Ask, approved
+from cuagent.cli.session import Plan, opened
+from cuagent.cli.slash import COMMANDS, help_rows, obey, while_working
+from cuagent.cli.standing import finished, is_finished, standing
 from cuagent.ui.notify import notify
 from cuagent.ui.prompt import Prompt, Work
-from cuagent.ui.text import clean, clock, count, money
+from cuagent.ui.table import label_lines
+from cuagent.ui.terminal import Terminal
+from cuagent.ui.text import clean, wrap
 
 if TYPE_CHECKING:
     from cuagent.agent.tools import Context, Tool
     from cuagent.config import Settings
     from cuagent.models.model import Model
-    from cuagent.ui.terminal import Terminal
 
-COMMANDS = {
-    "best": "the table of attempts and the best of them",
-    "compact": "sum up the conversation; what follows is kept above all",
-    "cost": "what was spent, and of what",
-    "diff": "what changed since the best attempt, since attempt A, or from A to B",
-    "help": "these commands and the keys",
-    "model": "the model that answers; with a name, change it",
-    "quit": "leave; the run can be taken up again",
-    "restore": "put the files of attempt N back",
-    "undo": "take the last step back, its files too",
-}
-ANYTIME = ("best", "cost", "help", "quit")
-"""What only looks, or leaves: allowed while the agent works."""
-KEYS = (
-    "Enter sends, Alt-Enter or Ctrl-J makes a new line, Up brings back what was said, "
-    "Esc or Ctrl-C interrupts, twice leaves. While the agent works, what is sent waits for its "
-    "next step; while it rests, an empty line lets it go on."
-)
 LONG = 10.0
 """Seconds of work after which the user is told that it has ended."""
+GO_ON = "Go on."
+"""What an empty line says to a model that waits for an answer."""
+NARROWEST = 20
+"""Columns; nothing is broken into narrower pieces."""
 LIMITS = (Stop.STEP_LIMIT, Stop.COST_LIMIT, Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
 
 
@@ -75,26 +61,73 @@ class Session:
     """What is typed already when the user's turn comes."""
 
     def say(self, text: str, style: str = "dim") -> None:
-        self.view.say(Text(line, style) for line in clean(text).split("\n"))
+        """Words, broken at blanks to the width of the view."""
+        lines = (piece for line in clean(text).split("\n") for piece in wrap(line, self.width))
+        self.view.say(Text(line, style) for line in lines)
+
+    def tell(self, *rows: tuple[str, str]) -> None:
+        """What stands for what, the values aligned and never cut."""
+        self.view.say(label_lines(rows, self.width))
+
+    @property
+    def width(self) -> int:
+        return max(self.view.width, NARROWEST)
 
 
-def converse(session: Session, *, begin: bool) -> Stop:
-    """Work and rest in turn until the user leaves; `begin` sets to work at once."""
+def sit(plan: Plan) -> tuple[Run, Stop]:
+    """With the user at the terminal, until they leave."""
+    said: list[str] = []
+
+    def take(line: str) -> None:
+        if line.startswith("/q"):
+            interrupt_main()
+        elif line.split() == ["/help"]:
+            view.say(label_lines(help_rows(), view.width))
+        elif line.startswith("/"):
+            view.say([Text(f"  {line}: not before the task is open", "yellow")])
+        else:
+            said.append(line)
+            view.say([Text(f"  queued: {line}", "dim")])
+
+    with ExitStack() as stack:
+        prompt = stack.enter_context(Prompt(COMMANDS, history_file()))
+        view = stack.enter_context(Terminal(sys.stdout, foot=True))
+        prompt.status = view.foot_lines
+        with prompt.working(Work(take, interrupt_main)):
+            run = stack.enter_context(opened(plan, view))
+        prompt.names = lambda: tuple(run.files)
+        for line in said:
+            run.inbox.put(line)
+        latest = [*run.tried, *([run.final] if run.final else [])]
+        view.recall(((tried.n, tried.judgement) for tried in latest), run.ladder)
+        tools = approved(TOOLS, plan.settings.approval, asker(prompt, view, plan.settings))
+        session = Session(run, plan.model, tools, plan.settings, view, prompt)
+        return run, converse(session, again=plan.again is not None)
+
+
+def converse(session: Session, *, again: bool = False) -> Stop:
+    """Work and rest in turn until the user leaves; `again`: the run was taken up."""
     run = session.run
     with _leaving_on_signals(session.prompt):
-        if begin:
-            _work(session)
+        if again:
+            _welcome(session)
+        if again and (run.stop is Stop.ANSWERED or is_finished(run)):
+            _wait_first(session)
         else:
-            session.view.rest()
+            _work(session)
         while (line := _next(session)) is not None:
             if line.startswith("/"):
-                if not _obey(session, line):
+                if not obey(session, line):
                     break
                 continue
-            if line:
-                run.inbox.put(line)
+            if line or run.stop is Stop.ANSWERED:
+                run.inbox.put(line or GO_ON)
+            if is_finished(run):
+                session.say("it is finished; say what to try next, or /quit")
+                continue
             _widen(session)
             _work(session)
+    steering(run, session.model)  # what was queued is not lost; a later session begins with it
     return run.stop or Stop.INTERRUPTED
 
 
@@ -125,6 +158,23 @@ def history_file() -> Path:
     return Path(state) / "cuagent" / "history"
 
 
+def _welcome(session: Session) -> None:
+    """Where the run stands that was taken up; its attempts are shown already."""
+    for line in standing(session.run):
+        session.say(line)
+
+
+def _wait_first(session: Session) -> None:
+    """Nobody works until the user says something."""
+    run = session.run
+    run.emit = session.view
+    announce(run, session.model)
+    run.clock_out()
+    session.view.rest()
+    if run.stop is not Stop.ANSWERED:
+        session.say(f"{finished(run.stop, run.folder.id)}, or say what to try next", "yellow")
+
+
 def _next(session: Session) -> str | None:
     draft, session.draft = session.draft, ""
     try:
@@ -135,149 +185,18 @@ def _next(session: Session) -> str | None:
 
 def _work(session: Session) -> None:
     run, begun = session.run, time.monotonic()
-    work = Work(lambda line: _while_working(session, line), run.cancel)
+    work = Work(lambda line: while_working(session, line), run.cancel)
     with session.prompt.working(work):
-        stop = run_agent(run, session.model, session.tools, INTERACTIVE, session.view)
+        hooks = (start_at_ladder, *INTERACTIVE)
+        stop = run_agent(run, session.model, session.tools, hooks, session.view)
+        while stop in FINISHED and not is_finished(run):  # something was said meanwhile
+            stop = run_agent(run, session.model, session.tools, hooks, session.view)
+    session.view(run.spent())
     session.view.rest()
     if time.monotonic() - begun >= LONG:
         _tell(session.settings, f"cuagent: {run.task.name}: {stop}")
     if stop in LIMITS:
         session.say(f"{stop}: say something, or press Enter, to go on with a wider one")
-
-
-def _while_working(session: Session, line: str) -> None:
-    """In the prompt's thread: it may look, steer and interrupt, and nothing else."""
-    if not line.startswith("/"):
-        session.say(f"  queued: {line}")
-        session.run.inbox.put(line)
-    elif _name(line) == "quit":
-        session.run.cancel()
-        session.prompt.leave()
-    elif _name(line) in ANYTIME:
-        _obey(session, line)
-    else:
-        session.say(f"  {line}: the agent works; press Esc first", "yellow")
-
-
-def _obey(session: Session, line: str) -> bool:
-    """Do a command; False to leave."""
-    name, words = _name(line), line.split()[1:]
-    if name == "quit":
-        return False
-    session.say(f"\n> {line}", "bold")
-    command: Callable[[Session, list[str]], None] | None = _DO.get(name)
-    if command is None:
-        session.say(f"no command /{name}; there are {', '.join('/' + c for c in COMMANDS)}")
-        return True
-    try:
-        command(session, words)
-    except (RecordError, ModelError, Refused) as error:
-        session.say(str(error), "yellow")
-    return True
-
-
-def _name(line: str) -> str:
-    """The command meant: what was typed, or the only one that it begins."""
-    word = (line[1:].split() or [""])[0]
-    meant = [name for name in COMMANDS if name.startswith(word)]
-    return meant[0] if word not in COMMANDS and len(meant) == 1 else word
-
-
-def _help(session: Session, words: list[str]) -> None:
-    for name, help in COMMANDS.items():
-        session.say(f"  /{name:<8} {help}", "")
-    session.say(KEYS)
-
-
-def _undo(session: Session, words: list[str]) -> None:
-    undone = undo(session.run)
-    if undone is None:
-        session.say("there is no step to take back")
-        return
-    what = f" ({', '.join(undone.calls)})" if undone.calls else ""
-    session.say(f"the last step is taken back{what}, its files too")
-    session.draft = undone.said
-
-
-def _diff(session: Session, words: list[str]) -> None:
-    run = session.run
-    numbers = [_number(word) for word in words[:2]]
-    if not numbers:
-        if run.best is None:
-            raise Refused("no attempt was accepted yet; name one: /diff A, or /diff A B")
-        numbers = [run.best.n]
-    text = diff(run, *numbers)
-    colours = {"+": "green", "-": "red", "@": "cyan"}
-    for line in text.splitlines():
-        session.say(line, "bold" if line[:3] in ("+++", "---") else colours.get(line[:1], ""))
-    if not text:
-        session.say("no difference")
-
-
-def _best(session: Session, words: list[str]) -> None:
-    session.view.show_table()
-    session.say(summarize(session.run), "")
-
-
-def _restore(session: Session, words: list[str]) -> None:
-    if len(words) != 1:
-        raise Refused("which attempt? /restore N")
-    tried = restore(session.run, _number(words[0]))
-    session.say(f"the files of attempt {tried.n} are back")
-
-
-def _compact(session: Session, words: list[str]) -> None:
-    work = Work(lambda line: _while_working(session, line), session.run.cancel)
-    session.run.cancelled.clear()
-    session.run.emit = session.view
-    try:
-        with session.prompt.working(work):
-            if not compact(session.run, session.model, " ".join(words)):
-                session.say("there is nothing to sum up yet")
-    except (Interrupted, KeyboardInterrupt):
-        session.say("interrupted: the conversation stays as it is")
-
-
-def _cost(session: Session, words: list[str]) -> None:
-    run, budget = session.run, session.run.budget
-    usage = run.usage
-    rows: list[tuple[str, float | None, float | None, Callable[[Any], str]]] = [
-        ("steps", run.steps, budget.steps, str),
-        ("cost", run.cost, budget.cost, money),
-        ("time", run.seconds, budget.seconds, clock),
-        ("device", run.device_seconds, budget.device_seconds, clock),
-    ]
-    for name, spent, limit, words_for in rows:
-        value = "unknown" if spent is None else words_for(spent)
-        session.say(f"  {name:<7} {value}" + (f" of {words_for(limit)}" if limit else ""), "")
-    parts = ((usage.input, "new"), (usage.cache_read, "cached"), (usage.cache_write, "to cache"))
-    read = ", ".join(f"{count(number)} {what}" for number, what in parts)
-    session.say(f"  tokens  in: {read}; out: {count(usage.output)}", "")
-    session.say(f"  context about {count(run.context_tokens)} tokens", "")
-
-
-def _model(session: Session, words: list[str]) -> None:
-    if words:
-        session.model = speaker(words[0], session.run.task, session.settings)
-    session.say(f"the model is {session.model.name}")
-
-
-_DO: dict[str, Callable[[Session, list[str]], None]] = {
-    "best": _best,
-    "compact": _compact,
-    "cost": _cost,
-    "diff": _diff,
-    "help": _help,
-    "model": _model,
-    "restore": _restore,
-    "undo": _undo,
-}
-
-
-def _number(word: str) -> int:
-    if not word.isdecimal():
-        raise Refused(f"{word!r} is no number of an attempt")
-    return int(word)
 
 
 def _widen(session: Session) -> None:

@@ -83,6 +83,11 @@ def run(arguments: list[str]) -> int:
     try:
         with crashes_to(None):
             code = app(arguments, prog_name="cuagent", standalone_mode=False)
+    except SystemExit as end:
+        # how click leaves where the reader has gone away (`| head`), which is no error
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return Exit.OK
     except typer.Abort:  # what Ctrl-C becomes outside of a run, in older versions
         complain("interrupted")
         return Exit.INTERRUPTED

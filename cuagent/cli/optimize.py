@@ -5,216 +5,155 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Exit, Refused, complain
-from cuagent.cli.session import Left, left, opened, resume_command, speaker
+from cuagent.cli.session import Left, Plan, left, opened, resume_command, speaker
 
 if TYPE_CHECKING:
     from cuagent.agent import Run, Stop
     from cuagent.config import Settings
     from cuagent.events import Emit
-    from cuagent.models.model import Model
     from cuagent.task.task import Task
 
 RUNS = Path(".cuagent", "runs")
-FORMATS = ("text", "json", "stream-json")
 ALONE = ("expert", "replay", "scripted")
 """Models that take no instructions: nobody needs to sit by."""
+UNPRICED = object()
+"""The price of a model that takes none."""
 LONG = 10.0
 """Seconds after which a run's end is worth a signal."""
 
 
 def optimize(
-    task: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TASK",
-            help="A file with Model, get_inputs and get_init_inputs, or path.py:ClassName.",
-        ),
-    ] = None,
+    task: options.TaskOrRun = None,
     inputs: options.Inputs = None,
     init: options.Init = None,
     device: options.Device = None,
     precision: options.Precision = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="expert or PROVIDER:MODEL; auto by the keys that are set."
-        ),
-    ] = None,
-    max_steps: Annotated[int | None, typer.Option(metavar="N", help="Calls of the model.")] = None,
-    max_cost: Annotated[float | None, typer.Option(metavar="USD", help="US dollars.")] = None,
-    max_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Wall time: 90s, 30m, 1h.")
-    ] = None,
-    max_device_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time of judging, timing and profiling.")
-    ] = None,
-    approval: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ask|auto|yolo",
-            help="What is asked before a command runs: all, what no sandbox holds, nothing.",
-        ),
-    ] = None,
-    interactive: Annotated[
-        bool | None,
-        typer.Option(
-            "--interactive/--no-interactive",
-            "-i",
-            help="Sit by and talk; by default on a terminal where a language model works.",
-        ),
-    ] = None,
-    goes_on: Annotated[
-        bool, typer.Option("--continue", "-c", help="Take up the newest run again.")
-    ] = False,
-    resume: Annotated[
-        str | None, typer.Option("--resume", "-r", metavar="RUN", help="Take up that run again.")
-    ] = None,
-    headless: Annotated[
-        bool,
-        typer.Option("--print", "-p", help="The result alone on stdout, the rest on stderr."),
-    ] = False,
-    run_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where the run folders are.")] = RUNS,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Export the best attempt there at the end.")
-    ] = None,
-    output_format: Annotated[
-        str,
-        typer.Option(
-            metavar="|".join(FORMATS),
-            help="text for people; json is one result on stdout, the rest on stderr; "
-            "stream-json is one event a line.",
-        ),
-    ] = "text",
+    model: options.Model = None,
+    max_steps: options.MaxSteps = None,
+    max_cost: options.MaxCost = None,
+    max_time: options.MaxTime = None,
+    max_device_time: options.MaxDeviceTime = None,
+    approval: options.Approval = None,
+    interactive: options.Interactive = None,
+    message: options.Message = None,
+    goes_on: options.Continue = False,
+    resume: options.Resume = None,
+    headless: options.Headless = False,
+    run_dir: options.RunDir = RUNS,
+    out: options.Out = None,
+    output_format: options.OutputFormat = "text",
 ) -> None:
     """Make a module faster, and prove it.
 
-    Analyze, write kernels, compile, verify, time, and keep the best.
+    Time what is free, write kernels, compile, verify, time, and keep the best. Where no kernel
+    adds to what is free, the result is the quickest way to run the module without one.
 
     Exit code 0 when the run ended by itself or at a limit, with a gain or without; 1 when the
     model failed; 2 usage; 3 infrastructure; 130 interrupted.
     """
     from cuagent.config import resolve
 
-    if output_format not in FORMATS:
-        raise Refused(f"--output-format: no {output_format!r}; use {', '.join(FORMATS)}")
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise Refused(f"{out}: exists already; give --out a folder that is empty or not there yet")
+    _refuse_early(output_format, out)
     again = left(resume, run_dir) if goes_on or resume else None
     if task is None and again is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
-    settings = resolve(
-        {
-            "model": model,
-            "device": device,
-            "precision": precision,
-            "approval": approval,
-            "max_steps": max_steps,
-            "max_cost": max_cost,
-            "max_time": max_time,
-            "max_device_time": max_device_time,
-        }
-    )
+    given = {"model": model, "device": device, "precision": precision, "approval": approval}
+    limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
+    settings = resolve(given | limits | {"max_device_time": max_device_time})
     opening = _task(task, inputs, init, settings, again)
     voice = speaker(_name(settings, again), opening, settings)
-    talks = _talks(interactive, headless or output_format != "text", voice)
-    if settings.approval == "ask" and not talks:
-        raise Refused("--approval ask: nobody can be asked without --interactive on a terminal")
+    plan = Plan(opening, voice, settings, run_dir, again, message, output_format, headless)
+    talks = _talks(interactive, plan)
+    _refuse_unpriced(plan)
     if talks:
-        run, stop = _sit(opening, voice, settings, run_dir, again)
+        from cuagent.cli.interactive import sit
+
+        run, stop = sit(plan)
     else:
-        run, stop = _watch(opening, voice, settings, run_dir, again, output_format, headless)
+        _refuse_finished(plan)
+        run, stop = _watch(plan)
     if out is not None:
         _export(run, out)
     raise typer.Exit(_code(run, stop, run_dir))
 
 
-def _watch(
-    task: Task,
-    model: Model,
-    settings: Settings,
-    run_dir: Path,
-    again: Left | None,
-    output_format: str,
-    headless: bool,
-) -> tuple[Run, Stop]:
+def _refuse_early(output_format: str, out: Path | None) -> None:
+    """What would be found out only at the end. Raises Refused."""
+    if output_format not in options.FORMATS:
+        formats = ", ".join(options.FORMATS)
+        raise Refused(f"--output-format: no {output_format!r}; use {formats}")
+    if out is not None:
+        options.refuse_full(out)
+
+
+def _refuse_unpriced(plan: Plan) -> None:
+    """A limit on the cost that was asked for must be able to hold. Raises Refused."""
+    asked = plan.settings.origins["max_cost"] == "--max-cost"
+    if asked and getattr(plan.model, "price", UNPRICED) is None:
+        name = plan.model.name.partition(":")[2]
+        raise Refused(
+            f"--max-cost: no price is known for {plan.model.name}, so no limit on it can hold; put "
+            f'[prices."{name}"] with input and output into ~/.config/cuagent/config.toml'
+        )
+
+
+def _refuse_finished(plan: Plan) -> None:
+    """A run with a result goes on only where somebody says what with. Raises Refused."""
+    from cuagent.agent import FINISHED, Stop
+    from cuagent.cli.standing import finished
+
+    again = plan.again
+    if again is not None and again.stop in FINISHED and plan.message is None:
+        done = finished(Stop(again.stop), again.folder.id)
+        raise Refused(f"{done}, or go on with --message TEXT")
+
+
+def _watch(plan: Plan) -> tuple[Run, Stop]:
     """From beginning to end, with nobody who answers."""
-    from cuagent.agent import TOOLS, run_agent
+    from cuagent.agent import HOOKS, TOOLS, run_agent, start_at_ladder
     from cuagent.cli.approval import approved
+    from cuagent.cli.standing import standing
+    from cuagent.events import Notice
 
     with ExitStack() as stack:
-        emit = _view(output_format, headless, stack)
-        run = stack.enter_context(opened(task, model, settings, run_dir, emit, again))
-        stop = run_agent(run, model, approved(TOOLS, settings.approval), emit=emit)
-    if output_format == "json":
+        emit = _view(plan, stack)
+        run = stack.enter_context(opened(plan, emit))
+        if plan.again is not None:
+            for line in standing(run):
+                emit(Notice(line))
+        tools = approved(TOOLS, plan.settings.approval)
+        stop = run_agent(run, plan.model, tools, (start_at_ladder, *HOOKS), emit)
+    if plan.output_format == "json":
         from json import dumps
 
         print(dumps(_result(run, stop)))
-    elif output_format == "text":
-        if headless:
+    elif plan.output_format == "text":
+        if plan.headless:
             from cuagent.agent.conclude import summarize
 
             print(summarize(run))
-        _notify(run, stop, settings)
+        _notify(run, stop, plan.settings)
     return run, stop
 
 
-def _sit(
-    task: Task, model: Model, settings: Settings, run_dir: Path, again: Left | None
-) -> tuple[Run, Stop]:
-    """With the user at the terminal, until they leave."""
-    from rich.text import Text
-
-    from cuagent.agent import TOOLS
-    from cuagent.cli.approval import approved
-    from cuagent.cli.interactive import (
-        COMMANDS,
-        Session,
-        asker,
-        converse,
-        history_file,
-        interrupt_main,
-    )
-    from cuagent.ui.prompt import Prompt, Work
-    from cuagent.ui.terminal import Terminal
-
-    said: list[str] = []
-
-    def take(line: str) -> None:
-        if line.startswith("/q"):
-            interrupt_main()
-        elif line.startswith("/"):
-            view.say([Text(f"  {line}: not before the task is open", "yellow")])
-        else:
-            said.append(line)
-            view.say([Text(f"  queued: {line}", "dim")])
-
-    with ExitStack() as stack:
-        prompt = stack.enter_context(Prompt(COMMANDS, history_file()))
-        view = stack.enter_context(Terminal(sys.stdout, foot=True))
-        prompt.status = view.foot_lines
-        with prompt.working(Work(take, interrupt_main)):
-            run = stack.enter_context(opened(task, model, settings, run_dir, view, again))
-        for line in said:
-            run.inbox.put(line)
-        view.recall((tried.n, tried.judgement) for tried in run.tried)
-        tools = approved(TOOLS, settings.approval, asker(prompt, view, settings))
-        session = Session(run, model, tools, settings, view, prompt)
-        return run, converse(session, begin=again is None)
-
-
-def _talks(wanted: bool | None, piped: bool, model: Model) -> bool:
+def _talks(wanted: bool | None, plan: Plan) -> bool:
+    """Whether a person sits by. Raises Refused."""
+    piped = plan.headless or plan.output_format != "text"
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if wanted and (piped or not terminal):
         raise Refused("--interactive needs a terminal, and text as its output format")
-    if wanted is not None:
-        return wanted
-    return terminal and not piped and model.name.partition(":")[0] not in ALONE
+    talks = wanted
+    if wanted is None:
+        talks = terminal and not piped and plan.model.name.partition(":")[0] not in ALONE
+    if plan.settings.approval == "ask" and not talks:
+        raise Refused("--approval ask: nobody can be asked without --interactive on a terminal")
+    return bool(talks)
 
 
 def _task(
@@ -237,14 +176,14 @@ def _name(settings: Settings, again: Left | None) -> str:
     return settings.model
 
 
-def _view(output_format: str, headless: bool, stack: ExitStack) -> Emit:
-    if output_format == "stream-json":
+def _view(plan: Plan, stack: ExitStack) -> Emit:
+    if plan.output_format == "stream-json":
         from cuagent.ui.jsonl import JsonLines
 
         return JsonLines(sys.stdout)
     from cuagent.ui.terminal import Terminal
 
-    to_stdout = output_format == "text" and not headless
+    to_stdout = plan.output_format == "text" and not plan.headless
     return stack.enter_context(Terminal(sys.stdout if to_stdout else sys.stderr))
 
 
@@ -260,19 +199,24 @@ def _notify(run: Run, stop: Stop, settings: Settings) -> None:
 def _result(run: Run, stop: Stop) -> dict[str, Any]:
     """What a program wants to know at the end."""
     from cuagent.agent.conclude import summarize
-    from cuagent.record import plain
+    from cuagent.judge import result_of
+    from cuagent.record import plain, plain_judgement
 
     best = run.final or run.best
+    judgement = best.judgement if best else None
     return {
         "run": run.folder.id,
         "folder": str(run.folder.path),
         "task": run.task.name,
         "device": str(run.task.device),
         "stop": str(stop),
-        "gain": best is not None and best.judgement.gains,
+        "result": str(result_of(judgement, run.ladder)),
+        "gain": judgement is not None and judgement.gains,
         "summary": summarize(run),
         "attempt": best.n if best else None,
-        "best": plain(best.judgement) if best else None,
+        "best": plain_judgement(judgement) if judgement else None,
+        "worth": plain(judgement.worth) if judgement else None,
+        "ladder": plain(run.ladder.to_json()) if run.ladder else None,
         "steps": run.steps,
         "seconds": round(run.seconds, 3),
         "usage": plain(run.usage),
@@ -282,13 +226,15 @@ def _result(run: Run, stop: Stop) -> dict[str, Any]:
 
 
 def _export(run: Run, out: Path) -> None:
-    from cuagent.package import export
+    from cuagent.agent.conclude import result_judgement
+    from cuagent.cli.export import write_result
 
-    best = run.final or run.best
-    if best is None:
-        complain(f"{out}: not made, no attempt was accepted")
-        return
-    export(best.attempt, run.task, best.judgement, out)
+    attempts = {tried.attempt.digest: tried.attempt for tried in run.tried}
+    judgement = result_judgement(run)
+    try:
+        print(write_result(run.task, judgement, run.ladder, attempts, out), file=sys.stderr)
+    except Refused as refusal:
+        complain(str(refusal))
 
 
 def _code(run: Run, stop: Stop, run_dir: Path) -> Exit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,8 +13,6 @@ import typer
 from cuagent.cli.exits import Refused
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cuagent.attempt import Attempt
     from cuagent.config import Settings
     from cuagent.events import Emit
@@ -44,6 +43,64 @@ RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="An ID or a part of one, a path, or `latest`.")
 ]
 
+# of `optimize`
+TaskOrRun = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TASK",
+        help="A file with Model, get_inputs and get_init_inputs, or path.py:ClassName.",
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="expert or PROVIDER:MODEL; auto by the keys that are set."),
+]
+MaxSteps = Annotated[int | None, typer.Option(metavar="N", help="Calls of the model.")]
+MaxCost = Annotated[float | None, typer.Option(metavar="USD", help="US dollars.")]
+MaxTime = Annotated[str | None, typer.Option(metavar="TIME", help="Wall time: 90s, 30m, 1h.")]
+MaxDeviceTime = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Time of judging, timing and profiling.")
+]
+Approval = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ask|auto|yolo",
+        help="What is asked before a command runs: all, what no sandbox holds, nothing.",
+    ),
+]
+Interactive = Annotated[
+    bool | None,
+    typer.Option(
+        "--interactive/--no-interactive",
+        "-i",
+        help="Sit by and talk; by default on a terminal where a language model works.",
+    ),
+]
+Message = Annotated[
+    str | None,
+    typer.Option("--message", "-m", metavar="TEXT", help="Say this to the model as it begins."),
+]
+Continue = Annotated[bool, typer.Option("--continue", "-c", help="Take up the newest run again.")]
+Resume = Annotated[
+    str | None, typer.Option("--resume", "-r", metavar="RUN", help="Take up that run again.")
+]
+Headless = Annotated[
+    bool, typer.Option("--print", "-p", help="The result alone on stdout, the rest on stderr.")
+]
+RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the run folders are.")]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Export the result there at the end.")
+]
+FORMATS = ("text", "json", "stream-json")
+OutputFormat = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(FORMATS),
+        help="text for people; json is one result on stdout, the rest on stderr; "
+        "stream-json is one event a line.",
+    ),
+]
+
 
 def open_task(spec: str, inputs: str | None, init: str | None, settings: Settings) -> Task:
     """The task with the settings that hold here. Raises TaskError."""
@@ -61,6 +118,12 @@ def open_candidate(path: Path) -> Attempt:
     if not path.exists():
         raise Refused(f"{path}: no such file or folder; name a candidate")
     return freeze(path)
+
+
+def refuse_full(out: Path) -> None:
+    """Where something is to be written, nothing may be. Raises Refused."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise Refused(f"{out}: exists already; name a folder that is empty or not there yet")
 
 
 @contextmanager

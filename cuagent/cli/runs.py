@@ -14,6 +14,7 @@ from cuagent.cli.exits import Refused
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
+    from cuagent.judge import Judgement
     from cuagent.record import RunFolder
 
 RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the run folders are.")]
@@ -75,13 +76,13 @@ def show(
 
 
 def _brief(folder: RunFolder, records: list[dict[str, Any]]) -> None:
-    from cuagent.events import Judged, RunEnded, RunStarted
+    from cuagent.events import Climbed, Judged, RunEnded, RunStarted
     from cuagent.ui.recorded import events_of
     from cuagent.ui.terminal import Terminal
 
     with Terminal(sys.stdout, recorded=True) as view:
         for event in events_of(folder, records):
-            if isinstance(event, RunStarted | Judged | RunEnded):
+            if isinstance(event, RunStarted | Climbed | Judged | RunEnded):
                 view(event)
 
 
@@ -102,7 +103,7 @@ def read(run: str, run_dir: Path = RUNS) -> tuple[RunFolder, list[dict[str, Any]
 
     if not (run_dir.is_dir() or Path(run).is_dir()):
         raise Refused(f"{run_dir}: no runs here; start one with: cuagent optimize TASK")
-    folder = find_run(None if run == "latest" else run, run_dir)
+    folder = find_run(run, run_dir)
     return folder, read_records(folder)
 
 
@@ -112,6 +113,18 @@ def attempt_in(records: list[dict[str, Any]], digest: str) -> Attempt:
 
     files = next(r["files"] for r in records if r["type"] == "attempt" and r["digest"] == digest)
     return Attempt(tuple(sorted(files.items())))
+
+
+def chosen_attempt(records: list[dict[str, Any]], number: int, run: str) -> Judgement:
+    """The last judgement on an accepted attempt. Raises Refused."""
+    from cuagent.record import judgement_of
+
+    latest = {r["attempt"]: judgement_of(r) for r in records if r["type"] == "judgement"}
+    accepted = [n for n, judgement in latest.items() if judgement.verdict.accepted]
+    if number not in accepted:
+        have = f"accepted are {', '.join(map(str, accepted))}" if accepted else "none is accepted"
+        raise Refused(f"{run}: attempt {number} is not accepted; {have}")
+    return latest[number]
 
 
 def _row(folder: RunFolder) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.cli.exits import Refused, crashes_to
+from cuagent.cli.interrupts import heed, interrupts_kept
 
 if TYPE_CHECKING:
     from cuagent.agent import Budget, Run
@@ -33,11 +34,29 @@ class Left:
     task: Task
     model: str
     """The model that spoke in it last."""
+    stop: str | None
+    """Why it ended; None where it was cut off."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for, once all of it was understood."""
+
+    task: Task
+    model: Model
+    settings: Settings
+    run_dir: Path
+    again: Left | None
+    """The run that is taken up again."""
+    message: str | None
+    """What the user says to the model as it begins."""
+    output_format: str
+    headless: bool
 
 
 def left(name: str | None, run_dir: Path) -> Left:
     """The run of that name, the newest where None. Raises RecordError, TaskError and Refused."""
-    from cuagent.record import find_run, read_records
+    from cuagent.record import ending, find_run, read_records
     from cuagent.task import load_task
 
     folder = find_run(name, run_dir)
@@ -55,7 +74,8 @@ def left(name: str | None, run_dir: Path) -> Left:
     if task.digest != kept["digest"]:
         raise Refused(f"{task.path}: has changed since {folder.id} began; start a new run")
     model = next(r["model"] for r in reversed(records) if r["type"] in ("session", "resume"))
-    return Left(folder, task, model)
+    end = ending(records)
+    return Left(folder, task, model, end["stop"] if end else None)
 
 
 def speaker(name: str, task: Task, settings: Settings) -> Model:
@@ -74,41 +94,35 @@ def speaker(name: str, task: Task, settings: Settings) -> Model:
 
 
 @contextmanager
-def opened(
-    task: Task, model: Model, settings: Settings, root: Path, emit: Emit, again: Left | None = None
-) -> Iterator[Run]:
-    """The run, with its judge and its log open."""
+def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
+    """The run, with its judge and its log open. From here on no interrupt is lost."""
     from cuagent.agent import TOOLS, resume_run, start_run
     from cuagent.events import Phase
     from cuagent.judge import Judge
     from cuagent.record import plain
 
+    task, settings, again = plan.task, plan.settings, plan.again
     emit(Phase(f"opening {task.name} on {task.device}"))
-    with Judge(task, settings.isolation, emit) as judge:
-        tools = [tool.spec for tool in TOOLS]
+    with interrupts_kept() as wished, Judge(task, settings.isolation, emit) as judge:
+        heed(wished)
         if again is None:
             _admit(judge, emit)
-            run = start_run(
-                task,
-                judge,
-                model=model.name,
-                tools=tools,
-                budget=budget(settings),
-                root=root,
-                emit=emit,
-                config=plain(settings),
-            )
+            heed(wished)
+        both: dict[str, Any] = {
+            "model": plan.model.name,
+            "tools": [tool.spec for tool in TOOLS],
+            "budget": budget(settings),
+            "emit": emit,
+        }
+        if again is None:
+            config = plain(settings)
+            run = start_run(task, judge, root=plan.run_dir, config=config, **both)
         else:
-            run = resume_run(
-                again.folder,
-                task,
-                judge,
-                model=model.name,
-                budget=budget(settings),
-                tools=tools,
-                emit=emit,
-            )
+            run = resume_run(again.folder, task, judge, **both)
         with run.log, crashes_to(run.folder.path):
+            if plan.message:
+                run.inbox.put(plan.message)
+            run.cancelled = wished  # looked at wherever the run waits, and after each call
             yield run
 
 

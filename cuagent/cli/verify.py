@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,6 +52,7 @@ def verify(
     attempt = options.open_candidate(candidate)
     from cuagent.judge import Judge
 
+    begun = time.monotonic()
     with (
         options.activity(f"judging {candidate} on {opened.device}", silent=json) as emit,
         Judge(opened, settings.isolation, emit) as judge,
@@ -58,7 +60,7 @@ def verify(
         judgement = judge.judge(attempt, effort)
     if evidence is not None:
         _write(evidence, opened, attempt, judgement)
-    _report(judgement, json)
+    _report(judgement, time.monotonic() - begun, json)
     raise typer.Exit(_code(judgement))
 
 
@@ -87,22 +89,24 @@ def _effort(text: str) -> Effort | None:
         raise Refused(f"--timing: no {text!r}; use none, quick or record") from None
 
 
-def _report(judgement: Judgement, json: bool) -> None:
+def _report(judgement: Judgement, seconds: float, json: bool) -> None:
+    """`seconds` are those a person waited: opening the task, building, judging, timing."""
     if json:
         from json import dumps
 
-        from cuagent.record import plain
+        from cuagent.record import plain_judgement
 
-        print(dumps(plain(judgement), indent=2))
+        print(dumps(plain_judgement(judgement) | {"seconds": round(seconds, 3)}, indent=2))
         return
     from rich.console import Console
 
     from cuagent.ui.table import judgement_lines
-    from cuagent.ui.text import glyphs_for
+    from cuagent.ui.text import duration, glyphs_for
 
     console = Console(highlight=False, markup=False)
     for line in judgement_lines(judgement, console.width, glyphs_for(sys.stdout.encoding)):
         console.print(line, soft_wrap=True)
+    console.print(f"  {duration(seconds)} in all", style="dim")
 
 
 def _code(judgement: Judgement) -> Exit:

@@ -9,9 +9,11 @@ else torch.export refuses; each raises CaptureError with one line.
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
     import torch
     from torch.utils import _pytree as pytree
 
+    # exporting imports torch._inductor, which at once makes a folder of its own, else in TMPDIR
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_cache() / "inductor"))
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -83,6 +87,11 @@ def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
     return Captured(
         nodes, parameters, named, literals, constants, outputs, _expression(structure), arguments
     )
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "cuagent"
 
 
 def _argument_names(model: torch.nn.Module, count: int) -> tuple[str, ...]:

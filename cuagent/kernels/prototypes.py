@@ -2,12 +2,16 @@
 
 Not a C++ parser: it understands `extern "C"` definitions, single or in blocks, whose parameters
 are scalars and pointers to scalars, and refuses the rest by name. Macros are not expanded.
+Invariant: the time taken grows in proportion to the text, whatever it says; who wrote it is not
+trusted. So every character is passed once, and no pattern here can fail after a long way.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class PrototypeError(ValueError):
@@ -82,26 +86,49 @@ NO_SCALAR = {"half", "bfloat16", "float8_e4m3fn", "float8_e5m2", "void", "int8",
 STREAM = "cudaStream_t"
 STATUS = {"int", "cudaError_t", "int32_t"}
 
-_NOISE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.DOTALL)
-_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
-_ALIAS = re.compile(r"\busing\s+(\w+)\s*=\s*([\w: ]+?)\s*;|\btypedef\s+([\w: ]+?)\s+(\w+)\s*;")
-_ATTRIBUTE = re.compile(r"\b(?:__launch_bounds__|__cluster_dims__|__attribute__|__maxnreg__)\s*\(")
-_HEADER = re.compile(
-    r"^(?P<returns>[\w\s:*&]+?)\b(?P<name>\w+)\s*\((?P<parameters>.*)\)$", re.DOTALL
+MOST_CHARACTERS = 1 << 20
+"""Of one source: forty times the longest kernel of CUTLASS's examples."""
+
+_NOISE = re.compile(
+    r"""
+      //[^\n]*
+    | /\*(?:[^*]|\*(?!/))*(?:\*/|\Z)
+    | R"(?P<fence>[^()\\\s"]{0,16})\(.*?(?:\)(?P=fence)"|\Z)
+    | "(?:\\.|[^"\\\n])*"?
+    | \b\d[\w.']*
+    | '(?:\\.|[^'\\\n])*'?
+    """,
+    re.VERBOSE | re.DOTALL,
 )
+_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\\\n]|\\.)*", re.MULTILINE | re.DOTALL)
+_TOKEN = re.compile(r'"C"|\w+|::|[^\s\w]')
+_ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__attribute__", "__maxnreg__"}
+_IDLE = {"noexcept", "__host__"}
+_ALIAS_TOKENS = 12
+"""Of the longest alias that names a scalar type."""
 _QUALIFIERS = re.compile(
     r"\b(?:const|volatile|struct|__restrict__|__restrict|restrict|__grid_constant__)\b"
 )
 
 
+class _Token(NamedTuple):
+    text: str
+    begin: int
+    end: int
+
+
 def parse(text: str, file: str) -> tuple[Prototype, ...]:
     """The exported functions of a source, in order. Raises PrototypeError, also where none is."""
-    text = _NOISE.sub(lambda m: '"C"' if m[0] == '"C"' else " ", text)
-    text = _DIRECTIVE.sub("", text)
-    aliases = {m[1] or m[4]: m[2] or m[3] for m in _ALIAS.finditer(text)}
+    if len(text) > MOST_CHARACTERS:
+        raise PrototypeError(
+            f"{file}: {len(text)} characters; split it, no more than {MOST_CHARACTERS} are read"
+        )
+    text = _DIRECTIVE.sub("", _NOISE.sub(_quieted, text))
+    tokens = [_Token(match[0], match.start(), match.end()) for match in _TOKEN.finditer(text)]
+    aliases = dict(_aliases(tokens))
     found: dict[str, Prototype] = {}
-    for header in _headers(text):
-        prototype = _prototype(header, aliases, file)
+    for header in _headers(tokens):
+        prototype = _prototype(text, header, aliases, file)
         if prototype is not None:
             found[prototype.name] = prototype
     if not found:
@@ -109,59 +136,76 @@ def parse(text: str, file: str) -> tuple[Prototype, ...]:
     return tuple(found.values())
 
 
-def _headers(text: str) -> list[str]:
-    """The text before the body of each function defined under extern "C"."""
-    headers = []
-    for match in re.finditer(r'\bextern\s*"C"\s*', text):
-        rest = text[match.end() :]
-        if rest.startswith("{"):
-            headers += _top_level(rest[1 : _closing(rest, 0)])
+def _quieted(match: re.Match[str]) -> str:
+    """A blank for comments and literals; numbers stay, so that 1'000 opens no literal."""
+    kept = match[0] == '"C"' or match[0][0].isdigit()
+    return match[0] if kept else " "
+
+
+def _aliases(tokens: list[_Token]) -> Iterator[tuple[str, str]]:
+    """`using NAME = TYPE;` and `typedef TYPE NAME;`"""
+    for at, token in enumerate(tokens):
+        if token.text not in ("using", "typedef"):
+            continue
+        words = [other.text for other in tokens[at + 1 : at + _ALIAS_TOKENS]]
+        if ";" not in words:
+            continue
+        words = words[: words.index(";")]
+        if token.text == "using" and words[1:2] == ["="]:
+            yield words[0], _spelled(words[2:])
+        elif token.text == "typedef" and len(words) > 1:
+            yield words[-1], _spelled(words[:-1])
+
+
+def _spelled(words: list[str]) -> str:
+    return " ".join(words).replace(" :: ", "::")
+
+
+def _headers(tokens: list[_Token]) -> Iterator[list[_Token]]:
+    """What stands before the body of each function defined under extern "C"."""
+    scopes: list[bool] = []  # of the open braces: whether they are a block of extern "C"
+    header: list[_Token] = []
+    exported = False
+    body = 0  # braces of a function that is passed over
+    for at, token in enumerate(tokens):
+        if body:
+            body += (token.text == "{") - (token.text == "}")
+        elif token.text == '"C"' and at and tokens[at - 1].text == "extern":
+            header, exported = [], True
+        elif token.text == "{":
+            if header and (exported or (scopes and scopes[-1])):
+                yield header
+                body = 1
+            else:
+                scopes.append(exported)
+            header, exported = [], False
+        elif token.text in ("}", ";"):
+            if token.text == "}" and scopes:
+                scopes.pop()
+            header, exported = [], False
         else:
-            header = re.match(r"[^{;]*", rest)
-            if header and rest[header.end() : header.end() + 1] == "{":
-                headers.append(header[0])
-    return headers
+            header.append(token)
 
 
-def _top_level(block: str) -> list[str]:
-    headers, start, at = [], 0, 0
-    while at < len(block):
-        if block[at] == ";":
-            start = at + 1
-        elif block[at] == "{":
-            headers.append(block[start:at])
-            at = _closing(block, at)
-            start = at + 1
-        at += 1
-    return headers
-
-
-def _closing(text: str, opening: int, pair: str = "{}") -> int:
-    depth = 0
-    for at in range(opening, len(text)):
-        depth += (text[at] == pair[0]) - (text[at] == pair[1])
-        if depth == 0:
-            return at
-    return len(text)
-
-
-def _prototype(header: str, aliases: dict[str, str], file: str) -> Prototype | None:
+def _prototype(
+    text: str, header: list[_Token], aliases: dict[str, str], file: str
+) -> Prototype | None:
     """None for what is not exported: static and device functions, types, variables."""
-    while attribute := _ATTRIBUTE.search(header):
-        end = _closing(header, attribute.end() - 1, "()") + 1
-        header = header[: attribute.start()] + header[end:]
-    header = re.sub(r"\bnoexcept\b|\b__host__\b|\[\[.*?\]\]", " ", header).strip()
-    match = _HEADER.match(header)
-    if match is None:
+    header = _without_attributes(header)
+    words = [token.text for token in header]
+    opening = words.index("(") if "(" in words else 0
+    if opening < 2 or words[-1] != ")" or not _is_word(words[opening - 1]):
         return None
-    returns = match["returns"].split()
+    returns, name = words[: opening - 1], words[opening - 1]
+    if not all(_is_word(word) or word in ("::", "*", "&") for word in returns):
+        return None
     kernel = "__global__" in returns
     if "static" in returns or "__device__" in returns or "inline" in returns:
         return None
-    name, written = match["name"], match["parameters"].strip()
-    result = " ".join(word for word in returns if word != "__global__")
+    result = _spelled([word for word in returns if word != "__global__"])
     if result != "void" and (kernel or result not in STATUS):
         raise PrototypeError(f"{file}: {name} returns {result}; return void, int or cudaError_t")
+    written = text[header[opening].end : header[-1].begin].strip()
     pieces = [] if written in ("", "void") else [" ".join(p.split()) for p in written.split(",")]
     stream = bool(pieces) and STREAM in pieces[-1].split()
     if stream:
@@ -173,10 +217,33 @@ def _prototype(header: str, aliases: dict[str, str], file: str) -> Prototype | N
     return Prototype(name, parameters, stream, result in STATUS, kernel)
 
 
+def _without_attributes(header: list[_Token]) -> list[_Token]:
+    """Without launch bounds, `__attribute__((...))`, `[[...]]` and other words for the compiler."""
+    kept: list[_Token] = []
+    depth, pending = 0, False
+    for at, token in enumerate(header):
+        double = token.text == "[" and [t.text for t in header[at + 1 : at + 2]] == ["["]
+        if depth:
+            depth += (token.text in "([") - (token.text in ")]")
+        elif pending and token.text == "(":
+            depth, pending = 1, False
+        elif double:
+            depth = 1
+        elif token.text in _ATTRIBUTES:
+            pending = True
+        elif token.text not in _IDLE:
+            kept.append(token)
+    return kept
+
+
+def _is_word(text: str) -> bool:
+    return text.isidentifier()
+
+
 def _parameter(text: str, position: int, where: str, aliases: dict[str, str]) -> Parameter:
     bare = _QUALIFIERS.sub(" ", text.split("=")[0])
     stars = bare.count("*") + bare.count("[")
-    words = re.sub(r"\[[^\]]*\]|\*", " * ", bare.replace("std::", "")).split()
+    words = re.sub(r"\[[^\[\]]*\]|\*", " * ", bare.replace("std::", "")).split()
     before = [word for word in words if word != "*"]
     name = f"#{position}"
     # A last word that is not part of a type name is the parameter's own name.

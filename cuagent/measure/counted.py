@@ -1,7 +1,8 @@
 """Counting a task's work in a trusted child: the referee never runs the user's module.
 
-`count` is the referee's side, `serve` the child's. Invariant: nothing of a candidate's is in that
-child, so what it says of the work may be believed.
+`count` is the referee's side, `serve` the child's. A task is counted once in the life of this
+process: the profile of every attempt asks for it, and it takes a second or two. Invariant: nothing
+of a candidate's is in that child, so what it says of the work may be believed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from cuagent.worker.channel import receive_message, send_message
 
 DEADLINE_S = 120.0
 ORDER = "count.json"
+_known: dict[str, tuple[Work, str]] = {}
+"""By the task's digest."""
 
 
 def count(task: Task, nursery: Nursery) -> tuple[Work, str]:
@@ -28,6 +31,12 @@ def count(task: Task, nursery: Nursery) -> tuple[Work, str]:
 
     Raises TaskError where the module cannot be counted, NurseryError where the process fails.
     """
+    if task.digest not in _known:
+        _known[task.digest] = _count(task, nursery)
+    return _known[task.digest]
+
+
+def _count(task: Task, nursery: Nursery) -> tuple[Work, str]:
     folder = Path(tempfile.mkdtemp(prefix="count-", dir=nursery.folder))
     (folder / ORDER).write_text(json.dumps(task_to_json(task)))
     child = nursery.fork("cuagent.measure.counted", folder, {})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +33,26 @@ METRICS = {
     "sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
     "requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
 }
+"""By name: what is asked for."""
+BESIDE = {
+    "waves": "launch__waves_per_multiprocessor",
+    "possible_pct": "sm__maximum_warps_per_active_cycle_pct",
+    "global_sectors": "memory_l2_theoretical_sectors_global",
+    "global_ideal": "memory_l2_theoretical_sectors_global_ideal",
+    "shared_wavefronts": "memory_l1_wavefronts_shared",
+    "shared_ideal": "memory_l1_wavefronts_shared_ideal",
+    "spilling": "sass__inst_executed_register_spilling",
+}
+"""What the sections bring along."""
 SECTIONS = ("WarpStateStats", "SourceCounters", "Occupancy", "LaunchStats")
-UNCOALESCED = 16.5
-"""Sectors of 32 bytes for a load of a warp; with 16 bytes a lane, side by side, it takes 16."""
+EXCESS = 1.1
+"""From this many times what its addresses need on, an access is worth a word."""
+IN_USE_PCT = 5.0
+"""Below this the tensor cores are idle: plain kernels show 1 to 2 %."""
+
+
+Confined = Callable[[list[str]], list[str]]
+"""Makes of a command the command that runs it in a sandbox."""
 
 
 @dataclass(frozen=True)
@@ -44,30 +61,47 @@ class Counters:
 
     kernel: str
     values: dict[str, float]
-    """By the names of `METRICS`; what ncu does not know is left out. Seconds, bytes, percent."""
+    """By the names of `METRICS` and `BESIDE`, without what ncu does not know. Seconds, bytes,
+    percent."""
     stalls: tuple[tuple[str, float], ...]
     """The most frequent reasons why warps wait, with their share of the samples."""
 
     @property
     def limiter(self) -> str:
         """What keeps more blocks from a multiprocessor."""
+        if self.values.get("waves", 1) < 1:
+            return "too few blocks"
         limits = {n: v for n, v in self.values.items() if n.startswith("limit_")}
         return min(limits, key=lambda n: limits[n]).removeprefix("limit_") if limits else "?"
+
+    @property
+    def dram_bytes(self) -> float:
+        """Read and written."""
+        return self.values.get("dram_bytes_read", 0.0) + self.values.get("dram_bytes_written", 0.0)
+
+    def excess(self, what: str, needed: str) -> float:
+        """How many times what is needed; 1 where it is not known."""
+        least = self.values.get(needed, 0.0)
+        return self.values.get(what, 0.0) / least if least else 1.0
 
     def line(self) -> str:
         """What an agent can act on, in one line."""
         v = self.values
+        possible = f" of {v['possible_pct']:.0f}" * ("possible_pct" in v)
         said = [
             f"SM {v.get('sm_pct', 0):.0f} %, DRAM {v.get('dram_pct', 0):.0f} %",
-            f"occupancy {v.get('occupancy_pct', 0):.0f} % (limit: {self.limiter})",
+            f"occupancy {v.get('occupancy_pct', 0):.0f}{possible} % (limit: {self.limiter})",
             f"{v.get('registers', 0):.0f} registers",
-            f"L2 hits {v.get('l2_hit_pct', 0):.0f} %",
-            f"tensor cores {v.get('tensor_pct', 0):.0f} %",
+            f"L2 hits {min(100.0, v.get('l2_hit_pct', 0)):.0f} %",
         ]
-        if v.get("bank_conflicts"):
-            said.append(f"{v['bank_conflicts']:.0f} bank conflicts")
-        if v.get("requests") and v.get("sectors", 0) / v["requests"] > UNCOALESCED:
-            said.append(f"uncoalesced: {v['sectors'] / v['requests']:.0f} sectors per load")
+        busy = v.get("tensor_pct", 0.0)
+        said.append(f"tensor cores {f'{busy:.0f} %' if busy >= IN_USE_PCT else 'idle'}")
+        if v.get("spilling"):
+            said.append(f"{v['spilling']:.0f} instructions spill")
+        if (times := self.excess("global_sectors", "global_ideal")) > EXCESS:
+            said.append(f"uncoalesced: {times:.1f}x the sectors needed")
+        if (times := self.excess("shared_wavefronts", "shared_ideal")) > EXCESS:
+            said.append(f"bank conflicts: {times:.1f}x the passes needed")
         if self.stalls:
             said.append("stalls " + ", ".join(f"{n} {share:.0%}" for n, share in self.stalls))
         return "; ".join(said)
@@ -77,8 +111,18 @@ class CountersMissing(Exception):
     """Counters could not be read; one line that says why."""
 
 
-def run(program: list[str], environment: dict[str, str], folder: Path, seconds: float) -> str:
-    """What ncu prints of the kernels in the profiled range of `program`. Raises CountersMissing."""
+def run(
+    program: list[str],
+    environment: dict[str, str],
+    folder: Path,
+    seconds: float,
+    confined: Confined = list,
+) -> str:
+    """What ncu prints of the kernels in the profiled range of `program`. Raises CountersMissing.
+
+    `confined` puts the whole command into a sandbox: what ncu injects into the program has threads,
+    and so it can no longer enter one by itself.
+    """
     ncu = shutil.which("ncu")
     if ncu is None:
         raise CountersMissing("ncu is not installed")
@@ -87,7 +131,12 @@ def run(program: list[str], environment: dict[str, str], folder: Path, seconds: 
     argv = [ncu, *options, *sections, "--metrics", ",".join(METRICS.values()), *program]
     try:
         done = subprocess.run(
-            argv, env=environment, cwd=folder, capture_output=True, timeout=seconds, check=False
+            confined(argv),
+            env=environment,
+            cwd=folder,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise CountersMissing(f"ncu took more than {seconds:.0f} s") from None
@@ -112,7 +161,7 @@ def read(text: str, most: int = 40) -> list[Counters]:
 def _one(row: dict[str, tuple[str, str]]) -> Counters:
     values = {
         name: number
-        for name, metric in METRICS.items()
+        for name, metric in (METRICS | BESIDE).items()
         if metric in row and (number := _number(*row[metric])) is not None
     }
     return Counters(row["Kernel Name"][0], values, _stalls(row.items()))

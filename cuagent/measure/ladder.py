@@ -3,7 +3,8 @@
 All rungs are timed in one interleaved run, each with its error against fp64, and the best one that
 the task's precision policy admits is where `optimize` starts: what a kernel adds is counted from
 there. Rungs of another precision are shown, since they are free to whoever admits them, and are
-never the best. Cached by task, device and versions.
+never the best. Cached by task, device and versions; what was measured for more rungs, or with more
+care, also serves who asks for less.
 
 Invariant: a rung is admissible only if it passes the strict rule in the policy's precision.
 """
@@ -14,7 +15,9 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +26,13 @@ from cuagent.measure.ceilings import describe
 from cuagent.measure.counted import count
 from cuagent.measure.lane import Lane
 from cuagent.measure.protocol import Timer
-from cuagent.measure.timing import Effort, Ratio, Timing
+from cuagent.measure.timing import Effort, Floor, Ratio, Timing
 from cuagent.task import Device, Precision, Task, TaskError
 from cuagent.verify.referee import Batch, Referee
 from cuagent.worker import SessionEnded
 from cuagent.worker.arms import COMPILE, EAGER
 
-FORMAT = 1
+FORMAT = 2
 """Raise it when what is measured changes: older cache entries are then not read."""
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
 
@@ -74,6 +77,11 @@ class Ladder:
     seconds: float
     """How long measuring took."""
     notes: tuple[str, ...] = ()
+    effort: Effort = Effort.QUICK
+    later: tuple[str, ...] = ()
+    """Admitted rungs that are slow to open and were not measured yet."""
+    floor: Floor | None = None
+    """None where the task's work could not be counted."""
 
     @property
     def best(self) -> Rung | None:
@@ -89,14 +97,23 @@ class Ladder:
         best = self.best
         return tuple(dict.fromkeys([EAGER, COMPILE, *([best.name] if best else [])]))
 
+    def rung(self, name: str) -> Rung | None:
+        return next((rung for rung in self.rungs if rung.name == name), None)
+
     @staticmethod
     def from_json(data: dict[str, Any]) -> Ladder:
-        """The inverse of `to_json`. Raises KeyError, TypeError."""
+        """The inverse of `to_json`. Raises KeyError, TypeError, ValueError."""
         rungs = tuple(
             Rung(**(rung | {"over_eager": Ratio(**r) if (r := rung["over_eager"]) else None}))
             for rung in data["rungs"]
         )
-        named = {"rungs": rungs, "notes": tuple(data["notes"])}
+        named = {
+            "rungs": rungs,
+            "notes": tuple(data["notes"]),
+            "later": tuple(data["later"]),
+            "effort": Effort(data["effort"]),
+            "floor": Floor(**data["floor"]) if data["floor"] else None,
+        }
         return Ladder(**{key: data[key] for key in data if key != "best"} | named)
 
     def to_json(self) -> dict[str, Any]:
@@ -108,6 +125,8 @@ class Ladder:
 class Gains:
     """What came from where. Ratios above 1 are faster; all from one interleaved run."""
 
+    rung: str
+    """The best one of the ladder."""
     free: Ratio
     """Eager over the best rung: no kernel needed."""
     kernel: Ratio
@@ -127,11 +146,18 @@ def gains(timing: Timing, ladder: Ladder) -> Gains | None:
     if best is None or EAGER not in timing.ratios or best.name not in timing.ratios:
         return None
     end, kernel = timing.ratios[EAGER], timing.ratios[best.name]
-    seen = best.over_eager
-    value = end.value / kernel.value
+    free = over_eager(timing, best.name, best.over_eager)
+    return Gains(best.name, free, kernel, end, timing.ratios.get(COMPILE))
+
+
+def over_eager(timing: Timing, name: str, seen: Ratio | None) -> Ratio:
+    """Eager's time over a baseline's in a timing of an attempt, from the attempt's over both.
+
+    The limits are those `seen` in the ladder's own run, widened to hold the value.
+    """
+    value = timing.ratios[EAGER].value / timing.ratios[name].value
     low, high = (seen.low, seen.high) if seen is not None else (value, value)
-    free = Ratio(value, min(low, value), max(high, value))
-    return Gains(free, kernel, end, timing.ratios.get(COMPILE))
+    return Ratio(value, min(low, value), max(high, value))
 
 
 def ladder(
@@ -142,21 +168,26 @@ def ladder(
     fresh: bool = False,
     emit: Emit = ignore,
     cache: Path | None = None,
+    timer: Timer | None = None,
 ) -> Ladder:
     """Time every rung of a task, or read what was timed before.
 
     `only` names rungs; `fresh` measures again. On the CPU this takes some ten seconds, with
-    torch.compile's autotuning on a GPU a minute or more. Raises NurseryError.
+    torch.compile's autotuning on a GPU a minute or more. With a `timer` the processes are its own
+    and stay warm for what it times next. Raises NurseryError.
     """
     task = referee.task
-    file = _file(task, effort, only, cache)
-    if not fresh and (known := _read(file)) is not None:
+    names = only or rungs_of(task, _convolves(referee))
+    if not fresh and (known := _known(task, effort, [names], cache)) is not None:
         return known
     begun = time.perf_counter()
-    names = only or rungs_of(task, _convolves(referee))
-    with Timer(referee, names, emit) as timer:
+    with ExitStack() as stack:
+        if timer is None:
+            timer = stack.enter_context(Timer(referee, names, emit))
+        else:
+            timer.turn_to(names)
         timing = timer.compare(effort)
-        lanes = timer.opened()
+        lanes = {name: lane for name, lane in timer.opened().items() if name in names}
         errors = _errors(referee, lanes)
     rungs = tuple(_rung(task, name, timing, lanes.get(name), errors.get(name)) for name in names)
     made = Ladder(
@@ -167,9 +198,31 @@ def ladder(
         rungs,
         time.perf_counter() - begun,
         timing.notes,
+        effort,
+        floor=timing.floor,
     )
-    _write(file, made)
+    _write(_file(task, effort, names, cache), made)
     return made
+
+
+def climb(timer: Timer, *, whole: bool, cache: Path | None = None) -> Ladder:
+    """The admitted rungs for a run to start from: those that open quickly, all where `whole`.
+
+    What is known of all of them already is taken as it is. Raises NurseryError.
+    """
+    referee = timer.referee
+    every = rungs_of(referee.task, _convolves(referee))
+    wanted = tuple(name for name in every if admitted(referee.task, name))
+    found = _known(referee.task, Effort.QUICK, [wanted, every], cache)
+    if found is None:
+        names = wanted if whole else tuple(name for name in wanted if _opens_quickly(name))
+        found = ladder(referee, only=names, cache=cache, timer=timer)
+    return replace(found, later=tuple(name for name in wanted if found.rung(name) is None))
+
+
+def _opens_quickly(name: str) -> bool:
+    """Not autotuning, and not compiling once more for what eager tells of already."""
+    return not any(slow in name for slow in (AUTOTUNE, f"{COMPILE}+channels_last", "+fp32"))
 
 
 def rungs_of(task: Task, convolves: bool) -> tuple[str, ...]:
@@ -253,13 +306,22 @@ def _convolves(referee: Referee) -> bool:
     return any("conv" in name for name in work.operators)
 
 
-def _file(task: Task, effort: Effort, only: tuple[str, ...], cache: Path | None) -> Path:
+def _known(
+    task: Task, effort: Effort, sets: Iterable[tuple[str, ...]], cache: Path | None
+) -> Ladder | None:
+    """What was measured for one of these sets of rungs, with as much care or more."""
+    efforts = [Effort.RECORD] if effort is Effort.RECORD else [Effort.RECORD, Effort.QUICK]
+    files = (_file(task, care, names, cache) for names in sets for care in efforts)
+    return next(filter(None, map(_read, files)), None)
+
+
+def _file(task: Task, effort: Effort, names: tuple[str, ...], cache: Path | None) -> Path:
     import torch
 
     from cuagent import __version__
 
     about = (FORMAT, task.digest, describe(task.device), torch.__version__, __version__)
-    key = hashlib.sha256(repr((about, effort.value, only)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((about, effort.value, names)).encode()).hexdigest()[:16]
     base = os.environ.get("XDG_CACHE_HOME")
     home = (Path(base) if base else Path.home() / ".cache") / "cuagent"
     return (cache or home) / f"ladder-{key}.json"

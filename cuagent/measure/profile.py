@@ -21,13 +21,15 @@ from typing import Any
 from cuagent import kernels
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build, KernelResources
+from cuagent.build.vectors import Loop, vectorised
 from cuagent.kernels.compiler import BUILD
-from cuagent.measure.ceilings import Ceilings, ceilings
+from cuagent.measure.ceilings import ceilings
+from cuagent.measure.counted import count
 from cuagent.measure.counters import Counters, CountersMissing, read, run
-from cuagent.measure.profiled import ORDER, POLICY, RESULT
+from cuagent.measure.profiled import ORDER, RESULT
 from cuagent.measure.roofline import OperatorWork, Roofline, Work, amount, seconds_text
-from cuagent.sandbox import Policy, probe
-from cuagent.task import Device, Task
+from cuagent.sandbox import Policy, SandboxError, Tier, probe, wrap
+from cuagent.task import Device, Task, TaskError
 from cuagent.worker import Nursery, Order
 from cuagent.worker.arms import CANDIDATE, EAGER
 from cuagent.worker.channel import send_message
@@ -40,6 +42,22 @@ LARGEST_RESULT = 8 << 20
 MOST_LINES = 60
 KERNELS = Path(kernels.__file__).parent
 """The loader, which an attempt imports; of cuagent it may read no more."""
+PACKAGE = KERNELS.parent
+TOOLS = (Path("/opt/nvidia"), Path("/usr/local/cuda"))
+"""Where Nsight Compute may lie."""
+ONCE = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+# By its file: the folder around the package may not be read.
+spec = spec_from_file_location(
+    "cuagent", "{package}/__init__.py", submodule_search_locations=["{package}"]
+)
+sys.modules["cuagent"] = module_from_spec(spec)
+spec.loader.exec_module(sys.modules["cuagent"])
+from cuagent.measure.profiled import once
+once(Path("{folder}"))
+"""
 SPENT_IN = {"clamp_min": "relu", "relu": ""}
 """Operators whose time the profiler books under another name than the one they are called by."""
 
@@ -61,6 +79,8 @@ class Cost:
     bytes_per_s: float | None = None
     """What eager moves for it over its time, where that could be counted."""
     flop_per_s: float | None = None
+    gap: float = 0.0
+    """Kernels: seconds that the GPU stood idle before it, under the profiler, which adds some."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +109,8 @@ class Profile:
     """Of each launch; hardware counters where they were asked for and may be read."""
     missing: str = ""
     """Why there are no counters though they were asked for."""
+    loops: tuple[Loop, ...] = ()
+    """CPU only: what the compiler made of the loops of the attempt's own kernels."""
 
     @property
     def on_cuda(self) -> bool:
@@ -108,6 +130,7 @@ class Profile:
         tables += [_resource_line(resource) for resource in self.resources[:12]]
         tables += [f"{_short(c.kernel, 40)}: {c.line()}" for c in self.counters[:12]]
         tables += [f"no hardware counters: {self.missing}"] if self.missing else []
+        tables += [f"loop {loop}"[:width] for loop in self.loops[:16]]
         return [line[:width] if "|" in line else line for line in head + tables][:MOST_LINES]
 
     def notes(self) -> list[str]:
@@ -120,6 +143,7 @@ class Profile:
                 f"GPU busy {seconds_text(self.busy)} of it in {launches:.0f} kernels"
                 + (f"; idle {idle:.0%}: bound by launches and the host" if idle > 0.3 else "")
             )
+            said += self._gaps()
         elif self.threads > 1:
             said.append(f"{self.busy_threads:.1f} of {self.threads} threads busy")
         work = self.roofline.work
@@ -129,12 +153,29 @@ class Profile:
                 f"torch operators move {amount(moved)}B, {moved / work.bytes:.1f}x the compulsory "
                 f"{amount(work.bytes)}B: fusing them saves the difference"
             )
+        dram = sum(launch.dram_bytes for launch in self.counters)
+        if work.bytes and dram:
+            said.append(
+                f"kernels move {amount(dram)}B over DRAM, {dram / work.bytes:.1f}x the compulsory "
+                f"{amount(work.bytes)}B (cold caches, under ncu)"
+            )
         for resource in self.resources:
             if resource.spill_bytes:
                 said.append(f"{resource.name} spills {resource.spill_bytes} bytes of registers")
         if self.roofline.suspect(self.seconds):
             said.append("faster than memory allows: is the work done?")
         return said
+
+    def _gaps(self) -> list[str]:
+        """Between kernels, if that is more than a tenth of what they take."""
+        gaps = sum(kernel.gap for kernel in self.kernels)
+        if not self.busy or gaps < 0.1 * self.busy:
+            return []
+        longest = max(self.kernels, key=lambda kernel: kernel.gap)
+        return [
+            f"launch gaps: the GPU waits {seconds_text(gaps)} between kernels under the profiler, "
+            f"{seconds_text(longest.gap)} of it before {_short(longest.name, 40)}"
+        ]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {
@@ -168,41 +209,50 @@ def profile(
         order = _order(task, EAGER if attempt is None else CANDIDATE)
         (folder / ORDER).write_text(json.dumps(order.to_json()))
         with nullcontext(nursery) if nursery is not None else Nursery() as warm:
+            asked = _work(task, warm)
             environment = _environment(folder, build)
-            message: dict[str, Any] = {"policy": None}
-            if attempt is not None:
-                policy = _policy(task, folder, environment)
-                message = {"policy": policy.to_json(), "tier": probe()}
-            figures = _run(warm, folder, environment, message, deadline_s)
-        launches, missing = _counted(folder, environment, message) if counters else ((), "")
+            policy = None if attempt is None else _policy(task, folder, environment)
+            figures = _run(warm, folder, environment, policy, deadline_s)
+        launches, missing = _counted(folder, environment, policy) if counters else ((), "")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     subject = task.name if attempt is None else f"attempt {attempt.digest[:8]}"
     try:
-        found = _profile(subject, figures, ceilings(task.device, cache=cache), task, build)
+        roof = Roofline(asked[0], ceilings(task.device, cache=cache), asked[1])
+        found = _profile(subject, figures, roof, task, build)
         if found.roofline.beaten(found.seconds):
             limits = ceilings(task.device, cache=cache, doubted=True)
             found = replace(found, roofline=replace(found.roofline, ceilings=limits))
-        return replace(found, counters=launches, missing=missing)
+        return replace(found, counters=launches, missing=missing, loops=_loops(attempt, build))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         # The child's process is the attempt's too: it may have written anything.
         raise ProfileError(f"the profile cannot be read: {error!r}") from error
 
 
+def _loops(attempt: Attempt | None, build: Build | None) -> tuple[Loop, ...]:
+    """What the compiler vectorised of an attempt's sources for the CPU."""
+    if attempt is None or build is None:
+        return ()
+    return tuple(loop for library in build.libraries for loop in vectorised(attempt, library))
+
+
 def _counted(
-    folder: Path, environment: dict[str, str], message: dict[str, Any]
+    folder: Path, environment: dict[str, str], policy: Policy | None
 ) -> tuple[tuple[Counters, ...], str]:
     """What ncu reads of one call, and why it reads nothing."""
-    (folder / POLICY).write_text(json.dumps(message))
-    root = str(Path(kernels.__file__).parents[2])
-    program = (
-        f"import sys; sys.path.append({root!r}); from pathlib import Path;"
-        f"from cuagent.measure.profiled import once; once(Path({str(folder)!r}))"
-    )
-    argv = [sys.executable, "-I", "-B", "-c", program]
+
+    def confined(argv: list[str]) -> list[str]:
+        if policy is None or probe() is Tier.NONE:
+            return argv
+        tools = (Path(argv[0]).resolve().parent, *filter(Path.exists, TOOLS))
+        # ncu and what it injects talk through a socket, and start each other.
+        wider = replace(policy, read=(*policy.read, PACKAGE, *tools), network=True, children=True)
+        return wrap(argv, replace(wider, fds=(0, 1, 2)), Tier.LANDLOCK)
+
+    argv = [sys.executable, "-I", "-B", "-c", ONCE.format(package=PACKAGE, folder=folder)]
     try:
-        text = run(argv, kept_environment() | environment, folder, COUNTERS_S)
-    except CountersMissing as why:
+        text = run(argv, kept_environment() | environment, folder, COUNTERS_S, confined)
+    except (CountersMissing, SandboxError) as why:
         return (), str(why)
     return tuple(read(text)), ""
 
@@ -235,9 +285,12 @@ def _run(
     nursery: Nursery,
     folder: Path,
     environment: dict[str, str],
-    message: dict[str, Any],
+    policy: Policy | None,
     seconds: float,
 ) -> Any:
+    message: dict[str, Any] = {"policy": None}
+    if policy is not None:
+        message = {"policy": policy.to_json(), "tier": probe()}
     child = nursery.fork("cuagent.measure.profiled", folder, environment)
     try:
         send_message(child.channel, message)
@@ -258,10 +311,18 @@ def _run(
     return figures
 
 
+def _work(task: Task, nursery: Nursery) -> tuple[Work, str]:
+    """What a call of the reference asks for, and the matrix rate that applies."""
+    try:
+        return count(task, nursery)
+    except TaskError as error:
+        raise ProfileError(str(error)) from error
+
+
 def _profile(
-    subject: str, figures: dict[str, Any], limits: Ceilings, task: Task, build: Build | None
+    subject: str, figures: dict[str, Any], roof: Roofline, task: Task, build: Build | None
 ) -> Profile:
-    own = Work.from_json(figures["own_work"])
+    own = Work.from_json(figures["own_work"]) if figures["own_work"] else roof.work
     libraries = build.libraries if build else ()
     on_cuda = task.device is Device.CUDA
     return Profile(
@@ -269,7 +330,7 @@ def _profile(
         seconds=float(figures["seconds"]),
         operators=_costs(figures["operators"], own.operators, on_cuda),
         kernels=_costs(figures["kernels"], {}, on_cuda),
-        roofline=Roofline(Work.from_json(figures["work"]), limits, str(figures["unit"])),
+        roofline=roof,
         own=own,
         busy=float(figures["busy"]) if on_cuda else None,
         busy_threads=float(figures["busy_threads"]),
@@ -298,6 +359,7 @@ def _costs(
                 seconds / total,
                 known.bytes / working if known and counted and known.bytes else None,
                 known.flops / working if known and counted and known.flops else None,
+                float(row.get("gap") or 0.0),
             )
         )
     return tuple(cost for cost in costs if cost.share >= 0.001)
@@ -315,8 +377,13 @@ def _table(kind: str, costs: tuple[Cost, ...], width: int, roof: Roofline) -> li
     if not costs:
         return []
     copy, rate = roof.ceilings.copy, roof.ceilings.rate(roof.unit)
-    room = max(20, width - 76)
-    lines = ["", f"{kind:<{room}} {'calls':>6} {'time':>9} {'share':>6} | against the ceilings"]
+    gaps = any(cost.gap for cost in costs)
+    rated = any(cost.bytes_per_s or cost.flop_per_s for cost in costs)
+    room = max(20, width - (76 if rated else 38) - 10 * gaps)
+    waited = f" {'gap':>9}" * gaps
+    against = "against the ceilings" * rated
+    head = f"{kind:<{room}} {'calls':>6} {'time':>9} {'share':>6}{waited} | {against}"
+    lines = ["", head]
     for cost in costs:
         rates = []
         if cost.bytes_per_s:
@@ -326,7 +393,8 @@ def _table(kind: str, costs: tuple[Cost, ...], width: int, roof: Roofline) -> li
         name = _short(cost.name, room)
         lines.append(
             f"{name:<{room}} {cost.calls:>6.4g} {seconds_text(cost.seconds):>9} "
-            f"{cost.share:>6.0%} | {_bar(cost.share)} {', '.join(rates)}"
+            f"{cost.share:>6.0%}{f' {seconds_text(cost.gap):>9}' * gaps} | {_bar(cost.share)} "
+            + ", ".join(rates)
         )
     return lines
 
@@ -338,7 +406,8 @@ def _bar(share: float) -> str:
 def _short(name: str, width: int) -> str:
     """A kernel's name without the template arguments and the return type that fill the line."""
     name = name.removeprefix("void ").replace("at::native::", "")
-    name = name.replace("(anonymous namespace)::", "")
+    for nobody in ("(anonymous namespace)::", "<unnamed>::"):
+        name = name.replace(nobody, "")
     if len(name) > width and "<" in name:
         name = name[: name.index("<")]
     return name if len(name) <= width else name[: width - 1] + "…"

@@ -13,12 +13,13 @@ import socket
 import statistics
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.kernels.calls import Launcher
-from cuagent.measure.roofline import Work, count_calls, count_work, matrix_unit
+from cuagent.measure.roofline import Work, count_calls
 from cuagent.sandbox import Tier, enter
 from cuagent.sandbox.policy import policy_from_json
 from cuagent.task import Device, TaskError, flatten, open_reference
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
 ORDER = "profile-order.json"
-POLICY = "profile-policy.json"
 RESULT = "profile.json"
 OWN = "own kernel: "
 """Prefix of the range around each call of a launcher, so that the profiler shows it by name."""
@@ -58,12 +58,12 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 def once(folder: Path) -> None:
-    """Run the model once in the range that ncu looks at; for a process of its own under ncu."""
+    """Run the model once in the range that ncu looks at; for a process of its own under ncu.
+
+    ncu was started in the sandbox that an attempt is held in.
+    """
     import torch
 
-    policy = json.loads((folder / POLICY).read_text())
-    if policy["policy"] is not None:
-        enter(policy_from_json(policy["policy"]), Tier(policy["tier"]))
     order = Order.from_json(json.loads((folder / ORDER).read_text()))
     assert order.task is not None
     set_precision(order.precision)
@@ -88,16 +88,14 @@ def _profile(order: Order, folder: Path) -> dict[str, Any]:
     assert order.task is not None
     set_precision(order.precision)
     reference = open_reference(order.task)
-    work = count_work(reference)
     inputs = reference.inputs(order.seed)
     model: Any = reference.model(order.seed)
-    own_work: Work | None = work
+    own_work: Work | None = None
     if order.arm == CANDIDATE:
         model = _candidate(order, reference, model, folder)
-        own_work = None
     with torch.no_grad():
         warm = _seconds(lambda: model(*inputs), order.device, 3)
-        if own_work is None:
+        if order.arm == CANDIDATE:
             own_work = count_calls(model, inputs)
         count = max(2, min(MOST_CALLS, int(SPAN_S / max(min(warm), 1e-9))))
         before = time.process_time()
@@ -105,9 +103,7 @@ def _profile(order: Order, folder: Path) -> dict[str, Any]:
         busy_threads = (time.process_time() - before) / sum(times)
         figures = _traced(lambda: model(*inputs), order.device, count)
     return figures | {
-        "work": work.to_json(),
-        "unit": matrix_unit(reference),
-        "own_work": own_work.to_json(),
+        "own_work": own_work.to_json() if own_work is not None else None,
         "seconds": statistics.median(times),
         "busy_threads": busy_threads,
         "threads": torch.get_num_threads(),
@@ -185,14 +181,29 @@ def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, An
 
 
 def _kernels(events: Iterable[Any], count: int) -> list[dict[str, Any]]:
-    total: dict[str, list[float]] = {}
-    for event in events:
-        if event.name.startswith(OWN):
-            continue
-        total.setdefault(event.name, []).append(event.time_range.elapsed_us() * 1e-6)
+    """By name, with the time that the GPU stood idle before each: launch gaps."""
+    spans = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in events
+        if not event.name.startswith(OWN)
+    )
+    calls: Counter[str] = Counter()
+    taken: Counter[str] = Counter()
+    gaps: Counter[str] = Counter()
+    until = spans[0][0] if spans else 0.0
+    for begin, end, name in spans:
+        calls[name] += 1
+        taken[name] += end - begin
+        gaps[name] += max(0.0, begin - until)
+        until = max(until, end)
     return [
-        {"name": name, "calls": len(times) / count, "seconds": sum(times) / count}
-        for name, times in total.items()
+        {
+            "name": name,
+            "calls": calls[name] / count,
+            "seconds": taken[name] * 1e-6 / count,
+            "gap": gaps[name] * 1e-6 / count,
+        }
+        for name in calls
     ]
 
 

@@ -2,13 +2,12 @@
 
 Each repeat gives every arm (the candidate and the baselines, each in a process of its own) one
 block of calls on the same input sets, in an order drawn anew; a pair is two blocks of one repeat,
-so drift hits both. The worker's own clock gives the fine number, and the referee's wall clock
-around the block says how little may be counted (`lane.py`). Outputs of every block are compared
-with the eager arm's on the same inputs. docs/TIMING.md has the formulas and the error model.
+so drift hits both (`repeats.py`). The worker's own clock gives the fine number, and the referee's
+wall clock around the block says how little may be counted (`lane.py`). docs/TIMING.md has the
+formulas and the error model.
 
-Not covered: whether outputs are right to the last digit (the verdict says that, before). Invariant:
-nothing that the candidate reports can make it faster than the wall clock allows, and no honest
-candidate is refused because the machine is busy.
+Invariant: nothing that the candidate reports can make it faster than the wall clock allows, and no
+honest candidate is refused because the machine is busy.
 """
 
 from __future__ import annotations
@@ -18,57 +17,42 @@ import platform
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.events import Emit, Phase, ignore
 from cuagent.measure import others
-from cuagent.measure.agreement import disagreement
 from cuagent.measure.ceilings import cache_bytes, ceilings, describe
 from cuagent.measure.counted import count
-from cuagent.measure.lane import Clocked, Lane, counted, hidden
+from cuagent.measure.lane import Lane, counted, hidden
+from cuagent.measure.repeats import Repeats, clock
 from cuagent.measure.roofline import Roofline
 from cuagent.measure.rounds import LOOKS, TWIN, Round, arm_of, enough, ratio, twins
-from cuagent.measure.statistics import steady
 from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.task import Device, TaskError
+from cuagent.verify.oracle import OracleLost
 from cuagent.verify.referee import Batch, Referee
-from cuagent.worker import Session, SessionEnded
+from cuagent.worker import NurseryError, Session, SessionEnded, Status
 from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 BASELINES = (EAGER, COMPILE)
-BLOCK_S = {Device.CPU: 0.005, Device.CUDA: 0.02}
-"""About how long the slowest arm's block takes. Short on the CPU: the shorter, the likelier that
-nobody interrupts it."""
 MOST_SLOTS, FEWEST_SLOTS, USUAL_SLOTS = 24, 2, 8
 MEMORY = 1 << 30
 """Bytes of input and output sets at most, beyond the fewest."""
-REPEATS = {Device.CPU: (15, 60), Device.CUDA: (5, 25)}
-"""Fewest and most of a round."""
-BUDGET_S = {Effort.QUICK: 1.5, Effort.RECORD: 30.0}
+BUDGET_S = {Effort.GLANCE: 0.3, Effort.QUICK: 1.5, Effort.RECORD: 30.0}
 """For the repeats of a quick timing, for all rounds of one of record; the fewest come anyway."""
 STRIKES = 3
 """So often, in fresh processes, must the wall clock contradict before it is a verdict."""
-SETTLE_S = 0.001
-"""Before a block on the CPU: threads of the arm before may still spin (`worker/nursery.py`)."""
 BUSY = 0.05
 """A share of others from which on a reader is told."""
-FLUSH = 256 << 20
-"""Bytes: overwrites the L2 of every GPU so far, and takes long enough to hide the launch's latency,
-without which a kernel of 10 us measures as 12."""
 CHEAP_S = 0.5
 """A baseline that opens within this gets a fresh process for every timing."""
 COMPILE_S = 900.0
-CALL_S = 60.0
-REDRAW_SHARE = 0.5
-"""Of the time that drawing new inputs may take; else the same ones change places."""
+MOST_CALLS = 60 * MOST_SLOTS
+"""Of a candidate in one round."""
 
 
 def time_arms(
@@ -96,6 +80,9 @@ class Timer:
         self.device = referee.task.device
         self._random = random.SystemRandom()
         self._warm: dict[str, Lane] = {}
+        self._prepared = False
+        self._lost: set[str] = set()
+        """Baselines whose process ended while they were timed, once so far."""
         self._failed: dict[str, str] = {}
         self._batch: Batch | None = None
         self._draw_s = 0.0
@@ -114,6 +101,25 @@ class Timer:
         """Time the baselines alone, in one interleaved run; ratios are eager's time over theirs."""
         return self._time(None, effort)
 
+    def turn_to(self, baselines: Sequence[str]) -> None:
+        """Time against these from now on; the processes of others end."""
+        self.baselines = tuple(baselines)
+        for name in self._warm.keys() - {*self.baselines, TWIN}:
+            self._warm.pop(name).session.close()
+
+    def prepare(self) -> None:
+        """Open anew what each timing opens anew, while something else takes its time.
+
+        The compiler, that is. Nothing happens before the first timing, in which torch.compile may
+        take long and a compiler's error would have to wait for it. What fails here fails again
+        where it is used, and is told there.
+        """
+        if self._warm and not self._prepared:
+            with suppress(NurseryError, OracleLost):
+                self._renew(Effort.QUICK, 0.0)
+                self._baseline_lanes(self._fresh_batch())
+                self._prepared = True
+
     def opened(self) -> dict[str, Lane]:
         """The baselines whose processes are warm."""
         return {name: lane for name, lane in self._warm.items() if name != TWIN}
@@ -124,8 +130,12 @@ class Timer:
         failed, contradiction, strikes = "", "", 0
         try:
             while not contradiction:
-                self._renew(effort, time.perf_counter() - begun)
+                if not self._prepared:
+                    self._renew(effort, time.perf_counter() - begun)
+                self._prepared = False
                 taken = self._round(subject, effort)
+                if taken is None:
+                    continue
                 strikes = strikes + 1 if taken.hidden else 0
                 contradiction = taken.wrong or (taken.hidden if strikes == STRIKES else "")
                 if 0 < strikes < STRIKES:
@@ -187,18 +197,24 @@ class Timer:
 
     # -- one round: a fresh process for the candidate, and the repeats
 
-    def _round(self, subject: tuple[Attempt, Build] | None, effort: Effort) -> Round:
+    def _round(self, subject: tuple[Attempt, Build] | None, effort: Effort) -> Round | None:
+        """None where a trusted process was lost: then the round is taken again."""
         batch = self._fresh_batch()
         lanes = self._baseline_lanes(batch)
         session = None if subject is None else self.referee.candidate(*subject)
         before = others.cpu_times()
         try:
             if session is not None:
+                session.patience_s = self.referee.patience_s(MOST_CALLS)
                 lane = self._warmed(CANDIDATE, session, batch, time.perf_counter())
                 lanes = {CANDIDATE: lane, **lanes}
             with _one_thread(self.device):
                 wrong = self._repeats(lanes, batch, effort) if lanes else ""
             busy = others.others_share(before, others.cpu_times())
+        except SessionEnded as ended:
+            if (session is not None and session.closed) or not self._bury(str(ended)):
+                raise
+            return None
         finally:
             if session is not None:
                 session.close()
@@ -212,8 +228,8 @@ class Timer:
         effort: Effort,
         spent: float,
     ) -> bool:
-        if effort is Effort.QUICK or len(rounds) < LOOKS.rounds[0]:
-            return effort is Effort.QUICK
+        if effort is not Effort.RECORD or len(rounds) < LOOKS.rounds[0]:
+            return effort is not Effort.RECORD
         ratios = self._ratios(rounds, subject, effort).values()
         return enough(len(rounds), ratios) or spent > BUDGET_S[effort]
 
@@ -234,97 +250,22 @@ class Timer:
             if EAGER in held and n != EAGER
         }
 
-    def _repeats(self, lanes: dict[str, Lane], batch: Batch, effort: Effort) -> str:
+    def _repeats(self, lanes: Mapping[str, Lane], batch: Batch, effort: Effort) -> str:
         """Time the arms until the budget is spent. What was wrong with the candidate's answers."""
-        # The last slot was for warming up; what is timed starts on inputs that no arm has seen.
-        slots = list(range(batch.inputs.count - 1))
-        calls, redraw = self._plan(lanes, len(slots))
-        masters = None if redraw else [_clones(batch.inputs.tensors(slot)) for slot in slots]
-        fewest, most = REPEATS[self.device]
-        ends = time.perf_counter() + BUDGET_S[effort] / (1 if effort is Effort.QUICK else 10)
-        unseen, done, discarded = slots, 0, 0
-        while done < fewest or (done < most and time.perf_counter() < ends):
-            seen = len(unseen) < calls and masters is not None
-            if len(unseen) < calls and masters is None:
-                self.referee.refill(batch)
-                unseen = slots
-            elif masters is not None and seen:
-                # Whoever remembers answers by address now gives wrong ones.
-                self._random.shuffle(masters)
-                for slot, master in zip(slots, masters, strict=True):
-                    batch.inputs.write(master, slot)
-            chosen = self._random.sample(slots, calls) if seen else unseen[:calls]
-            unseen = unseen[calls:]
-            wrong, calm = self._repeat(lanes, batch, chosen, seen)
-            if wrong:
-                return f"while it was timed, {wrong}"
-            if not calm and discarded < most:
-                discarded += 1
-                for lane in lanes.values():
-                    lane.blocks.pop()
-                continue
-            done += 1
-        return ""
-
-    def _repeat(
-        self, lanes: Mapping[str, Lane], batch: Batch, chosen: Sequence[int], seen: bool
-    ) -> tuple[str, bool]:
-        """One block of each arm. What was wrong, and whether the device was fit to be timed."""
-        kept: dict[str, list[list[Tensor]]] = {}
-        states = []
-        for name in self._random.sample(list(lanes), len(lanes)):
-            self._clock(lanes[name], batch, chosen, seen)
-            if self.device is Device.CUDA:
-                states.append(others.gpu_state())
-            if name in (CANDIDATE, EAGER):
-                outputs = batch.outputs_of(name)
-                kept[name] = [_clones(outputs.tensors(slot)) for slot in chosen]
-        wrong = ""
-        if EAGER in kept and CANDIDATE in kept:
-            wrong = disagreement(kept[CANDIDATE], kept[EAGER], self.referee.task.precision)
-        known = [state for state in states if state is not None]
-        clocks, slowed = [s.clock for s in known], [s.slowed for s in known]
-        return wrong, all(steady(clocks, slowed, others.gpu_nominal_clock() if known else 0))
-
-    def _plan(self, lanes: Mapping[str, Lane], most: int) -> tuple[int, bool]:
-        """Calls per block, and whether there is time to draw inputs anew."""
-        each = [min(block.wall for block in lane.blocks) for lane in lanes.values()]
-        for lane in lanes.values():
-            lane.blocks.clear()
-        calls = max(1, min(most, int(BLOCK_S[self.device] / max(each))))
-        timing, drawing = calls * sum(each), self._draw_s * calls / most
-        return calls, drawing < REDRAW_SHARE * (timing + drawing)
-
-    def _clock(self, lane: Lane, batch: Batch, slots: Sequence[int], seen: bool) -> None:
-        """One block of one arm."""
-        outputs = batch.outputs_of(lane.name)
-        for slot in slots:
-            outputs.poison(0xFF, slot)
-        if self.device is Device.CPU:
-            time.sleep(SETTLE_S)
-        block = lane.session.block(
-            batch.inputs,
-            outputs,
-            [(slot, slot) for slot in slots],
-            deadline_s=CALL_S * len(slots),
-            flush=self._flush(),
-        )
-        claim = sum(block.claimed_s) / len(slots)
-        lane.blocks.append(Clocked(claim, block.wall_s / len(slots), seen))
-
-    def _flush(self) -> int:
-        """Bytes to overwrite before a call; the CPU goes from one input set to the next instead."""
-        return max(FLUSH, 2 * cache_bytes(self.device)) if self.device is Device.CUDA else 0
+        # The last slot was for warming up.
+        slots = range(batch.inputs.count - 1)
+        budget = BUDGET_S[effort] / (10 if effort is Effort.RECORD else 1)
+        glance = effort is Effort.GLANCE
+        return Repeats(self.referee, batch, lanes, slots, self._draw_s, glance).run(budget)
 
     # -- arms and inputs
 
     def _fresh_batch(self) -> Batch:
-        """The batch with contents drawn now, after the attempt was frozen."""
-        begun = time.perf_counter()
+        """The batch with inputs to warm up on, drawn now, after the attempt was frozen."""
         if self._batch is None:
-            self._batch = self.referee.batch(1 + self._slots())
-        else:
-            self.referee.refill(self._batch)
+            self._batch = self.referee.batch(1 + self._slots(), filled=False)
+        begun = time.perf_counter()
+        self.referee.refill(self._batch, [self._batch.inputs.count - 1])
         self._draw_s = time.perf_counter() - begun
         return self._batch
 
@@ -345,18 +286,38 @@ class Timer:
         for name in names:
             if name in self._failed:
                 continue
+            if (lane := self._ready(name, batch)) is not None:
+                lanes[name] = lane
+        return lanes
+
+    def _ready(self, name: str, batch: Batch) -> Lane | None:
+        """One baseline, opened if need be, and once more where its process is gone or got lost."""
+        for last in (False, True):
             try:
                 if name not in self._warm:
                     self._warm[name] = self._open(name, batch)
                 known = self._warm[name]
-                lanes[name] = self._warmed(name, known.session, batch, opened_s=known.opened_s)
+                return self._warmed(name, known.session, batch, opened_s=known.opened_s)
             except SessionEnded as ended:
-                self._warm.pop(name, None)
-                self._failed[name] = str(ended)
-        return lanes
+                was_open = self._warm.pop(name, None) is not None
+                if last or not (was_open or ended.status is Status.LOST):
+                    self._failed[name] = str(ended)
+                    break
+        return None
+
+    def _bury(self, why: str) -> bool:
+        """Drop the baselines whose process has ended, for good the second time. Whether any had."""
+        gone = [name for name, lane in self._warm.items() if lane.session.closed]
+        for name in gone:
+            del self._warm[name]
+            if name in self._lost:
+                self._failed[name] = why
+            self._lost.add(name)
+        return bool(gone)
 
     def _open(self, name: str, batch: Batch) -> Lane:
-        self.emit(Phase(f"timing: opening {name}"))
+        if name != TWIN:
+            self.emit(Phase(f"timing: opening {name}"))
         free = _free_memory(self.device)
         begun = time.perf_counter()
         arm = EAGER if name == TWIN else name
@@ -380,10 +341,10 @@ class Timer:
         lane = Lane(name, session, opened_s)
         if begun is not None:
             outputs = batch.outputs_of(name)
-            session.block(batch.inputs, outputs, [(slot, slot)], deadline_s=COMPILE_S)
+            session.block(batch.lent, outputs, [(slot, slot)], deadline_s=COMPILE_S)
             lane.opened_s = time.perf_counter() - begun
         for _ in range(3):
-            self._clock(lane, batch, [slot], seen=False)
+            lane.blocks.append(clock(lane, batch, [slot]))
         return lane
 
     def _renew(self, effort: Effort, spent: float) -> None:
@@ -429,14 +390,11 @@ def _free_memory(device: Device) -> int | None:
     return torch.cuda.mem_get_info()[0] if device is Device.CUDA else None
 
 
-def _clones(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.clone() for tensor in tensors]
-
-
 def _compiled_graphs() -> dict[str, str]:
     """Where torch.compile keeps what it compiled: ours, and no candidate can write there."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuagent"
-    return {
+    threads = "TORCHINDUCTOR_COMPILE_THREADS"
+    return {name: os.environ[name] for name in (threads,) if name in os.environ} | {
         "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),
         "TRITON_CACHE_DIR": str(base / "triton"),
         "HOME": str(Path.home()),

@@ -52,6 +52,8 @@ class Work:
     """One for each element that any other operator makes, reduces or both: a rough count."""
     operators: dict[str, OperatorWork] = field(default_factory=dict)
     """By name, views left out: what eager launches."""
+    uncounted: tuple[str, ...] = ()
+    """Operators whose arithmetic is not counted: a floor by compute is too low by it."""
 
     @property
     def bytes(self) -> int:
@@ -65,7 +67,7 @@ class Work:
     @staticmethod
     def from_json(data: dict[str, Any]) -> Work:
         operators = {name: OperatorWork(**about) for name, about in data["operators"].items()}
-        return Work(**(data | {"operators": operators}))
+        return Work(**(data | {"operators": operators, "uncounted": tuple(data["uncounted"])}))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -128,6 +130,8 @@ class Roofline:
             f"{amount(self.work.bytes)}B compulsory at {amount(self.ceilings.copy)}B/s, "
             f"{amount(self.work.matrix_flops)}FLOP at {rate}FLOP/s {self.unit})"
         )
+        if self.work.uncounted:
+            said += f", arithmetic of {', '.join(self.work.uncounted)} not counted"
         return said if seconds is None else f"{self.share(seconds):.0%} of the roofline; {said}"
 
 
@@ -166,31 +170,34 @@ def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def count_calls(model: Callable[..., Any], inputs: list[Any]) -> Work:
     """Call `model` once under the dispatch mode; its tensors may be fake."""
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
 
     tally = _tally()
     leaves, _ = flatten(inputs, "inputs")
-    with torch.no_grad(), FlopCounterMode(display=False) as flops, tally:
+    with torch.no_grad(), tally:
         outputs, _ = flatten(model(*inputs), "output")
     made = {leaf.untyped_storage()._cdata: leaf.numel() * leaf.element_size() for leaf in outputs}
     for leaf in leaves:
         made.pop(leaf.untyped_storage()._cdata, None)
-    by_packet = flops.get_flop_counts().get("Global", {})
-    flops_by_name = {str(packet).rpartition(".")[2]: n for packet, n in by_packet.items()}
     return Work(
         bytes_in=tally.compulsory(),
         bytes_out=sum(made.values()),
-        matrix_flops=flops.get_total_flops(),
+        matrix_flops=tally.flops.total(),
         other_flops=tally.elementwise,
         operators={
-            name: OperatorWork(calls, tally.moved[name], int(flops_by_name.get(name, 0)))
+            name: OperatorWork(calls, tally.moved[name], tally.flops[name])
             for name, calls in tally.calls.items()
         },
+        uncounted=tuple(sorted(name for name in tally.calls if name.startswith(UNCOUNTED))),
     )
 
 
 GATHERS = ("embedding", "index", "index_select", "gather", "take")
 """Operators that read only the rows they are asked for: as many elements as they make."""
+RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn")
+"""Whole layers of an LSTM, GRU or RNN: every weight matrix meets every position once."""
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+UNCOUNTED = ("linalg_", "_linalg_", "_fft_", "_cdist", "miopen_rnn", "_int_mm", "_weight_int")
+"""Beginnings of operators whose arithmetic nobody here counts."""
 FREE = ("empty", "detach", "alias", "lift_fresh", "_unsafe_view", "sym_", "is_")
 
 
@@ -204,11 +211,18 @@ def _tally() -> Any:
             super().__init__()
             self.calls: Counter[str] = Counter()
             self.elementwise = 0
+            self.flops: Counter[str] = Counter()
             self.moved: Counter[str] = Counter()
             self.kept: list[torch.Tensor] = []
             self.made: set[int] = set()
             self.read: dict[int, dict[tuple[Any, ...], int]] = {}
             self.size: dict[int, int] = {}
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            # Else the first operator imports torch._dynamo, which takes seconds; nor does torch's
+            # own FlopCounterMode do without it.
+            return False
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -229,7 +243,11 @@ def _tally() -> Any:
             for tensor in ins:
                 self._note(tensor, gathered)
             self.moved[name] += sum(map(_held, [*ins, *outs])) if gathered is None else 2 * gathered
-            if func.overloadpacket not in flop_registry:
+            if formula := flop_registry.get(func.overloadpacket):
+                self.flops[name] += int(formula(*args, **(kwargs or {}), out_val=out))
+            elif (flops := _known_flops(name, args)) is not None:
+                self.flops[name] += flops
+            else:
                 self.elementwise += max((t.numel() for t in [*ins, *outs]), default=0)
             return out
 
@@ -249,6 +267,20 @@ def _tally() -> Any:
             return sum(min(sum(v.values()), self.size[key]) for key, v in self.read.items())
 
     return Tally()
+
+
+def _known_flops(name: str, args: Any) -> int | None:
+    """Multiply-adds of operators that torch's own registry does not know, two each."""
+    if name in RECURRENT:
+        inputs = args[0]
+        weights = args[1:3] if name == "mkldnn_rnn_layer" else args[1]
+        positions = inputs.numel() // inputs.shape[-1]
+        return int(2 * positions * sum(w.numel() for w in weights if w.dim() == 2))
+    if name == ATTENTION:
+        query, key, value = args[:3]
+        rows = query.numel() // query.shape[-1]
+        return int(2 * rows * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
+    return None
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -12,14 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from cuagent.measure.lane import Lane
+from cuagent.measure.lane import GROUPS, Lane
 from cuagent.measure.statistics import Looks, log_ratios, over_groups, over_rounds, pooled, quietest
 from cuagent.measure.timing import Arm, Effort, Ratio, Standing
 from cuagent.task import Device
 from cuagent.worker.arms import EAGER
 
-GROUPS = 5
-"""Stretches of a round on the CPU, each represented by its quietest blocks."""
 LOOKS = Looks((3, 5))
 QUICK_CONFIDENCE = {Device.CPU: 0.99, Device.CUDA: 0.95}
 BETWEEN = {Device.CPU: 0.03, Device.CUDA: 0.004}

@@ -22,6 +22,8 @@ class Standing(StrEnum):
 
 
 class Effort(StrEnum):
+    GLANCE = "glance"
+    """About a second, for rollouts by the thousand: as quick, with as few repeats as can be."""
     QUICK = "quick"
     """1-3 s, for the agent's loop: feedback, not a claim."""
     RECORD = "record"
@@ -111,6 +113,20 @@ class Timing:
             f"SUSPECT: {candidate.median * 1e6:.1f} us a call, and the memory alone takes "
             f"{self.floor.memory * 1e6:.1f} us"
         )
+
+    @property
+    def share(self) -> float | None:
+        """The candidate's, of the roofline: 1 is at the floor."""
+        candidate = self.arm("candidate")
+        if self.floor is None or candidate is None or not candidate.median > 0:
+            return None
+        return self.floor.share(candidate.median)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What belongs beside the figures wherever they are shown, the gravest first."""
+        disagreement = f"clocks disagree: {self.contradiction}" if self.contradiction else ""
+        return tuple(filter(None, [disagreement, self.suspect, *self.notes]))
 
     def arm(self, name: str) -> Arm | None:
         return next((arm for arm in self.arms if arm.name == name), None)

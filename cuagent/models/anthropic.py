@@ -9,15 +9,20 @@ Not covered: images, server-side tools.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from cuagent.message import Finish, Message, Reply, ToolCall, Usage
 from cuagent.models import wire
-from cuagent.models.endpoint import ANTHROPIC, Dropped, Endpoint, ask
+from cuagent.models.endpoint import ANTHROPIC, Dropped, Endpoint
 from cuagent.models.model import OnText, ToolSpec
-from cuagent.models.prices import Price, context_of, cost_of, price_of
+from cuagent.models.prices import Price, cost_of
+from cuagent.models.served import Served
+
+if TYPE_CHECKING:
+    import anthropic
 
 BREAKPOINT = {"cache_control": {"type": "ephemeral"}}
 FINISHES = {
@@ -30,41 +35,32 @@ FINISHES = {
 }
 
 
-class AnthropicModel:
+class AnthropicModel(Served):
     """One model behind the messages protocol."""
 
-    def __init__(
-        self,
-        model: str,
-        endpoint: Endpoint = ANTHROPIC,
-        prices: Mapping[str, Price] | None = None,
-    ) -> None:
+    usual = ANTHROPIC
+
+    def connect(self) -> tuple[ModuleType, anthropic.Anthropic]:
         import anthropic
 
-        self.name = f"{endpoint.name}:{model}"
-        self.model = model
-        self.endpoint = endpoint
-        self.price = endpoint.price or price_of(model, prices)
-        self.context = endpoint.context or context_of(model)
-        self.sampling = dict(endpoint.sampling)
-        self._sdk = anthropic
-        self._client = anthropic.Anthropic(
-            api_key=endpoint.key(),
-            base_url=endpoint.base_url,
+        client = anthropic.Anthropic(
+            api_key=self.endpoint.key(),
+            base_url=self.endpoint.base_url,
             max_retries=0,  # ours cover broken streams too
-            timeout=endpoint.stall,
+            timeout=self.endpoint.stall,
         )
+        return anthropic, client
 
-    def query(
+    def once(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
-    ) -> Reply:
+    ) -> Callable[[], Reply]:
         request = request_of(self.model, messages, tools, self.endpoint)
 
-        def once() -> Reply:
+        def ask() -> Reply:
             with self._client.messages.create(**request) as stream:
                 return self._collect(stream, on_text)
 
-        return ask(once, self._sdk, self.endpoint, self.model, on_text)
+        return ask
 
     def _collect(self, stream: Iterable[Any], on_text: OnText) -> Reply:
         parts = _Parts()

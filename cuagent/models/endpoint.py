@@ -97,7 +97,7 @@ def ask(
         except (sdk.APIError, Dropped, *_transport_errors()) as error:
             if not _passing(error):
                 raise _explain(error, endpoint, model) from error
-            why = _reason(error)
+            why = _stalled(error, sdk, endpoint) or _reason(error)
             pause = _retry_after(error) or wait * random.uniform(0.75, 1.25)
         except MALFORMED as error:
             why = f"the reply is not in the protocol ({_reason(error)})"
@@ -118,12 +118,12 @@ def failure(words: str) -> ModelError:
     return kind(redactor()(words))
 
 
-def _transport_errors() -> tuple[type[Exception], ...]:
+def _transport_errors(kind: str = "HTTPError") -> tuple[type[Exception], ...]:
     # older SDKs let these through while a reply streams; which of the two is there varies
     found: list[type[Exception]] = []
     for name in ("httpx", "httpx2"):
         try:
-            found.append(importlib.import_module(name).HTTPError)
+            found.append(getattr(importlib.import_module(name), kind))
         except ImportError:
             continue
     return tuple(found)
@@ -157,6 +157,12 @@ def _explain(error: Exception, endpoint: Endpoint, model: str) -> ModelError:
 
 def _overlong(text: str) -> bool:
     return any(words in text.lower() for words in OVERLONG)
+
+
+def _stalled(error: Exception, sdk: ModuleType, endpoint: Endpoint) -> str:
+    """That nothing came, in words of ours; "" where it was something else."""
+    timeouts = (sdk.APITimeoutError, *_transport_errors("TimeoutException"))
+    return f"nothing came for {endpoint.stall:g} s" if isinstance(error, timeouts) else ""
 
 
 def _reason(error: Exception) -> str:

@@ -7,16 +7,17 @@ Not covered: the Responses API (`responses.py`), images, several choices.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cuagent.message import Finish, Message, Reply, TokenTrace, ToolCall, Usage
 from cuagent.models import wire
-from cuagent.models.endpoint import OPENAI, Dropped, Endpoint, ask
+from cuagent.models.endpoint import OPENAI, Dropped, Endpoint
 from cuagent.models.model import OnText, ToolSpec
-from cuagent.models.prices import Price, context_of, cost_of, price_of
+from cuagent.models.prices import Price, cost_of
+from cuagent.models.served import Served
 
 if TYPE_CHECKING:
     import openai
@@ -30,33 +31,24 @@ FINISHES = {
 }
 
 
-class OpenAIModel:
+class OpenAIModel(Served):
     """One model behind the chat completions protocol."""
 
-    def __init__(
-        self,
-        model: str,
-        endpoint: Endpoint = OPENAI,
-        prices: Mapping[str, Price] | None = None,
-    ) -> None:
-        self.name = f"{endpoint.name}:{model}"
-        self.model = model
-        self.endpoint = endpoint
-        self.price = endpoint.price or price_of(model, prices)
-        self.context = endpoint.context or context_of(model)
-        self.sampling = dict(endpoint.sampling)
-        self._sdk, self._client = client_of(endpoint)
+    usual = OPENAI
 
-    def query(
+    def connect(self) -> tuple[ModuleType, openai.OpenAI]:
+        return client_of(self.endpoint)
+
+    def once(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
-    ) -> Reply:
+    ) -> Callable[[], Reply]:
         request = request_of(self.model, messages, tools, self.endpoint)
 
-        def once() -> Reply:
+        def ask() -> Reply:
             with self._client.chat.completions.create(**request) as stream:
                 return self._collect(stream, on_text)
 
-        return ask(once, self._sdk, self.endpoint, self.model, on_text)
+        return ask
 
     def _collect(self, stream: Iterable[Any], on_text: OnText) -> Reply:
         parts = _Parts()

@@ -2,6 +2,10 @@
 
 The tables hold list prices and lengths as known on 2026-11-21; a user's own prices come first. A
 model without a price costs None, never 0: the run then says that its cost limit cannot hold.
+Sources: platform.claude.com/docs/en/about-claude/pricing for claude-fable-*, claude-opus-5 and all
+of generation 4; tables of third parties that cite the providers' own pages for claude-opus-5-5,
+claude-sonnet-5*, claude-haiku-5-5 and for all of OpenAI's. A price may have changed since: what an
+account is billed is the provider's word.
 """
 
 from __future__ import annotations
@@ -49,9 +53,12 @@ def _openai(
 LONG = Long(272_000, 2, 1.5)
 """OpenAI's models of a million tokens."""
 PRICES: Mapping[str, Price] = {
-    "claude-fable-5-1": _anthropic(10, 50),
-    "claude-opus-5-5": _anthropic(4, 20),
+    "claude-fable-5-1": _anthropic(10, 50, read=0.025),
+    "claude-fable-5": _anthropic(10, 50),
+    "claude-opus-5-5": _anthropic(4, 20, read=0.05),
     "claude-opus-5": _anthropic(5, 25),
+    "claude-opus-4-8": _anthropic(5, 25),
+    "claude-opus-4-7": _anthropic(5, 25),
     "claude-sonnet-5-5": _anthropic(2, 10, read=0.05),
     "claude-sonnet-5": _anthropic(2, 10),
     "claude-haiku-5-5": _anthropic(0.1, 0.5, long=Long(100_000, 5, 5)),

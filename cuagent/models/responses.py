@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from cuagent.message import Finish, Message, Reply, ToolCall, Usage
 from cuagent.models import wire
-from cuagent.models.endpoint import OPENAI, Dropped, Endpoint, ask, failure
+from cuagent.models.endpoint import OPENAI, Dropped, Endpoint, failure
 from cuagent.models.model import OnText, ToolSpec
 from cuagent.models.openai import client_of
-from cuagent.models.prices import Price, context_of, cost_of, price_of
+from cuagent.models.prices import Price, cost_of
+from cuagent.models.served import Served
+
+if TYPE_CHECKING:
+    import openai
 
 PROVIDER = "openai-responses"
 TEXT = ("response.output_text.delta", "response.refusal.delta")
@@ -26,33 +31,24 @@ PASSING = ("server_error", "rate_limit_exceeded", "server_overloaded", "vector_s
 """Codes of a failed response after which asking again may help."""
 
 
-class ResponsesModel:
+class ResponsesModel(Served):
     """One model behind the Responses API."""
 
-    def __init__(
-        self,
-        model: str,
-        endpoint: Endpoint = OPENAI,
-        prices: Mapping[str, Price] | None = None,
-    ) -> None:
-        self.name = f"{endpoint.name}:{model}"
-        self.model = model
-        self.endpoint = endpoint
-        self.price = endpoint.price or price_of(model, prices)
-        self.context = endpoint.context or context_of(model)
-        self.sampling = dict(endpoint.sampling)
-        self._sdk, self._client = client_of(endpoint)
+    usual = OPENAI
 
-    def query(
+    def connect(self) -> tuple[ModuleType, openai.OpenAI]:
+        return client_of(self.endpoint)
+
+    def once(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
-    ) -> Reply:
+    ) -> Callable[[], Reply]:
         request = request_of(self.model, messages, tools, self.endpoint)
 
-        def once() -> Reply:
+        def ask() -> Reply:
             with self._client.responses.create(**request) as stream:
                 return self._collect(stream, on_text)
 
-        return ask(once, self._sdk, self.endpoint, self.model, on_text)
+        return ask
 
     def _collect(self, stream: Iterable[Any], on_text: OnText) -> Reply:
         parts = _Parts()

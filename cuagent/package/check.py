@@ -1,8 +1,9 @@
-"""Compares ModelNew with the original module: `python check.py [ORIGINAL.py] [--tolerance 1e-2]`.
+"""Compares with the original module: `python check.py [ORIGINAL.py] [--tolerance 1e-2]`.
 
 Travels with an exported package (it imports nothing of cuagent). The original is a file with the
-reference class, `get_inputs` and, where the class takes arguments, `get_init_inputs`; without an
-argument it is `reference.py` beside this file. Exit 0: all outputs agree; 1: they do not; 2: usage.
+reference class; without an argument it is `reference.py` beside this file. It is made with and fed
+what its `get_init_inputs` and `get_inputs` give, or those of `inputs.py` beside this file, which go
+before them. Exit 0: all outputs agree; 1: they do not; 2: usage.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SEEDS = (0, 1, 2)
+REFERENCE = "reference.py"
+INPUTS = "inputs.py"
 
 
 def main() -> int:
     import torch
 
-    parser = argparse.ArgumentParser(description="Compare ModelNew with the original module.")
-    parser.add_argument("original", nargs="?", type=Path, default=HERE / "reference.py")
+    parser = argparse.ArgumentParser(description="Compare with the original module.")
+    parser.add_argument("original", nargs="?", type=Path, default=HERE / REFERENCE)
     parser.add_argument("--tolerance", type=float, default=1e-2, help="absolute and relative")
     options = parser.parse_args()
     about = json.loads((HERE / "task.json").read_text())
@@ -31,19 +34,28 @@ def main() -> int:
         print(f"no {options.original}: name a file with {about['entry']} and get_inputs()")
         return 2
     if about["device"] == "cuda" and not torch.cuda.is_available():
-        print("these kernels run on a CUDA device, and torch sees none")
+        print("this runs on a CUDA device, and torch sees none")
         return 2
-    original = _module("original", options.original)
+    try:
+        original = _module("original", options.original)
+    except ImportError as failed:
+        print(f"{options.original}: {failed}; name the original where what it imports lies too")
+        return 2
     package = _module(about["name"], HERE / "__init__.py")
-    init = original.get_init_inputs() if hasattr(original, "get_init_inputs") else []
+    given = _module("given_inputs", HERE / INPUTS) if (HERE / INPUTS).is_file() else original
+    get_inputs = getattr(given, "get_inputs", None) or original.get_inputs
+    args, named = _init(given if hasattr(given, "get_init_inputs") else original)
     torch.manual_seed(0)
-    reference = getattr(original, about["entry"])(*init).to(about["device"]).eval()
-    candidate = package.ModelNew(*init).to(about["device"]).eval()
+    reference = getattr(original, about["entry"])(*args, **named).to(about["device"]).eval()
+    make = package.ModelNew if "rung" not in about else getattr(original, about["entry"])
+    candidate = make(*args, **named).to(about["device"]).eval()
     candidate.load_state_dict(reference.state_dict())
+    if "rung" in about:  # no kernel: the original module, run another way
+        candidate = package.faster(candidate)
     worst = 0.0
     for seed in SEEDS:
         torch.manual_seed(seed)
-        inputs = [_to(value, about["device"]) for value in original.get_inputs()]
+        inputs = [_to(value, about["device"]) for value in get_inputs()]
         with torch.no_grad():
             error = _error(reference(*inputs), candidate(*inputs), options.tolerance)
         print(f"seed {seed}: largest error {error:.3g} of what the tolerance allows")
@@ -59,11 +71,28 @@ def _module(name: str, path: Path) -> ModuleType:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    sys.path.append(str(path.parent))
     spec.loader.exec_module(module)
     return module
 
 
+def _init(module: ModuleType) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and named arguments, in any of the forms that get_init_inputs may give."""
+    given = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
+    match given:
+        case dict():
+            return [], given
+        case [list() | tuple() as args, dict() as named]:
+            return [*args], named
+    return [*given], {}
+
+
 def _to(value: Any, device: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _to(item, device) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        moved = [_to(item, device) for item in value]
+        return moved if isinstance(value, list) else tuple(moved)
     return value.to(device) if hasattr(value, "to") else value
 
 

@@ -38,7 +38,7 @@ def readme(
             f"python check.py {task.path.name}   # compares it with the original",
             "```",
             "",
-            "`check.py` takes a file with `get_inputs()`. Without installing, "
+            "Without an argument `check.py` takes `reference.py`, the original. Not installed, "
             f"`from model_new import {ENTRY}` works with this folder on the path. Measured under "
             "`torch.no_grad()`; the kernels have no backward pass.",
             "",
@@ -77,14 +77,15 @@ def _speed(timing: Timing | None, score: Score | None) -> list[str]:
         arm = timing.arm(baseline)
         lines.append(
             f"| {baseline} | {ratio.value:.3f}x | {ratio.low:.3f} to {ratio.high:.3f} "
-            f"({ratio.standing}) | {_time(arm.median if arm else None)} "
-            f"| {_time(candidate.median if candidate else None)} |"
+            f"({ratio.standing}) | {time_text(arm.median if arm else None)} "
+            f"| {time_text(candidate.median if candidate else None)} |"
         )
-    lines += ["", f"Measured on {timing.device}{_versions(timing.versions)}."]
+    lines += ["", f"Measured on {timing.device}{versions_text(timing.versions)}."]
     if timing.effort is Effort.QUICK:
         lines.append("A quick measurement, for feedback: it is no score of record.")
-    if timing.contradiction:
-        lines.append(f"The clocks contradict each other: {timing.contradiction}")
+    if timing.share is not None:
+        lines.append(f"That is {timing.share:.0%} of the roofline.")
+    lines += [f"Mind: {remark}" for remark in timing.remarks]
     if score is not None:
         lines.append(f"Milestone score: {score.reward} (of -1, 1, 2, 3).")
     return lines
@@ -111,11 +112,13 @@ def _correctness(task: Task, verdict: Verdict | None) -> list[str]:
     return lines
 
 
-def _time(seconds: float | None) -> str:
+def time_text(seconds: float | None) -> str:
+    """A time a call; a dash where there is none."""
     if seconds is None:
         return "-"
     return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
 
 
-def _versions(versions: dict[str, str]) -> str:
+def versions_text(versions: dict[str, str]) -> str:
+    """Behind the name of the machine."""
     return f" ({', '.join(f'{k} {v}' for k, v in versions.items())})" if versions else ""

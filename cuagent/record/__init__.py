@@ -8,7 +8,8 @@ Records of `log.jsonl`, one JSON object a line, each with `type`, `id` and `time
 - call: parent, model, sampling, finish, usage (four disjoint counts), cost, ms, tokens (prompt,
   completion, logprobs) where the server gave them
 - attempt: n, digest, commit, files (path to text)
-- judgement: attempt, effort, verdict, timing, score, build
+- ladder: rungs, best, later, precision, device, versions, effort (the last one holds)
+- judgement: attempt, effort, verdict, timing, score, build, worth
 - checkpoint: message, files (path in the work folder to the digest of its blob)
 - device: what, seconds (of judging, timing or profiling)
 - branch: message (the one that the next message follows), why (undo, compaction)
@@ -17,9 +18,11 @@ Records of `log.jsonl`, one JSON object a line, each with `type`, `id` and `time
 - end: stop, summary, attempt, rewards (score null: not scored), usage, cost, seconds
 
 A message follows its `parent`; a branch (undo, retry, compaction) is another message with the same
-parent. Wherever a value is long, `{"$blob": sha256, "form": "text"|"json"}` stands for it.
+parent. Wherever a value is long, `{"$blob": sha256, "form": "text"|"json"}` stands for it. Beside
+the log lies the evidence for what was accepted (`evidence.py`).
 """
 
+from cuagent.record.evidence import keep_evidence
 from cuagent.record.folder import RUNS, RecordError, RunFolder, find_run, list_runs, new_run
 from cuagent.record.history import (
     INTERRUPTED,
@@ -29,9 +32,9 @@ from cuagent.record.history import (
     message_of,
 )
 from cuagent.record.log import RunLog, leaf_of, read_records
-from cuagent.record.plain import plain
+from cuagent.record.plain import plain, plain_judgement
 from cuagent.record.redact import is_secret_name, redactor
-from cuagent.record.revive import ending, judgement_of, revive
+from cuagent.record.revive import ending, judgement_of, ladder_of, revive
 from cuagent.record.snapshot import Kept, restore_snapshot, take_snapshot
 from cuagent.record.work import commit_work, diff_work, init_work, restore_work, unlock_work
 
@@ -52,11 +55,14 @@ __all__ = [
     "init_work",
     "is_secret_name",
     "judgement_of",
+    "keep_evidence",
+    "ladder_of",
     "leaf_of",
     "list_runs",
     "message_of",
     "new_run",
     "plain",
+    "plain_judgement",
     "read_records",
     "redactor",
     "restore_snapshot",

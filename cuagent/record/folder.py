@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+LATEST = "latest"
+"""In the place of an ID: the newest run."""
 RUNS = Path(".cuagent") / "runs"
 
 
@@ -35,6 +37,11 @@ class RunFolder:
     def blobs(self) -> Path:
         """Long values of the log, each in a file named by its sha256."""
         return self.path / "blobs"
+
+    @property
+    def evidence(self) -> Path:
+        """Verdicts that somebody may rely on, each in a file for `cuagent audit`."""
+        return self.path / "evidence"
 
     @property
     def work(self) -> Path:
@@ -70,10 +77,12 @@ def new_run(name: str, root: Path = RUNS) -> RunFolder:
 
 
 def find_run(run: str | None = None, root: Path = RUNS) -> RunFolder:
-    """The run meant by an ID, an unambiguous part of one, or a path; the newest where None.
+    """The run meant by an ID, an unambiguous part of one, or a path; the newest by LATEST or None.
 
     Raises RecordError.
     """
+    if run == LATEST:
+        run = None
     if run and (Path(run) / "log.jsonl").is_file():
         return RunFolder(Path(run).resolve())
     known = list_runs(root)
@@ -83,7 +92,8 @@ def find_run(run: str | None = None, root: Path = RUNS) -> RunFolder:
         return (exact or found)[-1]
     if not found:
         wanted = f"no run {run!r}" if run else "no run"
-        raise RecordError(f"{root}: {wanted}; there are {len(known)} runs here")
+        others = "there are none" if not known else f"known: {len(known)}, see cuagent runs"
+        raise RecordError(f"{root}: {wanted} ({others})")
     if len(found) > 1:
         names = ", ".join(folder.id for folder in found[-4:])
         raise RecordError(f"{root}: {run!r} fits {len(found)} runs ({names}); say more of the ID")

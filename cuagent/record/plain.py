@@ -10,7 +10,10 @@ import math
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judgement
 
 
 def plain(value: Any) -> Any:
@@ -37,3 +40,12 @@ def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return repr(value)
+
+
+def plain_judgement(judgement: Judgement) -> dict[str, Any]:
+    """A judgement with what follows from it: doubts, the share of the roofline, what it adds."""
+    told: dict[str, Any] = plain(judgement) | {"gains": judgement.gains, "adds": judgement.adds}
+    if (timing := judgement.timing) is not None:
+        more = {"suspect": timing.suspect, "share": timing.share, "remarks": timing.remarks}
+        told["timing"] |= plain(more)
+    return told

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
+    from cuagent.measure.ladder import Ladder
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -27,12 +28,21 @@ def judgement_of(record: Mapping[str, Any]) -> Judgement:
     return judgement
 
 
+def ladder_of(records: Records) -> Ladder | None:
+    """The ladder as it stands at the end of the log; None where it was not measured."""
+    from cuagent.measure.ladder import Ladder
+
+    last = next((r for r in reversed(records) if r["type"] == "ladder"), None)
+    found: Ladder | None = None if last is None else revive(Ladder, last)
+    return found
+
+
 def ending(records: Records) -> Mapping[str, Any] | None:
-    """The `end` record of a run that has ended and was not taken up again."""
+    """The `end` record of a run that has ended, which was not taken back, nor the run taken up."""
     for record in reversed(records):
         if record["type"] == "end":
             return record
-        if record["type"] == "resume":
+        if record["type"] == "resume" or record.get("why") == "undo":
             return None
     return None
 

@@ -27,6 +27,9 @@ from cuagent.sandbox.policy import (
     readable,
 )
 
+FEW_UIDS = (61_000, 4_000)
+"""First and number of the user ids that a user namespace has too, and no one usually uses."""
+
 
 def enter(policy: Policy, tier: Tier) -> None:
     """Apply `policy` to this process for good. Raises SandboxError: then run nothing untrusted.
@@ -93,7 +96,7 @@ def _proc(policy: Policy) -> list[Path]:
 
 def _become_another(policy: Policy, read: list[Path]) -> None:
     """Take a uid that no other process has, and give up every capability but perhaps one."""
-    uid = _free_uid()
+    uid = free_uid(int(Path("/proc/self/uid_map").read_text().split()[2]))
     for folder in policy.write:
         _give(folder, uid)
     # Landlock decides what may be read; where the interpreter lies in a home of mode 0700, file
@@ -108,10 +111,16 @@ def _become_another(policy: Policy, read: list[Path]) -> None:
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
 
 
-def _free_uid() -> int:
-    """One uid per living process: its pid over a base far from real users."""
-    mapped = int(Path("/proc/self/uid_map").read_text().split()[2])
-    return 1_000_000_000 + os.getpid() if mapped > 2_000_000_000 else 61_000 + os.getpid() % 4_000
+def free_uid(mapped: int) -> int:
+    """One uid per living process: its pid over a base far from real users.
+
+    Where a user namespace has too few (`mapped`) for that, the next one that no process has.
+    """
+    if mapped > 2_000_000_000:
+        return 1_000_000_000 + os.getpid()
+    first, count = FEW_UIDS
+    own = (first + (os.getpid() + step) % count for step in range(count))
+    return next((uid for uid in own if not _tasks_of(uid)), first)
 
 
 def _give(folder: Path, uid: int) -> None:

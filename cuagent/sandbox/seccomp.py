@@ -27,6 +27,7 @@ DENIED: dict[str, tuple[int, int | None, str]] = {
     "pidfd_getfd": (438, 438, "takes a descriptor out of another process"),
     "kcmp": (312, 272, "tells kernel objects of two processes apart"),
     "bpf": (321, 280, "loads programs into the kernel"),
+    "sched_setaffinity": (203, 122, "leaves the processors on which all arms are timed"),
     "perf_event_open": (298, 241, "watches other processes and the clock"),
     "userfaultfd": (323, 282, "stops the kernel mid-call; a common part of exploits"),
     "io_uring_setup": (425, 425, "does calls that this filter never sees"),

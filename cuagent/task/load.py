@@ -85,6 +85,10 @@ class _Names:
 
     def __init__(self, tree: ast.Module) -> None:
         self.classes: list[str] = []
+        self.imported: list[str] = []
+        """Of these, what may be a class: `from package import Net`."""
+        self.modules: dict[str, int] = {}
+        """Top-level names of imported modules, each with its line."""
         self._others: set[str] = set()
         self._open = False
         self._collect(tree.body)
@@ -102,8 +106,7 @@ class _Names:
                     self._others.add(name)
                     self._open |= name == "__getattr__"
                 case ast.ImportFrom(names=aliases) | ast.Import(names=aliases):
-                    self._open |= any(alias.name == "*" for alias in aliases)
-                    self._others |= {alias.asname or alias.name for alias in aliases}
+                    self._import(node, [alias.asname or alias.name for alias in aliases])
                 case ast.Assign() | ast.AnnAssign() | ast.For() | ast.While() | ast.With():
                     self._others |= {
                         part.id
@@ -116,6 +119,17 @@ class _Names:
                     self._collect(then + other + last)
                     for handler in handlers:
                         self._collect(handler.body)
+
+    def _import(self, node: ast.ImportFrom | ast.Import, names: list[str]) -> None:
+        self._open |= "*" in names
+        self._others |= set(names)
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
+            modules = [node.module] if node.module and not node.level else []
+            self.imported += [name for name in names if name[:1].isupper()]
+        for module in modules:
+            self.modules.setdefault(module.partition(".")[0], node.lineno)
 
 
 def _split(spec: str) -> tuple[Path, str | None]:
@@ -131,9 +145,9 @@ def _read(path: Path) -> str:
     if path.is_dir():
         raise TaskError(f"{path} is a folder; name the Python file in it that defines the module")
     if not path.exists():
-        files = [str(file) for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(str(path), files, n=1)
-        raise TaskError(f"{path}: no such file" + (f"; did you mean {near[0]}?" if near else ""))
+        near = difflib.get_close_matches(path.stem, [f.stem for f in path.parent.glob("*.py")], n=1)
+        hint = f"; did you mean {path.with_name(near[0])}.py?" if near else ""
+        raise TaskError(f"{path}: no such file{hint}")
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise TaskError(f"{path}: larger than {LARGEST_FILE >> 20} MiB; keep data out of it")
@@ -155,7 +169,10 @@ def _names(source: str, path: Path) -> _Names:
 
 def _missing(path: Path, named: str | None, names: _Names) -> str:
     """The line for a class that is not there, with the nearest that is."""
-    classes = names.classes
+    classes = names.classes or names.imported
+    for module, line in names.modules.items():
+        if not (classes or _importable(module, path)):
+            return f"{path}:{line}: defines no class, and imports {module}, which is not installed"
     if not classes:
         return f"{path}: defines no class; it should define the module that is to be made faster"
     if named is None:
@@ -166,6 +183,11 @@ def _missing(path: Path, named: str | None, names: _Names) -> str:
     near = difflib.get_close_matches(named, classes, n=1)
     hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(classes[:8])}"
     return f"{path}: no class {named}; {hint}"
+
+
+def _importable(module: str, path: Path) -> bool:
+    beside = [path.with_name(f"{module}.py"), path.with_name(module)]
+    return any(place.exists() for place in beside) or importlib.util.find_spec(module) is not None
 
 
 def _device(given: str) -> Device:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from cuagent.task.memory import shortage
 from cuagent.task.spec import UNBOUNDED_INTEGERS, TensorSpec, parse_init, parse_inputs
 from cuagent.task.task import Device, Task, TaskError
 from cuagent.task.tree import TreeError, flatten, unflatten
@@ -42,12 +43,15 @@ class Reference:
         what = f"{self.task.entry}({_call(args, named)})"
         hint = "" if self.task.init is not None else "; give its arguments with --init"
         with _user_code(self.task, what, hint if not (args or named) else ""), _seeded(seed):
-            return self.cls(*args, **named).eval().to(self.task.device.value)
+            model = self.cls(*args, **named).eval()
+        _has_values(self.task, model)
+        with _user_code(self.task, f"moving {self.task.entry} to {self.task.device}"):
+            return model.to(self.task.device.value)
 
     def inputs(self, seed: int = 0) -> list[Any]:
         """The positional arguments of one call, drawn from `seed`, tensors on the task's device."""
         if self.task.inputs is not None:
-            with _seeded(seed):
+            with _user_code(self.task, f"--inputs {self.task.inputs}"), _seeded(seed):
                 drawn = [_draw(entry) for entry in parse_inputs(self.task.inputs)]
         else:
             with _user_code(self.task, "get_inputs()"), _seeded(seed):
@@ -114,6 +118,31 @@ def check_runs(reference: Reference, seed: int = 0) -> None:
                 f"{task.path}: {task.entry} gives a tensor on {leaf.device} although its inputs "
                 f"are on {task.device}; create tensors on the device of an input"
             )
+    _can_be_compared(task, leaves, fed)
+
+
+def _has_values(task: Task, model: torch.nn.Module) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_meta:
+            raise TaskError(
+                f"{task.path}: {name} of {task.entry} is made on the meta device and has no "
+                "values; create it on a real one"
+            )
+
+
+def _can_be_compared(task: Task, leaves: list[torch.Tensor], fed: str) -> None:
+    """Raises TaskError where there is not one number that an answer could be held to."""
+    forms = ", ".join(map(_shape, leaves))
+    if not any(leaf.numel() for leaf in leaves):
+        raise TaskError(
+            f"{task.path}: {task.entry}.forward({fed}) gives empty tensors only ({forms}); "
+            "feed it something"
+        )
+    if not any(bool(leaf.isfinite().any()) for leaf in leaves):
+        raise TaskError(
+            f"{task.path}: {task.entry}.forward({fed}) gives nothing but NaN and infinities "
+            f"({forms}); are all parameters initialised, and do the inputs fit?"
+        )
 
 
 def _init_args(task: Task, module: ModuleType) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -191,9 +220,11 @@ def _user_code(
     except TaskError:
         raise
     except (Exception, SystemExit) as error:
+        place = _place_of(error, task)
+        if short := shortage(error):
+            raise TaskError(f"{place}: {what} {short}; make the task smaller") from error
         advice = hint if isinstance(hint, str) else hint(error, task)
-        line = f"{_place_of(error, task)}: {what} failed: {_say(error)}{advice}"
-        raise TaskError(line) from error
+        raise TaskError(f"{place}: {what} failed: {_say(error)}{advice}") from error
     finally:
         sys.dont_write_bytecode = bytecode
         if folder in sys.path:

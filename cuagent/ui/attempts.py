@@ -1,4 +1,4 @@
-"""The table of attempts: a row for each baseline and each judged attempt, and the best over time.
+"""The table of attempts: the ladder, then a row for each judged attempt, and the best over time.
 
 Rows are printed one by one as measurements come, and all together at the end, so every column has
 a width of its own that depends on nothing but the columns of the terminal. When these are few, the
@@ -9,12 +9,13 @@ never are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len
 from rich.text import Text
 
+from cuagent.measure.ladder import over_eager
 from cuagent.measure.timing import Effort, Ratio, Standing, Timing
 from cuagent.ui.table import baseline_name
 from cuagent.ui.text import UNICODE, Glyphs, clip, duration, ratio, times
@@ -22,8 +23,10 @@ from cuagent.verify.verdict import Reason
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
+    from cuagent.measure.ladder import Ladder
 
 CANDIDATE = "candidate"
+EAGER, COMPILE = "eager", "compile"
 MOST_ROWS = 12
 """Attempts in the table at the end."""
 MOST_BARS = 40
@@ -37,10 +40,10 @@ class Row:
 
     name: str
     sign: str = ""
-    """`yes`, `no` or `unsure`: an attribute of `Glyphs`; nothing for a baseline."""
+    """`yes`, `no`, `unsure` or `best` (a rung): an attribute of `Glyphs`, or nothing."""
     seconds: float | None = None
-    over_eager: Ratio | None = None
-    over_compile: Ratio | None = None
+    ratios: Mapping[str, Ratio] = field(default_factory=dict)
+    """Over each baseline, by its name."""
     share: float | None = None
     """Of the roofline."""
     precision: str = ""
@@ -50,48 +53,64 @@ class Row:
 
 @dataclass
 class Board:
-    """The table as it grows: what is known of the baselines and of each attempt by now."""
+    """The table as it grows: what is known of the ladder and of each attempt by now."""
 
     baselines: list[Row] = field(default_factory=list)
     attempts: dict[int, Row] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     """Of attempts, by digest."""
+    climbed: bool = False
+    """Whether the baselines are a ladder's; else they are those of the last attempt."""
+    rung: str = ""
+    """The best one, where it is neither eager nor torch.compile as it is by default."""
+    grown: list[tuple[float, float]] = field(default_factory=list)
+    """Seconds into the run, and what the best attempt was worth from then on."""
 
-    def keep(self, number: int, judgement: Judgement) -> Row:
-        """The row of an attempt, from now on in the table."""
+    def climb(self, found: Ladder) -> None:
+        """The rungs of the ladder, from now on the first rows; those known from before stay."""
+        self.climbed = True
+        before = {row.name: replace(row, sign="") for row in self.baselines}
+        self.baselines = list((before | {row.name: row for row in ladder_rows(found)}).values())
+        best = found.best.name if found.best is not None else ""
+        self.rung = best if best not in (EAGER, COMPILE) else ""
+
+    def keep(self, number: int, judgement: Judgement, seconds: float = 0.0) -> Row:
+        """The row of an attempt judged so many seconds into the run, from now on in the table."""
         self.numbers[judgement.attempt] = number
         row = self.attempts[number] = attempt_row(number, judgement)
-        if not row.said:
-            self.baselines = baseline_rows(judgement)
+        timing = judgement.timing
+        # a quick look at the baselines is no better than the ladder's own
+        quick = self.climbed and timing is not None and timing.effort is not Effort.RECORD
+        if timing is not None and not row.said and not quick:
+            self.baselines = renewed(self.baselines, timing)
+        worth = row_worth(row)
+        if worth is not None and (not self.grown or worth > self.grown[-1][1]):
+            self.grown.append((seconds, worth))
         return row
 
     def news(
-        self, number: int, judgement: Judgement, width: int, glyphs: Glyphs = UNICODE
+        self, number: int, width: int, glyphs: Glyphs = UNICODE, *, fresh: bool = False
     ) -> list[Text]:
-        """What is to be printed of an attempt that was just judged."""
-        known = [row.name for row in self.baselines]
-        row = self.keep(number, judgement)
-        line = row_line(row, width, glyphs)
+        """What is to be printed of an attempt just kept; `fresh`: the baselines too are of now."""
+        row = self.attempts[number]
+        line = row_line(row, width, glyphs, self.rung)
         if row.said:
             return [line]
-        # those of record are fresh, and the ones that the claim rests on
-        fresh = judgement.timing is not None and judgement.timing.effort is Effort.RECORD
-        shown = self.baselines if fresh or known != [b.name for b in self.baselines] else []
-        return [head_line(width), *(row_line(b, width, glyphs) for b in shown), line]
+        first = sum(not other.said for other in self.attempts.values()) == 1
+        shown = self.baselines if fresh or (first and not self.climbed) else []
+        above = [row_line(b, width, glyphs, self.rung) for b in shown]
+        return [head_line(width, self.rung), *above, line]
 
-    def ladder(
-        self, times: Mapping[str, float], width: int, glyphs: Glyphs = UNICODE
-    ) -> list[Text]:
-        """Baselines that were timed before any attempt, in seconds: the first rows."""
-        self.baselines = [Row(name, seconds=seconds) for name, seconds in times.items()]
-        return [head_line(width), *(row_line(b, width, glyphs) for b in self.baselines)]
+    def ladder_lines(self, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+        """The first rows, with their head; as long as they are alone there is room for limits."""
+        return [head_line(width), *(row_line(row, width, glyphs) for row in self.baselines)]
 
     def whole(self, width: int, glyphs: Glyphs = UNICODE, fewest: int = 1) -> list[Text]:
         """All attempts and how the best one grew, where there are as many as `fewest`."""
         rows = [row for _, row in sorted(self.attempts.items())]
         if len(rows) < fewest:
             return []
-        lines = table_lines(self.baselines, rows, width, glyphs)
+        lines = table_lines(self.baselines, rows, width, glyphs, self.rung)
         if grown := trend(rows, width - 8, glyphs):
             lines.append(Text.assemble(("  best ", "dim"), (grown, "green")))
         return lines
@@ -107,20 +126,13 @@ def attempt_row(number: int, judgement: Judgement) -> Row:
     arm = timing.arm(CANDIDATE) if timing is not None else None
     if timing is None or arm is None or arm.failed:
         return Row(name, "yes", said="right, not timed")
-    return Row(
-        name,
-        "yes",
-        arm.median,
-        timing.ratios.get("eager"),
-        timing.ratios.get("compile"),
-        _share(arm.median, timing),
-        str(verdict.precision or ""),
-    )
+    sign = "unsure" if timing.suspect else "yes"
+    precision = str(verdict.precision or "")
+    return Row(name, sign, arm.median, timing.ratios, timing.share, precision)
 
 
-def baseline_rows(judgement: Judgement) -> list[Row]:
-    """What the attempt was timed against: eager first, as it came."""
-    timing = judgement.timing
+def baseline_rows(timing: Timing | None) -> list[Row]:
+    """What an attempt was timed against: eager first, as it came."""
     return [
         Row(arm.name, said=f"failed: {arm.failed}")
         if arm.failed
@@ -130,45 +142,89 @@ def baseline_rows(judgement: Judgement) -> list[Row]:
     ]
 
 
+def ladder_rows(found: Ladder) -> list[Row]:
+    """The rungs, the best marked; those not timed yet say so."""
+    best = found.best
+    rows = []
+    for rung in found.rungs:
+        if rung.failed:
+            rows.append(Row(rung.name, said=f"failed: {rung.failed}"))
+            continue
+        over = {EAGER: rung.over_eager} if rung.over_eager and rung.name != EAGER else {}
+        share = found.floor.share(rung.seconds) if found.floor and rung.seconds > 0 else None
+        sign = "best" if best is not None and rung.name == best.name else ""
+        wrong = "" if rung.right else "wrong"
+        rows.append(Row(rung.name, sign, rung.seconds, over, share, wrong or found.precision))
+    return [*rows, *(Row(name, said="timed for the record") for name in found.later)]
+
+
+def renewed(rows: Sequence[Row], timing: Timing) -> list[Row]:
+    """Baselines with the figures of a newer timing; the ladder's other rungs stay as they were."""
+    fresh = {row.name: row for row in baseline_rows(timing)}
+    kept = []
+    for row in rows:
+        new = fresh.pop(row.name, None)
+        if new is not None:
+            timed = row.ratios and {EAGER, row.name} <= timing.ratios.keys()
+            ratios = {EAGER: over_eager(timing, row.name, row.ratios[EAGER])} if timed else {}
+            row = replace(row, seconds=new.seconds, share=new.share, said=new.said, ratios=ratios)
+        kept.append(row)
+    return kept + list(fresh.values())
+
+
 class Column(NamedTuple):
-    """`cell` gives the text of a row in it; numbers stand to the right."""
+    """A column; `over` names the baseline of a ratio, numbers stand to the right."""
 
     title: str
     width: int
     right: bool = False
+    over: str = ""
 
 
-def columns_for(width: int) -> list[Column]:
-    """The columns that `width` has room for; the first two are always there."""
-    name, time = Column("", 15), Column("time", 7, right=True)
-    eager, compile = Column("over eager", 18), Column("over torch.compile", 18)
-    roof, precision = Column("roof", 4, right=True), Column("math", 5)
-    if width >= 80:
-        return [name, time, eager, compile, roof, precision]
-    if width >= 66:
-        return [name, time, eager, compile]
-    if width >= 52:
-        return [name, time, Column("eager", 6, right=True), compile]
-    return [Column("", 12), time, Column("eager", 6, right=True), Column("comp.", 6, right=True)]
+def columns_for(width: int, rung: str = "") -> list[Column]:
+    """The columns that `width` has room for; the first two are always there.
+
+    With `rung` there is a third baseline, the one that counts.
+    """
+    first = [Column("", 15), Column("time", 7, right=True)]
+    last = [Column("roof", 4, right=True), Column("math", 5)]
+    eager, compile = (
+        Column("over eager", 18, over=EAGER),
+        Column("over torch.compile", 18, over=COMPILE),
+    )
+    short = [Column("eager", 7, True, EAGER), Column("comp.", 7, True, COMPILE)]
+    best = Column("over best rung", 18, over=rung)
+    if width < 52:
+        lean = Column("best", 7, True, rung) if rung else short[1]
+        return [Column("", 12), first[1], short[0], lean]
+    if rung:
+        columns = [eager, compile, best] if width >= 100 else [*short, best]
+        columns = columns if width >= 66 else [short[0], best]
+    else:
+        columns = [eager if width >= 66 else short[0], compile]
+    return [*first, *columns, *(last if width >= 80 else [])]
 
 
-def head_line(width: int) -> Text:
+def head_line(width: int, rung: str = "") -> Text:
     """The titles of the columns."""
-    return Text(_join([(c.title, c) for c in columns_for(width)]), "dim")
+    line = Text(_join([(c.title, c) for c in columns_for(width, rung)]), "dim")
+    line.truncate(width)
+    return line
 
 
-def row_line(row: Row, width: int, glyphs: Glyphs = UNICODE) -> Text:
+def row_line(row: Row, width: int, glyphs: Glyphs = UNICODE, rung: str = "") -> Text:
     """One row in at most `width` columns."""
-    columns = columns_for(width)
+    columns = columns_for(width, rung)
     sign = getattr(glyphs, row.sign) if row.sign else " "
-    label = baseline_name(row.name, width)
     colour = {"yes": "green", "no": "red", "unsure": "yellow"}.get(row.sign, "dim")
-    line = Text(f"{sign:<2}", f"bold {colour}")
+    room = columns[0].width - 2
+    label = clip(baseline_name(row.name, room), room, glyphs.more)
+    line = Text.assemble((f"{sign:<2}", f"bold {colour}"))
     if row.said:
-        room = width - cell_len(line.plain)
-        text = f"{label:<{columns[0].width - 2}}  {row.said}"
-        return line.append(clip(text, room, glyphs.more), "" if row.sign else "dim")
-    line.append(_pad(label, columns[0].width - cell_len(line.plain), right=False))
+        text = f"{_pad(label, room, right=False)}  {row.said}"
+        style = "" if row.sign else "dim"
+        return line.append(clip(text, width - cell_len(line.plain), glyphs.more), style)
+    line.append(_pad(label, room, right=False))
     for column in columns[1:]:
         text, style = _cell(row, column)
         line.append("  " + _pad(text, column.width, column.right), style)
@@ -182,13 +238,15 @@ def table_lines(
     attempts: Sequence[Row],
     width: int,
     glyphs: Glyphs = UNICODE,
+    rung: str = "",
+    most: int = MOST_ROWS,
 ) -> list[Text]:
     """The whole table; of many attempts the first ones are counted only."""
-    left_out = max(len(attempts) - MOST_ROWS, 0)
-    lines = [head_line(width), *(row_line(row, width, glyphs) for row in baselines)]
+    left_out = max(len(attempts) - most, 0)
+    lines = [head_line(width, rung), *(row_line(row, width, glyphs, rung) for row in baselines)]
     if left_out:
         lines.append(Text(f"  {glyphs.more} {left_out} attempts", "dim"))
-    return lines + [row_line(row, width, glyphs) for row in attempts[left_out:]]
+    return lines + [row_line(row, width, glyphs, rung) for row in attempts[left_out:]]
 
 
 def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
@@ -216,29 +274,25 @@ def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
 
 
 def row_worth(row: Row) -> float | None:
-    """What an attempt is worth over the better of the baselines."""
-    return min((r.value for r in (row.over_eager, row.over_compile) if r), default=None)
+    """What an attempt is worth over the best of the baselines."""
+    return min((r.value for r in row.ratios.values()), default=None)
 
 
 def _cell(row: Row, column: Column) -> tuple[str, str]:
     match column.title:
         case "time":
             return ("" if row.seconds is None else duration(row.seconds)), ""
-        case "over eager" | "eager":
-            return _worth(row.over_eager, column)
-        case "over torch.compile" | "comp.":
-            return _worth(row.over_compile, column)
         case "roof":
             return ("" if row.share is None else f"{row.share:.0%}"), ""
-        case _:
+        case "math":
             return row.precision, "dim"
-
-
-def _worth(worth: Ratio | None, column: Column) -> tuple[str, str]:
+    worth = row.ratios.get(column.over)
     if worth is None:
         return "", ""
-    text = ratio(worth) if column.width >= 18 else times(worth.value)
-    return text, _COLOURS[worth.standing]
+    if column.width >= 18:
+        return ratio(worth), _COLOURS[worth.standing]
+    unsure = "?" if worth.standing is Standing.INCONCLUSIVE else ""
+    return times(worth.value) + unsure, _COLOURS[worth.standing]
 
 
 def _share(seconds: float, timing: Timing | None) -> float | None:

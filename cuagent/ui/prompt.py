@@ -3,16 +3,17 @@
 It lives in a thread of its own; what is printed meanwhile goes above it, once and for all. The
 main thread asks for the next line while it rests, hears of lines while it works, or puts a
 question. Keys: Enter sends, Alt-Enter or Ctrl-J makes a new line, Up and Down go through what was
-said before, Tab completes a command, Esc or Ctrl-C interrupts, twice leaves.
+said before, Tab completes a command or a file's name, Esc or Ctrl-C interrupts, twice leaves.
 Not covered: what the lines mean.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -26,6 +27,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.patch_stdout import patch_stdout
 
+from cuagent.ui.foot import Foot
 from cuagent.ui.text import clip, wrap
 
 REFRESH = 0.25
@@ -48,7 +50,7 @@ class Prompt:
     """A context manager; `sys.stdout` and `sys.stderr` print above the line while it is open.
 
     `commands` gives what may follow a slash, with its help. `status` gives the lines above the
-    input for so many columns.
+    input for so many columns; `names` what a word of the text may be completed to.
     """
 
     def __init__(
@@ -56,15 +58,18 @@ class Prompt:
         commands: Mapping[str, str],
         history: Path | None = None,
         status: Callable[[int], list[str]] = lambda width: [],
+        names: Callable[[], Iterable[str]] = list,
     ) -> None:
         self.commands = commands
         self.status = status
+        self.names = names
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._answers: SimpleQueue[str | None] = SimpleQueue()
         self._work: Work | None = None
         self._question = ""
         self._default = ""
         self._hint = ""
+        self._foot = Foot()
         self._interrupted = 0.0
         self._closing = False
         self._stopped = threading.Event()
@@ -76,8 +81,11 @@ class Prompt:
             erase_when_done=True,
             refresh_interval=REFRESH,
         )
-        self._session.app.ttimeoutlen = 0.05
-        self._session.app.timeoutlen = 0.2
+        app = self._session.app
+        app.ttimeoutlen, app.timeoutlen = 0.05, 0.2
+        app.terminal_size_polling_interval = None  # `Foot` looks itself, and clears what it must
+        app.before_render += lambda app: self._foot.follow(app)
+        app.after_render += lambda app: self._foot.remember(app)
         self._thread = threading.Thread(target=self._run, daemon=True, name="prompt")
 
     def __enter__(self) -> Prompt:
@@ -195,9 +203,12 @@ class Prompt:
 
         @keys.add("tab")
         def _(event: KeyPressEvent) -> None:
-            typed = event.current_buffer.text
-            if typed.startswith("/"):
-                event.current_buffer.insert_text(_rest(self.commands, typed))
+            typed = event.current_buffer.document.text_before_cursor
+            if typed.startswith("/") and " " not in typed:
+                rest = _rest([f"/{name}" for name in self.commands], typed)
+            else:
+                rest = _rest(self.names(), re.split(r"\s", typed)[-1])
+            event.current_buffer.insert_text(rest)
 
         @keys.add("escape", "enter")
         @keys.add("c-j")
@@ -240,10 +251,10 @@ def _begun(commands: Mapping[str, str], typed: str) -> list[str]:
     return [name for name in commands if f"/{name}".startswith(typed)]
 
 
-def _rest(commands: Mapping[str, str], typed: str) -> str:
-    """What all commands that begin so have in common beyond it."""
-    begun = [f"/{name}"[len(typed) :] for name in _begun(commands, typed)]
-    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*begun, strict=False))
+def _rest(names: Iterable[str], begun: str) -> str:
+    """What all names that begin so have in common beyond it; of nothing typed, nothing."""
+    ends = [name[len(begun) :] for name in names if begun and name.startswith(begun)]
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*ends, strict=False))
     return "".join(letters[0] for letters in same)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cuagent.events import (
+    Climbed,
     Event,
     Judged,
     Notice,
@@ -22,7 +23,8 @@ from cuagent.events import (
     ToolStarted,
     UserSaid,
 )
-from cuagent.record import RunFolder, ending, judgement_of, message_of
+from cuagent.message import Message, ToolCall
+from cuagent.record import RunFolder, ending, judgement_of, ladder_of, message_of
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
@@ -51,13 +53,8 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                 yield StepStarted(spent.step)
             case "message" if record["role"] == "assistant":
                 message = message_of(dict(record))
-                if message.reasoning:
-                    yield TextDelta(message.reasoning, "reasoning")
-                if message.content:
-                    yield TextDelta(message.content + "\n")
-                for call in message.tool_calls:
-                    summary = _summary(call.name, call.arguments)
-                    waiting[call.id] = ToolStarted(call.id, call.name, summary, call.arguments)
+                yield from _words(message)
+                waiting |= {call.id: _started(call) for call in message.tool_calls}
                 yield spent.so_far(record["time"])
             case "message" if record["role"] == "tool":
                 id = record.get("tool_call_id", "")
@@ -80,10 +77,26 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                     yield waiting[first]
                     begun[first] = waiting.pop(first)
                 yield Judged(record["attempt"], judgement_of(record))
+            case "ladder":
+                found = ladder_of([record])
+                assert found is not None
+                yield Climbed(found)
             case "notice" if "tool" not in record:  # that is a traceback, for the log only
                 yield Notice(record["text"], record.get("level", "info"))
             case "end":
-                yield RunEnded(record["stop"], best_of(records), record["summary"])
+                found = ladder_of(records)
+                yield RunEnded(record["stop"], best_of(records), record["summary"], found)
+
+
+def _words(message: Message) -> Iterator[TextDelta]:
+    if message.reasoning:
+        yield TextDelta(message.reasoning, "reasoning")
+    if message.content:
+        yield TextDelta(message.content + "\n")
+
+
+def _started(call: ToolCall) -> ToolStarted:
+    return ToolStarted(call.id, call.name, _summary(call.name, call.arguments), call.arguments)
 
 
 def best_of(records: Records) -> Judgement | None:

@@ -18,26 +18,36 @@ class Status:
 
     step: int = 0
     best: float | None = None
-    """Over the better of the baselines."""
+    """Over the best of the baselines."""
     tokens: int = 0
     cost: float | None = None
     """US dollars; nothing is said of what costs nothing."""
     activity: str = ""
     """What is being waited for."""
+    sure: bool = True
+    """Whether the interval of the best says that it is faster."""
+
+    @property
+    def best_text(self) -> str:
+        """`best 1.43x`, with a question mark where the times do not tell it from none."""
+        return "" if self.best is None else f"best {times(self.best)}{'' if self.sure else '?'}"
+
+    def parts(self, seconds: float) -> list[str]:
+        """The figures that are known, the first things to know first."""
+        parts = [
+            f"step {self.step}" if self.step else "",
+            clock(seconds),
+            self.best_text,
+            f"{count(self.tokens)} tokens" if self.tokens else "",
+            money(self.cost) if self.cost else "",
+        ]
+        return [part for part in parts if part]
 
     def line(
         self, seconds: float, width: int, glyphs: Glyphs = UNICODE, tick: int | None = None
     ) -> str:
         """At most `width` columns; `tick` turns the spinner, None leaves it out."""
-        parts = [
-            f"step {self.step}" if self.step else "",
-            clock(seconds),
-            f"best {times(self.best)}" if self.best is not None else "",
-            f"{count(self.tokens)} tokens" if self.tokens else "",
-            money(self.cost) if self.cost else "",
-            self.activity,
-        ]
-        parts = [part for part in parts if part]
+        parts = [*self.parts(seconds), *([self.activity] if self.activity else [])]
         spin = "" if tick is None else glyphs.spinner[tick % len(glyphs.spinner)] + " "
         dot = f" {glyphs.dot} "
         line = spin + parts[0]

@@ -13,6 +13,7 @@ from time import gmtime, strftime
 from rich.text import Text
 
 from cuagent.events import (
+    Climbed,
     Event,
     Judged,
     Notice,
@@ -24,8 +25,8 @@ from cuagent.events import (
     ToolStarted,
     UserSaid,
 )
-from cuagent.record import RunFolder
-from cuagent.ui.attempts import Board
+from cuagent.record import RunFolder, ladder_of
+from cuagent.ui.attempts import Board, head_line, ladder_rows, row_line
 from cuagent.ui.code import written
 from cuagent.ui.recorded import Records, best_of, events_of
 from cuagent.ui.summary import summary_lines
@@ -80,14 +81,17 @@ def story(
 
 def _result(folder: RunFolder, records: Records, width: int, glyphs: Glyphs) -> Iterator[Text]:
     """The table of attempts and the summary, as they stand at the end of the log."""
-    board = Board()
+    board, found = Board(), ladder_of(records)
+    if found is not None:
+        board.climb(found)
     for event in events_of(folder, records):
         if isinstance(event, Judged):
             board.keep(event.attempt, event.judgement)
     if board.attempts:
         yield from (Text(), *board.whole(width, glyphs))
     ends = [e for e in events_of(folder, records) if isinstance(e, RunEnded)]
-    ended = ends[-1] if ends else RunEnded("unfinished", best_of(records), "it has not ended")
+    unfinished = RunEnded("unfinished", best_of(records), "it has not ended", found)
+    ended = ends[-1] if ends else unfinished
     yield Text()
     yield from summary_lines(ended, None, board.numbers, width, glyphs)
 
@@ -147,6 +151,10 @@ def _other(event: Event, width: int, glyphs: Glyphs) -> Iterator[Text]:
             yield Text()
             for line in clean(text).strip().split("\n"):
                 yield Text(f"> {line}", "bold cyan")
+        case Climbed(found):
+            yield Text("  the ladder", "bold")
+            yield head_line(width)
+            yield from (row_line(row, width, glyphs) for row in ladder_rows(found))
         case ToolFinished():
             if event.output.strip():
                 style = "red" if event.is_error else "dim"

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from cuagent.agent.stop import FINISHED
 from cuagent.events import RunEnded, RunStarted
-from cuagent.measure.timing import Effort, Standing
+from cuagent.judge import Result, free_of, result_of
+from cuagent.measure.timing import Effort, Ratio, Standing
 from cuagent.record import RUNS
-from cuagent.ui.table import NARROW, baseline_name, label_lines
+from cuagent.ui.table import NARROW, baseline_name, label_lines, share_facts
 from cuagent.ui.text import UNICODE, Glyphs, one_line, ratio, wrap
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
+    from cuagent.measure.ladder import Ladder
+
+EAGER, COMPILE = "eager", "compile"
 
 
 def summary_lines(
@@ -27,21 +32,29 @@ def summary_lines(
 ) -> list[Text]:
     """`attempts` gives the number of an attempt by its digest."""
     best: Judgement | None = ended.best
-    if best is None:
-        head, rows = f"{glyphs.unsure} no gain: {one_line(ended.summary)}", []
+    found: Ladder | None = ended.ladder
+    number = attempts.get(best.attempt) if best is not None else None
+    name = f"attempt {number}" if number is not None else "the attempt"
+    result = result_of(best, found)
+    rows = [] if best is None else _evidence(best, found, width)
+    if result is Result.RUNG and found is not None and found.best is not None:
+        head = f"{glyphs.yes} {_without_kernel(best)}: {called(found.best.name)} is the result"
+        rows = [*_free_rows(best, found), *_vain_rows(best, name), *rows]
+    elif best is not None and result is Result.KERNEL:
+        head = f"{glyphs.yes} best: {name}"
+        rows = [*_gain_rows(best), *rows]
+    elif found is not None and found.best is not None:
+        yet = "" if ended.stop in FINISHED else " yet"
+        head = f"{glyphs.unsure} nothing beats your module{yet}"
+        rows = [*_vain_rows(best, name), *rows]
+    elif best is None:
+        head = f"{glyphs.unsure} no gain: {one_line(ended.summary)}"
     else:
-        number = attempts.get(best.attempt)
-        name = f"attempt {number}" if number is not None else best.attempt[:12]
-        if best.gains:
-            head = f"{glyphs.yes} best: {name}"
-        elif best.standing is Standing.INCONCLUSIVE:
-            head = f"{glyphs.unsure} no sure gain: {name} is right; the times do not tell it apart"
-        else:
-            head = f"{glyphs.unsure} no gain: {name} is right, but not faster than eager"
-        rows = _evidence(best, width)
-    colour = "green" if best is not None and best.gains else "yellow"
+        head = f"{glyphs.unsure} {_no_gain(best, name)}"
+    colour = "yellow" if head.startswith(glyphs.unsure) else "green"
     lines = [Text(line, f"bold {colour}") for line in wrap(head, width)]
-    return lines + label_lines([*rows, *_whereabouts(ended, run)], width)
+    places = _whereabouts(ended, run, result, number)
+    return lines + label_lines([*rows, *places], width)
 
 
 def short_path(path: Path) -> str:
@@ -55,28 +68,96 @@ def handle(run: RunStarted) -> str:
     return run.run_id if run.folder.parent == RUNS.resolve() else short_path(run.folder)
 
 
-def _evidence(best: Judgement, width: int) -> list[tuple[str, str]]:
-    rows = []
+def _without_kernel(best: Judgement | None) -> str:
+    return "no kernel surely adds to what is free" if _may_add(best) else "no kernel needed"
+
+
+def _may_add(best: Judgement | None) -> bool:
+    """Measured to be faster than the best rung, though not surely."""
+    worth = best.worth if best is not None else None
+    if worth is None or worth.kernel.standing is not Standing.INCONCLUSIVE:
+        return False
+    return worth.kernel.value > 1
+
+
+def _no_gain(best: Judgement, name: str) -> str:
     if best.timing is None:
+        return f"no sure gain: {name} is right, and was not timed"
+    if best.timing.suspect:
+        return f"no gain: {name} is right, but its time is not believed"
+    if best.standing is Standing.INCONCLUSIVE:
+        return f"no sure gain: {name} is right; the times do not tell it apart"
+    return f"no gain: {name} is right, but not faster than eager"
+
+
+def _gain_rows(best: Judgement) -> list[tuple[str, str]]:
+    """What is free and what the kernel adds to it: their product is end to end."""
+    if (worth := best.worth) is None:
+        return []
+    free = ("free", "nothing: eager is the best rung")
+    if worth.rung != EAGER:
+        free = ("free", f"{_said(worth.free)}: {called(worth.rung)}, no kernel")
+    return [free, ("kernel on top", _said(worth.kernel)), ("end to end", _said(worth.end_to_end))]
+
+
+def _free_rows(best: Judgement | None, found: Ladder) -> list[tuple[str, str]]:
+    free = free_of(best, found)
+    of_record = found.effort is Effort.RECORD or (best is not None and best.worth is not None)
+    how = "measured afresh" if of_record else "a quick look"
+    return [] if free is None else [("free", f"{_said(free)} over eager, {how}")]
+
+
+def _vain_rows(best: Judgement | None, name: str) -> list[tuple[str, str]]:
+    """What the best attempt came to, where it is not the result."""
+    if best is None:
+        return [("kernels", "none was accepted")]
+    if best.worth is not None:
+        return [("kernels", f"{name}: {_said(best.worth.kernel)} over {called(best.worth.rung)}")]
+    return [("kernels", _no_gain(best, name))]
+
+
+def _evidence(best: Judgement, found: Ladder | None, width: int) -> list[tuple[str, str]]:
+    rows = []
+    if (timing := best.timing) is None:
         rows.append(("worth", "not timed"))
     else:
-        for name, worth in best.timing.ratios.items():
-            word = f" {worth.standing}" if width >= NARROW else ""
-            rows.append((f"over {baseline_name(name, width)}", ratio(worth) + word))
-        afresh = best.timing.effort is Effort.RECORD
+        told = {EAGER, best.worth.rung} - {COMPILE} if best.worth is not None else set()
+        for name, worth in timing.ratios.items():
+            if name not in told:
+                word = f" {worth.standing}" if width >= NARROW else ""
+                where = called(name) if width >= NARROW else name
+                rows.append((f"over {where}", ratio(worth) + word))
+        rows += [("roofline", fact.replace(" of the roofline", "")) for fact in share_facts(timing)]
+        afresh = timing.effort is Effort.RECORD
         how = "measured afresh in several processes" if afresh else "measured in the loop only"
-        rows.append(("timing", f"{how}, on {one_line(best.timing.device)}"))
+        rows.append(("timing", f"{how}, on {one_line(timing.device)}"))
+        rows += [("mind", remark) for remark in timing.remarks]
     if best.verdict.precision is not None:
         rows.append(("precision", str(best.verdict.precision)))
     return [*rows, ("isolation", best.verdict.tier)]
 
 
-def _whereabouts(ended: RunEnded, run: RunStarted | None) -> list[tuple[str, str]]:
+def _said(worth: Ratio) -> str:
+    unsure = " (inconclusive)" if worth.standing is Standing.INCONCLUSIVE else ""
+    return ratio(worth) + unsure
+
+
+def called(rung: str) -> str:
+    """A rung at full length."""
+    return baseline_name(rung, 40)
+
+
+def _whereabouts(
+    ended: RunEnded, run: RunStarted | None, result: Result, number: int | None
+) -> list[tuple[str, str]]:
     rows = [("stopped", one_line(str(ended.stop)))]
     if run is not None:
         rows.append(("run", short_path(run.folder)))
         rows.append(("look", f"cuagent show {handle(run)}"))
-        if ended.best is not None:
+        if ended.best is not None and result is not Result.RUNG:
             rows.append(("apply", f"cuagent apply {handle(run)}"))
+        if result is not Result.MODULE or (ended.best is not None and ended.ladder is None):
             rows.append(("export", f"cuagent export {handle(run)} --out DIR"))
+        if result is Result.RUNG and number and _may_add(ended.best):
+            rows.append(("or", f"cuagent export {handle(run)} --attempt {number} --out DIR"))
     return rows

@@ -24,8 +24,19 @@ if TYPE_CHECKING:
 NARROW = 50
 """Columns; below it names are short and nothing is indented."""
 SHOWN_DIAGNOSTICS = SHOWN_DRAWS = 3
-COPIED = ("run", "look", "apply", "export")
-NAMES = {"compile": "torch.compile"}
+COPIED = ("run", "look", "apply", "export", "or")
+NAMES = {
+    "compile": "torch.compile",
+    "reduce-overhead": "CUDA graphs",
+    "max-autotune-no-cudagraphs": "max-autotune",
+}
+SHORT = {
+    "reduce-overhead": "graphs",
+    "max-autotune-no-cudagraphs": "autotune",
+    "channels_last": "NHWC",
+    "tf32": "TF32",
+}
+"""Parts of a rung's name, where there are several."""
 MERIT = {
     -1: "not accepted",
     1: "right, no clear gain over eager",
@@ -55,12 +66,8 @@ def why_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) -> lis
         return build_lines(judgement.build, width, glyphs)[1:]
     if not verdict.accepted:
         return verdict_lines(verdict, width, glyphs)[1:]
-    lines = []
-    if timing is not None and timing.contradiction:
-        lines += _paragraph(f"clocks disagree: {timing.contradiction}", width, "red")
-    for note in (*verdict.notes, *(timing.notes if timing is not None else ())):
-        lines += _paragraph(note, width, "dim")
-    return lines
+    lines = [] if timing is None else remark_lines(timing, width)
+    return lines + [line for note in verdict.notes for line in _paragraph(note, width, "dim")]
 
 
 def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
@@ -120,18 +127,32 @@ def _worst_of_each_kind(draws: Sequence[Draw]) -> list[Draw]:
 
 def timing_lines(timing: Timing, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
     """The arms as a table, and how and where they were timed."""
-    lines = _arm_lines(timing, width, glyphs)
-    if timing.contradiction:
-        lines += _paragraph(f"clocks disagree: {timing.contradiction}", width, "red")
-    for note in timing.notes:
-        lines += _paragraph(note, width, "yellow")
+    lines = _arm_lines(timing, width, glyphs) + remark_lines(timing, width)
+    facts = [*share_facts(timing), one_line(timing.device)]
     effort = "quick look, no claim" if timing.effort is Effort.QUICK else "of record"
-    return lines + _facts([one_line(timing.device), f"timing {effort}"], width, glyphs)
+    return lines + _facts([*facts, f"timing {effort}"], width, glyphs)
+
+
+def remark_lines(timing: Timing, width: int) -> list[Text]:
+    """What a reader of the figures must know: doubts in red, the rest in yellow."""
+    grave = len(timing.remarks) - len(timing.notes)
+    styles = ["red"] * grave + ["yellow"] * len(timing.notes)
+    pairs = zip(timing.remarks, styles, strict=True)
+    return [line for text, style in pairs for line in _paragraph(text, width, style)]
+
+
+def share_facts(timing: Timing) -> list[str]:
+    """How near the candidate is to the floor of the task."""
+    if timing.share is None or timing.floor is None:
+        return []
+    floor = f"floor {duration(timing.floor.seconds)}, {timing.floor.bound}"
+    return [f"{timing.share:.0%} of the roofline ({floor})"]
 
 
 def _arm_lines(timing: Timing, width: int, glyphs: Glyphs) -> list[Text]:
     """A row for each arm: name, time, what the candidate is worth against it."""
-    names = {arm.name: baseline_name(arm.name, width) for arm in timing.arms}
+    room = 24 if width >= NARROW else 8
+    names = {arm.name: baseline_name(arm.name, room) for arm in timing.arms}
     first = max(map(cell_len, names.values()), default=0)
     lines = []
     for arm in timing.arms:
@@ -153,14 +174,23 @@ def score_lines(score: Score, width: int) -> list[Text]:
 
 
 def least_ratio(timing: Timing | None) -> float | None:
-    """What an attempt is worth over the better of the baselines: the smallest ratio measured."""
-    values = [r.value for r in timing.ratios.values()] if timing is not None else []
-    return min(values, default=None)
+    """What an attempt is worth over the best of the baselines: the smallest ratio measured."""
+    worth = least_worth(timing)
+    return worth.value if worth is not None else None
+
+
+def least_worth(timing: Timing | None) -> Ratio | None:
+    """The smallest ratio measured, with its limits."""
+    ratios = timing.ratios.values() if timing is not None else ()
+    return min(ratios, key=lambda r: r.value, default=None)
 
 
 def baseline_name(name: str, width: int) -> str:
-    """An arm as people call it."""
-    return NAMES.get(name, name) if width >= NARROW else name
+    """An arm as people call it, in at most `width` columns if there is such a name."""
+    if "+" in name:
+        return " ".join(SHORT.get(part, part) for part in name.split("+"))
+    called = NAMES.get(name, name)
+    return called if cell_len(called) <= width else SHORT.get(name, name)
 
 
 def label_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:

@@ -1,15 +1,15 @@
 """The view for a person: an append-only transcript and, on a terminal, one live line below it.
 
-What has been printed is never touched again; only the last line is redrawn in place, in one write
-with a carriage return, so nothing flickers and scrolling back works. Without a terminal there is
-no live line and no control character, and the figures come as a line for each step.
+What has been printed is never touched again; only what stands below it is redrawn in place, in one
+write, so nothing flickers and scrolling back works: one line, or both sides of `ui.live` where the
+terminal is wide. Without a terminal there is nothing live and no control character, and the figures
+come as a line for each step.
 Invariant: every write goes through `_write`, under the lock that the ticking live line shares.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import threading
 import time
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from cuagent.events import (
+    Climbed,
     Event,
     Judged,
     Notice,
@@ -37,17 +37,21 @@ from cuagent.events import (
     ToolStarted,
     UserSaid,
 )
+from cuagent.measure.timing import Effort, Standing
 from cuagent.ui.attempts import Board
 from cuagent.ui.code import written
 from cuagent.ui.flow import Flow
 from cuagent.ui.keys import silent_keys
+from cuagent.ui.live import panel_lines, two_sided
+from cuagent.ui.region import Region
 from cuagent.ui.status import Status
 from cuagent.ui.summary import short_path, summary_lines
-from cuagent.ui.table import least_ratio, why_lines
+from cuagent.ui.table import least_worth, why_lines
 from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, one_line, wrap
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
+    from cuagent.measure.ladder import Ladder
 
 TICK = 0.25
 """Seconds between two states of the live line."""
@@ -56,6 +60,8 @@ WIDEST = 120
 KEPT = {"bash": (4, 3), "compile": (6, 0), "profile": (12, 0)}
 """First and last lines kept of a tool's output; `OTHERS` of one that is not named, or an error."""
 OTHERS, OF_ERROR = (3, 0), (4, 3)
+HEARD = 8
+"""Lines of a running tool that a wide terminal shows below the transcript."""
 PAUSES = ("interrupted", "answered")
 """Ends after which a person who sits by goes on; they need no summary."""
 _NOTICE = {"info": "cyan", "warning": "yellow", "error": "red"}
@@ -84,16 +90,18 @@ class Terminal:
             and self.console.is_terminal
             and not self.console.is_dumb_terminal
         )
-        self._reflows = os.environ.get("TERM") != "linux" and "XTERM_VERSION" not in os.environ
+        self._region = Region(self.console)
         self._echo = ExitStack()
         self._seconds_at_step = 0.0
-        self._drawn = 0
+        self._heard: list[str] = []
+        """What a tool has printed last."""
+        self._phases: set[str] = set()
         self._flow: Flow | None = None
         self._flow_style = ""
         self._run: RunStarted | None = None
         self._open: dict[str, ToolStarted] = {}
         self._last_call = ""
-        self._judged = False
+        self._judged = self._climbed = False
         self._started = time.monotonic()
         self._rested: float | None = None
         self._tick = 0
@@ -128,29 +136,34 @@ class Terminal:
             self._show(event)
 
     def foot_lines(self, width: int) -> list[str]:
-        """What stands below the transcript: the line that is being streamed, and the status."""
+        """What stands below the transcript, for who shows it; the last line is the status."""
         with self._lock:
             tick = self._tick if self._rested is None else None
-            status = self.status.line(self._seconds(), width, self.glyphs, tick)
             self._tick += 1
+            status = self.status.line(self._seconds(), width, self.glyphs, tick)
+            if two_sided(self.board, width, self.console.height):
+                doing = Status(activity=self.status.activity)  # the figures come last
+                return [*(line.plain for line in self._panel(width, None, doing)), status]
             return [clip(self._held, width, self.glyphs.more), status] if self._held else [status]
 
     def say(self, lines: Iterable[Text]) -> None:
         """Add lines that are no event of the run."""
         self._print(lines)
 
-    def recall(self, judged: Iterable[tuple[int, Judgement]]) -> None:
-        """Attempts of an earlier session, by their numbers."""
+    def recall(self, judged: Iterable[tuple[int, Judgement]], found: Ladder | None = None) -> None:
+        """Ladder and attempts of an earlier session, these by their numbers."""
         with self._lock:
+            if found is not None:
+                self.board.climb(found)
             for number, judgement in judged:
                 self.board.keep(number, judgement)
                 self._improve(judgement)
-        self.show_table()
 
     def rest(self) -> None:
         """It is the user's turn: the clock stands until the next step."""
         with self._lock:
             self._rested = self._rested or time.monotonic()
+            self._heard = []
             self._set(activity="your turn: Enter goes on, /help")
 
     def show_table(self) -> None:
@@ -161,11 +174,14 @@ class Terminal:
         match event:
             case RunStarted():
                 self._run = event
+                self._started = time.monotonic()  # what came before was no work
                 self._print(self._header(event))
             case Phase(text):
                 self._set(activity=one_line(text))
-                if not self._open:  # within a call it is for the live line alone
+                # within a call it is for the live line alone, and once is enough
+                if not self._open and text not in self._phases:
                     self._print([self._line(f"{self.glyphs.dot} {one_line(text)}", "dim")])
+                self._phases.add(text)
             case TextDelta():
                 self._stream(event)
             case StepStarted(step):
@@ -181,12 +197,16 @@ class Terminal:
                 self._tool_output(event)
             case ToolFinished():
                 self._tool_finished(event)
+            case Climbed(found):
+                self._show_ladder(found)
             case Judged():
                 self._show_judged(event)
             case Spent():
                 tokens = event.tokens_in + event.tokens_out
                 self._set(step=event.step, tokens=tokens, cost=event.cost)
                 self._seconds_at_step = event.seconds
+                # the run's own clock, which counts what was worked before and no opening
+                self._started = (self._rested or time.monotonic()) - event.seconds
             case UserSaid(text):
                 pieces = [f"> {line}" for line in clean(text).strip().split("\n")]
                 self._print([Text(), *(Text(piece, "bold cyan") for piece in pieces)])
@@ -210,15 +230,15 @@ class Terminal:
         style = "dim" if event.kind == "reasoning" else ""
         if self._flow is not None and self._flow_style != style:
             self._print([])
-        elif self._flow is None and (self._live or self._foot):
-            self._print([Text()])  # without a live line the figures of the step stand here
+        elif self._flow is None and (self._live or self._foot):  # else figures stand here
+            self._print([Text()])
         if self._flow is None:
             self._flow = Flow(self.width if self.console.is_terminal else None)
             self._flow_style = style
         # A tab or a bell of the model's is not for the terminal; line ends are the flow's.
-        ready = self._flow.feed(clean(event.text))
-        if self._foot:
-            whole, newline, self._held = (self._held + ready).rpartition("\n")
+        ready, self._held = self._held + self._flow.feed(clean(event.text)), ""
+        if self._foot or self._two_sided:
+            whole, newline, self._held = ready.rpartition("\n")
             ready = whole + newline
         if ready:
             self._write(self._styled(ready))
@@ -227,6 +247,8 @@ class Terminal:
         self._open[event.call_id] = event
         self._last_call = event.call_id
         self._judged = False
+        self._climbed = False
+        self._heard = []
         self._set(activity=event.name)
         summary = one_line(event.summary)
         room = self.width - len(event.name) - 3 - len(self.glyphs.call)
@@ -242,6 +264,7 @@ class Terminal:
         started = self._open.get(event.call_id)
         if started is not None and lines[-1]:
             self._set(activity=f"{started.name}: {one_line(lines[-1])}")
+            self._heard = [*self._heard, *map(one_line, lines)][-HEARD:]
 
     def _tool_finished(self, event: ToolFinished) -> None:
         started = self._open.pop(event.call_id, None)
@@ -253,7 +276,7 @@ class Terminal:
             lines.append(self._line(f"  {self.glyphs.result} {summary}", "dim"))
         self._last_call = ""
         lines += self._result(event, started)
-        if event.seconds >= 1 and not self._judged:
+        if event.seconds >= 1:
             lines.append(Text(f"  {duration(event.seconds)}", "dim"))
         self._print(lines)
 
@@ -264,8 +287,8 @@ class Terminal:
             code = written(started.name, started.arguments, self.width, self.glyphs)
             if code:
                 return code
-        if event.name == "baseline" and (times := event.data.get("times")):
-            return self.board.ladder(times, self.width, self.glyphs)
+        if event.name == "baseline" and self.board.baselines and not event.is_error:
+            return [] if self._climbed else self.board.ladder_lines(self.width, self.glyphs)
         if not event.output.strip():
             return []
         head, tail = OF_ERROR if event.is_error else KEPT.get(event.name, OTHERS)
@@ -277,13 +300,23 @@ class Terminal:
         judgement: Judgement = event.judgement
         self._judged = True
         self._improve(judgement)
-        lines = self.board.news(event.attempt, judgement, self.width, self.glyphs)
+        self.board.keep(event.attempt, judgement, self._seconds())
+        timing = judgement.timing
+        fresh = timing is not None and timing.effort is Effort.RECORD
+        lines = self.board.news(event.attempt, self.width, self.glyphs, fresh=fresh)
         self._print(lines + why_lines(judgement, self.width, self.glyphs))
 
+    def _show_ladder(self, found: Ladder) -> None:
+        self._climbed = True
+        self.board.climb(found)
+        notes = [self._line(f"  {note}", "yellow") for note in found.notes]
+        self._print([*self.board.ladder_lines(self.width, self.glyphs), *notes])
+
     def _improve(self, judgement: Judgement) -> None:
-        worth = least_ratio(judgement.timing)
-        if judgement.verdict.accepted and worth is not None:
-            self._set(best=max(worth, self.status.best or 0.0))
+        worth = least_worth(judgement.timing)
+        if judgement.verdict.accepted and worth and worth.value > (self.status.best or 0.0):
+            sure = worth.standing is not Standing.INCONCLUSIVE
+            self._set(best=worth.value, sure=sure)
 
     def _line(self, text: str, style: str) -> Text:
         return Text(clip(text, self.width, self.glyphs.more), style)
@@ -319,40 +352,39 @@ class Terminal:
         return capture.get()
 
     def _write(self, text: str) -> None:
-        """The transcript grows by `text`; the live line moves below it. One write, one flush."""
+        """The transcript grows by `text`; what is live moves below it. One write, one flush."""
         with self._lock:
-            erase = self._erase()
-            live = self._status_line() if self._live and self._flow is None else ""
+            erase = self._region.erase()
+            live = self._region.draw(self._live_lines()) if self._is_shown else ""
             if erase or text or live:
                 self.console.file.write(erase + text + live)
                 self.console.file.flush()
 
-    def _erase(self) -> str:
-        """What takes the live line away."""
-        drawn, self._drawn = self._drawn, 0
-        return self._to_start(drawn) + "\x1b[K" if drawn else ""
+    @property
+    def _two_sided(self) -> bool:
+        return self._live and two_sided(self.board, self.console.width - 1, self.console.height)
 
-    def _to_start(self, drawn: int) -> str:
-        """Back to where a live line of so many columns began.
+    @property
+    def _is_shown(self) -> bool:
+        """One line makes room for words as they stream; two sides show them."""
+        return self._live and (self._flow is None or self._two_sided)
 
-        A terminal that has become narrower has broken it in two, unless it is one that cuts.
-        """
-        above = max(drawn - 1, 0) // self.console.width if self._reflows else 0
-        return f"\x1b[{above}A\r\x1b[J" if above else "\r"
-
-    def _status_line(self) -> str:
+    def _live_lines(self) -> list[Text]:
         # one column stays free: a full last line would wrap and could not be redrawn in place
+        if self._two_sided:
+            return self._panel(self.console.width - 1, self._tick, self.status)
         line = self.status.line(self._seconds(), self.width - 1, self.glyphs, self._tick)
-        self._drawn = cell_len(line)
-        with self.console.capture() as capture:
-            self.console.print(Text(line, "dim"), end="", soft_wrap=True)
-        return capture.get()
+        return [Text(line, "dim")]
+
+    def _panel(self, width: int, tick: int | None, status: Status) -> list[Text]:
+        heard = [self._held] if self._held else self._heard
+        rows, seconds = self.console.height, self._seconds()
+        return panel_lines(status, heard, self.board, seconds, width, rows, self.glyphs, tick)
 
     def _keep_ticking(self) -> None:
         while not self._ended.wait(TICK):
             with self._lock:
-                if self._live and self._flow is None:
+                if self._is_shown:
                     self._tick += 1
-                    start = self._to_start(self._drawn)
-                    self.console.file.write(start + self._status_line() + "\x1b[K")
+                    self.console.file.write(self._region.redraw(self._live_lines()))
                     self.console.file.flush()

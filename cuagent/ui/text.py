@@ -24,6 +24,7 @@ class Glyphs:
     yes: str
     no: str
     unsure: str
+    best: str
     call: str
     result: str
     bar: str
@@ -35,8 +36,8 @@ class Glyphs:
     """From low to high."""
 
 
-UNICODE = Glyphs("✓", "✗", "?", "●", "└", "│", "·", "…", "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "─", "▁▂▃▄▅▆▇█")
-ASCII = Glyphs("ok", "XX", "?", "*", "`", "|", "-", "...", "|/-\\", "-", "_.-=+*#")
+UNICODE = Glyphs("✓", "✗", "?", "▸", "●", "└", "│", "·", "…", "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "─", "▁▂▃▄▅▆▇█")
+ASCII = Glyphs("ok", "XX", "?", ">", "*", "`", "|", "-", "...", "|/-\\", "-", "_.-=+*#")
 
 
 def glyphs_for(encoding: str | None) -> Glyphs:
@@ -66,15 +67,13 @@ def clock(seconds: float) -> str:
 
 
 def times(value: float) -> str:
-    """A plain ratio: `1.43x`, `3.57e+06x`."""
-    if value >= 1e5:
-        return f"{value:.3g}x"
-    return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
+    """A plain ratio: `1.43x`, `12.3x`, `3.57e+06x`."""
+    return f"{value:.3g}x" if value >= 1e5 else f"{_three_digits(value)}x"
 
 
 def ratio(r: Ratio) -> str:
     """A ratio with its 95 % limits: `1.43x [1.38, 1.49]`."""
-    return f"{times(r.value)} [{r.low:.2f}, {r.high:.2f}]"
+    return f"{times(r.value)} [{_three_digits(r.low)}, {_three_digits(r.high)}]"
 
 
 def count(number: int) -> str:

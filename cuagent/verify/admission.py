@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cuagent.task import TaskError
 from cuagent.verify.examine import NOISE
 from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.referee import Referee
@@ -57,22 +58,25 @@ class Admission:
 
 
 def admit(referee: Referee) -> Admission:
-    """Judge the task of an opened referee. Raises TaskError, OracleLost."""
-    findings = referee.examine()
-    reasons = _reasons(findings)
-    if not reasons:
-        reasons = [f"{name} would pass for the answer" for name in _passing(referee)]
+    """Judge the task of an opened referee. Raises OracleLost."""
+    notes: list[str] = []
+    try:
+        findings = referee.examine()
+        notes = _notes(findings, referee)
+        reasons = _reasons(findings, referee) or _tried(referee)
+    except TaskError as error:  # it ran once, when it was opened, and does not on every input
+        reasons = [str(error)]
     return Admission(
         task=referee.task.digest,
         reasons=tuple(reasons),
-        notes=tuple(_notes(findings, referee)),
+        notes=tuple(notes),
         kinds=tuple(kind.value for kind in Inputs if kind in referee.stage.kinds),
         longest_sum=referee.stage.longest_sum,
         fp64=referee.about["fp64"],
     )
 
 
-def _reasons(findings: dict[str, Any]) -> list[str]:
+def _reasons(findings: dict[str, Any], referee: Referee) -> list[str]:
     reasons = []
     if findings["random"]:
         names = ", ".join(findings["random"])
@@ -84,8 +88,12 @@ def _reasons(findings: dict[str, Any]) -> list[str]:
         reasons.append(
             f"the reference gives different results for equal inputs ({findings['noise']:.1g})"
         )
-    if findings["constant"]:
-        reasons.append("the output does not depend on the inputs")
+    if not referee.stage.inputs.tensors():
+        reasons.append("it takes no tensors, so that every call asks for the same")
+    elif findings["constant"]:
+        level = findings["level"]
+        known = "" if level is None else f": on the task's own it is {level:g} everywhere"
+        reasons.append(f"the output does not depend on the inputs{known}")
     return reasons
 
 
@@ -95,7 +103,9 @@ def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
         notes.append("the reference is not deterministic to the last digit")
     if findings["changed_inputs"]:
         notes.append("the reference changes its inputs; a candidate may not")
-    for index in findings["ignored"]:
+    if findings["fixed"]:
+        notes.append("get_inputs gives the same at every call; a verdict draws others besides")
+    for index in [] if findings["constant"] else findings["ignored"]:
         notes.append(f"input {index} has no influence on the output")
     for index in findings["not_finite"]:
         notes.append(f"output {index} has NaN or Inf on the task's own inputs; places are compared")
@@ -104,6 +114,28 @@ def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
     if Inputs.NORMAL not in referee.stage.kinds:
         notes.append("it takes no zero-mean inputs: precision cannot be judged tightly")
     return notes
+
+
+def _tried(referee: Referee) -> list[str]:
+    """What is wrong with the answers themselves, by the rule for candidates."""
+    if unsteady := _unsteady(referee):
+        return [f"equal inputs give results that the rule would not take for equal ({unsteady})"]
+    return [f"{name} would pass for the answer" for name in _passing(referee)]
+
+
+def _unsteady(referee: Referee) -> str:
+    """The kind of inputs on which the reference fails for its own answer given before, or ""."""
+    seeds = Seeds()
+    for kind in (Inputs.OWN, Inputs.NORMAL):
+        if kind not in referee.stage.kinds:
+            continue
+        seed, draw = seeds.draw(), seeds.draw()
+        earlier, _ = referee.ask(Weights.OWN, seed, kind, draw)
+        before = [tensor.clone() for tensor in earlier.declared]
+        expected, _ = referee.ask(Weights.OWN, seed, kind, draw)
+        if not referee.stage.judged(before, expected, kind).passed:
+            return f"{kind} inputs"
+    return ""
 
 
 def _passing(referee: Referee) -> list[str]:

@@ -1,12 +1,15 @@
 """The course of one verdict: rounds of draws, two calls each, and what the referee sees of them.
 
-Inputs come from the oracle and are kept a second time; outputs lie in the referee's memory,
+Inputs come from the oracle, and the worker is lent a copy; outputs lie in the referee's memory,
 poisoned before a call and copied away at once after it; only then is the oracle asked what was
-right. The referee opens and closes all that is used here.
+right. Of the two calls one is made by itself, with poison wherever the candidate finds memory; the
+other in a block with those of other draws, in the very form in which calls are timed. Either comes
+first by turns. The referee opens and closes all that is used here.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +32,12 @@ if TYPE_CHECKING:
 SPREAD_S, LOGIC_SPREAD_S = 0.1, 0.02
 """About how long the oracle may perturb for one draw; those that judge logic have wide bounds."""
 KEPT_BYTES = 1 << 30
-"""Of first outputs that are kept to compare a second pass with; one is kept whatever its size."""
+"""Of inputs and outputs that the draws of a block need; it is of one call whatever its size."""
+TOGETHER = 4
+"""Draws whose calls are made in one block."""
+FLUSH = 256 << 20
+"""Bytes: overwrites the L2 of every GPU so far, and takes long enough to hide the launch's latency,
+without which a kernel of 10 us measures as 12."""
 FEW_ELEMENTS = 1 << 22
 """Below this many, comparing on the CPU takes one thread: a pool that must share its cores with
 other processes waits for itself (measured: 65 s for what one thread does in 0.1 s)."""
@@ -41,8 +49,10 @@ class Stage:
 
     task: Task
     inputs: Arena
+    """As the oracle drew them; no worker is lent these."""
+    lent: Arena
+    """The worker's copy."""
     outputs: Arena
-    """One slot for each poison."""
     weights: Arena
     answers: dict[str, Arena]
     """declared, precise, spread."""
@@ -53,7 +63,8 @@ class Stage:
         return Expected(*(self.answers[n].tensors() for n in ("declared", "precise", "spread")))
 
     def judged(self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs) -> Finding:
-        return strict(outputs, expected, kind, self.longest_sum, self.task.precision)
+        places = max((tensor.numel() for tensor in self.inputs.tensors()), default=0)
+        return strict(outputs, expected, kind, self.longest_sum, self.task.precision, places)
 
 
 class Course:
@@ -67,11 +78,13 @@ class Course:
         self.session = session
         self.tally = tally
         self.call_s = call_s
+        self._poisons = itertools.cycle(POISONS)
+        self._block_first = itertools.cycle((False, True))
 
     def run(self, seed: int, seeds: Seeds) -> None:
         """`seed` is for the weights; it was the session's at its construction."""
         stage = self.stage
-        for arena in (stage.inputs, stage.outputs, stage.weights):
+        for arena in (stage.outputs, stage.weights):
             arena.mend_guards()
         with self._threads():
             self._rounds(seed, seeds)
@@ -89,50 +102,92 @@ class Course:
 
     def _round(self, part: Round, seeds: Seeds) -> None:
         when = When.FIRST if part.fresh else When.SWAPPED
+        trials = [
+            Trial(kind, part.weights, seeds.draw(), when)
+            for kind in part.kinds
+            if kind in self.stage.kinds
+        ]
+        most = self.stage.inputs.count
         first: list[tuple[Trial, list[Tensor]]] = []
-        room = max(1, KEPT_BYTES // max(1, self.stage.outputs.layout.size))
-        for kind in part.kinds:
-            if kind in self.stage.kinds:
-                trial = Trial(kind, part.weights, seeds.draw(), when)
-                output = self._try(trial)
-                if len(first) < min(part.again, room):
-                    first.append((trial, output))
-        if self.tally.failed or not part.again:
-            return
-        random.Random(seeds.draw()).shuffle(first)
-        for trial, output in first:
-            self._try(replace(trial, when=When.AGAIN), output)
+        for begun in range(0, len(trials), most):
+            group = trials[begun : begun + most]
+            outputs = self._try(group)
+            first += zip(group, outputs, strict=True)
+            del first[part.again :]
+        if first and not self.tally.failed:
+            random.Random(seeds.draw()).shuffle(first)
+            for begun in range(0, len(first), most):
+                self._try_again(first[begun : begun + most])
 
-    def _try(self, trial: Trial, before: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """One draw: a call on each poison, then the oracle, then the rules; the first output.
+    def _try(self, trials: Sequence[Trial]) -> list[list[Tensor]]:
+        """Draws of one block: two calls each, then the oracle, then the rules; the outputs."""
+        poisons = [next(self._poisons) for _ in trials]
+        for slot, trial in enumerate(trials):
+            self._draw(trial, slot)
+            # What is read past the end of an input shows, though it is multiplied by zero.
+            self.stage.inputs.mend_guards(slot, poisons[slot])
+        together = self._block(trials) if next(self._block_first) else None
+        alone = [self._alone(trial, slot, poisons[slot]) for slot, trial in enumerate(trials)]
+        together = together or self._block(trials)
+        for slot, trial in enumerate(trials):
+            self._compare(trial, slot, [alone[slot], together[slot]], poisons[slot])
+        return alone
 
-        `before` is what came out for the same inputs earlier: the same again needs no judging.
-        """
+    def _try_again(self, before: Sequence[tuple[Trial, list[Tensor]]]) -> None:
+        """What came before once more, in another order; the same output again needs no judging."""
+        trials = [replace(trial, when=When.AGAIN) for trial, _ in before]
+        for slot, trial in enumerate(trials):
+            self._draw(trial, slot)
+        for slot, output in enumerate(self._block(trials)):
+            if not _equal(output, before[slot][1]):
+                self._compare(trials[slot], slot, [output])
+
+    def _alone(self, trial: Trial, slot: int, poison: int) -> list[Tensor]:
+        """The output of one call by itself; `poison` lies in whatever memory the candidate gets."""
+        stage = self.stage
+        stage.lent.lay(stage.inputs, slot)
+        stage.outputs.poison(poison, slot)
+        with self.tally.clock("candidate"):
+            self.session.run(
+                stage.lent, stage.outputs, [(slot, slot)], deadline_s=self.call_s, poison=poison
+            )
+            snapshot = stage.outputs.snapshot(slot)
+        self._check_memory(trial, slot)
+        return snapshot
+
+    def _block(self, trials: Sequence[Trial]) -> list[list[Tensor]]:
+        """The outputs of a block of calls, made in the form in which calls are timed."""
+        stage, slots = self.stage, range(len(trials))
+        for slot in slots:
+            stage.lent.lay(stage.inputs, slot)
+            stage.outputs.poison(POISONS[0], slot)
+        with self.tally.clock("candidate"):
+            self.session.block(
+                stage.lent,
+                stage.outputs,
+                # The other way round, so that what a call does to the one after it shows.
+                [(slot, slot) for slot in reversed(slots)],
+                deadline_s=self.call_s * len(trials),
+                flush=FLUSH if stage.task.device is Device.CUDA else 0,
+            )
+            snapshots = [stage.outputs.snapshot(slot) for slot in slots]
+        for slot, trial in enumerate(trials):
+            self._check_memory(trial, slot)
+        return snapshots
+
+    def _draw(self, trial: Trial, slot: int) -> None:
         with self.tally.clock("oracle"):
-            self.oracle.draw(trial.kind, trial.seed, self.stage.inputs)
-        master = _memory(self.stage.inputs).clone()
-        snapshots: list[list[Tensor]] = []
-        for slot, byte in enumerate(POISONS if before is None else POISONS[:1]):
-            self.stage.outputs.poison(byte, slot)
-            with self.tally.clock("candidate"):
-                self.session.run(
-                    self.stage.inputs,
-                    self.stage.outputs,
-                    [(0, slot)],
-                    deadline_s=self.call_s,
-                    poison=byte,
-                )
-                snapshots.append(self.stage.outputs.snapshot(slot))
-            self._check_memory(master, trial)
-        if before is None or not _equal(snapshots[0], before):
-            self._compare(trial, snapshots)
-        return snapshots[0]
+            self.oracle.draw(trial.kind, trial.seed, self.stage.inputs, slot)
 
-    def _compare(self, trial: Trial, snapshots: Sequence[Sequence[Tensor]]) -> None:
+    def _compare(
+        self, trial: Trial, slot: int, snapshots: Sequence[Sequence[Tensor]], poison: int = 0
+    ) -> None:
+        """Judge what calls on one draw gave; `poison` lay in the memory of the first."""
         with self.tally.clock("oracle"):
-            patience = SPREAD_S if trial.kind is Inputs.NORMAL else LOGIC_SPREAD_S
+            thorough = trial.kind is Inputs.NORMAL and trial.when is not When.AGAIN
+            patience = SPREAD_S if thorough else LOGIC_SPREAD_S
             finite = self.oracle.answer(
-                self.stage.inputs, 0, self.stage.answers, trial.seed, patience
+                self.stage.inputs, slot, self.stage.answers, trial.seed, patience
             )
         if not finite and trial.kind is not Inputs.OWN:
             return
@@ -141,9 +196,9 @@ class Course:
             # Equal outputs are judged once: that is nearly always, and halves the work.
             distinct = snapshots[:1] if _equal(snapshots[0], snapshots[-1]) else snapshots
             findings = [self.stage.judged(snapshot, expected, trial.kind) for snapshot in distinct]
-            unwritten = len(distinct) > 1 and all(
-                _poisoned(s, byte) for s, byte in zip(distinct, POISONS, strict=True)
-            )
+            unwritten = not findings[0].passed and _poisoned(distinct[0], poison)
+            if findings[0].passed and not findings[-1].passed:
+                trial = replace(trial, when=When.TIMED)
             self.tally.add(trial, distinct, expected, findings, unwritten)
             if self.tally.trivial:
                 if self.tally.constants is None:
@@ -173,22 +228,15 @@ class Course:
         finally:
             torch.set_num_threads(before)
 
-    def _check_memory(self, master: Tensor, trial: Trial) -> None:
+    def _check_memory(self, trial: Trial, slot: int) -> None:
         """The inputs must be as they were lent, and everything beside the tensors too."""
-        import torch
-
-        if not torch.equal(_memory(self.stage.inputs), master):
-            if self.stage.inputs.guards_hold():
+        if not self.stage.lent.holds(self.stage.inputs, slot):
+            if self.stage.lent.guards_like(self.stage.inputs, slot):
                 what = f"after a call on {trial.kind} inputs they are not as they were"
                 raise Rejected(Reason.CHANGED_INPUT, what, self.session.output())
             raise Rejected(Reason.WROTE_OUTSIDE, "wrote beside an input", self.session.output())
         if not self.stage.outputs.guards_hold():
             raise Rejected(Reason.WROTE_OUTSIDE, "wrote beside an output", self.session.output())
-
-
-def _memory(arena: Arena) -> Tensor:
-    assert arena.memory is not None
-    return arena.memory
 
 
 def _equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
@@ -205,9 +253,10 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _poisoned(outputs: Sequence[Tensor], byte: int) -> bool:
-    """Whether some tensor holds the poison in a place, and not by being right."""
+    """Whether some tensor holds the poison in a place; as an integer 0xFF.. is -1, and no sign."""
     for tensor in outputs:
-        if tensor.numel() and tensor.element_size() > 1:
+        telling = tensor.is_floating_point() or byte != POISONS[0]
+        if tensor.numel() and tensor.element_size() > 1 and telling:
             words = _words(tensor).view(-1, tensor.element_size())
             if bool((words == byte).all(dim=1).any()):
                 return True

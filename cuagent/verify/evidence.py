@@ -19,11 +19,11 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.build import build as build_sources
 from cuagent.task import Task
+from cuagent.verify.verdict import WHILE_TIMED, Reason, Verdict
 from cuagent.worker.arms import task_from_json, task_to_json
 
 if TYPE_CHECKING:
     from cuagent.verify.referee import Isolation
-    from cuagent.verify.verdict import Verdict
 
 FORMAT = "cuagent evidence 1"
 JUDGING = ("verify", "worker", "sandbox", "build", "task", "kernels")
@@ -91,6 +91,7 @@ def audit(data: Mapping[str, Any], isolation: Isolation = "auto") -> Audit:
     Raises EvidenceError, TaskError, NurseryError, OracleLost.
     """
     from cuagent.verify.referee import Referee
+    from cuagent.verify.sanitize import gated
 
     try:
         task = task_from_json(dict(data["task"]))
@@ -103,6 +104,8 @@ def audit(data: Mapping[str, Any], isolation: Isolation = "auto") -> Audit:
     build = build_sources(attempt, task.device)
     with Referee(task, isolation) as referee:
         verdict = referee.verify(attempt, build, again=seeds)
+        if said["reason"] == Reason.MEMORY_FAULT:
+            verdict = gated(referee, attempt, build, verdict)
     contrary = [*forged, *_contrary(said, verdict)]
     return Audit(
         holds=not contrary,
@@ -138,13 +141,23 @@ def _forged(data: Mapping[str, Any], task: Task, attempt: Attempt) -> list[str]:
 def _contrary(said: Mapping[str, Any], found: Verdict) -> list[str]:
     if said["accepted"] == found.accepted and said["reason"] == found.reason:
         return []
+    if found.accepted and _of_timing(said):
+        return []
     return [f"recorded: {said['reason']} ({said['detail']}); now: {found.reason} ({found.detail})"]
+
+
+def _of_timing(said: Mapping[str, Any]) -> bool:
+    """Whether it was refused for what showed itself only while it was timed."""
+    timed = said["reason"] == Reason.CRASHED and said["detail"].startswith(WHILE_TIMED)
+    return timed or said["reason"] == Reason.CLOCK_CONTRADICTION
 
 
 def _circumstances(data: Mapping[str, Any], found: Verdict) -> list[str]:
     """What is other than it was, and need not matter."""
     said = data["verdict"]
     differ = []
+    if found.accepted and _of_timing(said):
+        differ.append("it was refused for its timing, which is not repeated; its values are right")
     if data["verifier"] != verifier_digest():
         differ.append("the verifier's own sources are other ones")
     for name, version in said["versions"].items():

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cuagent.verify.inputs import Inputs, derive
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -25,6 +27,9 @@ def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tenso
     import torch
 
     first, second = draw(SEEDS[0]), draw(SEEDS[1])
+    fixed = not any(_differ(a, b) for a, b in zip(first, second, strict=True))
+    if fixed:
+        second = derive(Inputs.NORMAL, first, SEEDS[1])
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     lent = [tensor.clone() for tensor in first]
     torch.manual_seed(1)
@@ -40,7 +45,9 @@ def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tenso
         "changed_inputs": changed_inputs,
         "changed_state": changed_state,
         "noise": max((_distance(a, b) for a, b in zip(once, again, strict=True)), default=0.0),
+        "fixed": fixed,
         "constant": not any(_differ(a, b) for a, b in zip(once, other, strict=True)),
+        "level": _level(once),
         "ignored": _ignored(forward, first, second, once),
         "not_finite": [i for i, t in enumerate(once) if not _finite(t)],
     }
@@ -48,7 +55,15 @@ def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tenso
 
 Findings = dict[str, Any]
 """random: operators; changed_inputs, ignored, not_finite: numbers of tensors; changed_state: names;
-noise: relative; constant: whether other inputs give the same."""
+noise: relative; fixed: whether every draw gives the same inputs; constant: whether other inputs
+give the same output; level: the number that the output is everywhere, None where it is several."""
+
+
+def _level(outputs: Sequence[Tensor]) -> float | None:
+    if any(tensor.is_complex() for tensor in outputs):
+        return None
+    ends = {float(end) for t in outputs if t.numel() for end in (t.min(), t.max())}
+    return ends.pop() if len(ends) == 1 else None
 
 
 def _ignored(

@@ -1,7 +1,8 @@
 """What a candidate is tried on: kinds of inputs and of weights, each drawn from a secret seed.
 
 A derived kind replaces the floating tensors of the task's own inputs and leaves integers, booleans
-and scalars as they are. It is used only where the reference stays finite on it.
+and scalars as they are; three kinds do it the other way round. Each is used only where the
+reference stays finite on it.
 
 Only zero-mean inputs judge precision: on one-signed sums a sequential fp32 kernel and a TF32 kernel
 have errors of one size (research: ratios 48 and 42), on zero-mean ones they lie 90 apart.
@@ -13,11 +14,15 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from cuagent.verify import draws
+
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 LARGE_OFFSET = 1e4
 """An offset of 500 is too small to show a one-pass variance in fp32."""
+FAR_OFFSET = 5e4
+"""Beyond what serves as "very low" in a kernel, and within what fp16 holds."""
 
 
 Range = tuple[int, int]
@@ -33,21 +38,39 @@ class Inputs(StrEnum):
     ONE_SIGNED = "one-signed"
     """Uniform in [0, 1)."""
     MIXED = "mixed magnitude"
-    """Normal, each row scaled by 2^-8 .. 2^8."""
+    """Normal, rows and whole samples scaled by 2^-8 .. 2^8: where an epsilon stands."""
     OFFSET = "large offset"
     """Normal around 1e4: overflow in softmax, cancellation in a one-pass variance."""
+    BELOW = "large negative offset"
+    """Normal around -5e4: a maximum that starts at zero, or at a number that seemed low enough."""
+    LEVELS = "rows far apart"
+    """Normal around 5e4 in half of the rows, around -5e4 in the others: rows share nothing."""
+    FLAT = "flat rows"
+    """Rows of zeros, rows of one value: nothing to normalise by but an epsilon."""
+    EDGES = "extremes at the ends"
+    """The largest and the least of a line stand first or last: a maximum that leaves one out."""
+    OTHER_EDGES = "extremes at the other ends"
+    """The same with first and last exchanged: a task may have one line only."""
     INTEGER = "integer"
     """-2 .. 2; with integer weights a sum of products is exact in every admitted arithmetic."""
     CANCELLATION = "cancellation"
     """+-(1 + m / 2^16), half of them negative: with integer weights short sums are exact in fp32,
     and what is left of them is lost in coarser arithmetic. Further tensors are small integers."""
+    FEW = "few of one sign"
+    """Zeros, and some 8 in a line that are 1 + m / 2^17, m odd with 9 bits; with integer weights
+    their sums are exact in fp32, and arithmetic of 16 bits loses the last of each. Further tensors
+    are small integers."""
     TIES = "ties"
     """Multiples of a half, -2 .. 2: many equal values for argmax, sort and topk; both zeros."""
     EXTREMES = "extreme indices"
     """Integers are the least and the largest that the task draws, most of them several times."""
+    MASKS = "full and empty masks"
+    """Rows of booleans are all set or all clear."""
+    EMPTY = "empty masks"
+    """Booleans are all clear: nothing to divide by."""
 
 
-EXACT = (Inputs.INTEGER, Inputs.CANCELLATION)
+EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW)
 """Kinds on which honest arithmetic may make no error at all."""
 ROUND = (*EXACT, Inputs.TIES)
 
@@ -59,8 +82,15 @@ class Weights(StrEnum):
     """As the constructor draws them."""
     SHAKEN = "shaken"
     """Moved off special values: a fresh BatchNorm or LayerNorm is an identity."""
+    SMALL = "small"
+    """Scaled by 2^-8, but for gains: a norm behind them has little to divide by but its epsilon."""
     INTEGER = "integer"
     """-1, 0, 1."""
+
+
+SMALL = 2.0**-8
+SMALL_VARIANCE = 2.0**-10
+"""Of running variances, for which the gain makes up: what an epsilon adds to them shows."""
 
 
 def derive(
@@ -75,27 +105,31 @@ def derive(
     generator = _generator(own, seed)
     if kind is Inputs.EXTREMES:
         return [
-            _extreme(tensor, bounds, generator) if bounds else tensor
+            draws.extreme(tensor, bounds, generator) if bounds else tensor
             for tensor, bounds in zip(own, ranges or [None] * len(own), strict=True)
         ]
+    if kind is Inputs.MASKS:
+        return [draws.masked(tensor, generator) if boolean(tensor) else tensor for tensor in own]
+    if kind is Inputs.EMPTY:
+        return [tensor & False if boolean(tensor) else tensor for tensor in own]
     drawn: list[Tensor] = []
     for tensor in own:
         if not tensor.is_floating_point():
             drawn.append(tensor)
             continue
         later = any(other.is_floating_point() for other in own[: len(drawn)])
-        what = Inputs.INTEGER if kind is Inputs.CANCELLATION and later else kind
+        what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and later else kind
         drawn.append(_drawn(what, tensor, generator))
     return drawn
 
 
-def ranges_of(draws: Sequence[Sequence[Tensor]]) -> list[Range | None]:
+def ranges_of(several: Sequence[Sequence[Tensor]]) -> list[Range | None]:
     """For each tensor of several own draws its least and largest value.
 
     None where it holds no integers, or where these say more than each for itself: sorted ones are
     offsets or segments, ones without duplicates a permutation.
     """
-    return [_range_of(tensors) for tensors in zip(*draws, strict=True)]
+    return [_range_of(tensors) for tensors in zip(*several, strict=True)]
 
 
 def shake(
@@ -108,22 +142,46 @@ def shake(
     """
     if kind is Weights.OWN:
         return state
-    import torch
-
     generator = _generator(list(state.values()), seed)
     changed = dict(state)
     for name, tensor in state.items():
-        learned = name in parameters or name.endswith("running_mean")
-        if not tensor.is_floating_point():
-            continue
-        if kind is Weights.INTEGER and learned:
-            changed[name] = _randn(tensor, generator).round().clamp(-1, 1).to(tensor.dtype)
-        elif kind is Weights.SHAKEN and learned:
-            changed[name] = _shaken(tensor, generator)
-        elif kind is Weights.SHAKEN and name.endswith("running_var"):
-            positive = tensor.float() * torch.exp(0.3 * _randn(tensor, generator))
-            changed[name] = positive.to(tensor.dtype)
+        if tensor.is_floating_point():
+            learned = name in parameters or name.endswith("running_mean")
+            if learned:
+                changed[name] = _weighted(kind, name, tensor, generator)
+            elif kind is Weights.SHAKEN and name.endswith("running_var"):
+                changed[name] = tensor * (0.3 * draws.randn(tensor, generator)).exp()
+    if kind is Weights.SHAKEN:
+        _narrow(changed)
     return changed
+
+
+def boolean(tensor: Tensor) -> bool:
+    import torch
+
+    return tensor.dtype is torch.bool
+
+
+def _weighted(kind: Weights, name: str, tensor: Tensor, generator: Generator) -> Tensor:
+    match kind:
+        case Weights.INTEGER:
+            return draws.randn(tensor, generator).round().clamp(-1, 1).to(tensor.dtype)
+        case Weights.SMALL:
+            gain = tensor.dim() < 2 and "bias" not in name
+            return tensor if gain else tensor * SMALL
+        case _:
+            return _shaken(tensor, generator)
+
+
+def _narrow(state: dict[str, Tensor]) -> None:
+    """Every second running variance becomes small, and its gain with it, so that sizes stay."""
+    for name in [name for name in state if name.endswith("running_var")]:
+        gain = state.get(name.removesuffix("running_var") + "weight")
+        if gain is not None and gain.shape == state[name].shape:
+            state[name], gain = state[name].clone(), gain.clone()
+            state[name][::2] *= SMALL_VARIANCE
+            gain[::2] *= SMALL_VARIANCE**0.5
+            state[name.removesuffix("running_var") + "weight"] = gain
 
 
 def _range_of(tensors: Sequence[Tensor]) -> Range | None:
@@ -140,40 +198,34 @@ def _range_of(tensors: Sequence[Tensor]) -> Range | None:
     return low, high
 
 
-def _extreme(tensor: Tensor, bounds: Range, generator: Generator) -> Tensor:
-    """A third each of the least, the largest and what was there."""
-    import torch
-
-    third = torch.rand(tuple(tensor.shape), generator=generator, device=tensor.device)
-    low, high = (torch.full_like(tensor, bound) for bound in bounds)
-    return torch.where(third < 1 / 3, low, torch.where(third < 2 / 3, high, tensor))
-
-
-def _balanced(tensor: Tensor, generator: Generator) -> Tensor:
-    """+1 and -1 in equal numbers along the last axis, in an order drawn from the generator."""
-    import torch
-
-    width = tensor.shape[-1] if tensor.dim() else 1
-    order = torch.randperm(width, generator=generator, device=tensor.device)
-    return (order % 2 * 2 - 1).to(tensor.dtype)
-
-
 def _drawn(kind: Inputs, tensor: Tensor, generator: Generator) -> Tensor:
     import torch
 
-    normal = _randn(tensor, generator)
+    normal = draws.randn(tensor, generator)
     match kind:
         case Inputs.ONE_SIGNED:
             drawn = torch.special.ndtr(normal)
         case Inputs.MIXED:
-            rows = _randn(tensor[..., :1] if tensor.dim() else tensor, generator)
-            drawn = normal * torch.exp2((rows * 4).round().clamp(-8, 8))
+            drawn = draws.mixed(normal, generator)
         case Inputs.OFFSET:
             drawn = normal + LARGE_OFFSET
+        case Inputs.BELOW:
+            drawn = normal - FAR_OFFSET
+        case Inputs.LEVELS:
+            drawn = draws.levels(normal, FAR_OFFSET, generator)
+        case Inputs.FLAT:
+            drawn = draws.flat(normal, generator)
+        case Inputs.EDGES:
+            drawn = draws.edges(normal, draws.REACH)
+        case Inputs.OTHER_EDGES:
+            drawn = draws.edges(normal, -draws.REACH)
         case Inputs.INTEGER:
             drawn = (normal * 1.2).round().clamp(-2, 2)
         case Inputs.CANCELLATION:
-            drawn = _balanced(normal, generator) * (1 + (normal * 3).round().clamp(-8, 8) / 2**16)
+            signs = draws.balanced(normal, generator)
+            drawn = signs * (1 + (normal * 3).round().clamp(-8, 8) / 2**16)
+        case Inputs.FEW:
+            drawn = draws.few(normal, generator)
         case Inputs.TIES:
             drawn = (normal * 2).round().clamp(-4, 4) / 2
         case _:
@@ -184,19 +236,10 @@ def _drawn(kind: Inputs, tensor: Tensor, generator: Generator) -> Tensor:
 def _shaken(tensor: Tensor, generator: Generator) -> Tensor:
     import torch
 
-    noise, wide = _randn(tensor, generator), tensor.float()
+    noise, wide = draws.randn(tensor, generator), tensor.float()
     rms = wide.square().mean().sqrt() if tensor.numel() else wide.sum()
     scale = torch.where(rms > 0, rms, torch.ones_like(rms))
     return (wide + 0.2 * scale * noise).to(tensor.dtype)
-
-
-def _randn(tensor: Tensor, generator: Generator) -> Tensor:
-    """Standard normal fp32 (fp64 for fp64) of the tensor's shape."""
-    import torch
-
-    dtype = torch.float64 if tensor.dtype is torch.float64 else torch.float32
-    shape = tuple(tensor.shape)
-    return torch.randn(shape, generator=generator, dtype=dtype, device=tensor.device)
 
 
 def _generator(tensors: Sequence[Tensor], seed: int) -> Generator:

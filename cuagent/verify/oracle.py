@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import select
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -20,12 +22,15 @@ from cuagent.verify.inputs import Inputs, Weights
 from cuagent.worker import Arena, Nursery, NurseryError
 from cuagent.worker.arms import task_to_json
 from cuagent.worker.channel import receive_message, send_message
+from cuagent.worker.warm import DEFECT
 
 ANSWER_S = 600.0
+OWN_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+"""Signals that a process draws upon itself; others come from outside."""
 
 
 class OracleLost(Exception):
-    """The trusted process is gone or does not answer: the machine's fault or the task's."""
+    """The trusted process is gone or does not answer: the machine's fault."""
 
 
 class Oracle:
@@ -33,12 +38,15 @@ class Oracle:
 
     def __init__(self, nursery: Nursery, task: Task) -> None:
         self._nursery = nursery
+        self._path = task.path
         self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=nursery.folder))
         (self._folder / "task.json").write_text(json.dumps(task_to_json(task)))
         self._ids = itertools.count()
         self._lent: dict[Arena, int] = {}
         self._child = nursery.fork("cuagent.verify.oracle_program", self._folder, {})
         self.lost = False
+        self.weights: tuple[Weights, int] | None = None
+        """Kind and seed of those it has taken on."""
 
     @property
     def alive(self) -> bool:
@@ -55,6 +63,7 @@ class Oracle:
         """Take on weights of `kind` from `seed` and write the state dict to `arena`."""
         number = self._lend(arena)
         self._ask({"do": "weights", "kind": kind, "seed": seed, "arena": number})
+        self.weights = kind, seed
 
     def draw(self, kind: Inputs, seed: int, arena: Arena, slot: int = 0) -> None:
         """Write inputs of `kind` from `seed` to a slot."""
@@ -99,14 +108,41 @@ class Oracle:
             readable, _, _ = select.select([channel], [], [], deadline - time.monotonic())
             received = receive_message(channel) if readable else None
         except OSError as error:
-            self.lost = True
-            raise OracleLost(f"the reference's process is gone ({error.strerror})") from error
+            raise self._gone(silent=False) from error
         if received is None:
-            self.lost = True
-            raise OracleLost("the reference's process ended or did not answer")
+            raise self._gone(silent=not readable)
         answer = received[0]
         if "memory" in answer:
             raise OracleLost(answer["memory"])
         if "error" in answer:
             raise TaskError(answer["error"])
         return answer
+
+    def _gone(self, *, silent: bool) -> TaskError | OracleLost:
+        """Why there is no answer: the user's module ended its process, or the machine did."""
+        self.lost = True
+        if silent:
+            return OracleLost(f"the reference's process did not answer within {ANSWER_S:g} s")
+        if self._child.pidfd is not None:
+            # The channel closes a moment before the process is gone; its own status is wanted.
+            select.select([self._child.pidfd], [], [], 1.0)
+        try:
+            status = self._nursery.end(self._child)
+        except NurseryError as error:
+            return OracleLost(f"the reference's process is gone with its parent ({error})")
+        how = None if status is None else _own_end(status)
+        if how is None:
+            return OracleLost("the reference's process was ended from outside")
+        return TaskError(
+            f"{self._path}: ended the process that ran it ({how}); "
+            "a module must leave that to its caller"
+        )
+
+
+def _own_end(status: int) -> str | None:
+    """How a process ended by its own doing; None where someone else ended it, or a defect did."""
+    if os.WIFEXITED(status):
+        code = os.WEXITSTATUS(status)
+        return None if code == DEFECT else f"exit code {code}"
+    number = os.WTERMSIG(status)
+    return signal.Signals(number).name if number in OWN_FAULTS else None

@@ -28,8 +28,9 @@ from cuagent.task import (
     open_reference,
     unflatten,
 )
+from cuagent.task.memory import shortage
 from cuagent.verify.examine import examine
-from cuagent.verify.inputs import Inputs, Range, Weights, derive, ranges_of, shake
+from cuagent.verify.inputs import Inputs, Range, Weights, boolean, derive, ranges_of, shake
 from cuagent.verify.reductions import longest_sum
 from cuagent.verify.tolerance import PRECISION_GATE, UNIT
 from cuagent.worker.arena import Arena, layout_of, settle
@@ -43,14 +44,14 @@ MOST_PERTURBATIONS, FEWEST_PERTURBATIONS = 8, 2
 TINY = 1e-30
 OPPOSITES = 6
 """Pairs of perturbations that ties are looked for with."""
+MOVED_BYTES = 1 << 28
+"""Of perturbed weights that are kept."""
 RANGE_DRAWS = 8
 """Own draws in which the range of integer inputs is looked for."""
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
     """Answer until the referee hangs up."""
-    import torch
-
     program: _Oracle | None = None
     while (received := receive_message(channel)) is not None:
         message, descriptors = received
@@ -61,11 +62,12 @@ def serve(channel: socket.socket, folder: Path) -> None:
             settle(program.reference.task.device.value)
         except (TaskError, TreeError) as error:
             answer = {"error": str(error)}
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            answer = {"memory": f"no memory left for the reference: {str(error)[:200]}"}
-        except Exception as error:  # noqa: BLE001  the process boundary: the user's module failed
+        # The process boundary: the user's module failed.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             text = " ".join(str(error).split())[:300]
             answer = {"error": f"the reference fails: {type(error).__name__}: {text}"}
+            if short := shortage(error):
+                answer = {"memory": f"the reference {short}"}
         send_message(channel, answer)
 
 
@@ -85,6 +87,8 @@ class _Oracle:
         self.arenas: dict[int, Arena] = {}
         self.declared: nn.Module = self.reference.model(0)
         self.precise: nn.Module | None = None
+        self.moved: list[dict[str, Tensor]] = []
+        """The weights perturbed, once for each perturbation."""
         self.inputs: dict[str, Any] = {}
         self.ranges: list[Range | None] = []
 
@@ -116,6 +120,7 @@ class _Oracle:
         outputs: list[Any] = []
         longest = longest_sum(lambda: outputs.append(self.declared(*arguments)))
         self.longest = longest
+        peak = self._peak()
         results, spec = flatten(outputs[0], "output")
         init, init_spec = flatten([list(self.reference.init_args[0]), self.reference.init_args[1]])
         if init:
@@ -136,9 +141,27 @@ class _Oracle:
             "state": list(state),
             "state_layout": layout_of(list(state.values()), dense=True).to_json(),
             "longest_sum": longest,
+            "peak": peak,
             "fp64": self.fp64,
+            "call_s": self._seconds(leaves),
             "kinds": [kind for kind in Inputs if self._usable(kind, leaves)],
         }
+
+    def _peak(self) -> int:
+        """Bytes of the GPU's memory that the reference has needed so far."""
+        import torch
+
+        on_gpu = self.reference.task.device is Device.CUDA
+        return torch.cuda.max_memory_allocated() if on_gpu else 0
+
+    def _seconds(self, inputs: list[Tensor]) -> float:
+        """About how long a call of the reference takes."""
+        device = self.reference.task.device.value
+        settle(device)
+        begun = time.perf_counter()
+        self._forward(self.declared, inputs)
+        settle(device)
+        return time.perf_counter() - begun
 
     def _own(self, seed: int) -> list[Tensor]:
         return flatten(self.reference.inputs(seed), "inputs")[0]
@@ -195,9 +218,10 @@ class _Oracle:
         assert model is not None
         kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         totals = [torch.zeros_like(_pairs(view)) for view in spread]
-        for _ in range(count):
+        for number in range(count):
+            weights = self._moved_weights(number, kept, generator)
             for name, tensor in model.state_dict().items():
-                tensor.copy_(_perturbed(kept[name], generator))
+                tensor.copy_(weights[name])
             moved = [_perturbed(self._widened(tensor), generator) for tensor in inputs]
             with self._default_dtype():
                 results = self._forward(model, moved)
@@ -211,6 +235,18 @@ class _Oracle:
         for view, total in zip(spread, totals, strict=True):
             _pairs(view).copy_((total / count).sqrt() if _real(view) else total)
 
+    def _moved_weights(
+        self, number: int, weights: dict[str, Tensor], generator: Any
+    ) -> dict[str, Tensor]:
+        """Of one perturbation; where they fit, the same for all draws: noise takes its time."""
+        if number < len(self.moved):
+            return self.moved[number]
+        moved = {name: _perturbed(tensor, generator) for name, tensor in weights.items()}
+        size = sum(tensor.nbytes for tensor in moved.values())
+        if size * (number + 1) <= MOVED_BYTES:
+            self.moved.append(moved)
+        return moved
+
     def _unsettle(
         self,
         model: nn.Module,
@@ -219,11 +255,13 @@ class _Oracle:
         totals: list[Tensor],
         generator: Any,
     ) -> None:
-        """Mark the integers of the output that hang on a near-tie: they change under perturbation.
+        """How far the integers of the output that hang on a near-tie move under perturbation.
 
         Each perturbation comes with its opposite, so that a tie falls one way and the other; and as
         large as what honest sums may err, since an honest kernel breaks ties by its own roundoff.
         """
+        import torch
+
         reach = PRECISION_GATE * math.sqrt(self.longest) * UNIT
         for _ in range(OPPOSITES):
             state = generator.get_state()
@@ -234,7 +272,7 @@ class _Oracle:
                     results = self._forward(model, moved)
                 for total, result, base in zip(totals, results, exact, strict=True):
                     if not _real(base):
-                        total |= result != base
+                        total.copy_(torch.maximum(total.long(), _apart(result, base)))
 
     def _untied(self, tensor: Tensor) -> Tensor:
         """Zeros, which no factor moves, become tiny numbers."""
@@ -252,6 +290,7 @@ class _Oracle:
         return flatten(model(*unflatten([x.clone() for x in inputs], self.inputs)), "output")[0]
 
     def _make_precise(self) -> None:
+        self.moved = []
         self.precise = copy.deepcopy(self.declared).double()
 
     def _fp64_works(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
@@ -270,6 +309,9 @@ class _Oracle:
             return True
         if kind is Inputs.EXTREMES:
             if not any(self.ranges):
+                return False
+        elif kind in (Inputs.MASKS, Inputs.EMPTY):
+            if not any(boolean(tensor) for tensor in own):
                 return False
         elif not any(tensor.is_floating_point() for tensor in own):
             return False
@@ -332,6 +374,15 @@ def _pairs(tensor: Tensor) -> Tensor:
     import torch
 
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _apart(these: Tensor, those: Tensor) -> Tensor:
+    """int64: how far integers or truth values lie apart, as far as their own type can say it."""
+    import torch
+
+    dtype = these.dtype
+    most = 1 if dtype is torch.bool else torch.iinfo(dtype).max
+    return (these.long() - those.long()).abs().clamp(max=most)
 
 
 def _real(tensor: Tensor) -> bool:

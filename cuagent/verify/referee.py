@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,10 +26,10 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build, environment
 from cuagent.sandbox import SandboxError, Tier, harden, memory_bound, probe, stamp
 from cuagent.task import Device, Task, TaskError
-from cuagent.verify.course import Course, Stage
+from cuagent.verify.course import KEPT_BYTES, LOGIC_SPREAD_S, TOGETHER, Course, Stage
 from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.oracle import Oracle, OracleLost
-from cuagent.verify.rounds import Rejected, Tally
+from cuagent.verify.rounds import Rejected, Tally, most_calls
 from cuagent.verify.seeds import Seeds
 from cuagent.verify.tolerance import Expected
 from cuagent.verify.verdict import Reason, RuleResult, Verdict
@@ -39,6 +42,7 @@ from cuagent.worker import (
     Session,
     SessionEnded,
     Status,
+    device_memory,
 )
 from cuagent.worker.arena import POISONS
 from cuagent.worker.arms import CANDIDATE
@@ -64,7 +68,11 @@ REASONS = {
     Status.LOST: Reason.INFRASTRUCTURE,
 }
 CALL_S = 30.0
-"""Deadline of one call."""
+"""Deadline of one call, if the reference's takes no longer."""
+VERDICT_S = 60.0
+"""That a candidate's calls and weights may take together in one verdict, beside SLOWER times what
+the reference's would: time for what compiles at its first call, and for a slow first draft."""
+SLOWER = 10.0
 FAULTS = (NurseryError, OracleLost, SandboxError, MemoryError, OSError, RuntimeError)
 SHOWN = 5
 """Messages of the compiler in a verdict."""
@@ -75,14 +83,27 @@ class Batch:
     """Input sets for timed calls, output buffers for them, and what is right, once asked for."""
 
     inputs: Arena
+    """As the oracle drew them; no candidate is ever lent these."""
+    lent: Arena
+    """What arms are called on, laid out anew for each."""
     outputs: Arena
     """Of trusted arms: what lies here is right, and no candidate is ever lent it."""
     untrusted: Arena
     """Of the candidate."""
+    seeds: dict[int, int] = field(default_factory=dict)
+    """Of what lies in each slot."""
     expected: dict[int, Expected] = field(default_factory=dict)
+    """What is right for the slot that was last asked for."""
 
     def outputs_of(self, arm: str) -> Arena:
         return self.untrusted if arm == CANDIDATE else self.outputs
+
+    def lay_out(self, arm: str, slots: Sequence[int]) -> None:
+        """Inputs as they were drawn and poison in the outputs, whatever the arm before did."""
+        outputs = self.outputs_of(arm)
+        for slot in slots:
+            self.lent.lay(self.inputs, slot)
+            outputs.poison(POISONS[0], slot)
 
     @property
     def slots(self) -> list[tuple[int, int]]:
@@ -93,25 +114,40 @@ class Batch:
 class Referee:
     """Opens `task` once; a context manager. Raises TaskError, NurseryError, OracleLost.
 
-    `isolation`: "auto" is the firmest tier that this machine holds.
+    `isolation`: "auto" is the firmest tier that this machine holds. `nursery`: a warm process that
+    several referees share, one after another, and that outlives them; else it starts its own.
     """
 
-    def __init__(self, task: Task, isolation: Isolation = "auto", *, call_s: float = CALL_S):
+    def __init__(
+        self,
+        task: Task,
+        isolation: Isolation = "auto",
+        *,
+        call_s: float = CALL_S,
+        nursery: Nursery | None = None,
+    ):
         self.task = task
         self.call_s = call_s
         self.tier = _tier(isolation)
         self.memory_bytes = memory_bound()
         if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
             harden()  # a worker under the same user id must not read the seeds out of /proc
-        self._nursery = Nursery()
+        self._ending = ExitStack()
+        self._nursery = nursery or self._start()
         try:
             import torch  # noqa: F401  (while the nursery imports it too)
 
             self._oracle = Oracle(self._nursery, task)
+            self._ending.callback(lambda: self._oracle.close())
             self._open()
         except BaseException:
-            self._nursery.close()
+            self._ending.close()
             raise
+
+    def _start(self) -> Nursery:
+        nursery = Nursery()
+        self._ending.callback(nursery.close)
+        return nursery
 
     def _open(self) -> None:
         self.about: dict[str, Any] = self._oracle.describe()
@@ -122,10 +158,13 @@ class Referee:
         }
         self._layouts = layouts
         self._timed_weights = Arena.create(layouts["state_layout"], 1, device)
+        self._lent_weights = Arena.create(layouts["state_layout"], 1, device)
+        calls = max(1, min(TOGETHER, KEPT_BYTES // max(1, self.bytes_per_call)))
         self.stage = Stage(
             task=self.task,
-            inputs=Arena.create(layouts["inputs_layout"], 1, device),
-            outputs=Arena.create(layouts["output_layout"], len(POISONS), device),
+            inputs=Arena.create(layouts["inputs_layout"], calls, device),
+            lent=Arena.create(layouts["inputs_layout"], calls, device),
+            outputs=Arena.create(layouts["output_layout"], calls, device),
             weights=Arena.create(layouts["state_layout"], 1, device),
             answers={
                 "declared": Arena.create(layouts["output_layout"], 1, device),
@@ -140,8 +179,12 @@ class Referee:
 
     @property
     def bytes_per_call(self) -> int:
-        """Of one input set and two outputs, to choose the size of a batch by."""
-        return self._layouts["inputs_layout"].size + 2 * self._layouts["output_layout"].size
+        """Of one input set and its outputs, all twice, to choose the size of a batch by."""
+        return 2 * (self._layouts["inputs_layout"].size + self._layouts["output_layout"].size)
+
+    def patience_s(self, calls: int) -> float:
+        """Seconds that a candidate may take for so many calls: then it is ended, wherever it is."""
+        return VERDICT_S + SLOWER * calls * self.about["call_s"]
 
     @property
     def folder(self) -> Path:
@@ -192,7 +235,7 @@ class Referee:
         return Verdict(
             accepted=reason is Reason.ACCEPTED,
             reason=reason,
-            detail=detail,
+            detail=attempt.in_its_words(detail),
             task=self.task.digest,
             attempt=attempt.digest,
             lax=tally.lax_rule(),
@@ -203,7 +246,7 @@ class Referee:
             seconds=dict(tally.seconds),
             notes=tally.notes(),
             seeds=tuple(seeds.drawn),
-            output=output,
+            output=attempt.in_its_words(output),
             versions=_versions(),
         )
 
@@ -226,7 +269,7 @@ class Referee:
         """Start anew what died since the last verdict; the arenas are ours and still there."""
         if not self._nursery.alive:
             self._nursery.close()
-            self._nursery = Nursery()
+            self._nursery = self._start()
             self._oracle.lost = True
         if not self._oracle.alive:
             self._oracle.close()
@@ -240,7 +283,9 @@ class Referee:
         with tally.clock("worker"):
             session = self._session(CANDIDATE, seed, attempt, build)
         with session:
-            Course(self.stage, self._oracle, session, tally, self.call_s).run(seed, seeds)
+            session.patience_s = self.patience_s(most_calls())
+            call_s = max(self.call_s, SLOWER * self.about["call_s"])
+            Course(self.stage, self._oracle, session, tally, call_s).run(seed, seeds)
             return session.output()
 
     # -- sessions and batches, for measuring
@@ -248,7 +293,9 @@ class Referee:
     def candidate(self, attempt: Attempt, build: Build) -> Session:
         """A session of the attempt with the weights all timed arms share. Raises SessionEnded."""
         session = self._session(CANDIDATE, self._timed_seed, attempt, build)
-        session.load(self._timed_weights)
+        # A copy: it could write to what the arms after it are to load.
+        self._lent_weights.lay(self._timed_weights)
+        session.load(self._lent_weights)
         return session
 
     def reference(self, mode: str, *, environment: dict[str, str] | None = None) -> Session:
@@ -260,48 +307,58 @@ class Referee:
         session.load(self._timed_weights)
         return session
 
-    def batch(self, count: int) -> Batch:
-        """`count` fresh secret input sets of the task's own kind; close it with `discard`."""
+    def batch(self, count: int, *, filled: bool = True) -> Batch:
+        """Room for `count` secret input sets, `filled` by `refill`; close it with `discard`."""
         device = self.task.device.value
+        inputs, output = self._layouts["inputs_layout"], self._layouts["output_layout"]
         batch = Batch(
-            Arena.create(self._layouts["inputs_layout"], count, device),
-            Arena.create(self._layouts["output_layout"], count, device),
-            Arena.create(self._layouts["output_layout"], count, device),
+            Arena.create(inputs, count, device),
+            Arena.create(inputs, count, device),
+            Arena.create(output, count, device),
+            Arena.create(output, count, device),
         )
-        self.refill(batch)
+        if filled:
+            self.refill(batch, range(count))
         return batch
 
-    def refill(self, batch: Batch) -> None:
-        """New contents for a batch, and poison in its outputs."""
+    def refill(self, batch: Batch, slots: Iterable[int], kind: Inputs = Inputs.OWN) -> None:
+        """Draw slots of a batch anew, from secret seeds."""
         batch.expected.clear()
-        for slot in range(batch.inputs.count):
-            self._oracle.draw(Inputs.OWN, Seeds().draw(), batch.inputs, slot)
-        batch.outputs.poison(POISONS[0])
-        batch.untrusted.poison(POISONS[0])
+        for slot in slots:
+            batch.seeds[slot] = Seeds().draw()
+            self._oracle.draw(kind, batch.seeds[slot], batch.inputs, slot)
+            # As in a verdict: what lies beside an input does not tell which it is.
+            batch.inputs.mend_guards(slot, secrets.choice(POISONS))
+            batch.lay_out(CANDIDATE, [slot])
+            batch.outputs.poison(POISONS[0], slot)
 
-    def check(self, batch: Batch) -> RuleResult:
-        """The strict rule on every output of a batch that was run; compute it off the clock."""
-        if not batch.expected:
-            self._oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)
-        worst = 0.0
-        for slot in range(batch.inputs.count):
-            if slot not in batch.expected:
-                self._oracle.answer(batch.inputs, slot, self.stage.answers, Seeds().draw(), 0.0)
-                batch.expected[slot] = _kept(self.stage.expected())
-            finding = self.stage.judged(
-                batch.outputs.tensors(slot), batch.expected[slot], Inputs.OWN
+    def check(
+        self,
+        batch: Batch,
+        slot: int = 0,
+        outputs: Sequence[Tensor] | None = None,
+        kind: Inputs = Inputs.OWN,
+    ) -> RuleResult:
+        """The strict rule on `outputs` for one slot of `kind`, a trusted arm's where not given."""
+        if slot not in batch.expected:
+            if self._oracle.weights != (Weights.OWN, self._timed_seed):
+                self._oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)
+            finite = self._oracle.answer(
+                batch.inputs, slot, self.stage.answers, batch.seeds[slot], LOGIC_SPREAD_S
             )
-            worst = max(worst, finding.ratio)
-            if not finding.passed:
-                return RuleResult(False, worst, f"call {slot}: {finding.note}")
-        return RuleResult(True, worst)
+            if not finite and kind is not Inputs.OWN:
+                return RuleResult(True, 0.0, "the reference is not finite here")
+            batch.expected.clear()
+            batch.expected[slot] = _kept(self.stage.expected())
+        given = batch.outputs.tensors(slot) if outputs is None else outputs
+        finding = self.stage.judged(given, batch.expected[slot], kind)
+        return RuleResult(finding.passed, finding.ratio, finding.note)
 
     def discard(self, batch: Batch) -> None:
         """Give the memory of a batch back. Sessions that were lent it must be closed before."""
         self._oracle.forget(batch.inputs)
-        batch.inputs.close()
-        batch.outputs.close()
-        batch.untrusted.close()
+        for arena in (batch.inputs, batch.lent, batch.outputs, batch.untrusted):
+            arena.close()
 
     def _session(
         self,
@@ -337,14 +394,24 @@ class Referee:
             init=self.about["init"],
             seed=seed,
             task=None if arm == CANDIDATE else self.task,
+            device_bytes=self._device_bytes if arm == CANDIDATE else None,
         )
+
+    @cached_property
+    def _device_bytes(self) -> int | None:
+        """Of the GPU's memory, for a candidate."""
+        if self.task.device is not Device.CUDA:
+            return None
+        import torch
+
+        return device_memory.bound(self.about["peak"], torch.cuda.mem_get_info()[1])
 
     def close(self) -> None:
         """End every process and give all memory back."""
-        self._nursery.close()
+        self._ending.close()
         stage = self.stage
-        arenas = [stage.inputs, stage.outputs, stage.weights, self._timed_weights]
-        for arena in [*arenas, *stage.answers.values()]:
+        weights = (stage.weights, self._timed_weights, self._lent_weights)
+        for arena in (stage.inputs, stage.lent, stage.outputs, *weights, *stage.answers.values()):
             arena.close()
 
     def __enter__(self) -> Referee:

@@ -27,9 +27,14 @@ class Reason(StrEnum):
     WROTE_OUTSIDE = "wrote outside the output"
     CHANGED_INPUT = "changed an input"
     NOT_DETERMINISTIC = "different results for equal inputs"
+    MEMORY_FAULT = "a fault in memory that no output shows"
     CLOCK_CONTRADICTION = "its own clock contradicts the wall clock"
     NOT_CERTIFIABLE = "the task cannot be certified"
     INFRASTRUCTURE = "infrastructure"
+
+
+WHILE_TIMED = "while it was timed: "
+"""How the detail of a verdict begins that timing took back."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Verdict:
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went: worker start, oracle, candidate, compare."""
     notes: tuple[str, ...] = ()
-    """What could not be judged, a line each."""
+    """What could not be judged, and what was looked at besides, a line each."""
     seeds: tuple[int, ...] = ()
     """All that was drawn, in order, so that the verdict can be given again (`cuagent audit`)."""
     output: str = ""

@@ -2,8 +2,9 @@
 
 An arena holds `count` slots of one layout: guard, tensor, guard, tensor, guard. On the CPU it is a
 memfd; on the GPU plain device memory that travels as a CUDA IPC handle, so nothing is copied
-through the host. The borrower can write anywhere in it: whoever lends inputs keeps a master copy,
-and whoever lends outputs poisons them first and looks at the guards afterwards.
+through the host. The borrower can write anywhere in it: whoever lends inputs keeps the originals in
+an arena that is not lent, and whoever lends outputs poisons them first and looks at the guards
+afterwards.
 """
 
 from __future__ import annotations
@@ -151,9 +152,34 @@ class Arena:
     def tensors(self, slot: int = 0) -> list[Tensor]:
         return self.slots[slot]
 
+    @cached_property
+    def _own_bytes(self) -> list[Tensor]:
+        import torch
+
+        sizes = [leaf.nbytes for leaf in self.layout.leaves]
+        return [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes]
+
+    @cached_property
+    def _own(self) -> list[Tensor]:
+        return [
+            _typed(own, leaf, self.device)
+            for leaf, own in zip(self.layout.leaves, self._own_bytes, strict=True)
+        ]
+
     def write(self, tensors: Sequence[Tensor], slot: int = 0) -> None:
         for view, tensor in zip(self.slots[slot], tensors, strict=True):
             view.copy_(tensor)
+
+    def lay(self, originals: Arena, slot: int = 0) -> None:
+        """Make a slot, guards and all, what it is in an arena of the same layout."""
+        self._bytes(slot, 0, self.layout.size).copy_(originals._bytes(slot, 0, self.layout.size))
+
+    def holds(self, originals: Arena, slot: int = 0) -> bool:
+        """Whether a slot is, to the last byte, what it is in an arena of the same layout."""
+        import torch
+
+        size = self.layout.size
+        return torch.equal(self._bytes(slot, 0, size), originals._bytes(slot, 0, size))
 
     def snapshot(self, slot: int = 0) -> list[Tensor]:
         """Private copies, which no borrower can reach."""
@@ -165,23 +191,36 @@ class Arena:
             for leaf in self.layout.leaves:
                 self._bytes(number, leaf.offset, leaf.offset + leaf.nbytes).fill_(byte)
 
-    def mend_guards(self) -> None:
+    def own_copy(self, slot: int) -> list[Tensor]:
+        """The tensors of a slot in this process's own memory, each at one place for all slots."""
+        for leaf, own in zip(self.layout.leaves, self._own_bytes, strict=True):
+            own.copy_(self._bytes(slot, leaf.offset, leaf.offset + leaf.nbytes))
+        return self._own
+
+    def mend_guards(self, slot: int | None = None, byte: int = GUARD) -> None:
         """Fill what lies between the tensors, whatever an earlier borrower left there."""
-        for slot in range(self.count):
-            for gap in self._gaps(slot):
-                gap.fill_(GUARD)
+        for number in range(self.count) if slot is None else [slot]:
+            for gap in self._gaps(number):
+                gap.fill_(byte)
 
     def guards_hold(self, slot: int | None = None) -> bool:
         """Whether every byte between the tensors is as it was made."""
         slots = range(self.count) if slot is None else [slot]
         return all(bool((gap == GUARD).all()) for number in slots for gap in self._gaps(number))
 
+    def guards_like(self, originals: Arena, slot: int) -> bool:
+        """Whether between the tensors there is what is there in an arena of the same layout."""
+        import torch
+
+        return all(map(torch.equal, self._gaps(slot), originals._gaps(slot)))
+
     def close(self) -> None:
         """Give the memory back. Views of it must not be used any more."""
         if self.memory is None:
             return
         self.memory = None
-        self.__dict__.pop("slots", None)
+        for views in ("slots", "_own", "_own_bytes"):
+            self.__dict__.pop(views, None)
         self._lease.release()
 
     def _bytes(self, slot: int, begin: int, end: int) -> Tensor:
@@ -193,13 +232,18 @@ class Arena:
         return [self._bytes(slot, begin, end) for begin, end in self.layout.gaps]
 
     def _view(self, slot: int, leaf: Leaf) -> Tensor:
-        import torch
+        flat = self._bytes(slot, leaf.offset, leaf.offset + leaf.nbytes)
+        return _typed(flat, leaf, self.device)
 
-        dtype = getattr(torch, leaf.dtype)
-        if leaf.nbytes == 0:
-            return torch.empty(leaf.shape, dtype=dtype, device=self.device)
-        flat = self._bytes(slot, leaf.offset, leaf.offset + leaf.nbytes).view(dtype)
-        return flat.as_strided(leaf.shape, leaf.stride)
+
+def _typed(flat: Tensor, leaf: Leaf, device: str) -> Tensor:
+    """uint8[leaf.nbytes] as the tensor that it holds."""
+    import torch
+
+    dtype = getattr(torch, leaf.dtype)
+    if leaf.nbytes == 0:
+        return torch.empty(leaf.shape, dtype=dtype, device=device)
+    return flat.view(dtype).as_strided(leaf.shape, leaf.stride)
 
 
 class Lease:

@@ -45,6 +45,8 @@ class Order:
     seed: int
     """For the construction, the same in every arm: what is random in it and in no state dict."""
     task: Task | None = None
+    device_bytes: int | None = None
+    """Of the GPU's memory, for a candidate; None: as much as there is."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {

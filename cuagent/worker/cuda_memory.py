@@ -80,11 +80,24 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
+@cache
+def _context(device: int) -> ctypes.c_void_p:
+    """The primary context of a device, kept as long as the process lives."""
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    _check("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+    _check("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+    return context
+
+
 def _call(name: str, *arguments: object) -> None:
     import torch
 
-    # Makes the primary context exist, and current in the calling thread.
-    torch.empty(1, device="cuda")
+    # A context is current in a thread, and torch makes it so only where it has to allocate.
+    _check("cuCtxSetCurrent", _context(torch.cuda.current_device()))
+    _check(name, *arguments)
+
+
+def _check(name: str, *arguments: object) -> None:
     error = getattr(_driver(), name)(*arguments)
     if error:
         text = ctypes.c_char_p()

@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import os
 import select
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 from cuagent.sandbox import Policy, Tier
 from cuagent.worker.channel import receive_message, send_message, socket_pair
+from cuagent.worker.folder import remove
 
 # PATH and the rest are for compilers that run in a child (load_inline, triton, inductor).
 _KEPT = (
@@ -59,13 +59,21 @@ class Child:
     """Readable once it has died; None where the kernel has no pidfd_open."""
 
     @property
+    def closed(self) -> bool:
+        return self.channel.fileno() < 0
+
+    @property
     def alive(self) -> bool:
+        if self.closed:
+            return False
         if self.pidfd is None:
             return Path(f"/proc/{self.pid}").exists()
         return not select.select([self.pidfd], [], [], 0)[0]
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Give the descriptors back. Idempotent: a number given back may be another file's now."""
+        if self.closed:
+            return
         self.channel.close()
         os.close(self.output)
         if self.pidfd is not None:
@@ -102,6 +110,9 @@ class Nursery:
         )
         theirs.close()
         self._ready = False
+        self.pid = self._process.pid
+        self.living: set[int] = set()
+        """Processes of children that were not ended yet."""
 
     def fork(
         self,
@@ -136,13 +147,20 @@ class Nursery:
         finally:
             theirs.close()
             os.close(write)
+        self.living.add(pid)
         return Child(pid, ours, read, _pidfd(pid))
 
     def end(self, child: Child) -> int | None:
-        """Kill the process, its group and its orphans; its wait status, None if it will not die."""
+        """Kill the process, its group and its orphans; its wait status, None if it will not die.
+
+        None too for one that was ended before.
+        """
+        if child.closed:
+            return None
         try:
             return self._ask({"do": "end", "pid": child.pid})["status"]
         finally:
+            self.living.discard(child.pid)
             child.close()
 
     @property
@@ -152,6 +170,8 @@ class Nursery:
     def close(self) -> None:
         """End everything. Idempotent."""
         self._control.close()
+        if not self._ready:  # it may be importing torch, and has no child to end
+            self._process.kill()
         try:
             self._process.wait(_ANSWER_S)
         except subprocess.TimeoutExpired:
@@ -159,7 +179,7 @@ class Nursery:
             self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)
 
     def __enter__(self) -> Nursery:
         return self

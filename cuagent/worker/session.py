@@ -1,8 +1,9 @@
 """A session: one model in one forked process, as the referee drives it.
 
-The referee's clock starts when the command leaves and stops when the last record arrives. Whatever
-goes wrong on the other side ends the session with `SessionEnded`, and the process group is killed;
-a session never hangs and never raises anything else for a candidate's fault.
+The referee's clock starts when the command leaves and stops when the last record arrives; between
+commands the processes are stopped. Whatever goes wrong on the other side ends the session with
+`SessionEnded`, and the process group is killed; a session never hangs and never raises anything
+else for a candidate's fault.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
+import re
 import secrets
 import select
-import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cuagent.attempt import Attempt
 from cuagent.sandbox import Policy, Tier, resident
 from cuagent.task import Device
+from cuagent.worker import rest
 from cuagent.worker.arena import Arena, settle
 from cuagent.worker.arms import CANDIDATE, Order
 from cuagent.worker.channel import (
@@ -34,6 +37,8 @@ from cuagent.worker.channel import (
     receive_record,
     send_message,
 )
+from cuagent.worker.device_memory import DeviceExcess, DeviceUse
+from cuagent.worker.folder import remove, size
 from cuagent.worker.nursery import Nursery, NurseryError
 
 OPEN_S = 60.0
@@ -79,12 +84,17 @@ class Session:
         policy: Policy | None = None,
         tier: Tier = Tier.NONE,
         memory_bytes: int | None = None,
+        device_bytes: int | None = None,
     ):
         self._memory_bytes = memory_bytes
+        self._device = None if device_bytes is None else DeviceUse(device_bytes)
+        self.patience_s = math.inf
+        """Seconds that all further commands may take together."""
         self._nursery = nursery
         self._folder = folder
         self._ids = itertools.count()
         self._lent: dict[Arena, int] = {}
+        self._apart: set[int] = set()
         self._head = b""
         self._tail = b""
         self.closed = False
@@ -104,7 +114,8 @@ class Session:
     ) -> Session:
         """Fork a process and import the model's code there. Raises SessionEnded, NurseryError.
 
-        A candidate ends, as crashed, when its processes have more than `memory_bytes` resident.
+        A candidate ends, as crashed, when its processes have more than `memory_bytes` resident, or
+        more of the GPU's memory than its order allows.
 
         `attempt` is laid down in a folder of the session's own, which goes when the session does.
         A candidate is held in the sandbox at `tier`, where it may read `read` beside that folder.
@@ -126,9 +137,17 @@ class Session:
                 environment=tuple((environment or {}).items()),
             )
         try:
-            session = Session(nursery, folder, environment or {}, policy, tier, memory_bytes)
+            session = Session(
+                nursery,
+                folder,
+                environment or {},
+                policy,
+                tier,
+                memory_bytes,
+                order.device_bytes,
+            )
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
             raise
         session._command({"do": "open"}, deadline_s or _patience(attempt))
         return session
@@ -154,12 +173,14 @@ class Session:
         deadline_s: float,
         poison: int | None = None,
         flush: int = 0,
+        own: bool = False,
     ) -> Block:
         """Call forward on each (input slot, output slot) in turn, under one wall clock.
 
         `poison` is the byte that fills what the model allocates uninitialised (never when timing);
         `flush` is how many bytes to overwrite before each call (inside the wall clock, outside the
-        claims). The outputs are the referee's to poison before and to compare after.
+        claims); `own` lets each call's inputs be copied into the worker's own memory first, also
+        outside the claims. The outputs are the referee's to poison before and to compare after.
         """
         message = {
             "do": "run",
@@ -168,12 +189,10 @@ class Session:
             "slots": [list(pair) for pair in slots],
             "poison": poison,
             "flush": flush,
+            "own": own,
         }
         settle(outputs.device)
-        begun = time.perf_counter()
-        # To the last record: the first could be sent before the work is done.
-        records = tuple(self._exchange(message, (), len(slots), deadline_s))
-        wall = time.perf_counter() - begun
+        records, wall = self._exchange(message, (), len(slots), deadline_s)
         return Block(wall, tuple(record.claimed_ns * 1e-9 for record in records))
 
     def block(
@@ -185,8 +204,13 @@ class Session:
         deadline_s: float,
         flush: int = 0,
     ) -> Block:
-        """`run` for timing: nothing poisoned, nothing checked on the worker's side but the form."""
-        return self.run(inputs, outputs, slots, deadline_s=deadline_s, flush=flush)
+        """`run` for timing: nothing poisoned, nothing checked on the worker's side but the form.
+
+        On a GPU inputs are copied first: a module is not usually called on memory that another
+        process lends it.
+        """
+        own = inputs.device != "cpu"
+        return self.run(inputs, outputs, slots, deadline_s=deadline_s, flush=flush, own=own)
 
     def forget(self, arena: Arena) -> None:
         """Take back an arena that was lent, before closing it."""
@@ -194,11 +218,12 @@ class Session:
             self._command({"do": "detach", "arena": self._lent.pop(arena)}, OPEN_S)
 
     def output(self) -> str:
-        """What the process has printed so far, capped."""
+        """What the process has printed so far, capped; its own files by their relative names."""
         if not self.closed:
             self._drain()
         cut = b"\n[...]\n" if len(self._tail) == OUTPUT_CAP // 2 else b""
-        return (self._head + cut + self._tail).decode(errors="replace")
+        text = (self._head + cut + self._tail).decode(errors="replace")
+        return text.replace(f"{self._folder}/", "")
 
     def close(self) -> int | None:
         """Kill the process and all it left; its wait status. Idempotent."""
@@ -211,7 +236,7 @@ class Session:
         except NurseryError:
             return None  # its parent is gone, and it with its parent
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove(self._folder)
 
     def __enter__(self) -> Session:
         return self
@@ -231,33 +256,59 @@ class Session:
     def _command(
         self, message: dict[str, Any], deadline_s: float, descriptors: tuple[int, ...] = ()
     ) -> None:
-        for _ in self._exchange(message, descriptors, 1, deadline_s):
-            pass
+        self._exchange(message, descriptors, 1, deadline_s)
 
     def _exchange(
         self, message: dict[str, Any], descriptors: tuple[int, ...], expected: int, seconds: float
-    ) -> Any:
-        """Send a command; yield its records, each checked. Raises SessionEnded."""
+    ) -> tuple[list[Record], float]:
+        """Let the process do a command; its records, each checked, and the seconds to the last one.
+
+        Not to the first: that could be sent before the work is done. Raises SessionEnded.
+        """
         assert not self.closed, "the session is closed"
         nonce = secrets.randbits(64)
-        deadline = time.monotonic() + seconds
+        seconds = min(seconds, max(self.patience_s, 0))
+        if self._device is not None:
+            self._device.begin()
+        begun = time.perf_counter()
+        self._wake()
         try:
             send_message(self._child.channel, message | {"nonce": nonce}, descriptors)
-            for call in range(expected):
-                record = self._next_record(deadline)
-                if record.nonce != nonce or (record.call != call):
-                    raise ForgedRecord("a record that answers no command")
-                if record.status is not Status.DONE:
-                    self._stop(record.status)
-                yield record
+            records = self._records(nonce, expected, time.monotonic() + seconds)
+            wall = time.perf_counter() - begun
+            self._rest()
+            if self._device is not None:
+                self._device.end()
         except ForgedRecord as error:
             self._stop(Status.FORGED, f"wrote to the referee's channel: {error}")
         except TimeoutError:
             self._stop(Status.TIMED_OUT, f"no answer within {seconds:.3g} s")
-        except _Excess as excess:
+        except (_Excess, rest.RestlessError) as excess:
             self._stop(Status.CRASHED, str(excess))
+        except DeviceExcess as excess:
+            self._stop(Status.CRASHED, str(excess), suspect=self._device)
         except OSError:  # the channel broke: the other end is gone
             self._stop(Status.CRASHED)
+        self.patience_s -= wall
+        return records, wall
+
+    def _records(self, nonce: int, expected: int, deadline: float) -> list[Record]:
+        records: list[Record] = []
+        for call in range(expected):
+            record = self._next_record(deadline)
+            if record.nonce != nonce or record.call != call:
+                raise ForgedRecord("a record that answers no command")
+            if record.status is not Status.DONE:
+                self._stop(record.status)
+            records.append(record)
+        return records
+
+    def _rest(self) -> None:
+        """Nothing of it runs until the next command."""
+        self._apart = rest.stop(self._child.pid, self._nursery.pid, self._nursery.living)
+
+    def _wake(self) -> None:
+        rest.resume(self._child.pid, self._apart)
 
     def _next_record(self, deadline: float) -> Record:
         channel, output, pidfd = self._child.channel, self._child.output, self._child.pidfd
@@ -282,12 +333,14 @@ class Session:
                 poll.unregister(output)
 
     def _watch(self) -> None:
-        """Look at what a candidate takes while it lets us wait. Raises _Excess."""
+        """Look at what a candidate takes while it lets us wait. Raises _Excess, DeviceExcess."""
+        if self._device is not None:
+            self._device.look()
         if self._memory_bytes is None:
             return
         if resident(self._child.pid) > self._memory_bytes:
             raise _Excess(f"used more than {self._memory_bytes >> 20} MiB of memory")
-        if _size(self._folder) > DISK_BYTES:
+        if size(self._folder) > DISK_BYTES:
             raise _Excess(f"wrote more than {DISK_BYTES >> 20} MiB of files")
 
     def _drain(self) -> bool:
@@ -306,7 +359,7 @@ class Session:
             self._tail = (self._tail + piece[room:])[-half:]
         return True
 
-    def _stop(self, status: Status, detail: str = "") -> None:
+    def _stop(self, status: Status, detail: str = "", suspect: DeviceUse | None = None) -> NoReturn:
         if status is Status.CRASHED and self._child.pidfd is not None:
             # The channel closes a moment before the process is gone; its own status is wanted.
             select.select([self._child.pidfd], [], [], 1.0)
@@ -314,23 +367,15 @@ class Session:
         text = self.output()
         if status is Status.CRASHED and ended is not None:
             detail = detail or _how_it_died(ended)
+        if suspect is not None and not suspect.came_back():
+            status, detail = Status.LOST, "others took the GPU's memory meanwhile"
         if ended is None:
             status, detail = Status.LOST, "the process could not be ended in an orderly way"
-        raise SessionEnded(status, detail or _last_line(text), text)
+        raise SessionEnded(status, detail or _conclusion(status, text), text)
 
 
 class _Excess(Exception):
     """The candidate took more of the machine than it may."""
-
-
-def _size(folder: Path) -> int:
-    """Bytes of the files below a folder; what goes away meanwhile counts as nothing."""
-    total = 0
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            with contextlib.suppress(OSError):
-                total += (Path(parent) / name).lstat().st_blocks * 512
-    return total
 
 
 def _patience(attempt: Attempt | None) -> float:
@@ -349,6 +394,19 @@ def _how_it_died(wait_status: int) -> str:
     return f"left with exit status {os.WEXITSTATUS(wait_status)}"
 
 
-def _last_line(text: str) -> str:
+_OWN_FRAME = re.compile(r'^ *File "([^/<"][^"]*)", line (\d+)', re.MULTILINE)
+_EXCEPTIONS = (
+    Status.IMPORT_FAILED,
+    Status.CONSTRUCT_FAILED,
+    Status.STATE_MISMATCH,
+    Status.RAISED,
+)
+
+
+def _conclusion(status: Status, text: str) -> str:
+    """The last line; that of an exception behind `file:line` of the candidate's own, if known."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+    last = lines[-1][:300] if lines else ""
+    _, _, trace = text.rpartition("Traceback (most recent call last):")
+    frames = _OWN_FRAME.findall(trace) if status in _EXCEPTIONS else []
+    return f"{frames[-1][0]}:{frames[-1][1]}: {last}" if frames else last

@@ -18,7 +18,6 @@ import gc
 import importlib
 import os
 import random
-import shutil
 import signal
 import socket
 import sys
@@ -30,11 +29,14 @@ from typing import Any
 from cuagent.sandbox import Tier, enter
 from cuagent.sandbox.policy import policy_from_json
 from cuagent.worker.channel import receive_message, send_message
+from cuagent.worker.folder import remove
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+DEFECT = 70
+"""Exit code of a child whose program failed by itself, not by what it was to run (EX_SOFTWARE)."""
 _PATIENCE_S = 10.0
 """How long a killed process may take to be gone; one stuck in a driver may take forever."""
 
@@ -44,7 +46,7 @@ def main(control: socket.socket, folder: str) -> None:
     try:
         _serve(control)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(Path(folder))
 
 
 def _serve(control: socket.socket) -> None:
@@ -100,7 +102,7 @@ def _warm_up() -> None:
 
 def _child(control: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:
     """Become a session: own group, own output, no descriptor but the channel. Never returns."""
-    code = 1
+    code = DEFECT
     try:
         control.close()
         channel = _arrange(message, descriptors)
@@ -158,13 +160,10 @@ def _die_with_parent() -> None:
 
 def _end(pid: int) -> int | None:
     """Kill the group, take the wait status; None if it does not die."""
-    status = _taken(pid)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    if status is not None:
-        return status
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    # Before the status is taken: from then on the number may be another process's.
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + _PATIENCE_S
     while (status := _taken(pid)) is None and time.monotonic() < deadline:
         time.sleep(0.001)

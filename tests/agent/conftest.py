@@ -8,29 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scale_task import SOURCE
 
 from cuagent.agent import TOOLS, Budget, Run, start_run
 from cuagent.agent.tools.tool import Context, ToolResult, execute
 from cuagent.events import Event
 from cuagent.message import ToolCall
 from cuagent.task import load_task
-
-SOURCE = """\
-import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x * 2 + 1)
-
-
-def get_inputs():
-    return [torch.rand(64, 256)]
-
-
-def get_init_inputs():
-    return []
-"""
 
 Call = Callable[..., ToolResult]
 

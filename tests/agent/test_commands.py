@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cuagent.agent import Run, Stop, run_agent
+from cuagent.agent.tools.shell import Command
 from cuagent.agent.tools.tool import ToolResult
 from cuagent.models.scripted import ScriptedModel
 from cuagent.sandbox import Tier
@@ -32,8 +33,10 @@ def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.usefixtures("tier")
 def test_a_child_in_a_session_of_its_own_does_not_outlive_its_command(call: Call) -> None:
     mark = f"sleep 98764.{os.getpid()}"
-    assert call("bash", command=f"setsid {mark} >/dev/null 2>&1 & sleep 0.1").text == "(no output)"
-    assert mark not in running()
+    for _ in range(2):  # the second goes on from the first's variables, but not from its mark
+        stray = f"setsid {mark} >/dev/null 2>&1 & sleep 0.1"
+        assert call("bash", command=stray).text == "(no output)"
+        assert mark not in running()
 
 
 def test_a_fork_bomb_ends_at_the_time_limit_and_leaves_nothing(call: Call) -> None:
@@ -79,6 +82,19 @@ def test_a_background_command_is_killed_when_asked_and_its_name_is_checked(call:
     assert call("bash_output", job="bash-1").text == "[killed by SIGKILL]"
 
 
+def test_killing_an_ended_command_spares_the_group_that_has_its_number_now() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    other = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    ended.pid = other.pid
+    try:
+        Command(ended, "no such mark").kill()
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
 def test_a_huge_output_of_a_background_command_is_shown_by_its_ends(call: Call) -> None:
     call("bash", command="echo first; yes | head -c 100000000; echo last", background=True)
     text = call("bash_output", job="bash-1", wait=60).text
@@ -96,9 +112,14 @@ def test_only_so_many_commands_run_in_the_background(call: Call) -> None:
         call("bash_kill", job=f"bash-{n}")
 
 
-def test_no_background_command_outlives_the_agents_work(run: Run) -> None:
+@pytest.mark.parametrize("form", ["{}", "setsid {} & sleep 0.1"], ids=["running", "ended"])
+def test_no_background_command_outlives_the_agents_work(run: Run, form: str) -> None:
     mark = f"sleep 98762.{os.getpid()}"
-    calls = [{"name": "bash", "arguments": {"command": mark, "background": True}}]
+    start = {"command": form.format(mark), "background": True}
+    calls = [
+        {"name": "bash", "arguments": start},
+        {"name": "bash_output", "arguments": {"job": "bash-1", "wait": 0.3}},
+    ]
     assert run_agent(run, ScriptedModel([{"calls": calls}])) is Stop.MODEL_FAILED
     assert mark not in running()
 

@@ -36,7 +36,7 @@ def test_several_edits_are_made_in_their_order(call: Call, files: Run) -> None:
     [
         (one("a.py", "twoo", "2"), "edit 2: a.py: old does not occur in it"),
         (one("c.py", "x", "y"), "edit 2: c.py: no such file"),
-        (one("reference.py", "torch", "y"), "edit 2: reference.py: read it before"),
+        (one("reference.py", "torch", "y"), "edit 2: reference.py is the task and stays"),
         ({"path": "a.py", "old": "two"}, "argument 'edits[1].new' is missing"),
         ({"path": 3, "old": "two", "new": ""}, "'edits[1].path' must be of type string, not int"),
         ([], "'edits[1]' must be of type object, not list"),

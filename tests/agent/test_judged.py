@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SOURCE
+from scale_task import SOURCE
 
 from cuagent.agent import TOOLS, Budget, Run, Stop, run_agent, start_run
 from cuagent.agent.hooks import HOOKS
@@ -16,6 +16,7 @@ from cuagent.judge import Judge
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import find_run, read_records
 from cuagent.task import load_task
+from cuagent.verify.evidence import audit, read_evidence
 
 KERNEL = """\
 extern "C" void scale(float* out, const float* in, long n) {
@@ -115,7 +116,7 @@ def test_an_optimization_from_a_compile_error_to_the_result_of_record(judged_run
     assert all(len(m.content.splitlines()) <= 40 for m in (refused, accepted))
 
     profile = answers(judged_run, "profile")[0]
-    assert profile.content.startswith("candidate:\n")
+    assert profile.content.startswith("candidate, which is attempt 2:\n")
     assert not profile.is_error
 
     first, *_, last = answers(judged_run, "submit")
@@ -139,6 +140,9 @@ def test_an_optimization_from_a_compile_error_to_the_result_of_record(judged_run
     assert records[-1]["attempt"] == 2
     assert records[-1]["rewards"]["milestone"]["score"] == judged_run.final.judgement.score.reward
     assert find_run(None, judged_run.folder.path.parent) == judged_run.folder
+    kept = {path.name: path.stat().st_size for path in judged_run.folder.evidence.iterdir()}
+    assert kept.keys() == {"attempt-2-quick.json", "attempt-2-record.json"}
+    assert all(size < 1 << 20 for size in kept.values())
 
 
 def test_at_a_limit_the_best_attempt_is_judged_afresh_all_the_same(judged_run: Run) -> None:
@@ -151,6 +155,8 @@ def test_at_a_limit_the_best_attempt_is_judged_afresh_all_the_same(judged_run: R
     end = records[-1]
     assert end["attempt"] == (judged_run.final.n if judged_run.final else None)
     assert ("measured afresh" in end["summary"]) == (judged_run.final is not None)
+    found = audit(read_evidence(judged_run.folder.evidence / "attempt-1-record.json"))
+    assert found.holds, found.differences
 
 
 def test_the_reference_is_timed_before_anything_is_written(

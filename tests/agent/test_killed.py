@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SOURCE
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scale_task import SOURCE
 
 from cuagent.agent import Run, Stop, diff, restore, resume_run, run_agent, start_run, undo
 from cuagent.models.scripted import ScriptedModel

@@ -56,7 +56,9 @@ def test_bash_shows_both_ends_of_a_huge_output_and_keeps_the_file(call: Call, ru
     assert len(result.text) < 14_000
     assert result.text.startswith("first\ny\ny")
     assert result.text.endswith("last")
-    assert "characters left out; the whole is in .outputs/bash-1.txt" in result.text
+    assert "characters left out; the first 64 MiB are in .outputs/bash-1.txt" in result.text
+    small = call("bash", command="yes | head -c 100000")
+    assert "characters left out; the whole is in .outputs/bash-2.txt" in small.text
     assert call("bash", command="wc -c < .outputs/bash-1.txt").text == str(64 << 20)
 
 
@@ -128,7 +130,6 @@ def test_an_unread_file_is_not_overwritten(call: Call, run: Run) -> None:
 
 
 def test_the_reference_stays_as_it_is(call: Call) -> None:
-    call("read", path="reference.py")
     assert "stays as it is" in call("write", path="reference.py", text="").text
     assert "stays as it is" in call("edit", path="reference.py", old="* 2", new="* 3").text
 
@@ -245,3 +246,10 @@ def test_every_tool_has_a_text_and_a_strict_schema() -> None:
         assert 40 < len(tool.spec.description) < 900
         assert tool.spec.schema["additionalProperties"] is False
         assert set(tool.spec.schema["required"]) <= set(tool.spec.schema["properties"])
+
+
+def test_a_search_where_nothing_lies_says_so(call: Call) -> None:
+    assert call("grep", pattern="x", files="kernels/*.cu").text == "no file matches 'kernels/*.cu'"
+    for name, more in (("grep", {"pattern": "x", "files": "skills/**/*.md"}), ("glob", {})):
+        text = call(name, **({"pattern": "skills/*"} | more)).text
+        assert "the skill's files are not in your work folder; open them with read" in text

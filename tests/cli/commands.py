@@ -11,6 +11,19 @@ Cuagent = Callable[..., "subprocess.CompletedProcess[str]"]
 FOREIGN = ("CUAGENT_", "OPENAI_", "ANTHROPIC_", "COLUMNS", "FORCE_COLOR", "NO_COLOR")
 
 
+TASK = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, -1)
+def get_inputs():
+    return [torch.randn(4, 8)]
+def get_init_inputs():
+    return []
+"""
+"""What the tests that run `optimize` make faster; its ladder is measured once (`ladder_known`)."""
+
+
 def clean_environment(home: Path) -> dict[str, str]:
     """Nothing of the developer's own settings or keys."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}

@@ -28,6 +28,8 @@ RIGHT = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x
     "        return torch.softmax(x, -1)\n"
 )
 
+PLANTED = {"SOME_API_KEY": "hunter2-hunter2", "OPENAI_API_KEY": "sk-planted0123456789abcdef"}
+
 
 def with_client(folder: Path, talk: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
@@ -35,12 +37,12 @@ def with_client(folder: Path, talk: Callable[[Client], Coroutine[Any, Any, None]
             command=sys.executable,
             args=["-m", "cuagent", "mcp"],
             cwd=str(folder),
-            env=clean_environment(folder / "home") | {"CUAGENT_DEVICE": "cpu"},
+            env=clean_environment(folder / "home") | PLANTED | {"CUAGENT_DEVICE": "cpu"},
         )
         async with Client(server) as client:
             await talk(client)
 
-    asyncio.run(asyncio.wait_for(main(), 150))
+    asyncio.run(asyncio.wait_for(main(), 170))
 
 
 def test_another_agent_can_use_the_verifier(tmp_path: Path) -> None:
@@ -78,5 +80,61 @@ def test_another_agent_can_use_the_verifier(tmp_path: Path) -> None:
         missing = await call("verify", candidate="absent")
         assert missing.is_error
         assert "absent: no such file or folder" in missing.content[0].text
+
+    with_client(tmp_path, talk)
+
+
+def test_another_agent_gets_what_is_free(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK)
+
+    async def talk(client: Client) -> None:
+        free = await client.call_tool("baseline", {"task": "task.py"})
+        assert "eager" in free.content[0].text
+        names = [rung["name"] for rung in free.structured_content["rungs"]]
+        assert names[:2] == ["eager", "compile"]
+
+    with_client(tmp_path, talk)
+
+
+def test_another_agent_gets_a_profile_and_a_package(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "right").mkdir()
+    (tmp_path / "right" / "model_new.py").write_text(RIGHT)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+
+    async def talk(client: Client) -> None:
+        async def call(tool: str, **arguments: str) -> Any:
+            return await client.call_tool(tool, {"task": "task.py", **arguments})
+
+        shown = await call("profile", candidate="right")
+        assert "softmax" in shown.content[0].text
+        assert not shown.is_error
+
+        refused = await call("export", candidate="right", out="full")
+        assert refused.is_error
+        assert "full: exists already" in refused.content[0].text
+
+        made = await call("export", candidate="right", out="package")
+        assert made.content[0].text.startswith("ACCEPTED attempt 1")
+        assert (tmp_path / made.structured_content["out"] / "README.md").is_file()
+
+    with_client(tmp_path, talk)
+
+
+def test_no_secret_of_the_server_reaches_the_client_or_the_candidate(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "curious").mkdir()
+    (tmp_path / "curious" / "model_new.py").write_text(
+        "import os\nraise RuntimeError(f'sk-planted0123456789abcdef {dict(os.environ)}')\n"
+    )
+
+    async def talk(client: Client) -> None:
+        given = {"task": "task.py", "candidate": "curious", "timing": "none"}
+        answer = await client.call_tool("verify", given)
+        whole = answer.model_dump_json()
+        assert "RuntimeError" in whole
+        for secret in PLANTED.values():
+            assert secret not in whole
 
     with_client(tmp_path, talk)

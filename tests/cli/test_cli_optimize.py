@@ -11,18 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import Cuagent, clean_environment
+from commands import TASK, Cuagent, clean_environment
 
-TASK = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.softmax(x, -1)
-def get_inputs():
-    return [torch.randn(4, 8)]
-def get_init_inputs():
-    return []
-"""
 NO_GAIN = [
     {"text": "I look around.", "calls": [{"name": "bash", "arguments": {"command": "ls"}}]},
     {
@@ -37,7 +27,7 @@ ENDLESS = [{"text": "I wait.", "calls": [{"name": "bash", "arguments": {"command
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> str:
+def task(tmp_path: Path, ladder_known: None) -> str:
     (tmp_path / "task.py").write_text(TASK)
     return "task.py"
 
@@ -55,9 +45,14 @@ def test_a_run_without_a_gain_ends_well_and_can_be_looked_at(
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["stop"], result["gain"], result["best"]) == ("no gain", False, None)
+    assert result["result"] in ("rung", "module")
+    assert result["ladder"]["rungs"][0]["name"] == "eager"
+    assert result["ladder"]["later"] == []
     assert "● bash  ls" in done.stderr
     assert "reference.py" in done.stderr
-    assert "? no gain" in done.stderr
+    end = {"rung": "✓ no kernel needed: ", "module": "? nothing beats your module"}
+    assert end[result["result"]] in done.stderr
+    assert done.stderr.count("timing: opening eager") <= 1
     assert (tmp_path / ".cuagent" / ".gitignore").read_text() == "*\n"
     assert Path(result["folder"]).parent == tmp_path / ".cuagent" / "runs"
 
@@ -65,15 +60,17 @@ def test_a_run_without_a_gain_ends_well_and_can_be_looked_at(
     assert [(row["run"], row["stop"]) for row in listed] == [(result["run"], "no gain")]
     shown = cuagent("show", result["run"])
     assert shown.returncode == 0
-    assert "? no gain" in shown.stdout
+    assert end[result["result"]] in shown.stdout
     again = cuagent("replay", "latest").stdout
     assert "I look around." in again
     assert "● bash  ls" in again
     assert "│ x = 1" in again
     exported = cuagent("export", "latest", "--out", "new")
-    assert exported.returncode == 2
-    assert "no attempt was accepted" in exported.stderr
-    assert not (tmp_path / "new").exists()
+    assert (exported.returncode == 0) == (result["result"] == "rung")
+    assert (tmp_path / "new" / "faster.py").exists() == (result["result"] == "rung")
+    refused = cuagent("export", "latest", "--out", "other", "--attempt", "1")
+    assert refused.returncode == 2
+    assert "attempt 1 is not accepted; none is accepted" in refused.stderr
 
 
 def test_events_come_as_json_lines(cuagent: Cuagent, task: str, tmp_path: Path) -> None:
@@ -137,6 +134,31 @@ def test_an_interrupt_while_the_task_is_opened_is_said(task: str, tmp_path: Path
     assert not (tmp_path / ".cuagent").exists()
 
 
+SWALLOWS = """
+import os, signal, sys, weakref
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            here = weakref.ref(Finder(), lambda _: os.kill(os.getpid(), signal.SIGINT))
+if "optimize" in sys.orig_argv:
+    sys.meta_path.insert(0, Finder())
+"""
+"""Loaded as Python starts: Ctrl-C comes in a weak reference's callback as torch is imported."""
+
+
+def test_an_interrupt_that_was_swallowed_ends_the_run_all_the_same(
+    task: str, cuagent: Cuagent, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SWALLOWS)
+    model = script(tmp_path, NO_GAIN)
+    done = cuagent("optimize", task, "--model", model, PYTHONPATH=str(tmp_path))
+    assert "Exception ignored in" in done.stderr
+    assert done.stderr.endswith("cuagent: interrupted\n")
+    assert done.returncode == 130
+    assert not (tmp_path / ".cuagent").exists()
+
+
 def test_a_task_that_does_not_run_leaves_nothing(cuagent: Cuagent, tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TASK.replace("torch.softmax(x, -1)", "x @ x"))
     (tmp_path / "import.py").write_text("import nothing_of_that_name\n" + TASK)
@@ -155,8 +177,11 @@ def test_verify_tells_by_its_exit_code(cuagent: Cuagent, task: str, tmp_path: Pa
     (tmp_path / "wrong.py").write_text(right.replace("softmax", "log_softmax"))
     good = cuagent("verify", task, "right.py", "--json")
     assert good.returncode == 0, good.stderr
-    assert json.loads(good.stdout)["verdict"]["accepted"] is True
+    told = json.loads(good.stdout)
+    assert told["verdict"]["accepted"] is True
+    assert told["seconds"] > told["verdict"]["seconds"]["total"]
     assert good.stderr == ""
     bad = cuagent("verify", task, "wrong.py")
     assert bad.returncode == 1, bad.stderr
     assert "rejected: wrong values" in bad.stdout
+    assert bad.stdout.endswith(" s in all\n")

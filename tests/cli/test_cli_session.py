@@ -7,21 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Cuagent
+from commands import TASK, Cuagent
 from typist import Typist
 
 from cuagent.cli.approval import approved
 
-TASK = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.softmax(x, -1)
-def get_inputs():
-    return [torch.randn(4, 8)]
-def get_init_inputs():
-    return []
-"""
 SUBMIT = {"text": "That is all.", "calls": [{"name": "submit", "arguments": {}}]}
 
 
@@ -30,7 +20,7 @@ def bash(command: str) -> dict[str, object]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, ladder_known: None) -> Path:
     (tmp_path / "task.py").write_text(TASK)
     return tmp_path
 
@@ -52,10 +42,14 @@ def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path) -> None:
         user.see(": started")
         user.type("use float4\r")
         user.see("queued: use float4")
+        user.type("/diff\r")
+        user.see("there is no attempt yet")
+        user.type("/undo\r")
+        user.see("/undo: the agent works; press Esc first")
         user.type("\x1b")
         user.see("interrupted: no accepted kernel")
         user.type("/cos\t\r")
-        user.see("steps   1 of 100")
+        user.see("steps    1 of 100")
         user.type("/restore 3\r")
         user.see("no attempt 3")
         user.type("\r")
@@ -102,10 +96,53 @@ def test_a_rejected_command_does_not_run_and_the_model_hears_why(folder: Path) -
     assert not (work / "forbidden").exists()
 
 
+def test_a_run_taken_up_says_where_it_stands_and_what_was_queued_comes_first(folder: Path) -> None:
+    model = script(folder, bash("echo started; sleep 60"))
+    with Typist(folder, "optimize", "task.py", "--model", model, "-i") as user:
+        user.see(": started")
+        user.type("use float4\r")
+        user.see("queued: use float4")
+        user.type("/quit\r")
+        assert user.leave() == 130
+    rest = script(folder, SUBMIT, name="rest.jsonl")
+    with Typist(folder, "optimize", "--continue", "--model", rest, "-i") as user:
+        user.see("taken up after 1 step and 0:")
+        user.see("it was interrupted")
+        user.see("its last words: I try.")
+        user.see("That is all.")
+        user.see("stopped")
+        user.type("\r")
+        user.see("it is finished; say what to try next")
+        user.type("/quit\r")
+        assert user.leave() == 0
+    roles = [(m["role"], m["content"]) for m in messages(folder)]
+    assert roles[-3] == ("user", "use float4"), "said once, before the model's next step"
+
+
+def test_a_finished_run_goes_on_with_words_alone(cuagent: Cuagent, folder: Path) -> None:
+    assert cuagent("optimize", "task.py", "--model", script(folder, SUBMIT)).returncode == 0
+    again = script(folder, bash("ls"), SUBMIT, name="again.jsonl")
+    refused = cuagent("optimize", "--continue", "--model", again, "-p")
+    assert refused.returncode == 2
+    assert "the run is finished (no gain): see it with cuagent show" in refused.stderr
+    spoken = ("optimize", "--continue", "--model", again, "-p", "--message", "try shared memory")
+    assert cuagent(*spoken).returncode == 0
+    assert ("user", "try shared memory") in [(m["role"], m["content"]) for m in messages(folder)]
+    with Typist(folder, "optimize", "--continue", "--model", again, "-i") as user:
+        user.see("the run is finished (no gain)")
+        user.see("cuagent apply")
+        user.type("try registers\r")
+        user.see("> try registers")
+        user.see("stopped")
+        user.type("\x04")
+        assert user.leave() == 0
+
+
 def test_a_run_that_failed_is_taken_up_again(cuagent: Cuagent, folder: Path) -> None:
     first = cuagent("optimize", "task.py", "--model", script(folder, bash("ls")), "-p")
     assert first.returncode == 1
-    assert first.stdout == "no accepted kernel (0 attempts)\n", "the result is alone on stdout"
+    assert first.stdout.startswith("no accepted kernel (0 attempts); "), "the result alone"
+    assert first.stdout.count("\n") == 1
     assert "● bash  ls" in first.stderr
     assert "go on with: cuagent optimize --resume " in first.stderr
     rest = script(folder, SUBMIT, name="rest.jsonl")
@@ -166,3 +203,11 @@ def test_sitting_by_needs_a_terminal(cuagent: Cuagent, folder: Path) -> None:
         done = cuagent("optimize", "task.py", "--model", model, *flags)
         assert done.returncode == 2
         assert "terminal" in done.stderr
+
+
+def test_a_limit_on_the_cost_that_cannot_hold_is_refused(cuagent: Cuagent, folder: Path) -> None:
+    asked = ("optimize", "task.py", "--model", "ollama:some-model", "--max-cost", "1")
+    done = cuagent(*asked)
+    assert done.returncode == 2
+    assert "no price is known for ollama:some-model" in done.stderr
+    assert not (folder / ".cuagent").exists()

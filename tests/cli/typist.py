@@ -64,7 +64,7 @@ class Typist:
         os.write(self._leader, keys.encode())
 
     def see(self, text: str, seconds: float = 60) -> None:
-        """Wait until `text` is shown, after what was seen before.
+        """Wait until `text` is shown, after what was seen before; a run first times its ladder.
 
         Of the lines at the foot only what changes is written: wait for what is printed above them.
         """

@@ -7,8 +7,8 @@ is an honest candidate with one piece of its text replaced (`bugs.py`). Nothing 
     row      of the catalogue of cheats, or "new"
     task     stem of a file in tasks/
     device   cpu or cuda
-    timed    yes where the cheat is one of timing, or shows itself only there; "repeated" where
-             it needs a task whose inputs are too dear to be drawn anew
+    precision  what the task admits: match where nothing is said
+    timed    yes where the cheat is one of timing, or shows itself only there
     expect   reasons, one of which the verdict must give; NO_GAIN admits a verdict that accepts
              but measures no speed-up
     then     an honest candidate that must still be accepted afterwards
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -35,6 +35,9 @@ HERE = Path(__file__).parent
 NO_GAIN = "no gain"
 ACCEPTED = "accepted"
 """What is expected of an honest candidate, and of a bug that is equivalent to the original."""
+HEADERS = frozenset(
+    ("row", "task", "device", "precision", "timed", "expect", "then", "apart", "harm", "open")
+)
 REFUSED = "refused"
 """Any reason but acceptance and infrastructure: all that is asked of a bug."""
 
@@ -51,6 +54,7 @@ class Candidate:
     what: str
     row: str = ""
     device: str = "cpu"
+    precision: str = "match"
     timed: str = ""
     expect: tuple[str, ...] = (ACCEPTED,)
     then: str = ""
@@ -77,7 +81,7 @@ def honest() -> tuple[Candidate, ...]:
 def bugs() -> tuple[Candidate, ...]:
     """Raises ValueError where a mutation finds its text not exactly once."""
     known = {candidate.name: candidate for candidate in honest()}
-    found = []
+    found: list[Candidate] = []
     for bug in BUGS:
         base = known[bug.of]
         files = dict(base.attempt.files)
@@ -85,19 +89,20 @@ def bugs() -> tuple[Candidate, ...]:
         if len(places) != 1:
             raise ValueError(f"{bug.of}: {bug.find!r} stands there {len(places)} times, not once")
         files[places[0]] = files[places[0]].replace(bug.find, bug.put)
-        equivalent = (ACCEPTED,) if bug.equivalent else (REFUSED,)
         name = f"{bug.of}-{sum(other.name.startswith(f'{bug.of}-') for other in found) + 1}"
         attempt = Attempt(tuple(sorted(files.items())))
         what = bug.wrong if not bug.equivalent else f"{bug.wrong} (equivalent: {bug.equivalent})"
-        found.append(
-            Candidate(name, "bug", base.task, attempt, what, expect=equivalent, open=bug.open)
-        )
+        expect = (ACCEPTED,) if bug.equivalent else (REFUSED,)
+        changed = replace(base, name=name, kind="bug", what=what, attempt=attempt, expect=expect)
+        found.append(changed)
     return tuple(found)
 
 
 def everything() -> tuple[Candidate, ...]:
     """All candidates, those of one task together."""
-    return tuple(sorted((*exploits(), *honest(), *bugs()), key=lambda c: (c.task, c.timed)))
+    return tuple(
+        sorted((*exploits(), *honest(), *bugs()), key=lambda c: (c.task, c.precision, c.timed))
+    )
 
 
 def _read(kind: str) -> Iterator[Candidate]:
@@ -112,7 +117,18 @@ def _candidate(path: Path, kind: str) -> Candidate:
     text = ast.get_docstring(ast.parse(dict(attempt.files)[MODULE])) or ""
     what, _, header = text.rpartition("\n\n")
     values = dict(line.split(": ", 1) for line in header.replace("\n ", " ").splitlines())
-    known = {"row", "task", "device", "timed", "expect", "then", "apart", "harm", "open"}
+    known = {
+        "row",
+        "task",
+        "device",
+        "precision",
+        "timed",
+        "expect",
+        "then",
+        "apart",
+        "harm",
+        "open",
+    }
     unknown = values.keys() - known
     if unknown or not task_path(values["task"]).is_file():
         raise ValueError(f"{path}: {unknown or values['task']}")
@@ -124,6 +140,7 @@ def _candidate(path: Path, kind: str) -> Candidate:
         what=" ".join(what.split()),
         row=values.get("row", ""),
         device=values.get("device", "cpu"),
+        precision=values.get("precision", "match"),
         timed=values.get("timed", ""),
         expect=tuple(values.get("expect", ACCEPTED).split(", ")),
         then=values.get("then", ""),

@@ -1,6 +1,6 @@
 """How a candidate of the corpora fares with cuagent's own judge.
 
-One judge serves all candidates of a task; while they are judged, that of the next task is opened.
+One judge serves all candidates of a task, and one warm process all judges.
 Compute threads are one for each process, so that a speed-up seen here owes nothing to what else the
 machine does. Invariant: a candidate marked as harmful is only ever run in a sandbox.
 """
@@ -12,19 +12,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from corpus import HERE, NO_GAIN, REFUSED, Candidate, everything, honest, task_path
 
 from cuagent.judge import Judge, Judgement
-from cuagent.measure import protocol
 from cuagent.measure.timing import Effort
 from cuagent.sandbox import Tier, probe
 from cuagent.task import load_task
 from cuagent.verify import Reason
+from cuagent.worker import Nursery
 from cuagent.worker.arms import EAGER
 
 GAIN = 1.1
@@ -48,51 +47,45 @@ class Outcome:
 
 
 class Judges:
-    """Judges of the tasks of some candidates, which must be asked for task by task."""
+    """The judge of one task at a time, asked for task by task; all share one warm process."""
 
-    def __init__(self, candidates: Iterable[Candidate]) -> None:
-        self._tasks = list(dict.fromkeys((c.task, c.device) for c in candidates))
-        self._pool = ThreadPoolExecutor(1)
-        self._opening: dict[tuple[str, str], Future[Judge]] = {}
-        self._present: tuple[str, str] | None = None
+    def __init__(self) -> None:
+        self._nursery = Nursery()
+        self._present: tuple[str, str, str] | None = None
         self._judge: Judge | None = None
 
     def of(self, candidate: Candidate) -> Judge:
-        task = candidate.task, candidate.device
+        task = candidate.task, candidate.device, candidate.precision
         if self._judge is None or self._present != task:
-            self._leave()
-            self._begin(task)
-            self._present, self._judge = task, self._opening.pop(task).result()
-            for following in self._tasks[self._tasks.index(task) + 1 :][:1]:
-                self._begin(following)
+            self.leave()
+            self._present, self._judge = task, self._open(*task)
         return self._judge
 
     def leave(self) -> None:
         """Give up the present judge, as after a fault of its own; the next one is a fresh one."""
-        self._leave()
-
-    def close(self) -> None:
-        self._leave()
-        for future in self._opening.values():
-            future.result().close()
-        self._opening.clear()
-        self._pool.shutdown()
-
-    def _begin(self, task: tuple[str, str]) -> None:
-        if task not in self._opening:
-            self._opening[task] = self._pool.submit(_open, *task)
-
-    def _leave(self) -> None:
         if self._judge is not None:
             self._judge.close()
             self._judge = None
 
+    def close(self) -> None:
+        self.leave()
+        self._nursery.close()
+
+    def _open(self, name: str, device: str, precision: str) -> Judge:
+        task = load_task(task_path(name), device=device, precision=precision)
+        if not self._nursery.alive:
+            self._nursery.close()
+            self._nursery = Nursery()
+        judge = Judge(task, nursery=self._nursery)
+        judge.referee.call_s = CALL_S
+        return judge
+
 
 @contextmanager
-def judges(candidates: Iterable[Candidate]) -> Iterator[Judges]:
+def judges() -> Iterator[Judges]:
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
-    opened = Judges(candidates)
+    opened = Judges()
     try:
         yield opened
     finally:
@@ -110,13 +103,7 @@ def safe(candidate: Candidate) -> bool:
 def judged(judge: Judge, candidate: Candidate) -> Outcome:
     """Judge it, with quick timing where the candidate asks for it."""
     begun = time.perf_counter()
-    share = protocol.REDRAW_SHARE
-    if candidate.timed == "repeated":
-        protocol.REDRAW_SHARE = 0.0
-    try:
-        judgement = judge.judge(candidate.attempt, Effort.QUICK if candidate.timed else None)
-    finally:
-        protocol.REDRAW_SHARE = share
+    judgement = judge.judge(candidate.attempt, Effort.QUICK if candidate.timed else None)
     word, detail = _word(judgement), judgement.verdict.detail
     right = word in candidate.expect
     if candidate.expect == (REFUSED,):
@@ -147,14 +134,8 @@ def judged_apart(candidate: Candidate) -> Outcome:
 def tell(kind: str, name: str) -> None:
     """Print the outcome of one candidate as JSON."""
     chosen = [c for c in everything() if (c.kind, c.name) == (kind, name)]
-    with judges(chosen) as opened:
+    with judges() as opened:
         print(json.dumps(asdict(judged(opened.of(chosen[0]), chosen[0]))))
-
-
-def _open(task: str, device: str) -> Judge:
-    judge = Judge(load_task(task_path(task), device=device))
-    judge.referee.call_s = CALL_S
-    return judge
 
 
 def _word(judgement: Judgement) -> str:

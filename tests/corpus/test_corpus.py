@@ -42,11 +42,8 @@ CASES = _slice()
 
 
 @pytest.fixture(scope="module")
-def opened(request: pytest.FixtureRequest) -> Iterator[Judges]:
-    """Judges of the tasks of all candidates that were selected."""
-    calls = [getattr(item, "callspec", None) for item in request.session.items]
-    chosen = [call.params["candidate"] for call in calls if call and "candidate" in call.params]
-    with judges(chosen) as opened:
+def opened() -> Iterator[Judges]:
+    with judges() as opened:
         yield opened
 
 

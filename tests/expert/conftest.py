@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from agreement import Made
 
-from cuagent.expert.candidate import Candidate, Options, make_candidate
+from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.subject import open_subject
 from cuagent.task import load_task
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import modules
-
-
-@dataclass(frozen=True)
-class Made:
-    candidate: Candidate
-    cls: type[torch.nn.Module]
-    reference: type[torch.nn.Module]
-    inputs: Callable[[], list[Any]]
 
 
 @pytest.fixture
@@ -56,37 +41,3 @@ def _imported(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def agrees(made: Made, device: str = "cpu", seed: int = 0) -> torch.nn.Module:
-    """The candidate's output has the reference's form and its error against fp64; gives it back."""
-    torch.manual_seed(seed)
-    reference = made.reference().eval().to(device)
-    with torch.no_grad():
-        for tensor in [*reference.parameters(), *reference.buffers()]:
-            if tensor.is_floating_point():
-                tensor.copy_(torch.rand_like(tensor) + 0.25)
-    new = made.cls().eval().to(device)
-    new.load_state_dict(reference.state_dict(), strict=True)
-    inputs = modules.mapped(lambda t: t.to(device), made.inputs())
-    before = modules.mapped(torch.clone, inputs)
-
-    def widened(t: torch.Tensor) -> torch.Tensor:
-        return t.double() if t.is_floating_point() else t
-
-    with torch.no_grad():
-        expected = list(modules.leaves(reference(*inputs)))
-        got = list(modules.leaves(new(*inputs)))
-        exact = copy.deepcopy(reference).double()(*modules.mapped(widened, inputs))
-    assert list(map(repr, modules.leaves(inputs))) == list(map(repr, modules.leaves(before)))
-    for theirs, ours, right in zip(expected, got, modules.leaves(exact), strict=True):
-        assert (ours.shape, ours.dtype, ours.stride()) == (
-            theirs.shape,
-            theirs.dtype,
-            theirs.stride(),
-        )
-        scale = right.double().norm() + 1e-30
-        error = (ours.double() - right).norm() / scale
-        own_error = (theirs.double() - right).norm() / scale
-        assert error <= 4 * own_error + 4e-7
-    return new

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import agrees  # type: ignore[import-not-found]
+from agreement import agrees  # type: ignore[import-not-found]
 from modules import INPUTS, Gated, Mlp, OneElement, task_text  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import agrees  # type: ignore[import-not-found]
+from agreement import agrees  # type: ignore[import-not-found]
 from modules import INPUTS, task_text  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from conftest import agrees  # type: ignore[import-not-found]
+from agreement import agrees  # type: ignore[import-not-found]
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 

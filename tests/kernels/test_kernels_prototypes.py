@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 
-from cuagent.kernels.prototypes import PrototypeError, parse
+from cuagent.kernels.prototypes import MOST_CHARACTERS, PrototypeError, parse
 
 
 def one(text: str):
@@ -98,3 +101,47 @@ def test_follows_aliases_and_array_parameters_and_unnamed_ones():
 def test_what_cannot_be_called_is_refused_by_name(text: str, told: str):
     with pytest.raises(PrototypeError, match=told):
         parse(text, "k.cu")
+
+
+def test_is_not_misled_by_digit_separators_raw_strings_and_attributes():
+    text = """
+    constexpr int MANY = 1'000; const char* help = R"x(extern "C" void not_this(int) {)x";
+    namespace inner {
+    extern "C" [[gnu::used]] __attribute__((visibility("default"))) void f(int n) noexcept { }
+    }
+    """
+    assert one(text).name == "f"
+
+
+HOSTILE = {
+    "comments that do not end": "/*",
+    "quotes": '"\\',
+    "character literals": "'\\",
+    "raw strings that do not end": 'R"(',
+    "directives": "#\\\n",
+    "linkages": 'extern "C" ',
+    "blocks in blocks": 'extern "C" {',
+    "aliases": "typedef a ",
+    "aliases of nothing": "using a = ",
+    "attributes": "__launch_bounds__(",
+    "brackets": "[[",
+    "words": "a ",
+    "spaces": " ",
+    "parameters": "int a[[ * ,",
+}
+
+
+@pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE.keys())
+def test_takes_no_longer_than_the_text_is_long_whatever_it_says(piece: str):
+    """A megabyte that is gone through once for each piece takes hours."""
+    for begin in ("", 'extern "C" void f(', 'extern "C" {', 'extern "C" '):
+        text = begin + piece * ((MOST_CHARACTERS // 16 - 100) // len(piece)) + ") {}"
+        begun = time.process_time()
+        with contextlib.suppress(PrototypeError):
+            parse(text, "k.cu")
+        assert time.process_time() - begun < 5
+
+
+def test_a_source_of_more_than_can_be_a_kernel_is_refused_by_its_size():
+    with pytest.raises(PrototypeError, match="split it"):
+        parse("x" * (MOST_CHARACTERS + 1), "k.cu")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.measure.counters import METRICS, STALL, CountersMissing, read, run
+from cuagent.measure.counters import BESIDE, METRICS, STALL, CountersMissing, read, run
 
 STALLS = {
     "long_scoreboard": "60",
@@ -21,14 +21,26 @@ SHOWN = {
     "limit_warps": ("block", "16"),
     "dram_bytes_read": ("Mbyte", "8.4"),
     "tensor_pct": ("%", "no data"),
-    "sectors": ("sector", "3,200"),
-    "requests": ("", "100"),
+    "occupancy_pct": ("%", "12.4"),
+    "l2_hit_pct": ("%", "189"),
+    "waves": ("", "3.88"),
+    "possible_pct": ("%", "25"),
+    "global_sectors": ("sectors", "3,200"),
+    "global_ideal": ("sectors", "1,600"),
+    "shared_wavefronts": ("sectors", "100"),
+    "shared_ideal": ("sectors", "100"),
+    "spilling": ("inst", "7"),
 }
 
 
 def printed() -> str:
     """As `ncu --csv --page raw` does it: chatter, names, units, a row for each launch."""
-    names = ["ID", "Kernel Name", *(METRICS[n] for n in SHOWN), *(STALL + n for n in STALLS)]
+    names = [
+        "ID",
+        "Kernel Name",
+        *((METRICS | BESIDE)[n] for n in SHOWN),
+        *(STALL + n for n in STALLS),
+    ]
     units = ["", "", *(unit for unit, _ in SHOWN.values()), *("warp" for _ in STALLS)]
     row = ["0", "void f<int, 2>(float *)", *(v for _, v in SHOWN.values()), *STALLS.values()]
     lines = [",".join(f'"{cell}"' for cell in line) for line in (names, units, row)]
@@ -43,11 +55,19 @@ def test_units_thousands_and_missing_values_are_understood() -> None:
     assert "tensor_pct" not in launch.values
 
 
-def test_the_line_names_the_limiter_the_stalls_and_uncoalesced_loads() -> None:
+def test_the_line_names_what_an_agent_can_act_on_and_nothing_else() -> None:
     (launch,) = read(printed())
-    assert launch.limiter == "registers"
     assert launch.stalls == (("long_scoreboard", 0.6), ("wait", 0.1))
-    assert "uncoalesced: 32 sectors" in launch.line()
+    assert launch.line() == (
+        "SM 0 %, DRAM 0 %; occupancy 12 of 25 % (limit: registers); 224 registers; L2 hits 100 %; "
+        "tensor cores idle; 7 instructions spill; uncoalesced: 2.0x the sectors needed; "
+        "stalls long_scoreboard 60%, wait 10%"
+    )
+
+
+def test_a_launch_of_less_than_one_wave_is_limited_by_its_blocks() -> None:
+    (launch,) = read(printed().replace('"3.88"', '"0.12"'))
+    assert launch.limiter == "too few blocks"
 
 
 def test_without_ncu_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.measure.ladder import Ladder, Rung, admitted, gains, ladder, rungs_of
+from cuagent.measure.ladder import Ladder, Rung, admitted, climb, gains, ladder, rungs_of
+from cuagent.measure.protocol import Timer
 from cuagent.measure.timing import Arm, Effort, Ratio, Timing
 from cuagent.task import Device, Precision, load_task
 from cuagent.verify import Referee
@@ -55,6 +56,25 @@ def test_rungs_are_timed_checked_and_read_back(referee: Referee, tmp_path: Path)
     assert ladder(referee, only=("eager", "eager+channels_last"), cache=tmp_path) == found
 
 
+def test_a_run_starts_with_what_opens_quickly_and_takes_the_rest_later(
+    referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a mode of eager's that does nothing stands for autotuning, which takes long
+    names = ("eager", "eager+channels_last", "eager+max-autotune-no-cudagraphs", "eager+bf16")
+    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: names)
+    with Timer(referee) as timer:
+        first = climb(timer, whole=False, cache=tmp_path)
+        assert [rung.name for rung in first.rungs] == list(names[:2])
+        assert first.later == names[2:3], "what the precision does not admit is never the result"
+        assert set(timer.opened()) == set(names[:2]), "its processes serve what is timed next"
+        whole = climb(timer, whole=True, cache=tmp_path)
+        assert [rung.name for rung in whole.rungs] == list(names[:3])
+        assert whole.later == ()
+        assert climb(timer, whole=False, cache=tmp_path) == whole, "what is known costs nothing"
+        timer.turn_to(whole.baselines)
+        assert set(timer.opened()) <= set(whole.baselines)
+
+
 def test_a_rung_that_does_not_run_says_why_and_is_not_admissible(
     referee: Referee, tmp_path: Path
 ) -> None:
@@ -93,6 +113,7 @@ def test_what_is_free_and_what_the_kernel_adds_multiply_to_end_to_end() -> None:
     arms = (Arm("candidate", 1.33e-3, (1.33e-3,)),)
     taken = gains(Timing(arms, ratios, Effort.RECORD, "a device", 1.0), found)
     assert taken is not None
+    assert taken.rung == "reduce-overhead"
     assert taken.free.value * taken.kernel.value == pytest.approx(taken.end_to_end.value)
     assert taken.over_compile == ratios["compile"]
     assert found.baselines == ("eager", "compile", "reduce-overhead")

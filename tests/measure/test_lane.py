@@ -32,7 +32,7 @@ def test_work_hidden_from_the_claim_is_counted_on_both_devices() -> None:
 def test_an_honest_claim_counts_as_it_is() -> None:
     lanes = arms([(0.5e-3, 0.6e-3 + 1e-6 * (k % 3)) for k in range(20)])
     for device in Device:
-        assert max(counted(lanes, device)[CANDIDATE]) < 0.502e-3
+        assert max(counted(lanes, device)[CANDIDATE]) < 0.5025e-3
     assert not hidden(lanes, Device.CPU)
 
 
@@ -43,3 +43,28 @@ def test_a_busy_machine_makes_nobody_a_liar() -> None:
     eager = [(1e-3, 1.1e-3 + late) for late in reversed(delays)]
     lanes = {CANDIDATE: lane(CANDIDATE, candidate), EAGER: lane(EAGER, eager)}
     assert not hidden(lanes, Device.CPU)
+
+
+def test_what_one_trusted_arm_costs_beyond_its_claim_is_not_held_against_another() -> None:
+    # seen on an H200: a compiled kernel of 21 us costs 6 us more beyond its claim than eager
+    quick = [(21e-6, 1.127e-3 + 1e-6 * (k % 3)) for k in range(20)]
+    lanes = arms(quick) | {"compile": lane("compile", quick)}
+    for name in (CANDIDATE, "compile"):
+        assert counted(lanes, Device.CUDA)[name] == [21e-6] * 20
+    assert not hidden(lanes, Device.CUDA)
+
+
+def test_work_hidden_on_a_busy_machine_is_counted_in_the_quiet_blocks() -> None:
+    delays = [0.0, 4e-3, 1e-2, 2e-3, 7e-3] * 4
+    candidate = [(1e-5, 1.1e-3 + late) for late in reversed(delays)]
+    eager = [(1e-3, 1.1e-3 + late) for late in delays]
+    lanes = {CANDIDATE: lane(CANDIDATE, candidate), EAGER: lane(EAGER, eager)}
+    assert min(counted(lanes, Device.CPU)[CANDIDATE]) > 0.98e-3
+
+
+def test_what_a_block_saves_by_doing_all_its_calls_at_once_is_counted() -> None:
+    for device in Device:
+        lanes = arms([(0.1e-3, 0.2e-3 + 1e-6 * (k % 3)) for k in range(20)])
+        for made in lanes.values():
+            made.alone = [Clocked(1e-3, 1.1e-3 + 1e-6 * (k % 3)) for k in range(20)]
+        assert min(counted(lanes, device)[CANDIDATE]) > 0.98e-3

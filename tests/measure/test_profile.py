@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.measure.profile import MOST_LINES, ProfileError, profile
+from cuagent.measure.profile import MOST_LINES, ProfileError, _short, profile
+from cuagent.measure.profiled import _kernels
 from cuagent.task import Device, load_task
 from cuagent.worker import Nursery
 
@@ -51,12 +53,6 @@ def attempt(kernel: str, suffix: str) -> Attempt:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as warm:
-        yield warm
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("profile")
     (made / "task.py").write_text(TASK)
@@ -89,6 +85,10 @@ def test_an_attempt_is_profiled_in_the_sandbox_and_shows_its_own_kernel(
     names = [cost.name for cost in seen.operators]
     assert "own kernel: act" in names
     assert "aten::mul" not in names
+    (loop,) = seen.loops
+    assert loop.vector_bytes >= 16
+    assert any("byte vectors" in line for line in seen.lines())
+    json.dumps(seen.to_json())
 
 
 def test_an_attempt_that_raises_is_one_line(nursery: Nursery, folder: Path) -> None:
@@ -119,6 +119,36 @@ def test_a_forged_profile_is_an_error(nursery: Nursery, folder: Path) -> None:
         profile(task, forger, nursery=nursery, cache=folder)
 
 
+def test_a_kernel_without_a_namespace_keeps_its_name() -> None:
+    long = "void <unnamed>::softmax_warp_forward<float, float, float, 10, false, 0>(float*)"
+    assert _short(long, 40) == "softmax_warp_forward"
+    assert _short("void at::native::(anonymous namespace)::f<int>(int)", 40) == "f<int>(int)"
+
+
+@dataclass
+class Range:
+    start: float
+    end: float
+
+
+@dataclass
+class Event:
+    name: str
+    time_range: Range
+
+
+def test_gaps_are_the_times_without_any_kernel_also_where_streams_overlap() -> None:
+    # two calls of the model, in microseconds; b runs beside the end of a, c waits for nobody
+    one = [Event("a", Range(0, 10)), Event("b", Range(8, 12)), Event("c", Range(20, 21))]
+    two = [Event(e.name, Range(e.time_range.start + 30, e.time_range.end + 30)) for e in one]
+    rows = {row["name"]: row for row in _kernels([*two, *one], 2)}
+    assert rows["a"]["gap"] == pytest.approx(9e-6 / 2)
+    assert rows["b"]["gap"] == 0
+    assert rows["c"]["gap"] == pytest.approx(8e-6)
+    assert rows["b"]["seconds"] == pytest.approx(4e-6)
+    assert _kernels([], 2) == []
+
+
 @pytest.mark.gpu
 def test_kernels_launch_gaps_and_registers_are_shown_on_cuda(
     nursery: Nursery, folder: Path
@@ -132,4 +162,19 @@ def test_kernels_launch_gaps_and_registers_are_shown_on_cuda(
     built = build(made, Device.CUDA, cache=folder / "cache")
     seen = profile(task, made, built, nursery=nursery, cache=folder)
     assert any("act_kernel" in kernel.name for kernel in seen.kernels)
+    assert any(kernel.gap > 0 for kernel in seen.kernels)
     assert any(resource.registers > 0 for resource in seen.resources)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(shutil.which("ncu") is None, reason="needs Nsight Compute")
+def test_counters_of_an_attempt_are_read_in_its_sandbox(nursery: Nursery, folder: Path) -> None:
+    task = load_task(folder / "task.py", device="cuda")
+    made = attempt(CUDA_KERNEL, "cu")
+    built = build(made, Device.CUDA, cache=folder / "cache")
+    seen = profile(task, made, built, nursery=nursery, cache=folder, counters=True)
+    assert not seen.missing
+    (own,) = [launch for launch in seen.counters if "act_kernel" in launch.kernel]
+    assert own.values["registers"] > 0
+    assert any("over DRAM" in note for note in seen.notes())
+    assert len(seen.lines()) <= MOST_LINES

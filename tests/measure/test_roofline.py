@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from cuagent.measure.ceilings import Ceilings
-from cuagent.measure.roofline import Roofline, count_work, roofline
+from cuagent.measure.roofline import Roofline, Work, count_work, roofline
 from cuagent.task.load import load_task
 from cuagent.task.reference import Reference, open_reference
 
@@ -100,3 +101,38 @@ def test_a_time_under_the_memory_floor_is_suspect_but_not_where_a_cache_may_hold
     small = roofline(reference(tmp_path, "x: x + 1", "pass", "f32[100]", "match"), CEILINGS)
     assert isinstance(small, Roofline)
     assert not small.suspect(1e-9)
+
+
+@pytest.mark.parametrize(
+    ("init", "forward", "inputs", "flops"),
+    [
+        (  # both layers of an LSTM: four gates, of inputs and of states, at 4 x 16 positions
+            "self.rnn = nn.LSTM(64, 128, 2, batch_first=True)",
+            "x: self.rnn(x)[0]",
+            "f32[4,16,64]",
+            2 * 4 * 128 * ((64 + 128) + (128 + 128)) * 4 * 16,
+        ),
+        ("self.rnn = nn.GRU(8, 4)", "x: self.rnn(x)[0]", "f32[5,3,8]", 2 * 3 * 4 * (8 + 4) * 5 * 3),
+        (
+            "pass",
+            "x: nn.functional.scaled_dot_product_attention(x, x, x)",
+            "f32[2,3,16,8]",
+            2 * (2 * 3 * 16) * 16 * (8 + 8),
+        ),
+    ],
+)
+def test_recurrent_layers_and_attention_are_counted(
+    tmp_path: Path, init: str, forward: str, inputs: str, flops: int
+) -> None:
+    work = count_work(reference(tmp_path, forward, init, inputs, "match"))
+    assert work.matrix_flops == flops
+    assert work.uncounted == ()
+
+
+def test_what_cannot_be_counted_is_said(tmp_path: Path) -> None:
+    work = count_work(reference(tmp_path, "x: torch.linalg.inv(x)", "pass", "f32[8,8]", "match"))
+    assert work.uncounted
+    line = Roofline(work, CEILINGS, "fp32").line()
+    assert f"arithmetic of {work.uncounted[0]}" in line
+    assert line.endswith("not counted")
+    assert Work.from_json(json.loads(json.dumps(work.to_json()))) == work

@@ -267,6 +267,8 @@ class TestFaults:
         assert reply.message.content == "fine"
         assert len(p.requests) == 2
         assert any("asking again" in text for _, text in heard)
+        if "stall" in fault:
+            assert any("nothing came for 1 s; asking again" in text for _, text in heard)
 
     def test_a_key_that_the_server_repeats_is_not_said(
         self, make: Any, monkeypatch: pytest.MonkeyPatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
@@ -156,6 +156,21 @@ def test_its_check_agrees_with_the_original_and_notices_another(out: Path, witho
     status, text = check(out, without_cuagent, str(other))
     assert status == 1, text
     assert "DIFFERS" in text
+
+
+def test_its_check_feeds_a_class_by_name_what_the_command_line_gave(
+    without_cuagent, tmp_path: Path
+):
+    source = REFERENCE.replace("class Model", "class Affine").partition("def get_inputs")[0]
+    named = replace(TASK, entry="Affine", source=source, inputs="f32[4,8]", init="factor=3")
+    out = export(ATTEMPT, named, MEASURED, tmp_path / "out")
+    status, text = check(out, without_cuagent)
+    assert status == 0, text
+    assert "agrees" in text
+    (out / "reference.py").write_text("import not_there_at_all\n" + source)
+    status, text = check(out, without_cuagent)
+    assert status == 2
+    assert text.endswith("name the original where what it imports lies too\n")
 
 
 def test_the_readme_holds_the_figures_as_measured(out: Path):

@@ -181,7 +181,7 @@ def test_runs_are_found_by_part_of_their_id_and_confusion_is_named(tmp_path: Pat
         RunLog(folder).write("session")
     assert first.id.endswith("-soft-max")
     assert [f.id for f in list_runs(root)] == [first.id, second.id]
-    assert find_run(None, root) == second
+    assert find_run(None, root) == find_run("latest", root) == second
     assert find_run(first.id, root) == first
     assert find_run(str(second.path)) == second
     with pytest.raises(RecordError, match="fits 2 runs"):

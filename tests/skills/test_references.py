@@ -18,6 +18,7 @@ from cuagent.kernels import CompilerMissing, compiler
 from cuagent.measure.timing import Effort, Standing
 from cuagent.task import Device
 from cuagent.verify import Reason, Verdict
+from cuagent.worker import Nursery
 from cuagent.worker.arms import EAGER
 
 ON_CPU = [name for name, example in EXAMPLES.items() if example.device == "cpu"]
@@ -156,7 +157,7 @@ def test_cuda_example_is_accepted_and_faster_than_eager(name: str, judge: Judge)
 
 
 @pytest.fixture(scope="module")
-def judges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Judge]]:
+def judges(nursery: Nursery) -> Iterator[dict[str, Judge]]:
     opened: dict[str, Judge] = {}
     yield opened
     for judge in opened.values():
@@ -164,13 +165,18 @@ def judges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Judge
 
 
 @pytest.fixture
-def judge(name: str, judges: dict[str, Judge], tmp_path_factory: pytest.TempPathFactory) -> Judge:
+def judge(
+    name: str,
+    judges: dict[str, Judge],
+    nursery: Nursery,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Judge:
     """The judge of the example's task, opened once for all tests; one at a time holds a GPU."""
     if name not in judges:
         for other in [*judges]:
             judges.pop(other).close()
         example: Example = EXAMPLES[name]
-        judges[name] = Judge(example.task(tmp_path_factory.mktemp(name)))
+        judges[name] = Judge(example.task(tmp_path_factory.mktemp(name)), nursery=nursery)
     return judges[name]
 
 

@@ -67,6 +67,7 @@ def test_loading_runs_nothing_and_leaves_nothing(file: Path) -> None:
 def test_missing_file_suggests_a_near_one(file: Path) -> None:
     file.write_text(KERNELBENCH)
     assert f"no such file; did you mean {file}?" in fails(file.with_name("modle.py"))
+    assert fails(file.with_name("other.py")).endswith("no such file")
 
 
 def test_folder_is_no_file(tmp_path: Path) -> None:
@@ -91,6 +92,19 @@ def test_missing_class_suggests_a_near_one(file: Path) -> None:
     assert f"name the class after a colon, for instance {file}:Gate" in fails(file)
     file.write_text("x = 1\n")
     assert "defines no class" in fails(file)
+
+
+def test_a_file_that_only_imports_is_told_what_it_lacks(file: Path) -> None:
+    file.write_text("import os\nimport not_there_at_all.nets\n")
+    said = fails(file)
+    assert said.startswith(
+        f"{file}:2: defines no class, and imports not_there_at_all, which is not"
+    )
+    file.write_text("from torch.nn import GELU\n")
+    assert f"name the class after a colon, for instance {file}:GELU" in fails(file)
+    file.with_name("not_there_at_all.py").touch()
+    file.write_text("import not_there_at_all\n")
+    assert fails(file).startswith(f"{file}: defines no class; it should")
 
 
 def test_no_inputs_anywhere(file: Path) -> None:

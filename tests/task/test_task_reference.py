@@ -176,13 +176,49 @@ def test_tensors_on_a_fixed_device(tmp_path: Path) -> None:
     assert "gives a tensor on meta" in fails(tmp_path, source, inputs="f32[2]")
     source = (
         PLAIN
-        + "    def _apply(self, f, recurse=True): return self\n"
-        + "    def __init__(self):\n        super().__init__()\n"
-        + "        self.w = nn.Parameter(torch.ones(2, device='meta'))\n"
+        + "    def _apply(self, f, recurse=True):\n"
+        + "        self.w = nn.Parameter(torch.ones(2, device='meta'))\n        return self\n"
     )
     assert "w stays on meta when the model is moved to cpu" in fails(
         tmp_path, source, inputs="f32[2]"
     )
+
+
+def test_a_parameter_without_values(tmp_path: Path) -> None:
+    source = MODEL.replace("self.drop =", "self.linear.to('meta')\n        self.drop =")
+    assert "linear.weight of Model is made on the meta device and has no values" in fails(
+        tmp_path, source
+    )
+
+
+def test_output_that_nothing_can_be_compared_with(tmp_path: Path) -> None:
+    source = PLAIN + "    def forward(self, x): return x.log(), x[:0]\n"
+    message = fails(tmp_path, source.replace("x.log()", "(-1 - x * x).log()"), inputs="f32[2]")
+    assert "gives nothing but NaN and infinities (float32[2], float32[0])" in message
+    message = fails(tmp_path, source, inputs="f32[0,3]")
+    assert "Net.forward(float32[0,3]) gives empty tensors only" in message
+    check_runs(opened(tmp_path, source, inputs="f32[200]"))
+
+
+@pytest.mark.parametrize(
+    ("source", "inputs", "place"),
+    [
+        ("    def forward(self, x): return x\n", "f32[1000000,1000000]", "--inputs f32"),
+        ("    def forward(self, x): return x[:, None] + x\n", "f32[1000000]", ":4: Net.forward("),
+        (
+            "    def __init__(self):\n        super().__init__()\n"
+            "        self.w = torch.ones(1000000, 1000000)\n",
+            "f32[2]",
+            ":6: Net()",
+        ),
+    ],
+    ids=["inputs", "forward", "constructor"],
+)
+def test_a_task_that_is_too_large(tmp_path: Path, source: str, inputs: str, place: str) -> None:
+    message = fails(tmp_path, PLAIN + source, inputs=inputs)
+    assert place in message
+    assert "needs 3.64 TiB at once, and " in message
+    assert message.endswith("of memory are free; make the task smaller")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

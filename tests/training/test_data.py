@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -179,11 +181,50 @@ def test_exports_hold_the_conversation(run: RunFolder, chat: Chat, tmp_path: Pat
     assert calls == results
     assert found["steps"][2]["tool_calls"][1]["arguments"] == {"raw": "{bad"}
 
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        with pytest.raises(RecordError, match="pip install pyarrow"):
-            write_parquet([episode_of(run, chat)], tmp_path / "a.parquet")
-    else:
-        write_parquet([episode_of(run, chat)], tmp_path / "a.parquet")
-        assert parquet.read_table(tmp_path / "a.parquet").num_rows == 1
+
+def test_atif_says_who_did_what_and_every_result_has_its_call(run: RunFolder) -> None:
+    """The rules of ATIF v1.4 that a reader relies on."""
+    found = atif(run)
+    assert found["schema_version"] == "ATIF-v1.4"
+    assert {"name", "version", "model_name"} <= found["agent"].keys()
+    for number, step in enumerate(found["steps"], start=1):
+        assert step["step_id"] == number
+        assert step["source"] in ("system", "user", "agent")
+        assert datetime.fromisoformat(step["timestamp"]).tzinfo is not None
+        calls = {c["tool_call_id"] for c in step.get("tool_calls", ())}
+        results = step.get("observation", {"results": []})["results"]
+        assert {r["source_call_id"] for r in results} <= calls
+        assert calls <= {r["source_call_id"] for r in results}
+        if step["source"] != "agent":
+            assert not calls
+            assert "metrics" not in step
+    assert found["final_metrics"]["total_steps"] == len(found["steps"])
+    json.dumps(found, allow_nan=False)
+
+
+def test_parquet_holds_ids_mask_and_logprobs_as_sampled(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    segments = (
+        Segment(Kind.PROMPT, (1, 2)),
+        Segment(Kind.ACTION, (5, 6), (-0.5, -0.25)),
+        Segment(Kind.OBSERVATION, (7,)),
+        Segment(Kind.PROMPT, (1,), context=1),
+        Segment(Kind.ACTION, (8,), (-1.0,), 1),
+    )
+    native = replace(made("native"), segments=segments)
+    assert write_parquet([native, made("text")], tmp_path / "a.parquet") == 2
+    first, second = parquet.read_table(tmp_path / "a.parquet").to_pylist()
+    assert first["input_ids"] == [1, 2, 5, 6, 7, 1, 8]
+    assert first["loss_mask"] == [0, 0, 1, 1, 0, 0, 1]
+    assert first["context"] == [0, 0, 0, 0, 0, 1, 1]
+    assert first["logprobs"] == [None, None, -0.5, -0.25, None, None, -1.0]
+    assert (first["reward"], first["stop"]) == (2.0, "submitted")
+    assert second["logprobs"] == [None] * 3
+
+
+def test_without_pyarrow_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(RecordError, match="pip install pyarrow"):
+        write_parquet([made("a")], tmp_path / "a.parquet")

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cuagent.task import Device
 from cuagent.training.cli import app
 from cuagent.training.config import ConfigError
-from cuagent.training.demo import DemoConfig, for_test, run_demo
+from cuagent.training.demo import run_demo
 from cuagent.training.metrics import read_metrics
+from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.segments import read_episodes, require_logprobs
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo")
-    run_demo(for_test(DemoConfig()), Device.CPU, out, lambda _: None)
+    run_demo(for_test(DemoConfig()), "cpu", out, lambda _: None)
     return out
 
 
@@ -51,7 +51,7 @@ def test_every_stage_leaves_a_model_and_every_rollout_its_logprobs(demo: Path) -
 def test_a_finished_demo_does_nothing_again(demo: Path) -> None:
     before = (demo / "ppo" / "metrics.jsonl").read_text()
     said: list[str] = []
-    run_demo(for_test(DemoConfig()), Device.CPU, demo, said.append)
+    run_demo(for_test(DemoConfig()), "cpu", demo, said.append)
     assert (demo / "ppo" / "metrics.jsonl").read_text() == before
     assert said[-1].startswith("0 kernels judged")
     assert (demo / "judgements.pickle").stat().st_size > 0
@@ -61,7 +61,7 @@ def test_judgements_are_remembered_across_runs(demo: Path, tmp_path: Path) -> No
     """Another seed on the same tasks: what it writes alike is not judged again."""
     config = replace(for_test(DemoConfig(seed=1)), judgements=str(demo / "judgements.pickle"))
     said: list[str] = []
-    run_demo(config, Device.CPU, tmp_path / "other", said.append)
+    run_demo(config, "cpu", tmp_path / "other", said.append)
     judged, remembered = [int(w) for w in said[-1].split() if w.isdigit()]
     assert remembered > judged
 

@@ -7,17 +7,18 @@ import math
 import pytest
 import torch
 
+from cuagent.training.batch import Batch
 from cuagent.training.losses import (
     Clip,
     imitation_loss,
     kl_to,
     policy_loss,
-    token_entropy,
     token_logprobs,
     truncated_weights,
     value_loss,
 )
 from cuagent.training.metrics import critic_metrics, explained_variance, ratio_metrics
+from cuagent.training.model import logprobs_and_entropy, new_actor, small_config
 
 B, L, V = 3, 7, 11
 
@@ -34,24 +35,27 @@ def action() -> torch.Tensor:
     ).bool()
 
 
-def test_index_t_speaks_of_token_t(g: torch.Generator) -> None:
-    logits = torch.randn(B, L, V, generator=g)
+def test_index_t_speaks_of_token_t(g: torch.Generator, action: torch.Tensor) -> None:
+    """Against the model's own logits, one row and token at a time, without padding."""
+    actor = new_actor(small_config(V, 1, 16, 2, 16, 1, 0), 0)
+    real = torch.arange(L) < torch.tensor([6, 4, 7])[:, None]
     ids = torch.randint(0, V, (B, L), generator=g)
-    logprobs, entropy = token_logprobs(logits, ids), token_entropy(logits)
-    for b in range(B):
-        assert logprobs[b, 0] == 0
-        for t in range(1, L):
-            p = torch.softmax(logits[b, t - 1].double(), 0)
-            assert float(logprobs[b, t]) == pytest.approx(math.log(p[ids[b, t]]), abs=1e-5)
-            assert float(entropy[b, t]) == pytest.approx(-float((p * p.log()).sum()), abs=1e-5)
+    batch = Batch(ids, real, action, torch.zeros(B, L), torch.arange(B), torch.zeros(B))
+    with torch.no_grad():
+        logprobs, entropy = logprobs_and_entropy(actor, batch)
+    assert not torch.stack([logprobs, entropy])[:, ~action].any()
+    for b, t in action.nonzero().tolist():
+        with torch.no_grad():
+            p = torch.softmax(actor(ids[b : b + 1, :t]).logits[0, -1].double(), 0)
+        assert float(logprobs[b, t]) == pytest.approx(math.log(p[ids[b, t]]), abs=1e-5)
+        assert float(entropy[b, t]) == pytest.approx(-float((p * p.log()).sum()), abs=1e-5)
 
 
 def test_bf16_logits_give_fp32_logprobs() -> None:
-    logits = torch.zeros(1, 2, 2, dtype=torch.bfloat16)
-    logits[0, 0, 0] = 12
-    logprob = token_logprobs(logits, torch.tensor([[0, 0]]))
+    logits = torch.tensor([[12, 0]], dtype=torch.bfloat16)
+    logprob = token_logprobs(logits, torch.tensor([0]))
     assert logprob.dtype == torch.float32
-    assert float(logprob[0, 1]) == pytest.approx(-math.exp(-12), rel=0.1)
+    assert float(logprob[0]) == pytest.approx(-math.exp(-12), rel=0.1)
 
 
 @pytest.mark.parametrize("dual", [None, 3.0])

@@ -1,25 +1,49 @@
-"""Two processes on the CPU do what one does."""
+"""Two processes on the CPU do what one does: with a replica each, and with one model in shards."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import two_processes
 
 from cuagent.training.metrics import read_metrics
+from cuagent.training.placement import Placement
 from cuagent.training.segments import Episode, Kind, Segment, write_episodes
 
+FIGURES = ("actor_loss", "critic_loss", "grad_norm_actor", "ratio_mean", "clip_fraction", "entropy",
+           "ev")  # fmt: skip
 
-def test_two_processes_equal_one(tmp_path: Path) -> None:
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process: `one` whole, `begun-by-one` left after the first iteration; two: all others."""
+    root = tmp_path_factory.mktemp("parallel")
+    torch.set_num_threads(1)
+    write_episodes(root / "episodes.jsonl", recorded())
+    two_processes.train(root / "episodes.jsonl", root / "one", Placement())
+    shutil.copytree(root / "one", root / "begun-by-one")
+    shutil.rmtree(root / "begun-by-one" / "ppo" / "step-00000002")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    arguments = [two_processes.__file__, str(root / "episodes.jsonl"), str(root), "cpu"]
+    result = subprocess.run(
+        [*torchrun, "--nproc-per-node=2", *arguments], capture_output=True, text=True, timeout=170
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return root
+
+
+def recorded() -> list[Episode]:
     luck = torch.Generator().manual_seed(0)
 
     def some(n: int) -> tuple[int, ...]:
         return tuple(torch.randint(2, 16, (n,), generator=luck).tolist())
 
-    episodes = [
+    return [
         Episode(
             f"e{i}",
             "t",
@@ -34,24 +58,26 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
         )
         for i in range(24)
     ]
-    write_episodes(tmp_path / "episodes.jsonl", episodes)
-    one, two = tmp_path / "one", tmp_path / "two"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    arguments = [two_processes.__file__, str(tmp_path / "episodes.jsonl"), str(two)]
-    result = subprocess.run(
-        [*torchrun, "--nproc-per-node=2", *arguments], capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    two_processes.train(tmp_path / "episodes.jsonl", one)
-    weights = torch.load(one / "weights-0.pt")
+
+
+@pytest.mark.parametrize("way", ["replicated", "sharded", "begun-by-one"])
+def test_two_processes_equal_one(folder: Path, way: str) -> None:
+    weights = torch.load(folder / "one" / "weights-0.pt")
     for rank in (0, 1):
-        torch.testing.assert_close(
-            torch.load(two / f"weights-{rank}.pt"), weights, atol=2e-5, rtol=0
-        )
-    for a, b in zip(
-        read_metrics(one / "ppo" / "metrics.jsonl"),
-        read_metrics(two / "ppo" / "metrics.jsonl"),
-        strict=True,
-    ):
-        for name in ("actor_loss", "critic_loss", "ratio_mean", "clip_fraction", "entropy", "ev"):
+        theirs = torch.load(folder / way / f"weights-{rank}.pt")
+        torch.testing.assert_close(theirs, weights, atol=2e-5, rtol=0)
+    ours, found = (read_metrics(folder / name / "ppo" / "metrics.jsonl") for name in ("one", way))
+    for a, b in zip(ours, found, strict=True):
+        for name in FIGURES:
             assert abs(a[name] - b[name]) < 1e-4, name
+
+
+def test_one_process_goes_on_from_the_shards_of_two(folder: Path) -> None:
+    shutil.rmtree(folder / "sharded" / "ppo" / "step-00000002")
+    two_processes.train(folder / "episodes.jsonl", folder / "sharded", Placement())
+    torch.testing.assert_close(
+        torch.load(folder / "sharded" / "weights-0.pt"),
+        torch.load(folder / "one" / "weights-0.pt"),
+        atol=2e-5,
+        rtol=0,
+    )

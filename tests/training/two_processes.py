@@ -1,41 +1,62 @@
-"""Run by torchrun in test_parallel.py: one PPO run on recorded episodes, RFT before it."""
+"""Run by torchrun in test_parallel.py: RFT and PPO on recorded episodes, in both placements."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
 import torch
 
 from cuagent.training import parallel
-from cuagent.training.model import new_actor, new_critic, small_config
+from cuagent.training.model import load_actor, new_actor, new_critic, save_model, small_config
 from cuagent.training.optimize import AdamW
+from cuagent.training.placement import Placement, copy_weights, place, whole
 from cuagent.training.ppo import PpoConfig, ppo
 from cuagent.training.rft import RftConfig, rft
 from cuagent.training.segments import read_episodes
 
+SMALL = 60
+"""Tokens of a microbatch, so that every process has several; not equally many of them."""
 
-def train(episodes_file: Path, out: Path) -> None:
-    torch.set_num_threads(1)
-    parallel.start("cpu")
+
+def train(episodes_file: Path, out: Path, placement: Placement, device: str = "cpu") -> None:
+    """All in `out`; goes on from the checkpoints there."""
     episodes = list(read_episodes(episodes_file))
-    actor = new_actor(small_config(16, 1, 32, 2, 64, 1, 0), 0)
-    critic = new_critic(actor)
-    small = 60  # tokens of a microbatch, so that every process has several
-    rft(actor, episodes, [], RftConfig(3, 16, tokens_per_microbatch=small), out / "rft")
+    start = new_actor(small_config(16, 2, 32, 2, 64, 1, 0), 0)
+    critic = place(new_critic(start), placement, device)
+    actor = place(start, placement, device)
+    rft(actor, episodes, [], RftConfig(3, 16, tokens_per_microbatch=SMALL), out / "rft", print)
     config = PpoConfig(
         iterations=2,
         minibatches=2,
         actor=AdamW(lr=1e-3),
         critic=AdamW(lr=1e-3),
-        tokens_per_microbatch=small,
+        tokens_per_microbatch=SMALL,
+        save_every=1,
     )
-    ppo(actor, critic, lambda _: episodes, config, out / "ppo")
+    ppo(actor, critic, lambda _: episodes, config, out / "ppo", print)
+    weights = torch.cat(
+        [whole(p.detach()).flatten() for m in (actor, critic) for p in m.parameters()]
+    )
+    torch.save(weights.cpu(), out / f"weights-{parallel.rank()}.pt")
+    save_model(actor, out / "model")
+    replica = new_actor(actor.config, 1)
+    copy_weights(actor, replica)
+    saved = load_actor(out / "model").state_dict()
+    assert all(torch.equal(saved[name], w) for name, w in replica.state_dict().items())
+
+
+def main(episodes_file: Path, out: Path, device: str) -> None:
+    torch.set_num_threads(1)
+    own = parallel.start(device)
+    train(episodes_file, out / "replicated", Placement(), own)
+    train(episodes_file, out / "sharded", Placement(sharded=True, recompute=True), own)
+    train(episodes_file, out / "begun-by-one", Placement(sharded=True), own)
     assert parallel.together(parallel.mine(list(range(7)))) == list(range(7))
-    weights = torch.cat([p.detach().flatten() for m in (actor, critic) for p in m.parameters()])
-    torch.save(weights, out / f"weights-{parallel.rank()}.pt")
+    gc.collect()  # sharded models hold the group that is taken down
     parallel.stop()
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from cuagent import events
 from cuagent.build.result import Build, Diagnostic, Library
 from cuagent.judge import Judgement
+from cuagent.measure.ladder import Ladder, Rung, gains
 from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.score import Score
 from cuagent.task.task import Precision
@@ -96,6 +98,57 @@ GAIN = Judgement("a1", BUILT, RIGHT, FAST, Score(3, 2.0, 1.43))
 REJECTED = Judgement("a2", BUILT, WRONG, None, Score(-1))
 BROKEN = Judgement("a3", NOT_BUILT, WRONG, None, Score(-1))
 SLOWER = Judgement("a4", BUILT, RIGHT, MIXED, Score(1, 0.9))
+UNSURE = Judgement(
+    "a5",
+    BUILT,
+    RIGHT,
+    replace(FAST, ratios={name: Ratio(1.01, 0.97, 1.05) for name in ("eager", "compile")}),
+    Score(1, 1.01, 1.01),
+)
+DOUBTFUL = replace(
+    GAIN,
+    timing=replace(
+        FAST, floor=Floor(6e-6, "memory", 13e-6), notes=("machine busy: 40 % by others",)
+    ),
+)
+
+
+def _rung(name: str, seconds: float, over: Ratio) -> Rung:
+    return Rung(name, seconds, over, 1e-7, True, 1.0, None, True)
+
+
+LADDER = Ladder(
+    "t",
+    "match",
+    "NVIDIA H200",
+    {"torch": "2.11"},
+    (
+        _rung("eager", 30e-6, Ratio(1.0, 1.0, 1.0)),
+        _rung("compile", 21.4e-6, Ratio(1.4, 1.36, 1.44)),
+        _rung("reduce-overhead", 15e-6, Ratio(2.0, 1.94, 2.06)),
+    ),
+    4.0,
+    later=("max-autotune-no-cudagraphs",),
+    floor=Floor(6e-6, "memory", 6e-6),
+)
+_ON_TOP = Timing(
+    (
+        Arm("candidate", 12e-6, ()),
+        Arm("eager", 30e-6, ()),
+        Arm("compile", 21.4e-6, (), 2.5),
+        Arm("reduce-overhead", 15e-6, (), 2.5),
+    ),
+    {
+        "eager": Ratio(2.5, 2.44, 2.56),
+        "compile": Ratio(1.79, 1.74, 1.84),
+        "reduce-overhead": Ratio(1.25, 1.22, 1.28),
+    },
+    Effort.QUICK,
+    "NVIDIA H200",
+    1.4,
+    floor=Floor(6e-6, "memory", 6e-6),
+)
+ON_TOP = Judgement("a6", BUILT, RIGHT, _ON_TOP, Score(3, 2.5, 1.79), gains(_ON_TOP, LADDER))
 
 KERNEL = """// scale.cu
 #include <cuda_runtime.h>
@@ -111,6 +164,7 @@ def a_run() -> Iterator[events.Event]:
     """A short run with one of everything."""
     yield events.Phase("opening the task")
     yield events.RunStarted("20261121-071500-softmax", Path("runs/x"), "softmax", "cpu", "expert")
+    yield events.Climbed(LADDER)
     yield events.StepStarted(1)
     yield events.TextDelta("Rows of 4096 fit a block.", "reasoning")
     said = "I fuse scale, bias and softmax in one kernel, one row a block.\n"
@@ -138,7 +192,7 @@ def a_run() -> Iterator[events.Event]:
     yield events.ToolFinished("6", "verify", "text for the model", False, 3.0)
     yield events.Notice("72 % of the cost limit is spent", "warning")
     yield events.ToolStarted("7", "verify", "")
-    yield events.Judged(2, GAIN)
+    yield events.Judged(2, ON_TOP)
     yield events.ToolFinished("7", "verify", "text for the model", False, 3.0)
     yield events.Spent(2, 30.0, 42_000, 2_340, 0.1412)
-    yield events.RunEnded("submitted", GAIN, "one fused kernel")
+    yield events.RunEnded("submitted", ON_TOP, "one fused kernel", LADDER)

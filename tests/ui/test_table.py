@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from samples import BROKEN, BUILT, GAIN, REJECTED, SLOWER
+from samples import (
+    BROKEN,
+    BUILT,
+    DOUBTFUL,
+    GAIN,
+    LADDER,
+    ON_TOP,
+    REJECTED,
+    SLOWER,
+    UNSURE,
+)
 
+from cuagent.measure.timing import Effort
 from cuagent.ui.attempts import (
     Board,
     attempt_row,
@@ -58,14 +70,14 @@ def test_the_table_of_attempts_looks_as_before(
     width: int, same_as_before: Callable[[str, str], None]
 ) -> None:
     rows = [attempt_row(n, judgement) for n, judgement in enumerate(EVERY, 1)]
-    text = "\n".join(line.plain for line in table_lines(baseline_rows(GAIN), rows, width))
+    text = "\n".join(line.plain for line in table_lines(baseline_rows(GAIN.timing), rows, width))
     same_as_before(f"attempts_{width}", text + "\n")
 
 
 @pytest.mark.parametrize("width", range(28, 130, 7))
 def test_no_row_is_wider_than_allowed(width: int) -> None:
     rows = [attempt_row(n, judgement) for n, judgement in enumerate(EVERY, 98)]
-    for row in [*rows, *baseline_rows(SLOWER)]:
+    for row in [*rows, *baseline_rows(SLOWER.timing)]:
         assert row_line(row, width).cell_len <= width
 
 
@@ -83,18 +95,72 @@ def test_the_trend_rises_with_the_best_and_never_falls() -> None:
     assert trend(rows[:2], 40) == ""
 
 
-def test_baselines_come_first_and_are_not_repeated_with_each_attempt() -> None:
+def test_baselines_come_with_the_first_attempt_and_are_not_repeated() -> None:
     board = Board()
-    first = [line.plain.split() for line in board.ladder({"eager": 2e-3, "compile": 1e-3}, 80)]
-    assert first[1:] == [["eager", "2.00", "ms"], ["torch.compile", "1.00", "ms"]]
-    news = [line.plain for line in board.news(1, GAIN, 80)]
-    assert len(news) == 2, "a head and the attempt"
-    assert news[1].startswith("✓ attempt 1")
-    assert len(board.news(2, REJECTED, 80)) == 1
+    board.keep(1, GAIN)
+    news = [line.plain.split()[0] for line in board.news(1, 80)[1:]]
+    assert news == ["eager", "torch.compile", "✓"]
+    board.keep(2, REJECTED)
+    assert len(board.news(2, 80)) == 1
+    board.keep(3, GAIN)
+    assert len(board.news(3, 80)) == 2, "a head and the attempt"
     whole = [line.plain.strip() for line in board.whole(80)]
     assert [line.split("  ")[0] for line in whole[1:]] == [
         "eager",
         "torch.compile",
         "✓ attempt 1",
         "✗ attempt 2",
+        "✓ attempt 3",
     ]
+
+
+def test_the_ladder_is_the_first_rows_its_best_rung_marked() -> None:
+    board = Board()
+    board.climb(LADDER)
+    lines = [line.plain for line in board.ladder_lines(80)]
+    assert lines[0].split("  ")[-1] == "math"
+    assert lines[1].startswith("  eager ")
+    assert "1.40x [1.36, 1.44]" in lines[2]
+    assert lines[3].startswith("▸ CUDA graphs ")
+    assert "2.00x" in lines[3]
+    assert "timed for the record" in lines[4]
+    board.keep(1, ON_TOP)
+    news = [line.plain for line in board.news(1, 80)]
+    assert len(news) == 2, "the ladder stands above already"
+    assert "over best rung" in news[0]
+    assert "1.25x [1.22, 1.28]" in news[1]
+
+
+@pytest.mark.parametrize("width", range(28, 130, 7))
+def test_no_row_of_a_ladder_is_wider_than_allowed(width: int) -> None:
+    board = Board()
+    board.climb(LADDER)
+    board.keep(1, ON_TOP)
+    assert all(line.cell_len <= width for line in board.whole(width))
+
+
+def test_a_record_renews_the_rungs_it_timed_and_no_other() -> None:
+    board = Board()
+    board.climb(LADDER)
+    board.keep(1, ON_TOP)
+    assert {row.name: row.seconds for row in board.baselines}["reduce-overhead"] == 15e-6
+    timing = ON_TOP.timing
+    assert timing is not None
+    arms = tuple(replace(arm, median=arm.median * 2) for arm in timing.arms)
+    board.keep(1, replace(ON_TOP, timing=replace(timing, arms=arms, effort=Effort.RECORD)))
+    rows = {row.name: row for row in board.baselines}
+    assert rows["reduce-overhead"].seconds == 30e-6
+    assert rows["reduce-overhead"].ratios["eager"].value == pytest.approx(2.5 / 1.25)
+
+
+def test_an_inconclusive_ratio_is_marked_where_its_limits_do_not_fit() -> None:
+    assert "1.01x?" in row_line(attempt_row(1, UNSURE), 40).plain
+    assert "1.01x [0.97, 1.05]" in row_line(attempt_row(1, UNSURE), 80).plain
+
+
+def test_a_timing_is_shown_with_its_doubts_and_its_share_of_the_roofline() -> None:
+    text = "\n".join(line.plain for line in judgement_lines(DOUBTFUL, 80))
+    assert "SUSPECT: 12.3 us a call" in text
+    assert "machine busy: 40 % by others" in text
+    assert "49% of the roofline (floor 6.00 us, memory)" in text
+    assert attempt_row(1, DOUBTFUL).sign == "unsure"

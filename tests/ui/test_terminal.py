@@ -16,17 +16,20 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from samples import a_run
 
-from cuagent.events import TextDelta
+from cuagent.events import Phase, TextDelta
 from cuagent.ui.flow import Flow
 from cuagent.ui.jsonl import JsonLines
+from cuagent.ui.region import Region
 from cuagent.ui.status import Status
 from cuagent.ui.terminal import Terminal
 
 HERE = Path(__file__).parent
 SHOW = """
 import sys, time
+from rich.console import Console
 from samples import a_run
 from cuagent.ui.terminal import Terminal
 with Terminal(sys.stdout) as show:
@@ -72,27 +75,32 @@ def _read(leader: int) -> bytes:
         return b""
 
 
-def screen(written: str, width: int) -> list[str]:
+def screen(written: str, width: int, moves: bool = False) -> list[str]:
     """The rows that a terminal shows after `written`, colours left out.
 
-    Knows only what the view may write: text, line ends, carriage return, erase to the line's end.
+    Knows only what the view may write: text, line ends, carriage return, erase to the line's end;
+    with `moves` also up some rows, and erase all below.
     """
-    rows, column = [""], 0
+    rows, row, column = [""], 0, 0
     for token in re.findall(r"\x1b\[[0-9;]*[a-zA-Z]|\r\n|\r|\n|.", written):
         if token == "\r":
             column = 0
         elif token in ("\n", "\r\n"):
-            rows.append("")
-            column = 0
+            row, column = row + 1, 0
+            rows += [""] * (row == len(rows))
         elif token == "\x1b[K":
-            rows[-1] = rows[-1][:column]
+            rows[row] = rows[row][:column]
+        elif token == "\x1b[J" and moves:
+            rows = [*rows[:row], rows[row][:column]]
+        elif token.startswith("\x1b[") and token.endswith("A") and moves:
+            row -= int(token[2:-1])
         elif token.startswith("\x1b["):
             assert token.endswith("m"), f"{token!r} moves or erases"
         else:
             if column == width:
-                rows.append("")
-                column = 0
-            rows[-1] = rows[-1][:column] + token + rows[-1][column + 1 :]
+                row, column = row + 1, 0
+                rows += [""] * (row == len(rows))
+            rows[row] = rows[row][:column].ljust(column) + token + rows[row][column + 1 :]
             column += 1
     return rows
 
@@ -119,11 +127,11 @@ def test_a_terminal_is_only_appended_to(slowly: str) -> None:
     rows = [row.rstrip() for row in screen(slowly, 60)]  # fails on any movement but `\r`
     assert rows[-1] == ""
     assert not any(re.search(r"^\S step \d", row) for row in rows), "a live line was left behind"
-    assert "  over torch.compile  1.43x [1.38, 1.49] faster" in rows
+    assert "  over torch.compile  1.79x [1.74, 1.84] faster" in rows
 
 
 def test_the_live_line_is_there_and_says_where_the_run_stands(slowly: str) -> None:
-    states = re.findall(r"step 2 · \d:\d\d · best 1\.43x · 44\.3k tokens", slowly)
+    states = re.findall(r"step 2 · \d:\d\d · best 1\.25x · 44\.3k tokens", slowly)
     assert states
 
 
@@ -134,18 +142,51 @@ def test_the_live_line_is_not_redrawn_without_need(slowly: str) -> None:
     assert len(re.findall(r"step \d · \d:\d\d", slowly)) <= events + 5 * seconds + 5
 
 
+@pytest.fixture(scope="module")
+def widely() -> str:
+    """The same on a terminal of 120 columns."""
+    return on_a_terminal(120, 0.06)
+
+
+def test_a_wide_terminal_shows_both_sides_while_it_works(widely: str) -> None:
+    live = re.sub(r"\x1b\[[0-9;]*m", "", widely)
+    working = live[: live.index("best: attempt 2")]
+    assert re.search(r"step 2 · \d:\d\d · best 1\.25x +│ +time +eager", working)
+    assert re.search(r"verify +│", working)
+    assert "│ ▸ CUDA graphs    15.0 us" in working
+    assert "│ ✓ attempt 2      12.0 us" in working
+    assert re.search(r"│ 1\.25x │", working), "the chart"
+
+
+def test_both_sides_leave_nothing_behind_in_the_transcript(widely: str) -> None:
+    rows = [row.rstrip() for row in screen(widely, 120, moves=True)]
+    assert not any(row.startswith("─" * 40) for row in rows)
+    assert not any(re.search(r"^\S step \d", row) for row in rows)
+    said = "I fuse scale, bias and softmax in one kernel, one row a block."
+    assert rows.count(said) == 1
+    assert sum("over best rung" in row for row in rows) == 2, "with the attempt and at the end"
+    assert rows[-1] == ""
+
+
+def test_a_phase_is_said_once_however_often_it_comes() -> None:
+    stream = io.StringIO()
+    with Terminal(stream) as show:
+        for _ in range(3):
+            show(Phase("timing: opening eager"))
+    assert stream.getvalue().count("timing: opening eager") == 1
+
+
 def test_no_color_is_honoured() -> None:
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]", on_a_terminal(60, 0, NO_COLOR="1"))
     assert "\x1b[31m" in on_a_terminal(60, 0)
 
 
 def test_a_window_that_becomes_narrower_keeps_no_piece_of_the_live_line() -> None:
-    show = Terminal(io.StringIO())
-    show._reflows, show._drawn = True, 59
-    show.console.width = 20  # what was one line is three now
-    assert show._erase() == "\x1b[2A\r\x1b[J\x1b[K"
-    show._reflows, show._drawn = False, 59
-    assert show._erase() == "\r\x1b[K"
+    region = Region(Console(file=io.StringIO(), width=20))  # what was one line is three now
+    region.reflows, region.drawn = True, [59]
+    assert region.erase() == "\x1b[2A\r\x1b[J\x1b[K"
+    region.reflows, region.drawn = False, [59]
+    assert region.erase() == "\r\x1b[K"
 
 
 def test_what_is_typed_meanwhile_does_not_show() -> None:
@@ -206,7 +247,7 @@ def test_json_lines_are_one_object_each() -> None:
     for event in a_run():
         view(event)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert [line["type"] for line in lines[:3]] == ["phase", "run_started", "step_started"]
+    assert [line["type"] for line in lines[:3]] == ["phase", "run_started", "climbed"]
     assert lines[-1]["best"]["score"]["reward"] == 3
     assert all(isinstance(line["time"], float) for line in lines)
 

@@ -1,65 +1,16 @@
-"""A small task in the KernelBench form, one referee for all tests, candidates as bodies."""
+"""One referee for all tests, and what it says of a candidate that is given as a body."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from bodies import REFERENCE, candidate
 
-from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import Task, load_task
 from cuagent.verify import Referee, Verdict
-
-REFERENCE = """
-import torch
-
-
-class Model(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(width))
-        self.linear = torch.nn.Linear(width, 96)
-
-    def forward(self, x):
-        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.scale
-        return torch.relu(self.linear(x))
-
-
-def get_inputs():
-    return [torch.rand(64, 512)]
-
-
-def get_init_inputs():
-    return [512]
-"""
-
-CANDIDATE = """
-import torch
-
-
-class ModelNew(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(width))
-        self.linear = torch.nn.Linear(width, 96)
-
-    def honest(self, x):
-        total = (x * x).sum(-1, keepdim=True)
-        x = x / torch.sqrt(total / x.shape[-1] + 1e-6) * self.scale
-        return (x @ self.linear.weight.t() + self.linear.bias).clamp(min=0)
-
-    def forward(self, x):
-{body}
-"""
-
-
-def candidate(body: str) -> Attempt:
-    """An attempt whose forward is `body`; `self.honest(x)` is right."""
-    text = CANDIDATE.format(body=textwrap.indent(textwrap.dedent(body).strip(), " " * 8))
-    return Attempt((("model_new.py", text),))
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import select
 import signal
 import threading
 import time
@@ -102,7 +103,11 @@ def suffer(
 def _strike(referee: Referee, fault: Fault, after_s: float) -> None:
     time.sleep(after_s)
     with contextlib.suppress(ProcessLookupError, OSError):
-        os.kill(_victim(referee, fault.victim), fault.signal)
+        end = os.pidfd_open(_victim(referee, fault.victim))
+        signal.pidfd_send_signal(end, fault.signal)
+        if fault.signal == signal.SIGKILL:  # gone before the next verdict begins
+            select.select([end], [], [], 10.0)
+        os.close(end)
 
 
 def _victim(referee: Referee, name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from cuagent.task import load_task
 from cuagent.verify.admission import Admission, admit
 from cuagent.verify.referee import Referee
+from cuagent.worker import Nursery
+
+Admitted = Callable[..., Admission]
 
 SOURCE = """
 import torch
@@ -19,46 +23,67 @@ class Model(torch.nn.Module):
     def forward(self, x, y):
         {forward}
 def get_inputs():
-    return [torch.rand(16, 33), {second}]
+    return [{first}, {second}]
 def get_init_inputs():
     return []
 """
+RANDOM = "torch.rand(16, 33)"
 REFUSED = {
     "return torch.nn.functional.dropout(x + y)": "random numbers (bernoulli_)",
     "self.count += 1; return (x + y) * self.count": "changes what the reference keeps (count)",
-    "return x - x": "does not depend on the inputs",
+    "return x - x": "does not depend on the inputs: on the task's own it is 0 everywhere",
     "return (x + y).softmax(-1).sum(-1)": "one would pass",
     "return x + 0 * y": "input 0 itself would pass",
+    "import time; return (x + y) * (1 + time.perf_counter_ns() % 997)": "for equal inputs",
+    "return (x + y)[x > 0.5]": "changes its shape from call to call",
 }
 
 
-def admission(tmp_path: Path, forward: str, second: str = "torch.rand(16, 33)") -> Admission:
-    path = tmp_path / "task.py"
-    path.write_text(SOURCE.format(forward=forward, second=second))
-    with Referee(load_task(str(path), device="cpu")) as referee:
-        return admit(referee)
+@pytest.fixture
+def admission(tmp_path: Path, nursery: Nursery) -> Admitted:
+    """What is found about a task, given by its forward and its second input."""
+
+    def admitted(forward: str, first: str = RANDOM, second: str = RANDOM) -> Admission:
+        path = tmp_path / "task.py"
+        path.write_text(SOURCE.format(forward=forward, first=first, second=second))
+        with Referee(load_task(str(path), device="cpu"), nursery=nursery) as referee:
+            return admit(referee)
+
+    return admitted
 
 
 @pytest.mark.parametrize("forward", REFUSED)
 def test_a_task_without_an_answer_to_be_found_is_not_certifiable(
-    tmp_path: Path, forward: str
+    admission: Admitted, forward: str
 ) -> None:
-    found = admission(tmp_path, forward)
+    found = admission(forward)
     assert found.refusal.startswith("not certifiable, because ")
     assert REFUSED[forward] in found.refusal
 
 
 def test_an_ordinary_task_is_certifiable_and_what_limits_its_verdicts_is_said(
-    tmp_path: Path,
+    admission: Admitted,
 ) -> None:
-    plain = admission(tmp_path, "return torch.relu(x) @ y.t()")
+    plain = admission("return torch.relu(x) @ y.t()")
     assert plain.certifiable
     assert plain.refusal == ""
     assert plain.notes == ()
-    odd = admission(tmp_path, "return torch.log(x.add_(1)) * y.shape[0]")
+    odd = admission("return torch.log(x.add_(1)) * y.shape[0]")
     assert odd.certifiable
     assert odd.notes == (
         "the reference changes its inputs; a candidate may not",
         "input 1 has no influence on the output",
         "it takes no zero-mean inputs: precision cannot be judged tightly",
     )
+
+
+def test_inputs_that_are_always_the_same_are_no_reason_to_refuse(admission: Admitted) -> None:
+    found = admission("return torch.tanh(x * y)", "torch.ones(16, 33)", "torch.ones(1)")
+    assert found.certifiable, found.refusal
+    assert found.notes == (
+        "get_inputs gives the same at every call; a verdict draws others besides",
+    )
+
+
+def test_a_task_without_tensors_is_not_certifiable(admission: Admitted) -> None:
+    assert "takes no tensors" in admission("return torch.full((4,), x * y)", "3.0", "4.0").refusal

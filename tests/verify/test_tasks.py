@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import TaskError, load_task
 from cuagent.verify import Reason, Referee, Verdict
+from cuagent.worker import Nursery
+
+Judged = Callable[..., Verdict]
 
 KERNEL = """
 extern "C" void twice(float* out, const float* in, long n) {
@@ -71,61 +75,70 @@ def get_init_inputs():
 """
 
 
-def verdict(
-    tmp_path: Path, name: str, *, forward: str | None = None, prelude: str = "", kernel: str = ""
-) -> Verdict:
-    path = tmp_path / f"{name}.py"
-    path.write_text(source(name, "Model"))
-    task = load_task(str(path), device="cpu")
-    files = [("kernels/twice.cpp", kernel)] if kernel else []
-    attempt = Attempt((*files, ("model_new.py", prelude + source(name, "ModelNew", forward))))
-    with Referee(task) as referee:
-        return referee.verify(attempt, build(attempt, task.device))
+@pytest.fixture
+def verdict(tmp_path: Path, nursery: Nursery) -> Iterator[Judged]:
+    """The verdict on a candidate for one of TASKS, of which each is opened once in a test."""
+    opened: dict[str, Referee] = {}
+
+    def judge(
+        name: str, forward: str | None = None, prelude: str = "", kernel: str = ""
+    ) -> Verdict:
+        if name not in opened:
+            path = tmp_path / f"{name}.py"
+            path.write_text(source(name, "Model"))
+            opened[name] = Referee(load_task(str(path), device="cpu"), nursery=nursery)
+        files = [("kernels/twice.cpp", kernel)] if kernel else []
+        attempt = Attempt((*files, ("model_new.py", prelude + source(name, "ModelNew", forward))))
+        return opened[name].verify(attempt, build(attempt, opened[name].task.device))
+
+    yield judge
+    for referee in opened.values():
+        referee.close()
 
 
-def test_a_compiled_kernel_is_found_inside_the_sandbox(tmp_path: Path) -> None:
+def test_a_compiled_kernel_is_found_inside_the_sandbox(verdict: Judged) -> None:
     prelude = 'from cuagent.kernels import load\ntwice = load("kernels/twice.cpp").twice\n'
     forward = "y = torch.empty_like(x); twice(y, x, x.numel()); return y"
-    found = verdict(tmp_path, "kernel", forward=forward, prelude=prelude, kernel=KERNEL)
+    found = verdict("kernel", forward=forward, prelude=prelude, kernel=KERNEL)
     assert found.reason is Reason.ACCEPTED, (found.detail, found.output)
 
 
 @pytest.mark.parametrize("name", ["loss", "several", "embedding", "gru"])
-def test_the_reference_itself_is_accepted(tmp_path: Path, name: str) -> None:
-    found = verdict(tmp_path, name)
+def test_the_reference_itself_is_accepted(verdict: Judged, name: str) -> None:
+    found = verdict(name)
     assert found.reason is Reason.ACCEPTED, (found.detail, found.draws)
 
 
-def test_ties_may_fall_another_way_and_wrong_indices_may_not(tmp_path: Path) -> None:
+def test_ties_may_fall_another_way_and_wrong_indices_may_not(verdict: Judged) -> None:
     last_first = "return x.shape[-1] - 1 - torch.argsort(x.flip(-1), dim=-1, stable=True)"
-    found = verdict(tmp_path, "order", forward=last_first)
+    found = verdict("order", forward=last_first)
     assert found.reason is Reason.ACCEPTED, (found.detail, found.draws)
     assert any("ties" in draw.kind for draw in found.draws)
     wrong = "y = x.argsort(-1); y[0, 0] = y[0, 1]; return y"
-    assert verdict(tmp_path, "order", forward=wrong).reason is Reason.WRONG_VALUES
+    assert verdict("order", forward=wrong).reason is Reason.WRONG_VALUES
 
 
-def test_a_fold_that_forgets_the_running_mean_is_found(tmp_path: Path) -> None:
+def test_a_fold_that_forgets_the_running_mean_is_found(verdict: Judged) -> None:
     fold = (
         "f = self.norm.weight * torch.rsqrt(self.norm.running_var + self.norm.eps); "
         "y = torch.nn.functional.conv2d(x, self.conv.weight * f[:, None, None, None], BIAS); "
         "return torch.relu(y)"
     )
     right = "(self.conv.bias - self.norm.running_mean) * f + self.norm.bias"
-    assert verdict(tmp_path, "batchnorm", forward=fold.replace("BIAS", right)).accepted
+    assert verdict("batchnorm", forward=fold.replace("BIAS", right)).accepted
     wrong = "self.conv.bias * f + self.norm.bias"
-    found = verdict(tmp_path, "batchnorm", forward=fold.replace("BIAS", wrong))
+    found = verdict("batchnorm", forward=fold.replace("BIAS", wrong))
     assert found.reason is Reason.WRONG_VALUES
     assert found.lax is not None
     assert found.lax.passed
 
 
-def test_a_task_that_a_constant_solves_is_not_certifiable(tmp_path: Path) -> None:
-    assert verdict(tmp_path, "constant").reason is Reason.NOT_CERTIFIABLE
+def test_a_task_that_a_constant_solves_is_not_certifiable(verdict: Judged) -> None:
+    assert verdict("constant").reason is Reason.NOT_CERTIFIABLE
 
 
-def test_a_task_that_does_not_run_is_a_task_error(tmp_path: Path) -> None:
+def test_a_task_that_does_not_run_is_a_task_error(tmp_path: Path, nursery: Nursery) -> None:
     path = tmp_path / "broken.py"
     path.write_text(source("kernel", "Model", "raise ValueError('odd')"))
-    with pytest.raises(TaskError, match="odd"), Referee(load_task(str(path), device="cpu")):
-        pass
+    with pytest.raises(TaskError, match="odd"):
+        Referee(load_task(str(path), device="cpu"), nursery=nursery)

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from bodies import CANDIDATE
 
-from cuagent.attempt import Attempt
+from cuagent.attempt import Attempt, freeze
 from cuagent.build import build
+from cuagent.sandbox import Tier
 from cuagent.task import Precision, Task
 from cuagent.verify import Reason, Referee, Verdict
+from cuagent.verify import referee as referee_module
 
 Judged = Callable[[str], Verdict]
 
@@ -168,8 +171,29 @@ def test_a_fault_ends_in_the_reason_that_names_it(judged: Judged, name: str) -> 
 
 def test_the_traceback_of_an_exception_is_shown(judged: Judged) -> None:
     verdict = judged("raise ValueError('no such tile')")
-    assert verdict.detail == "ValueError: no such tile"
+    line = next(n for n, text in enumerate(CANDIDATE.splitlines(), 1) if text == "{body}")
+    assert verdict.detail == f"model_new.py:{line}: ValueError: no such tile"
     assert "model_new.py" in verdict.output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import torch\nclass ModelNew(:\n", ":2: SyntaxError: invalid syntax"),
+        ("import torch\n\nimport not_there_at_all\n", ":3: ModuleNotFoundError: No module"),
+        ("class Mine: pass\n", " has no class ModelNew"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_named_as_the_user_named_it(
+    task: Task, referee: Referee, tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "my_kernel.py"
+    file.write_text(text)
+    attempt = freeze(file)
+    verdict = referee.verify(attempt, build(attempt, task.device))
+    assert verdict.reason is Reason.IMPORT_FAILED
+    assert f"{file}{said}" in verdict.detail
+    assert "model_new.py" not in verdict.detail + verdict.output
 
 
 def test_a_crash_names_its_signal(judged: Judged) -> None:
@@ -185,6 +209,23 @@ def test_an_endless_loop_ends_at_the_deadline(task: Task, referee: Referee, judg
         assert time.perf_counter() - begun < 5
     finally:
         referee.call_s = before
+
+
+def test_calls_that_are_slow_one_by_one_end_the_verdict_together(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(referee_module, "VERDICT_S", 1.0)
+    begun = time.perf_counter()
+    verdict = judged("import time; time.sleep(0.4); return self.honest(x)")
+    assert verdict.reason is Reason.TIMED_OUT
+    assert time.perf_counter() - begun < 10
+
+
+def test_a_candidate_stays_on_the_processors_it_was_given(referee: Referee, judged: Judged) -> None:
+    if referee.tier is Tier.NONE:
+        pytest.skip("no sandbox here")
+    verdict = judged("import os; os.sched_setaffinity(0, {0}); return self.honest(x)")
+    assert "PermissionError" in verdict.detail
 
 
 @pytest.mark.parametrize("how", ["torch.ones(1 << 25)", "mmap.mmap(-1, 1 << 27)"])

@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,12 +36,6 @@ class ModelNew(torch.nn.Module):
         a, b = pair["a"], pair["b"]
         return {{"sum": (a + b.T) * scale, "more": [a.sum(), {more}]}}
 """
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as started:
-        yield started
 
 
 class Stage:
@@ -107,6 +100,21 @@ def test_inputs_keep_their_strides(nursery: Nursery) -> None:
     with stage.open(nursery, more) as session:
         session.block(stage.inputs, stage.outputs, [(0, 0)], deadline_s=10)
     assert any(bool((x == 3).all()) for x in stage.outputs.tensors() if x.shape == (8,))
+
+
+def test_own_copies_of_inputs_have_their_strides_and_leave_what_was_lent_alone(
+    nursery: Nursery,
+) -> None:
+    stage = Stage(2)
+    more = "torch.full((8,), float(b.stride()[1])) + 0 * a.add_(1).sum()"
+    with stage.open(nursery, more) as session:
+        pairs = [(0, 0), (1, 1)]
+        session.run(stage.inputs, stage.outputs, pairs, deadline_s=10, own=True)
+    for slot, (a, b) in enumerate(stage.sets):
+        found = stage.outputs.tensors(slot)
+        assert any(bool((x == 3).all()) for x in found if x.shape == (8,))
+        assert any(torch.equal(x, (a + b.T) * 2.5) for x in found if x.shape == a.shape)
+        torch.testing.assert_close(stage.inputs.tensors(slot), [a, b])
 
 
 def test_a_fork_from_the_warm_process_takes_a_fraction_of_importing_torch(nursery: Nursery) -> None:

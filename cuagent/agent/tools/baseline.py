@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cuagent.agent.ladder import climb
 from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
-from cuagent.agent.wording import duration
-
-if TYPE_CHECKING:
-    from cuagent.measure.ladder import Rung
+from cuagent.agent.wording import rung_lines
 
 
 def baseline(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
-    from cuagent.measure.ladder import ladder
-
-    run = context.run
-    found = run.measured("baseline", lambda judge: ladder(judge.referee, emit=context.emit))
-    best = found.best.name if found.best else None
-    lines = [_line(rung, rung.name == best) for rung in found.rungs]
+    found = climb(context.run, whole=True)
     times = {rung.name: rung.seconds for rung in found.rungs if not rung.failed}
-    return ToolResult("\n".join([*lines, *found.notes]), {"times": times, "best": best})
-
-
-def _line(rung: Rung, best: bool) -> str:
-    if rung.failed:
-        return f"{rung.name}: failed: {' '.join(rung.failed.split())[:160]}"
-    parts = [duration(rung.seconds)]
-    if (over := rung.over_eager) is not None and rung.name != "eager":
-        parts.append(f"{over.value:.2f}x over eager [{over.low:.2f}, {over.high:.2f}]")
-    if not rung.admitted:
-        parts.append("of a precision that the task does not admit")
-    elif not rung.right:
-        parts.append("not right by the strict rule")
-    if best:
-        parts.append("the one to beat")
-    return f"{rung.name}: {', '.join(parts)}"
+    best = found.best.name if found.best else None
+    return ToolResult("\n".join(rung_lines(found)), {"times": times, "best": best})
 
 
 TOOL = Tool("baseline", schema(), baseline)

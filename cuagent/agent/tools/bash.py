@@ -130,7 +130,8 @@ TOOL = Tool(
         timeout={
             "type": "number",
             "minimum": 1,
-            "description": f"Seconds until it is killed, {DEFAULT_TIMEOUT} by default.",
+            "description": f"Seconds until it is killed, {DEFAULT_TIMEOUT} by default, at most "
+            f"{LONGEST_TIMEOUT}.",
         },
         background={
             "type": "boolean",

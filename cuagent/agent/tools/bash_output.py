@@ -58,7 +58,8 @@ def _fresh(job: Job) -> str:
             head = tidy(file.read(LONGEST // 3))
             file.seek(size - 2 * LONGEST // 3)
             tail = tidy(file.read(2 * LONGEST // 3))
-            text = head_and_tail(head, tail, new - LONGEST, f"{OUTPUTS}/{job.output.name}")
+            whole = f"{OUTPUTS}/{job.output.name}"
+            text = head_and_tail(head, tail, new - LONGEST, size, whole)
     job.shown = size
     return text
 

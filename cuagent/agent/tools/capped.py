@@ -45,9 +45,10 @@ def output_file(run: Run, name: str) -> Path:
     return file
 
 
-def head_and_tail(head: str, tail: str, left_out: int, whole: str) -> str:
+def head_and_tail(head: str, tail: str, left_out: int, size: int, file: str) -> str:
     """Both ends, and between them how many characters are missing and where they are."""
-    return f"{head}\n... [{left_out:,} characters left out; the whole is in {whole}] ...\n{tail}"
+    kept = "the whole is" if size <= LARGEST_KEPT else f"the first {LARGEST_KEPT >> 20} MiB are"
+    return f"{head}\n... [{left_out:,} characters left out; {kept} in {file}] ...\n{tail}"
 
 
 @dataclass
@@ -73,8 +74,8 @@ class Spool:
         self.tail += piece[room:]
         del self.tail[: -2 * LONGEST // 3]
 
-    def text(self, whole: str) -> str:
-        """What the model sees; `whole` is where the rest can be read."""
+    def text(self, file: str) -> str:
+        """What the model sees; `file` is where the rest can be read."""
         if not self.tail:
             return tidy(bytes(self.head))
         if self.size <= LONGEST + len(self.tail) and len(self.tail) < 2 * LONGEST // 3:
@@ -84,4 +85,4 @@ class Spool:
         left_out = self.size - len(head) - len(self.tail)
         if left_out == 0:
             return tidy(head + bytes(self.tail))
-        return head_and_tail(tidy(head), tidy(bytes(self.tail)), left_out, whole)
+        return head_and_tail(tidy(head), tidy(bytes(self.tail)), left_out, self.size, file)

@@ -12,7 +12,7 @@ from pathlib import Path
 from cuagent.agent.run import Run
 from cuagent.agent.tools.tool import ToolError
 
-SKILLS = "skills"
+SKILLS, REFERENCE = "skills", "reference.py"
 LARGEST = 4 << 20
 """Bytes of a file that is read as text."""
 HIDDEN = frozenset({".outputs", "__pycache__", ".git"})
@@ -70,7 +70,8 @@ def mark_seen(run: Run, path: Path, text: str) -> None:
 
 
 def require_seen(run: Run, path: Path, name: str, text: str) -> None:
-    """Raise ToolError unless the model has seen the file as it now is."""
+    """Raise ToolError unless the model may change the file and has seen it as it now is."""
+    _refuse_reference(name)
     if path not in run.seen:
         raise ToolError(f"{name}: read it before you change it")
     if run.seen[path] != _digest(text):
@@ -79,8 +80,7 @@ def require_seen(run: Run, path: Path, name: str, text: str) -> None:
 
 def save(run: Run, path: Path, text: str, name: str) -> None:
     """Write a file whole or not at all. Raises ToolError."""
-    if name == "reference.py":
-        raise ToolError("reference.py is the task and stays as it is; write to model_new.py")
+    _refuse_reference(name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
@@ -95,6 +95,8 @@ def save(run: Run, path: Path, text: str, name: str) -> None:
 
 def listed(run: Run, pattern: str) -> list[Path]:
     """Files of the work folder that match, sorted, without what is hidden. Raises ToolError."""
+    if Path(pattern).parts[:1] == (SKILLS,) and not (run.work / SKILLS).exists():
+        raise ToolError("the skill's files are not in your work folder; open them with read")
     work = run.work.resolve()
     try:
         found = sorted(work.glob(pattern))
@@ -107,6 +109,11 @@ def listed(run: Run, pattern: str) -> list[Path]:
         and path.resolve().is_relative_to(work)
         and not HIDDEN.intersection(path.relative_to(work).parts)
     ]
+
+
+def _refuse_reference(name: str) -> None:
+    if name == REFERENCE:
+        raise ToolError(f"{REFERENCE} is the task and stays as it is; write to model_new.py")
 
 
 def _digest(text: str) -> str:

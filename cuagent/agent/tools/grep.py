@@ -27,7 +27,10 @@ def grep(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise ToolError(f"{pattern[:200]!r}: not a regular expression ({error})") from error
-    files = listed(run, arguments.get("files", "**/*"))
+    wanted = arguments.get("files", "**/*")
+    files = listed(run, wanted)
+    if not files:
+        return ToolResult(f"no file matches {wanted[:200]!r}", {"count": 0})
     ripgrep = shutil.which("rg")
     found = _by_ripgrep(ripgrep, run, pattern, files) if ripgrep else None
     lines, count = found or _by_python(run, pattern, files)

@@ -22,7 +22,9 @@ def profile(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         found = run.measured("profile", lambda judge: judge.profile(attempt))
     except ProfileError as error:
         raise ToolError(f"{what}: {error}") from error
-    lines = [f"{what}:", *found.lines()[:MOST_LINES]]
+    number = next((t.n for t in run.tried if attempt and t.attempt.digest == attempt.digest), None)
+    title = f"{what}, which is attempt {number}" if number else what
+    lines = [f"{title}:", *found.lines()[:MOST_LINES]]
     return ToolResult("\n".join(lines), {"what": what, "profile": found.to_json()})
 
 

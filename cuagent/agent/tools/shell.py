@@ -30,18 +30,21 @@ from cuagent.sandbox import Policy, SandboxError, probe, wrap
 MARK = "CUAGENT_COMMAND"
 BLOWS = 40
 """Rounds of killing; a fork bomb needs more than one."""
-KEEPING = """\
-_state=$1 _command=$2
+KEEPING = f"""\
+_state=$1 _command=$2 _mark=${MARK}
 set --
 [ -r "$_state" ] && . "$_state"
-trap '_code=$?; { export -p; printf "cd %q 2>/dev/null\\n" "$PWD"; } > "$_state.new" \
+{MARK}=$_mark
+trap '_code=$?; {{ export -p; printf "cd %q 2>/dev/null\\n" "$PWD"; }} > "$_state.new" \
 && mv -f "$_state.new" "$_state"; exit $_code' EXIT
 eval "$_command"
 """
-"""Goes on from the folder and the variables of the command before, and keeps its own."""
-READING = """\
+"""Goes on from the folder and the variables of the command before, but for its mark, and keeps its
+own."""
+READING = f"""\
+_command=$2 _mark=${MARK}
 [ -r "$1" ] && . "$1"
-_command=$2
+{MARK}=$_mark
 set --
 eval "$_command"
 """
@@ -56,12 +59,12 @@ class Command:
     mark: str
 
     def kill(self) -> None:
-        """End it, and all that it has started."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # no fork escapes this one
+        """End it and all that it has started, and nothing that was given its number since."""
+        if self.process.returncode is None:  # else the number may be another's by now
+            _end_group(self.process.pid)
         quiet = 0  # twice: a process has no environment at the moment in which it becomes another
         for _ in range(BLOWS):
-            quiet = 0 if _kill_marked(self.mark) else quiet + 1
+            quiet = 0 if _kill_marked(self.mark, self.process.pid) else quiet + 1
             if quiet == 2:
                 break
             time.sleep(0.002)
@@ -131,14 +134,22 @@ def _confined(run: Run, argv: list[str], mark: str, largest: int) -> list[str]:
     return wrap(argv, policy, probe())
 
 
-def _kill_marked(mark: str) -> bool:
-    """Kill what carries the mark; whether there was any."""
+def _kill_marked(mark: str, group: int) -> bool:
+    """Kill what carries the mark, with `group` where one of it is found there; whether any was."""
     wanted, found = f"{MARK}={mark}".encode(), False
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
         with suppress(OSError):  # it has ended, or is another user's
             if wanted in Path(entry.path, "environ").read_bytes():
-                os.kill(int(entry.name), signal.SIGKILL)
                 found = True
+                if os.getpgid(int(entry.name)) == group:
+                    _end_group(group)
+                else:
+                    os.kill(int(entry.name), signal.SIGKILL)
     return found
+
+
+def _end_group(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)  # no fork escapes this one

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cuagent.agent.ladder import climb_the_rest
 from cuagent.agent.run import Run, Tried
 from cuagent.agent.stop import Stop
 from cuagent.agent.tools.candidate import figures, judged
@@ -22,6 +23,7 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         run.stop = Stop.NO_GAIN
         text = "The run ends without a kernel: no attempt was accepted."
         return ToolResult(text, {"ended": True, "attempt": None, "message": message})
+    climb_the_rest(run)
     context.emit(Phase(f"judging attempt {chosen.n} afresh"))
     settled = run.settle(chosen, judged(run, chosen.attempt, Effort.RECORD))
     data = figures(settled) | {"ended": settled.accepted, "message": message}

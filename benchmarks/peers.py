@@ -1,0 +1,166 @@
+"""The same kernel through other tools' own programs: KernelBench's eval, CUDA-Agent's scripts.
+
+Their repositories are no part of this one; checkouts are named by path. An attempt of ours is
+written in the form that each asks for: KernelBench wants one file that calls `load_inline`,
+CUDA-Agent a folder with the sources, a binding for torch and an example-like `model.py`. The kernel
+text stays as it is, and the bindings are made from its prototypes. Every run compiles from nothing
+in a folder of its own, in a fresh process, as those tools do it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from cuagent.kernels.prototypes import Prototype, parse
+
+ARCHITECTURE = {"TORCH_CUDA_ARCH_LIST": "9.0"}
+LOADER = "from cuagent.kernels import load\n"
+MOST_S = 400.0
+EVALUATE = """
+import json, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1] + "/src")
+import torch
+from kernelbench.eval import eval_kernel_against_ref
+found = eval_kernel_against_ref(
+    Path("model.py").read_text(), Path("model_new.py").read_text(), num_correct_trials=5,
+    num_perf_trials=100, measure_performance=True, build_dir="build", device=torch.device("cuda:0"),
+)
+print(json.dumps({"correct": found.correctness, "runtime": found.runtime,
+                  "said": {k: str(v)[:200] for k, v in found.metadata.items()}}))
+"""
+
+
+def kernelbench(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
+    """Seconds that its eval takes: compile, 5 checks, 100 timed trials of both models."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "model.py").write_text(example.read_text())
+        (folder / "model_new.py").write_text(_one_file(attempt))
+        argv = [sys.executable, "-c", EVALUATE, str(checkout.resolve())]
+        seconds, said = _timed(argv, folder)
+    last = said.strip().splitlines()[-1:] or [""]
+    answer = json.loads(last[0]) if last[0].startswith("{") else {"said": said[-1000:]}
+    return {"tool": "KernelBench", "example": example.stem, "seconds": {"all": seconds}} | answer
+
+
+def cuda_agent(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
+    """Seconds that its three scripts take: compile.sh, verification, profiling."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "work"
+        shutil.copytree(checkout / "agent_workdir", folder)
+        shutil.rmtree(folder / "kernels")
+        shutil.copytree(attempt / "kernels", folder / "kernels")
+        (folder / "model.py").write_text(example.read_text())
+        source = _source(attempt)
+        prototypes = parse(source.read_text(), source.name)
+        (folder / f"kernels/{source.stem}_binding.cpp").write_text(_binding(prototypes))
+        model = (attempt / "model_new.py").read_text()
+        loader = _loader("import cuda_extension as extension\n", prototypes)
+        (folder / "model_new.py").write_text(model.replace(LOADER, loader))
+        commands = {
+            "compile": ["bash", "utils/compile.sh"],
+            "verification": [sys.executable, "-m", "utils.verification"],
+            "profiling": [sys.executable, "-m", "utils.profiling"],
+        }
+        seconds, said = {}, {}
+        for name, argv in commands.items():
+            seconds[name], text = _timed(argv, folder)
+            said[name] = text.strip().splitlines()[-1][:300] if text.strip() else ""
+    seconds["all"] = sum(seconds.values())
+    correct = "[PASS] verify success" in said["verification"]
+    about = {"tool": "CUDA-Agent", "example": example.stem, "seconds": seconds}
+    return about | {"correct": correct, "said": said}
+
+
+def _timed(argv: list[str], folder: Path) -> tuple[float, str]:
+    """Seconds of a command, and what it printed."""
+    begun = time.perf_counter()
+    done = subprocess.run(
+        argv,
+        cwd=folder,
+        env=os.environ | ARCHITECTURE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=MOST_S,
+        check=False,
+    )
+    return time.perf_counter() - begun, done.stdout.decode(errors="replace")
+
+
+def _source(attempt: Path) -> Path:
+    (source,) = (attempt / "kernels").glob("*.cu")
+    return source
+
+
+def _one_file(attempt: Path) -> str:
+    """The attempt as KernelBench takes it."""
+    source = _source(attempt)
+    prototypes = parse(source.read_text(), source.name)
+    wrappers = "".join(_wrapper(prototype) for prototype in prototypes)
+    declared = "".join(f"{_signature(prototype)};\n" for prototype in prototypes)
+    text = f"{source.read_text()}\n#include <c10/cuda/CUDAStream.h>\n{wrappers}"
+    names = [f"{prototype.name}_call" for prototype in prototypes]
+    compiled = (
+        "from torch.utils.cpp_extension import load_inline\n"
+        f"extension = load_inline(name={attempt.name!r}, cpp_sources={declared!r},\n"
+        f"    cuda_sources={text!r}, functions={names!r})\n"
+    )
+    model = (attempt / "model_new.py").read_text()
+    return model.replace(LOADER, _loader(compiled, prototypes))
+
+
+def _loader(compiled: str, prototypes: list[Prototype] | tuple[Prototype, ...]) -> str:
+    """In place of our loader: the same names, out of a compiled extension."""
+    names = ", ".join(f"{p.name}=extension.{p.name}_call" for p in prototypes)
+    return (
+        f"{compiled}from types import SimpleNamespace\n"
+        f"def load(path):\n    return SimpleNamespace({names})\n"
+    )
+
+
+def _binding(prototypes: list[Prototype] | tuple[Prototype, ...]) -> str:
+    """A binding as CUDA-Agent's instructions ask for it, with the headers that they recommend."""
+    head = (
+        "#include <torch/types.h>\n#include <torch/csrc/utils/pybind.h>\n"
+        "#include <cuda_runtime.h>\n#include <c10/cuda/CUDAStream.h>\n"
+        '#include "../binding_registry.h"\n'
+    )
+    body = "".join(f"{_launcher(p)};\n{_wrapper(p)}" for p in prototypes)
+    calls = "".join(f'm.def("{p.name}_call", &{p.name}_call);' for p in prototypes)
+    return (
+        f"{head}{body}static void register_all(pybind11::module& m) {{ {calls} }}\n"
+        "REGISTER_BINDING(all, register_all);\n"
+    )
+
+
+def _launcher(prototype: Prototype) -> str:
+    parameters = ", ".join(p.text for p in prototype.parameters)
+    return f'extern "C" void {prototype.name}({parameters}, cudaStream_t stream)'
+
+
+def _signature(prototype: Prototype) -> str:
+    """Of the function that torch calls."""
+    kinds = {"float": "double", "double": "double"}
+    parameters = ", ".join(
+        f"{'torch::Tensor' if p.pointer else kinds.get(p.type, 'int64_t')} {p.name}"
+        for p in prototype.parameters
+    )
+    return f"void {prototype.name}_call({parameters})"
+
+
+def _wrapper(prototype: Prototype) -> str:
+    given = ", ".join(
+        f"({p.text.rsplit(p.name, 1)[0].strip()}){p.name}.data_ptr()" if p.pointer else p.name
+        for p in prototype.parameters
+    )
+    stream = "c10::cuda::getCurrentCUDAStream().stream()"
+    return f"{_signature(prototype)} {{ {prototype.name}({given}, {stream}); }}\n"

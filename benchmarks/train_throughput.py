@@ -1,0 +1,288 @@
+"""Tokens a second of RFT and PPO updates, beside TRL's SFT trainer on the same model and batch.
+
+    python benchmarks/train_throughput.py --preset tiny                    # a dry run, on a CPU too
+    CUDA_VISIBLE_DEVICES=0 python benchmarks/train_throughput.py --preset h200 --out one.json
+    torchrun --nproc-per-node 2 benchmarks/train_throughput.py --preset h200 --out two.json
+
+All arms train the same decoder (random weights, fp32 with bf16 products, fused AdamW) on the same
+rows: agent episodes, of which two sevenths of the tokens were sampled. An arm's figure is the
+median over rounds in which the arms take turns; a step is one optimizer step over the whole batch.
+Rows of one length show the trainers alone; rows of many lengths what padding costs as well.
+With several processes only our own updates are timed, in replicas and in shards: strong scaling,
+the batch stays as it is. TRL has no PPO with a critic any more, so that one is ours alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cuagent.training import parallel
+from cuagent.training.batch import collate
+from cuagent.training.losses import imitation_loss
+from cuagent.training.model import logprobs_of, new_critic, parts
+from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
+from cuagent.training.placement import Dtype, Placement, place
+from cuagent.training.ppo import PpoConfig, update
+from cuagent.training.segments import Episode, Kind, Segment
+
+RATES = AdamW(lr=1e-6)
+
+
+@dataclass(frozen=True)
+class Size:
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    rows: int
+    """Episodes of a step."""
+    tokens: int
+    """Of the longest row."""
+    micro: int
+    """Rows of a forward pass."""
+    steps: int
+    rounds: int
+
+
+PRESETS = {
+    "tiny": Size(2, 64, 2, 512, 8, 96, 4, 2, 2),
+    "h200": Size(16, 1024, 16, 32768, 32, 2048, 8, 2, 3),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--preset", choices=PRESETS, default="tiny")
+    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    options = parser.parse_args()
+    device = parallel.start("cuda" if torch.cuda.is_available() else "cpu")
+    found = figures(PRESETS[options.preset], device)
+    if options.out and parallel.rank() == 0:
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    parallel.stop()
+
+
+def figures(size: Size, device: str) -> dict[str, Any]:
+    """Everything measured, printed as it comes."""
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
+        "processes": parallel.size(),
+        "size": asdict(size),
+    }
+    for name, shortest in (("one length", 1.0), ("many lengths", 0.25)):
+        found[name] = measure(size, episodes(size, shortest), device)
+        if parallel.rank() == 0:
+            print(f"{name}: {json.dumps(found[name])}", flush=True)
+    return found
+
+
+def episodes(size: Size, shortest: float) -> list[Episode]:
+    """Random ids: a prompt, then two turns, each followed by twice as many tokens of a tool."""
+    luck = torch.Generator().manual_seed(0)
+    shares = torch.linspace(shortest, 1.0, size.rows)[torch.randperm(size.rows, generator=luck)]
+    kinds = (Kind.PROMPT, Kind.ACTION, Kind.OBSERVATION, Kind.ACTION, Kind.OBSERVATION)
+    found = []
+    for number, share in enumerate(shares.tolist()):
+        part = max(2, int(share * size.tokens) // 7)
+        segments = []
+        for kind in kinds:
+            n = 2 * part if kind is Kind.OBSERVATION else part
+            ids = tuple(torch.randint(3, size.vocabulary, (n,), generator=luck).tolist())
+            segments.append(Segment(kind, ids, (-10.0,) * n if kind is Kind.ACTION else None))
+        found.append(
+            Episode(f"e{number}", "t", "t", tuple(segments), float(number % 4), "submitted")
+        )
+    return found
+
+
+def measure(size: Size, rows: list[Episode], device: str) -> dict[str, Any]:
+    """Real tokens a second of each arm, and peak memory."""
+    placements = {"": Placement(compute=Dtype.BF16)}
+    if parallel.size() > 1:
+        placements[" in shards"] = Placement(sharded=True, compute=Dtype.BF16)
+    tokens = sum(e.tokens for e in rows)
+    found: dict[str, Any] = {}
+    for label, placement in placements.items():
+        arms: dict[str, Callable[[], float]] = {
+            f"rft{label}": ours(size, rows, placement, device),
+            f"ppo{label}": ours_ppo(size, rows, placement, device),
+        }
+        if parallel.size() == 1:
+            arms["trl sft"] = theirs(size, rows, device)
+        times: dict[str, list[float]] = {name: [] for name in arms}
+        for _ in range(size.rounds):
+            for name, arm in arms.items():
+                if device != "cpu":
+                    torch.cuda.reset_peak_memory_stats()
+                times[name].append(arm())
+                if device != "cpu":
+                    peak = torch.cuda.max_memory_allocated() / 2**30
+                    found[f"{name}, peak GiB with the other arms' weights"] = round(peak, 2)
+        for name, seconds in times.items():
+            found[f"{name}, tokens/s"] = round(tokens / statistics.median(seconds))
+    if "trl sft, tokens/s" in found:
+        found["rft over trl"] = round(found["rft, tokens/s"] / found["trl sft, tokens/s"], 3)
+    return found
+
+
+def decoder(size: Size) -> Any:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=size.vocabulary,
+        hidden_size=size.width,
+        intermediate_size=4 * size.width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        max_position_embeddings=size.tokens,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+
+
+def ours(size: Size, rows: list[Episode], placement: Placement, device: str) -> Callable[[], float]:
+    """Seconds of an RFT step, as the loop of `rft.py` makes it."""
+    actor = place(decoder(size), placement, device)
+    optimizer = make_optimizer(actor, RATES)
+    actor.train()
+
+    def step() -> None:
+        batch = collate(rows)
+        total = 0.0
+        for _, part in parts(batch, size.micro * size.tokens, actor):
+            loss = imitation_loss(logprobs_of(actor, part), part.action, batch.action_tokens)
+            loss.backward()
+            total += float(loss.detach())
+        apply_gradients(actor, optimizer, RATES, 0)
+
+    return timed(step, size.steps, device)
+
+
+def ours_ppo(
+    size: Size, rows: list[Episode], placement: Placement, device: str
+) -> Callable[[], float]:
+    """Seconds of a PPO update: both models score the batch, then both learn from it, once."""
+    start = decoder(size)
+    critic = place(new_critic(start), placement, device)
+    actor = place(start, placement, device)
+    optimizers = {"actor": make_optimizer(actor, RATES), "critic": make_optimizer(critic, RATES)}
+    config = PpoConfig(
+        minibatches=1, actor=RATES, critic=RATES, tokens_per_microbatch=size.micro * size.tokens
+    )
+
+    def step() -> None:
+        update(actor, critic, optimizers, rows, config, 0)
+
+    return timed(step, size.steps, device)
+
+
+def timed(step: Callable[[], None], steps: int, device: str) -> Callable[[], float]:
+    """A function that takes `steps` steps and returns the seconds of one; warmed up."""
+
+    def wait() -> float:
+        if device != "cpu":
+            torch.cuda.synchronize()
+        parallel.barrier()
+        return time.perf_counter()
+
+    step()
+
+    def run() -> float:
+        start = wait()
+        for _ in range(steps):
+            step()
+        return (wait() - start) / steps
+
+    return run
+
+
+def theirs(size: Size, rows: list[Episode], device: str) -> Callable[[], float]:
+    """Seconds of a step of TRL's SFTTrainer on the same rows, from its own callbacks."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, TrainerCallback
+    from transformers.utils import logging
+    from trl import SFTConfig, SFTTrainer
+
+    logging.disable_progress_bar()
+    data = Dataset.from_list([as_labels(e) for e in rows])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE({"<e>": 1, "<p>": 2, "<b>": 0}, [])),
+        pad_token="<p>",
+        eos_token="<e>",
+    )
+    model = decoder(size).to(device)
+
+    class Clock(TrainerCallback):
+        """Seconds of all steps but the first, which warms up."""
+
+        def __init__(self) -> None:
+            self.marks: list[float] = []
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            if device != "cpu":
+                torch.cuda.synchronize()
+            self.marks.append(time.perf_counter())
+
+    folder = tempfile.mkdtemp()
+
+    def run() -> float:
+        clock = Clock()
+        settings = SFTConfig(
+            folder,
+            max_steps=size.steps + 1,
+            per_device_train_batch_size=size.micro,
+            gradient_accumulation_steps=size.rows // size.micro,
+            learning_rate=RATES.lr,
+            lr_scheduler_type="constant",
+            bf16=True,
+            use_cpu=device == "cpu",
+            gradient_checkpointing=False,
+            optim="adamw_torch_fused" if device != "cpu" else "adamw_torch",
+            max_length=None,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            remove_unused_columns=False,
+            dataloader_num_workers=0,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = SFTTrainer(
+            model,
+            settings,
+            train_dataset=data,
+            processing_class=tokenizer,
+            callbacks=[clock],
+        )
+        trainer.train()
+        return (clock.marks[-1] - clock.marks[0]) / size.steps
+
+    return run
+
+
+def as_labels(episode: Episode) -> dict[str, list[int]]:
+    """Ids, and labels that count the same tokens as our own loss."""
+    ids = [i for s in episode.segments for i in s.ids]
+    labels = [i if s.kind is Kind.ACTION else -100 for s in episode.segments for i in s.ids]
+    return {"input_ids": ids, "labels": labels}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The run's ladder: measured before the first step, kept in the log, told to model and views.
+
+What opens quickly is measured at once, since the first attempt needs eager and torch.compile
+anyway; the rest when an attempt is judged for the record, so that no attempt waits for autotuning.
+Not covered: what is measured and how (`cuagent.measure.ladder`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cuagent.agent.run import Run
+from cuagent.agent.stop import Stop
+from cuagent.agent.wording import ladder_text
+from cuagent.events import Climbed, Phase
+from cuagent.message import Message
+from cuagent.models.model import Model
+
+if TYPE_CHECKING:
+    from cuagent.measure.ladder import Ladder
+
+HURRIED = (Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
+"""Ends after which nothing is measured that a result does not need."""
+
+
+def start_at_ladder(run: Run, model: Model) -> None:
+    """A hook: before the first step the ladder is measured, and the model learns of it."""
+    if run.ladder is not None:
+        return
+    run.emit(Phase("timing the ladder: what is free, before any kernel"))
+    run.add(Message("user", ladder_text(climb(run)), data={"from": "ladder"}))
+
+
+def climb(run: Run, *, whole: bool = False) -> Ladder:
+    """Measure the ladder, or what of it is missing. Raises JudgeLost and Interrupted."""
+    return _keep(run, run.measured("ladder", lambda judge: judge.climb(whole=whole)))
+
+
+def climb_the_rest(run: Run) -> None:
+    """Before a judgement of record: the rungs that were left for later, if the run has a ladder."""
+    if run.ladder is not None and run.ladder.later and run.stop not in HURRIED:
+        run.emit(Phase(f"timing the rest of the ladder: {', '.join(run.ladder.later)}"))
+        climb(run, whole=True)
+
+
+def confirm_rung(run: Run) -> Ladder:
+    """The best rung is to be the result: measure it afresh. Raises JudgeLost and Interrupted."""
+    run.emit(Phase("timing the best rung afresh"))
+    return _keep(run, run.measured("ladder", lambda judge: judge.confirm_rung()))
+
+
+def _keep(run: Run, found: Ladder) -> Ladder:
+    if found != run.ladder:
+        run.ladder = found
+        run.log.write("ladder", **found.to_json())
+        run.emit(Climbed(found))
+    return found

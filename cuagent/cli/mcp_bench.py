@@ -1,0 +1,123 @@
+"""What `cuagent mcp` works on: the judge of one task at a time, and the thread in which it works.
+
+The judge of the task that was asked for last stays open, so that a second call costs what the work
+itself costs.
+Invariant: all work is done in one thread, one call after another; the judge allows no other way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mcp.server.mcpserver import Context
+from mcp.types import CallToolResult, ContentBlock, TextContent
+
+from cuagent.cli import options
+from cuagent.cli.exits import crashes_to, exit_for
+from cuagent.events import Event, Phase
+from cuagent.record import redactor
+
+if TYPE_CHECKING:
+    from cuagent.attempt import Attempt
+    from cuagent.judge import Judge
+    from cuagent.task.task import Task
+
+Say = Callable[[str], None]
+"""Tells the client what is being done."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A task as the client names it."""
+
+    task: str
+    inputs: str | None
+    init: str | None
+    device: str | None
+    precision: str | None
+
+
+class Bench:
+    """The judge of one task at a time, and the thread in which it works."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "judge")
+        self._judge: Judge | None = None
+        self._isolation = ""
+        self._numbers: dict[str, int] = {}
+        self._say: Say = lambda text: None
+
+    async def work(
+        self, context: Context[Bench], function: Callable[..., CallToolResult], *arguments: Any
+    ) -> CallToolResult:
+        """The answer of `function`, or the line that says why there is none."""
+        loop = asyncio.get_running_loop()
+        steps = iter(range(1, 1 << 30))
+
+        def say(text: str) -> None:
+            told = context.report_progress(next(steps), message=text)
+            asyncio.run_coroutine_threadsafe(told, loop)
+
+        def answer() -> CallToolResult:
+            self._say = say
+            try:
+                with crashes_to(None):
+                    return function(*arguments)
+            except Exception as error:
+                if exit_for(error) is None:
+                    raise
+                return answer_of(str(error), failed=True)
+
+        return await loop.run_in_executor(self._thread, answer)
+
+    def judge(self, given: Given) -> Judge:
+        """The open judge of that task, the warm one where the task is still the same."""
+        from cuagent.config import resolve
+
+        settings = resolve({"device": given.device, "precision": given.precision})
+        task = options.open_task(given.task, given.inputs, given.init, settings)
+        same = self._judge is not None and self._judge.task == task
+        if not same or self._isolation != settings.isolation:
+            self._open(task, settings.isolation)
+        assert self._judge is not None
+        return self._judge
+
+    def number(self, attempt: Attempt) -> int:
+        """Attempts are counted from 1 for each task; the same text keeps its number."""
+        return self._numbers.setdefault(attempt.digest, len(self._numbers) + 1)
+
+    def emit(self, event: Event) -> None:
+        """What the rooms say while they work, told to the client."""
+        if isinstance(event, Phase):
+            self._say(event.text)
+
+    def close(self) -> None:
+        """End the judge and its thread."""
+        self._thread.submit(self._close).result()
+        self._thread.shutdown()
+
+    def _open(self, task: Task, isolation: Any) -> None:
+        from cuagent.judge import Judge
+
+        self._close()
+        self._say(f"opening {task.name} on {task.device}")
+        self._judge = Judge(task, isolation, self.emit)
+        self._isolation = isolation
+
+    def _close(self) -> None:
+        judge, self._judge, self._numbers = self._judge, None, {}
+        if judge is not None:
+            judge.close()
+
+
+def answer_of(
+    text: str, data: dict[str, Any] | None = None, *, failed: bool = False
+) -> CallToolResult:
+    """Words for a model, and the figures beside them as structured content; no secret in either."""
+    redact = redactor()
+    words: list[ContentBlock] = [TextContent(type="text", text=redact(text))]
+    return CallToolResult(content=words, structured_content=redact(data), is_error=failed)

@@ -1,0 +1,189 @@
+"""The commands behind a slash, in a session at the terminal.
+
+What only looks is answered at any time; what goes back or changes something waits until the agent
+rests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from cuagent.agent import compact, diff, restore, undo
+from cuagent.agent.attended import Interrupted
+from cuagent.agent.conclude import summarize
+from cuagent.cli.exits import Refused
+from cuagent.cli.session import speaker
+from cuagent.models.model import ModelError
+from cuagent.record import RecordError
+from cuagent.ui.prompt import Work
+from cuagent.ui.text import clean, clock, count, money
+
+if TYPE_CHECKING:
+    from cuagent.cli.interactive import Session
+
+COMMANDS = {
+    "best": "the table of attempts and the best of them",
+    "compact": "sum up the conversation; what follows is kept above all",
+    "cost": "what was spent, and of what",
+    "diff": "what changed since the best attempt (else the last), since attempt A, or from A to B",
+    "help": "these commands and the keys",
+    "model": "the model that answers; with a name, change it",
+    "quit": "leave; the run can be taken up again",
+    "restore": "put the files of attempt N back",
+    "undo": "take the last step back, its files too",
+}
+UNPRICED = "unknown: a model without a known price has answered, so no limit on it can hold"
+ANYTIME = ("best", "cost", "diff", "help", "quit")
+"""What only looks, or leaves: allowed while the agent works."""
+KEYS = (
+    "Enter sends, Alt-Enter or Ctrl-J makes a new line, Tab completes commands and files, Up "
+    "brings back what was said, Esc or Ctrl-C interrupts, twice leaves. While the agent works, "
+    "what is sent waits for its next step; while it rests, an empty line lets it go on."
+)
+
+
+def while_working(session: Session, line: str) -> None:
+    """In the prompt's thread: it may look, steer and interrupt, and nothing else."""
+    if not line.startswith("/"):
+        session.say(f"  queued: {line}")
+        session.run.inbox.put(line)
+    elif _name(line) == "quit":
+        session.run.cancel()
+        session.prompt.leave()
+    elif _name(line) in ANYTIME or line.split() == ["/model"]:
+        obey(session, line)
+    else:
+        session.say(f"  {line}: the agent works; press Esc first", "yellow")
+
+
+def obey(session: Session, line: str) -> bool:
+    """Do a command; False to leave."""
+    name, words = _name(line), line.split()[1:]
+    if name == "quit":
+        return False
+    session.say(f"\n> {line}", "bold")
+    command: Callable[[Session, list[str]], None] | None = _DO.get(name)
+    if command is None:
+        session.say(f"no command /{name}; there are {', '.join('/' + c for c in COMMANDS)}")
+        return True
+    try:
+        command(session, words)
+    except (RecordError, ModelError, Refused) as error:
+        session.say(str(error), "yellow")
+    return True
+
+
+def _name(line: str) -> str:
+    """The command meant: what was typed, or the only one that it begins."""
+    word = (line[1:].split() or [""])[0]
+    meant = [name for name in COMMANDS if name.startswith(word)]
+    return meant[0] if word not in COMMANDS and len(meant) == 1 else word
+
+
+def help_rows() -> list[tuple[str, str]]:
+    """Each command and what it does."""
+    return [(f"/{name}", what) for name, what in COMMANDS.items()]
+
+
+def _help(session: Session, words: list[str]) -> None:
+    session.tell(*help_rows())
+    session.say(KEYS)
+
+
+def _undo(session: Session, words: list[str]) -> None:
+    undone = undo(session.run)
+    if undone is None:
+        session.say("there is no step to take back")
+        return
+    what = f" ({', '.join(undone.calls)})" if undone.calls else ""
+    session.say(f"the last step is taken back{what}, its files too")
+    session.draft = undone.said
+
+
+def _diff(session: Session, words: list[str]) -> None:
+    run = session.run
+    numbers = [_number(word) for word in words[:2]]
+    if not numbers:
+        since = run.best or (run.tried[-1] if run.tried else None)
+        if since is None:
+            raise Refused(f"there is no attempt yet; what is being written is in {run.work}")
+        numbers = [since.n]
+    text = diff(run, *numbers)
+    colours = {"+": "green", "-": "red", "@": "cyan"}
+    session.view.say(
+        Text(line, "bold" if line[:3] in ("+++", "---") else colours.get(line[:1], ""))
+        for line in clean(text).split("\n")
+        if text
+    )
+    if not text:
+        session.say(f"no difference from attempt {numbers[0]}")
+
+
+def _best(session: Session, words: list[str]) -> None:
+    session.view.show_table()
+    session.say(summarize(session.run), "")
+
+
+def _restore(session: Session, words: list[str]) -> None:
+    if len(words) != 1:
+        raise Refused("which attempt? /restore N")
+    tried = restore(session.run, _number(words[0]))
+    session.say(f"the files of attempt {tried.n} are back")
+
+
+def _compact(session: Session, words: list[str]) -> None:
+    work = Work(lambda line: while_working(session, line), session.run.cancel)
+    session.run.cancelled.clear()
+    session.run.emit = session.view
+    try:
+        with session.prompt.working(work):
+            if not compact(session.run, session.model, " ".join(words)):
+                session.say("there is nothing to sum up yet")
+    except (Interrupted, KeyboardInterrupt):
+        session.say("interrupted: the conversation stays as it is")
+
+
+def _cost(session: Session, words: list[str]) -> None:
+    run, budget = session.run, session.run.budget
+    usage = run.usage
+    parts = ((usage.input, "new"), (usage.cache_read, "cached"), (usage.cache_write, "to cache"))
+    read = ", ".join(f"{count(number)} {what}" for number, what in parts)
+    session.tell(
+        ("steps", _of(run.steps, budget.steps, str)),
+        ("cost", UNPRICED if run.cost is None else _of(run.cost, budget.cost, money)),
+        ("time", _of(run.seconds, budget.seconds, clock)),
+        ("device", _of(run.device_seconds, budget.device_seconds, clock)),
+        ("tokens", f"in: {read}; out: {count(usage.output)}"),
+        ("context", f"about {count(run.context_tokens)} tokens"),
+    )
+
+
+def _of(spent: Any, limit: Any, words: Callable[[Any], str]) -> str:
+    return words(spent) + (f" of {words(limit)}" if limit else "")
+
+
+def _model(session: Session, words: list[str]) -> None:
+    if words:
+        session.model = speaker(words[0], session.run.task, session.settings)
+    session.say(f"the model is {session.model.name}")
+
+
+_DO: dict[str, Callable[[Session, list[str]], None]] = {
+    "best": _best,
+    "compact": _compact,
+    "cost": _cost,
+    "diff": _diff,
+    "help": _help,
+    "model": _model,
+    "restore": _restore,
+    "undo": _undo,
+}
+
+
+def _number(word: str) -> int:
+    if not word.isdecimal():
+        raise Refused(f"{word!r} is no number of an attempt")
+    return int(word)

@@ -1,0 +1,54 @@
+"""Where a run stands, in a few lines for a person who comes back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from cuagent.agent import FINISHED, Stop
+from cuagent.agent.conclude import summarize
+from cuagent.ui.text import clip, clock, one_line
+
+if TYPE_CHECKING:
+    from cuagent.agent import Run
+
+LONGEST = 240
+"""Columns of what somebody said."""
+WHY = {
+    None: "it was cut off",
+    Stop.INTERRUPTED: "it was interrupted",
+    Stop.ANSWERED: "it waits for you",
+    Stop.MODEL_FAILED: "the model failed",
+    Stop.JUDGE_FAILED: "the judge failed",
+}
+
+
+def standing(run: Run) -> Iterator[str]:
+    """How far it came, why it stopped, what came of it, and what was being done."""
+    why = WHY.get(run.stop, f"it ended: {run.stop}")
+    steps = f"{run.steps} step{'s' * (run.steps != 1)}"
+    yield f"taken up after {steps} and {clock(run.seconds)} of work; {why}"
+    yield summarize(run)
+    said = [m for m in run.messages if m.role == "assistant" and m.content.strip()]
+    if said:
+        yield f"its last words: {_short(said[-1].content)}"
+    for item in run.todo:
+        if item["state"] == "doing":
+            yield f"in hand: {_short(item['text'])}"
+
+
+def finished(stop: Stop | None, handle: str) -> str:
+    """What can be done with a run that has ended with a result."""
+    return (
+        f"the run is finished ({stop}): see it with cuagent show {handle}, use it with "
+        f"cuagent apply {handle}"
+    )
+
+
+def is_finished(run: Run) -> bool:
+    """Whether it goes on only where somebody says what with."""
+    return run.stop in FINISHED and run.inbox.empty()
+
+
+def _short(text: str) -> str:
+    return clip(one_line(text), LONGEST)

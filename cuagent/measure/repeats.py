@@ -1,0 +1,206 @@
+"""The repeats of one round: every arm gets a block of calls on inputs that nobody has seen before.
+
+The inputs of a repeat are drawn for it, laid out anew for each arm, and the outputs poisoned, so
+that no arm finds what another one left. Beside its block each arm makes one call by itself: what a
+block saves by working on several inputs at once, no user gets.
+
+What the candidate gives is judged (`agreement.py`). Some of its blocks hold other kinds of inputs
+and are not counted: it cannot know which, and so must be right on all while it is timed. Not
+covered: which arms there are and what becomes of the numbers (`protocol.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cuagent.measure import others
+from cuagent.measure.agreement import Agreement
+from cuagent.measure.ceilings import cache_bytes
+from cuagent.measure.lane import GROUPS, Clocked, Lane
+from cuagent.measure.statistics import steady
+from cuagent.task import Device
+from cuagent.verify.course import FLUSH
+from cuagent.verify.inputs import EXACT, Inputs
+from cuagent.verify.referee import Batch, Referee
+from cuagent.verify.verdict import RuleResult
+from cuagent.worker.arms import CANDIDATE, EAGER
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK_S = {Device.CPU: 0.005, Device.CUDA: 0.02}
+"""About how long the slowest arm's block takes. Short on the CPU: the shorter, the likelier that
+nobody interrupts it."""
+REPEATS = {Device.CPU: (15, 60), Device.CUDA: (5, 15)}
+"""Fewest and most of a round. On a GPU more would not narrow an interval that what processes differ
+by has widened already."""
+DRAWING_S = 0.05
+"""That drawing inputs may take for one repeat, if one call's take less; there are fewer calls."""
+LONG_DRAWING_S = 3.0
+"""That it may take for a round; else there are fewer repeats."""
+SETTLE_S = 0.001
+"""Before a block on the CPU: threads of the arm before may still spin (`worker/nursery.py`)."""
+CALL_S = 60.0
+SURPRISE_EVERY = 5
+"""Repeats, at a random one of which a block with other kinds of inputs comes first."""
+CERTAIN_SURPRISES = 3
+"""Of a round; after these, only while judging takes no larger share than it may."""
+SAMPLED = 4
+"""Calls of such a block that are judged."""
+JUDGING_SHARE = 0.25
+"""Of the time of a round that may go to judging calls at random."""
+
+
+@dataclass
+class Repeats:
+    """One round's; `lanes` have run before, so that about how long a call takes is known."""
+
+    referee: Referee
+    batch: Batch
+    lanes: Mapping[str, Lane]
+    slots: Sequence[int]
+    draw_s: float
+    """Seconds that drawing the inputs of one call takes."""
+    glance: bool = False
+    """Two for each group of the statistic, no more."""
+    judged_s: float = field(default=0.0, init=False)
+    _turn: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.device = self.referee.task.device
+        self.random = random.SystemRandom()
+        self.agreement = Agreement(self._strict)
+        self._surprise_at = self.random.randrange(SURPRISE_EVERY)
+        self._states: list[others.GpuState | None] = []
+
+    def run(self, budget_s: float) -> str:
+        """Until the budget is spent. What was wrong with the candidate's answers, or nothing."""
+        begun = time.perf_counter()
+        calls, fewest, most = self._plan()
+        done, discarded = 0, 0
+        while done < fewest or (done < most and time.perf_counter() - begun < budget_s):
+            patient = self.judged_s <= JUDGING_SHARE * (time.perf_counter() - begun)
+            wrong = self._surprise(self._next(calls)) if self._is_due(done, patient) else ""
+            wrong = wrong or self._turns(self._next(calls), sample=int(patient))
+            if calls > 1 and not wrong:
+                wrong = self._turns(self._next(1), alone=True)
+            if wrong:
+                return f"while it was timed, {wrong}"
+            if self._calm() or discarded == most:
+                done += 1
+            else:
+                discarded += 1
+                for lane in self.lanes.values():
+                    del lane.blocks[-1:], lane.alone[-1:]
+        return ""
+
+    def _plan(self) -> tuple[int, int, int]:
+        """Calls of a block, fewest and most repeats. What was clocked so far is forgotten."""
+        slowest = max(min(block.wall for block in lane.blocks) for lane in self.lanes.values())
+        for lane in self.lanes.values():
+            lane.blocks.clear()
+            lane.alone.clear()
+        drawn = DRAWING_S / max(self.draw_s, 1e-6)
+        calls = max(1, min(len(self.slots), int(BLOCK_S[self.device] / slowest), int(drawn)))
+        fewest, most = (2 * GROUPS, 2 * GROUPS) if self.glance else REPEATS[self.device]
+        affordable = int(LONG_DRAWING_S / (calls * max(self.draw_s, 1e-6)))
+        return calls, min(fewest, max(GROUPS, affordable)), most
+
+    def _next(self, calls: int) -> list[int]:
+        """Slots by turns, so that on the CPU caches are left behind."""
+        self._turn += calls
+        return [self.slots[k % len(self.slots)] for k in range(self._turn - calls, self._turn)]
+
+    def _is_due(self, done: int, patient: bool) -> bool:
+        """Whether a surprise comes before this repeat: one in each stretch, nobody knows where."""
+        if CANDIDATE not in self.lanes or done < self._surprise_at:
+            return False
+        stretch = done // SURPRISE_EVERY
+        if stretch >= CERTAIN_SURPRISES and not patient:
+            return False  # but as soon as there is time again
+        self._surprise_at = (stretch + 1) * SURPRISE_EVERY + self.random.randrange(SURPRISE_EVERY)
+        return True
+
+    def _turns(self, slots: Sequence[int], *, sample: int = 0, alone: bool = False) -> str:
+        """A block of each arm, or one call by itself, on new inputs. What the candidate did wrong.
+
+        `sample` of its calls are judged in any case.
+        """
+        self.referee.refill(self.batch, slots)
+        kept: dict[str, list[list[Tensor]]] = {}
+        changed = ""
+        for name in self.random.sample(list(self.lanes), len(self.lanes)):
+            lane = self.lanes[name]
+            (lane.alone if alone else lane.blocks).append(clock(lane, self.batch, slots))
+            if self.device is Device.CUDA:
+                self._states.append(others.gpu_state())
+            if name == CANDIDATE:
+                changed = self._changed(slots)
+            if name in (CANDIDATE, EAGER):
+                kept[name] = self._outputs(name, slots)
+        if changed or CANDIDATE not in kept:
+            return changed
+        return self.agreement.wrong(slots, kept[CANDIDATE], kept.get(EAGER), sample)
+
+    def _calm(self) -> bool:
+        """Whether the device was fit to be timed since this was last asked."""
+        known = [state for state in self._states if state is not None]
+        self._states.clear()
+        clocks, slowed = [s.clock for s in known], [s.slowed for s in known]
+        return all(steady(clocks, slowed, others.gpu_nominal_clock() if known else 0))
+
+    def _surprise(self, slots: Sequence[int]) -> str:
+        """A block like any other to the candidate, on inputs of other kinds, held to the rules."""
+        kinds = [kind for kind in self.referee.stage.kinds if kind not in EXACT]
+        self.random.shuffle(kinds)
+        drawn = dict(zip(slots, itertools.cycle(kinds), strict=False))
+        for slot, kind in drawn.items():
+            self.referee.refill(self.batch, [slot], kind)
+        clock(self.lanes[CANDIDATE], self.batch, slots)
+        if changed := self._changed(slots):
+            return changed
+        given = dict(zip(slots, self._outputs(CANDIDATE, slots), strict=True))
+        for slot in self.random.sample(list(slots), min(SAMPLED, len(slots))):
+            result = self._strict(slot, given[slot], drawn[slot])
+            if not result.passed:
+                return f"a call on {drawn[slot]} inputs was wrong: {result.detail}"
+        return ""
+
+    def _strict(
+        self, slot: int, outputs: Sequence[Tensor], kind: Inputs = Inputs.OWN
+    ) -> RuleResult:
+        begun = time.perf_counter()
+        result = self.referee.check(self.batch, slot, outputs, kind)
+        self.judged_s += time.perf_counter() - begun
+        return result
+
+    def _changed(self, slots: Sequence[int]) -> str:
+        """Looks at the inputs of one call, which one is secret."""
+        slot = self.random.choice(slots)
+        held = self.batch.lent.holds(self.batch.inputs, slot)
+        return "" if held else "its inputs were not as they were, or bytes beside them"
+
+    def _outputs(self, name: str, slots: Sequence[int]) -> list[list[Tensor]]:
+        return [self.batch.outputs_of(name).snapshot(slot) for slot in slots]
+
+
+def clock(lane: Lane, batch: Batch, slots: Sequence[int]) -> Clocked:
+    """One block of one arm."""
+    batch.lay_out(lane.name, slots)
+    on_cpu = batch.inputs.device == "cpu"
+    if on_cpu:
+        time.sleep(SETTLE_S)
+    block = lane.session.block(
+        batch.lent,
+        batch.outputs_of(lane.name),
+        [(slot, slot) for slot in slots],
+        deadline_s=CALL_S * len(slots),
+        # The CPU goes from one input set to the next instead.
+        flush=0 if on_cpu else max(FLUSH, 2 * cache_bytes(Device.CUDA)),
+    )
+    return Clocked(sum(block.claimed_s) / len(slots), block.wall_s / len(slots))

@@ -1,0 +1,50 @@
+"""What stands at the foot of a terminal, when its window becomes narrower.
+
+The terminal then breaks each line that no longer fits in two, and prompt_toolkit, which counts
+lines as it wrote them, would clear too few of them and leave pieces standing. Not covered: a
+terminal that cuts lines instead of breaking them; there a line of the transcript is lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prompt_toolkit.application import Application
+
+
+class Foot:
+    """The lines last drawn, as wide as they were."""
+
+    def __init__(self) -> None:
+        self._columns = 0
+        self._above: list[int] = []
+        """Columns of the lines above that of the cursor."""
+        self._cursor = 0
+        """Columns before the cursor in its line."""
+
+    def remember(self, app: Application[Any]) -> None:
+        """Call after something was drawn."""
+        self._columns = app.output.get_size().columns
+        screen = app.renderer.last_rendered_screen
+        if screen is None:
+            self._above, self._cursor = [], 0
+            return
+        cursor = screen.get_cursor_position(app.layout.current_window)
+        rows = (screen.data_buffer[y] for y in range(cursor.y))
+        self._above = [
+            max((x + 1 for x, cell in row.items() if cell.char != " "), default=0) for row in rows
+        ]
+        self._cursor = cursor.x
+
+    def follow(self, app: Application[Any]) -> None:
+        """Call before something is drawn: takes away what a narrower window has broken."""
+        columns = app.output.get_size().columns
+        if not columns < self._columns:
+            return
+        broken = sum(max(width - 1, 0) // columns for width in self._above)
+        up = len(self._above) + broken + self._cursor // columns
+        app.output.cursor_up(up)
+        app.output.write_raw("\r")
+        app.output.erase_down()
+        app.renderer.reset()
+        self._columns = columns

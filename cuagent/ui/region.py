@@ -1,0 +1,60 @@
+"""Lines at the end of what a terminal shows, redrawn in place.
+
+It only makes the text to be written; who writes it does so at once and alone. Invariant: nothing
+above the first of the lines is ever touched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+
+class Region:
+    """The lines that stand on the screen now, by the columns that each takes."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.drawn: list[int] = []
+        self.reflows = os.environ.get("TERM") != "linux" and "XTERM_VERSION" not in os.environ
+        """Whether the terminal breaks long lines anew when it becomes narrower."""
+
+    def erase(self) -> str:
+        """What takes the lines away."""
+        if not self.drawn:
+            return ""
+        text = self._to_start() + ("\x1b[K" if len(self.drawn) == 1 else "\x1b[J")
+        self.drawn = []
+        return text
+
+    def draw(self, lines: Sequence[Text]) -> str:
+        """What shows the lines from where the cursor is, which must be the start of a line."""
+        self.drawn = [cell_len(line.plain) for line in lines]
+        shown = []
+        for line in lines:
+            with self.console.capture() as capture:
+                self.console.print(line, end="", soft_wrap=True)
+            shown.append(capture.get())
+        return "\x1b[K\n".join(shown)
+
+    def redraw(self, lines: Sequence[Text]) -> str:
+        """What puts `lines` in the place of those that stand there."""
+        fewer = len(lines) < len(self.drawn)
+        start = self._to_start() + ("\x1b[J" if fewer else "")
+        return start + self.draw(lines) + "\x1b[K"
+
+    def _to_start(self) -> str:
+        """Back to where the first line began.
+
+        A terminal that has become narrower has broken each in pieces, unless it is one that cuts.
+        """
+        if not self.drawn:
+            return "\r"
+        width = self.console.width
+        broken = sum(max(columns - 1, 0) // width for columns in self.drawn) if self.reflows else 0
+        up = len(self.drawn) - 1 + broken
+        return (f"\x1b[{up}A" if up else "") + ("\r\x1b[J" if broken else "\r")

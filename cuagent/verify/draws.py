@@ -1,0 +1,137 @@
+"""One tensor of a kind: what `inputs.derive` puts in the place of a task's own.
+
+Values differ from row to row where a kernel might mix rows up, a row being all elements along the
+last axis. What is normalised together may be more than a row (a group of channels, a sample), so
+that half of the leading blocks are of one level each, and the others of a level for each row.
+Levels are dealt out, not drawn: each comes up wherever there are rows enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+EXPONENTS = (-8, 8, 0, -4, 4)
+SIGNS = (-1, 1)
+FLAT_LEVELS = 3
+"""Zeros, one value throughout, and values as usual."""
+FEW_IN_A_LINE = 8
+SHORTEST_AXIS = 8
+"""An axis of fewer has its extremes at the ends often enough."""
+REACH = 8.0
+"""Added at the ends of an axis: the largest of a million normal numbers is about 5."""
+
+
+def mixed(normal: Tensor, generator: Generator) -> Tensor:
+    """Rows, and whole blocks, scaled by powers of two."""
+    return normal * _dealt(EXPONENTS, normal, generator).exp2()
+
+
+def levels(normal: Tensor, offset: float, generator: Generator) -> Tensor:
+    """Rows, and whole blocks, around plus and minus `offset`."""
+    return normal + offset * _dealt(SIGNS, normal, generator)
+
+
+def flat(normal: Tensor, generator: Generator) -> Tensor:
+    """Rows, and whole blocks, of zeros and of one value, a power of two; the others as they are.
+
+    A tensor of one row is zero, so that a reference that divides by what then vanishes is not
+    finite on every draw of this kind, and never judged by it.
+    """
+    import torch
+
+    level = _dealt(range(FLAT_LEVELS), normal, generator)
+    like = _first_of_rows(normal)
+    value = randn(like, generator).round().clamp(-2, 2).exp2() * randn(like, generator).sign()
+    return torch.where(level == 0, torch.zeros_like(normal), torch.where(level == 1, value, normal))
+
+
+def edges(normal: Tensor, reach: float) -> Tensor:
+    """Extremes at both ends of every long axis, from line to line the other way round.
+
+    A reduction that leaves out the first or last element of a line then errs for certain.
+    """
+    import torch
+
+    signs = torch.ones_like(normal)
+    for axis, size in enumerate(normal.shape):
+        line = 1 - 2 * (torch.arange(size, device=normal.device) % 2)
+        signs = signs * line.view([-1 if other == axis else 1 for other in range(normal.dim())])
+    for axis, size in enumerate(normal.shape):
+        if size >= SHORTEST_AXIS:
+            push = reach * signs.select(axis, 0)
+            normal.select(axis, 0).sub_(push)
+            normal.select(axis, -1).add_(push)
+    return normal
+
+
+def few(normal: Tensor, generator: Generator) -> Tensor:
+    """Zeros but for some FEW_IN_A_LINE along the last axis: 1 + m / 2^17, m odd, 2^8 < m < 2^9.
+
+    A bfloat16 number takes the 1 and a second one eight bits of m, which has nine. Sums of up to
+    127 such numbers, with factors of one, are exact in fp32.
+    """
+    import torch
+
+    width = normal.shape[-1] if normal.dim() else 1
+    chosen = torch.special.ndtr(normal) < min(0.5, FEW_IN_A_LINE / max(width, 1))
+    m = 2 * (torch.special.ndtr(randn(normal, generator)) * 127).floor() + 257
+    return torch.where(chosen, 1 + m / 2**17, torch.zeros_like(m))
+
+
+def masked(tensor: Tensor, generator: Generator) -> Tensor:
+    """Rows, and whole blocks, of a boolean tensor all set or all clear; the others as they are."""
+    level = _dealt(range(3), tensor, generator)
+    return (tensor & (level != 0)) | (level == 1)
+
+
+def extreme(tensor: Tensor, bounds: tuple[int, int], generator: Generator) -> Tensor:
+    """A third each of the least, the largest and what was there."""
+    import torch
+
+    third = torch.rand(tuple(tensor.shape), generator=generator, device=tensor.device)
+    low, high = (torch.full_like(tensor, bound) for bound in bounds)
+    return torch.where(third < 1 / 3, low, torch.where(third < 2 / 3, high, tensor))
+
+
+def balanced(tensor: Tensor, generator: Generator) -> Tensor:
+    """+1 and -1 in equal numbers along the last axis, in an order drawn from the generator."""
+    width = tensor.shape[-1] if tensor.dim() else 1
+    return (_order(width, tensor, generator) % 2 * 2 - 1).to(tensor.dtype)
+
+
+def randn(tensor: Tensor, generator: Generator) -> Tensor:
+    """Standard normal fp32 (fp64 for fp64) of the tensor's shape."""
+    import torch
+
+    dtype = torch.float64 if tensor.dtype is torch.float64 else torch.float32
+    shape = tuple(tensor.shape)
+    return torch.randn(shape, generator=generator, dtype=dtype, device=tensor.device)
+
+
+def _dealt(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
+    """One of `values` for every row, as [..., 1]; the first of them where there is one row only."""
+    import torch
+
+    rows = _first_of_rows(tensor)
+    ranks = _order(rows.numel(), tensor, generator).view(rows.shape)
+    blocks = next((axis for axis, size in enumerate(rows.shape) if size > 1), 0)
+    if any(size > 1 for size in rows.shape[blocks + 1 :]):
+        shape = [size if axis == blocks else 1 for axis, size in enumerate(rows.shape)]
+        order = _order(rows.shape[blocks], tensor, generator).view(shape)
+        ranks = torch.where(order % 2 == 0, order // 2, ranks)
+    table = torch.tensor(list(values), device=tensor.device, dtype=torch.float32)
+    return table[ranks % len(values)]
+
+
+def _first_of_rows(tensor: Tensor) -> Tensor:
+    return tensor[..., :1] if tensor.dim() else tensor
+
+
+def _order(count: int, tensor: Tensor, generator: Generator) -> Tensor:
+    import torch
+
+    return torch.randperm(count, generator=generator, device=tensor.device)

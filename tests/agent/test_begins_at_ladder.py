@@ -1,0 +1,142 @@
+"""A run starts at the ladder, keeps it, and hands over its best rung where no kernel adds to it.
+
+The reference sleeps, and longer unless its weights lie in channels_last: then a rung is quicker
+whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cuagent.agent import (
+    HOOKS,
+    TOOLS,
+    Budget,
+    Run,
+    Stop,
+    resume_run,
+    run_agent,
+    start_at_ladder,
+    start_run,
+    undo,
+)
+from cuagent.events import Climbed, Event, RunEnded
+from cuagent.judge import Judge, Result, result_of
+from cuagent.measure.timing import Effort
+from cuagent.models.scripted import ScriptedModel
+from cuagent.record import ladder_of, read_records
+from cuagent.task import load_task
+
+SOURCE = """\
+import time
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(4, 4, 3)
+
+    def forward(self, x):
+        quick = self.conv.weight.is_contiguous(memory_format=torch.channels_last)
+        time.sleep(0.005 if quick else 0.04)
+        return self.conv(x)
+
+
+def get_inputs():
+    return [torch.rand(2, 4, 8, 8)]
+
+
+def get_init_inputs():
+    return []
+"""
+RUNGS = ("eager", "eager+channels_last")
+SUBMIT = {"calls": [{"name": "submit", "arguments": {}}]}
+LOOK = {"calls": [{"name": "bash", "arguments": {"command": "ls"}}]}
+FROM_THE_LADDER = (start_at_ladder, *HOOKS)
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    folder = tmp_path_factory.mktemp("task")
+    (folder / "conv.py").write_text(SOURCE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: RUNGS)
+        patch.setattr("cuagent.measure.ladder.COMPILE", RUNGS[1])  # nothing is compiled here
+        with Judge(load_task(str(folder / "conv.py"), device="cpu")) as opened:
+            yield opened
+
+
+@pytest.fixture
+def run(judge: Judge, tmp_path: Path) -> Run:
+    root = tmp_path / "runs"
+    return start_run(judge.task, judge, model="scripted", budget=Budget(steps=5), root=root)
+
+
+def test_without_a_kernel_the_best_rung_measured_afresh_is_the_result(run: Run) -> None:
+    events: list[Event] = []
+    model = ScriptedModel([SUBMIT])
+    assert run_agent(run, model, TOOLS, FROM_THE_LADDER, events.append) is Stop.NO_GAIN
+
+    told = model.asked[0][-1]
+    assert told.role == "user"
+    assert told.content.startswith("What is free, before any kernel:\n\neager: ")
+    assert "the one to beat" in told.content.splitlines()[3]
+
+    assert run.ladder is not None
+    assert run.ladder.effort is Effort.RECORD
+    assert result_of(None, run.ladder) is Result.RUNG
+    quick, record = (event.ladder for event in events if isinstance(event, Climbed))
+    assert (quick.effort, record) == (Effort.QUICK, run.ladder)
+    ended = events[-1]
+    assert isinstance(ended, RunEnded)
+    assert ended.summary.startswith(
+        "no accepted kernel (0 attempts); free: eager+channels_last is "
+    )
+    assert ended.ladder == run.ladder
+    assert ladder_of(read_records(run.folder)) == run.ladder
+
+
+def test_a_run_taken_up_again_knows_its_ladder_and_its_model_is_not_told_twice(run: Run) -> None:
+    run.budget = Budget(steps=1)
+    run_agent(run, ScriptedModel([LOOK]), TOOLS, FROM_THE_LADDER)
+    run.log.close()
+    again = resume_run(run.folder, run.task, run.judge, model="scripted")
+    assert again.ladder == run.ladder
+    model = ScriptedModel([SUBMIT])
+    run_agent(again, model, TOOLS, FROM_THE_LADDER)
+    assert sum(m.data.get("from") == "ladder" for m in model.asked[0]) == 1
+    again.log.close()
+
+
+def test_undo_keeps_the_ladder(run: Run) -> None:
+    run.budget = Budget(steps=1)
+    run_agent(run, ScriptedModel([LOOK]), TOOLS, FROM_THE_LADDER)
+    assert undo(run) is not None
+    assert run.messages[-1].data.get("from") == "ladder"
+
+
+def test_a_run_whose_model_fails_measures_no_more(run: Run) -> None:
+    events: list[Event] = []
+    model = ScriptedModel([])
+    assert run_agent(run, model, TOOLS, FROM_THE_LADDER, events.append) is Stop.MODEL_FAILED
+    assert sum(isinstance(event, Climbed) for event in events) == 1
+
+
+def test_an_attempt_is_timed_against_the_best_rung(run: Run) -> None:
+    text = SOURCE.replace("class Model(", "class ModelNew(").replace("0.005", "0.03")
+    slow = [
+        {"name": "write", "arguments": {"path": "model_new.py", "text": text}},
+        {"name": "verify", "arguments": {}},
+    ]
+    run_agent(run, ScriptedModel([{"calls": slow}]), TOOLS, FROM_THE_LADDER)
+    (tried,) = run.tried
+    worth = tried.judgement.worth
+    assert worth is not None, tried.judgement.verdict
+    assert worth.rung == "eager+channels_last"
+    assert worth.free.value * worth.kernel.value == pytest.approx(worth.end_to_end.value)
+    assert not tried.judgement.adds

@@ -1,0 +1,67 @@
+"""What the model reads of a judgement: figures never without their doubts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cuagent.agent.run import Tried
+from cuagent.agent.wording import judgement_lines, rung_lines
+from cuagent.attempt import Attempt
+from cuagent.build import Build
+from cuagent.judge import Judgement
+from cuagent.measure.ladder import Ladder, Rung
+from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
+from cuagent.record import judgement_of, plain_judgement
+from cuagent.score import Score
+from cuagent.verify.verdict import Reason, Verdict
+
+TIMING = Timing(
+    (Arm("candidate", 12e-6, ()), Arm("eager", 30e-6, ())),
+    {"eager": Ratio(2.5, 2.4, 2.6)},
+    Effort.QUICK,
+    "NVIDIA H200",
+    1.0,
+    floor=Floor(6e-6, "memory", 13e-6),
+    notes=("machine busy: 40 % by others",),
+)
+JUDGED = Judgement(
+    "a",
+    Build("a", (), (), True, 0.1),
+    Verdict(True, Reason.ACCEPTED, "", "t", "a"),
+    TIMING,
+    Score(1),
+)
+
+
+def test_doubts_and_the_share_of_the_roofline_stand_beside_the_times() -> None:
+    tried = Tried(1, Attempt((("model_new.py", ""),)), "", JUDGED)
+    lines = list(judgement_lines(tried, best=False))
+    assert lines[0] == "ACCEPTED attempt 1: 2.50x over eager [2.40, 2.60]"
+    assert "50% of the roofline" in lines
+    assert "SUSPECT: 12.0 us a call, and the memory alone takes 13.0 us" in lines
+    assert "machine busy: 40 % by others" in lines
+
+
+def test_the_plain_form_holds_what_follows_from_the_figures_and_can_be_read_back() -> None:
+    told = plain_judgement(JUDGED)
+    assert told["timing"]["suspect"].startswith("SUSPECT")
+    assert told["timing"]["share"] == 0.5
+    assert told["timing"]["remarks"][-1] == "machine busy: 40 % by others"
+    assert (told["gains"], told["adds"]) == (True, False)
+    assert judgement_of(told) == JUDGED
+
+
+def test_the_rung_to_beat_is_named_and_those_left_for_later() -> None:
+    rungs = (
+        Rung("eager", 2e-3, Ratio(1.0, 1.0, 1.0), 1e-7, True, 0.1, None, True),
+        Rung("compile", 1e-3, Ratio(2.0, 1.9, 2.1), 1e-7, True, 9.0, None, True),
+        Rung("reduce-overhead", 5e-4, Ratio(4.0, 3.9, 4.1), 1e-1, False, 9.0, None, True),
+    )
+    found = Ladder("t", "match", "a device", {}, rungs, 1.0, later=("max-autotune",))
+    assert list(rung_lines(found)) == [
+        "eager: 2 ms",
+        "compile: 1 ms, 2.00x over eager [1.90, 2.10], the one to beat",
+        "reduce-overhead: 500 us, 4.00x over eager [3.90, 4.10], not right by the strict rule",
+        "not timed yet: max-autotune",
+    ]
+    assert replace(found, later=()).best == rungs[1]

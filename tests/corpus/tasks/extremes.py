@@ -1,0 +1,20 @@
+"""The largest and the least of long columns, and where the largest stands."""
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, x):
+        return x.amax(1), x.amin(1), x.argmax(1), x.max()
+
+
+def get_inputs():
+    return [torch.randn(3, 1037, 2)]
+
+
+def get_init_inputs():
+    return []

@@ -1,0 +1,53 @@
+"""The commands that need no training: doctor, export, and what is said where something is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dictated import SOURCE
+from test_stages import small_actor
+from typer.testing import CliRunner
+
+from cuagent.training.chat import Chat
+from cuagent.training.cli import app
+from cuagent.training.model import new_critic, save_model
+from cuagent.training.segments import RecordError
+
+
+@pytest.fixture
+def policy(chat: Chat, tmp_path: Path) -> Path:
+    actor = small_actor()
+    save_model(actor, tmp_path / "policy")
+    chat.save(tmp_path / "policy")
+    save_model(new_critic(actor), tmp_path / "critic")
+    return tmp_path / "policy"
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_doctor_says_what_is_here_and_tries_a_policy(policy: Path) -> None:
+    said = call("doctor", "--policy", policy)
+    assert "python 3" in said
+    assert "transformers " in said
+    assert "its chat template appends" in said
+    with pytest.raises(RecordError, match="not a Hugging Face model"):
+        call("doctor", "--policy", policy.parent)
+
+
+def test_export_verl_leaves_a_script_to_start(policy: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    tasks, out = tmp_path / "tasks", tmp_path / "verl"
+    tasks.mkdir()
+    (tasks / "a.py").write_text(SOURCE)
+    models = ("--policy", policy, "--critic", tmp_path / "critic")
+    rest = ("--tasks", tasks, "--out", out, "--device", "cpu", "--gpus", 4)
+    said = call("export-verl", *models, *rest, "--set", "heldout=0")
+    assert "1 tasks" in said
+    assert "trainer.n_gpus_per_node=4" in (out / "run.sh").read_text()
+    with pytest.raises(RecordError, match=r"no config\.json"):
+        call("export-verl", "--policy", tasks, "--critic", tasks, *rest)

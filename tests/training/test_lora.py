@@ -1,0 +1,77 @@
+"""Adapters: few weights move, a run resumes, and what is left is a whole model."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_stages import FAST, play, same, silent, small_actor, weights
+
+from cuagent.training.batch import collate
+from cuagent.training.config import ConfigError
+from cuagent.training.lora import Lora, adapt, merged
+from cuagent.training.model import load_actor, logprobs_of, new_critic, save_model, score
+from cuagent.training.ppo import ppo
+from cuagent.training.rft import RftConfig, rft
+
+pytest.importorskip("peft")
+RANK = Lora(rank=4)
+
+
+def trained(model: Any) -> list[str]:
+    return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+def test_an_adapter_learns_and_leaves_as_a_whole_model(tmp_path: Path) -> None:
+    plain = small_actor()
+    before = weights(plain)
+    actor = adapt(plain, RANK)
+    assert all("lora_" in name for name in trained(actor))
+    episodes = [e for e in play(small_actor(7), 64, 5) if e.reward > 0]
+    found = rft(actor, episodes, episodes[:9], RftConfig(20, 16), tmp_path / "rft", silent)
+    frozen = [p for name, p in actor.named_parameters() if "lora_" not in name]
+    assert same(before, frozen)
+
+    batch = collate(episodes)
+    told = score(actor, batch, 500, logprobs_of)
+    save_model(merged(actor, tmp_path / "adapter"), tmp_path / "model")
+    again = score(load_actor(tmp_path / "model"), batch, 500, logprobs_of)
+    torch.testing.assert_close(again, told, atol=1e-5, rtol=0)
+    assert not torch.allclose(score(small_actor(), batch, 500, logprobs_of), told, atol=1e-4)
+    assert (tmp_path / "adapter" / "adapter_config.json").exists()
+    assert found["heldout_loss"] < -float(
+        score(small_actor(), collate(episodes[:9]), 500, logprobs_of)[
+            collate(episodes[:9]).action
+        ].mean()
+    )
+
+
+def test_ppo_moves_adapters_and_the_critics_head_and_resumes(tmp_path: Path) -> None:
+    def run(out: Path, iterations: int) -> list[torch.Tensor]:
+        plain = small_actor()
+        critic, actor = adapt(new_critic(plain), RANK), adapt(plain, RANK)
+        assert any("score" in name for name in trained(critic))
+        some = replace(FAST, iterations=iterations)
+        ppo(actor, critic, lambda i: play(actor, 16, i), some, out, silent)
+        return weights(actor) + weights(critic)
+
+    whole = run(tmp_path / "whole", 4)
+    run(tmp_path / "parts", 2)
+    assert same(run(tmp_path / "parts", 4), whole)
+    size = sum(f.stat().st_size for f in (tmp_path / "whole" / "step-00000004").rglob("*"))
+    assert size < 4 * sum(4 * w.numel() for w in whole)
+
+
+def test_without_peft_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigError, match=r"pip install 'cuagent\[train-lora\]'"):
+        adapt(small_actor(), RANK)
+
+
+def test_layers_that_the_model_does_not_have_are_named() -> None:
+    with pytest.raises(ConfigError, match="no_such_layer"):
+        adapt(small_actor(), Lora(rank=2, targets=("no_such_layer",)))

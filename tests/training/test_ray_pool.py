@@ -1,0 +1,78 @@
+"""Verdicts by actors of a real Ray, started on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dictated import SOURCE
+
+from cuagent.attempt import Attempt
+from cuagent.task import load_task
+from cuagent.task.task import Task
+from cuagent.training.config import ConfigError
+from cuagent.training.pool import PoolError
+from cuagent.training.ray_pool import RayPool
+
+RIGHT = """\
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return torch.clamp(x, min=0) * 2
+"""
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, namespace="t")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def cpu_task(tmp_path: Path) -> Task:
+    path = tmp_path / "double_relu.py"
+    path.write_text(SOURCE)
+    return load_task(str(path), device="cpu")
+
+
+def attempt(text: str) -> Attempt:
+    return Attempt((("model_new.py", text),))
+
+
+@pytest.mark.usefixtures("ray")
+def test_an_actor_judges_as_a_process_does(cpu_task: Task) -> None:
+    with RayPool(1, None, gpus=False) as pool:
+        judge = pool.judge_for(cpu_task)
+        assert judge.build(attempt(RIGHT)).ok
+        right = judge.judge(attempt(RIGHT))
+        wrong = judge.judge(attempt(RIGHT.replace("* 2", "* 3")))
+        again = judge.judge(attempt(RIGHT))
+        assert (pool.judged, pool.remembered) == (2, 1)
+    assert right.verdict.accepted
+    assert not wrong.verdict.accepted
+    assert again == right
+
+
+@pytest.mark.usefixtures("ray")
+def test_named_actors_are_shared_and_a_dead_one_is_a_loss_of_the_judge(cpu_task: Task) -> None:
+    import ray
+
+    first, second = (RayPool(1, None, gpus=False, name="seat") for _ in range(2))
+    with first:
+        pass  # leaves what others may still ask
+    assert first._seats[0] == second._seats[0]
+    ray.kill(first._seats[0])
+    with pytest.raises(PoolError, match="a judging actor failed"):
+        second.judge(cpu_task, attempt(RIGHT))
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'cuagent\[train-ray\]'"):
+        RayPool(1)

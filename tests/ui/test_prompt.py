@@ -1,0 +1,56 @@
+"""The line at the foot: what happens to it when the window becomes narrower."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.data_structures import Size
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output.vt100 import Vt100_Output
+
+from cuagent.ui.prompt import Prompt
+
+
+def test_a_narrower_window_keeps_no_piece_of_the_foot() -> None:
+    written, columns = io.StringIO(), [80]
+    output = Vt100_Output(written, lambda: Size(40, columns[0]), term="xterm")
+    with (
+        create_pipe_input() as keys,
+        create_app_session(input=keys, output=output),
+        Prompt({}, status=lambda width: ["x" * width]),
+    ):
+        _until(lambda: "x" * 79 in written.getvalue())
+        columns[0] = 30
+        # the terminal has broken the line of 79 columns in three, and the cursor is below them
+        _until(lambda: "\x1b[3A\r\x1b[J" in written.getvalue())
+        _until(lambda: "x" * 29 in _after(written))
+    assert "x" * 30 not in _after(written)
+
+
+def test_tab_completes_commands_and_the_names_of_files() -> None:
+    said: list[str | None] = []
+    output = Vt100_Output(io.StringIO(), lambda: Size(40, 80), term="xterm")
+    names = ("kernels/scale.cu", "kernels/softmax.cu", "model_new.py")
+    with (
+        create_pipe_input() as keys,
+        create_app_session(input=keys, output=output),
+        Prompt({"best": "", "undo": ""}, names=lambda: names) as prompt,
+    ):
+        for typed in ("/un\t\r", "read mod\t\r", "ker\tca\t and \t\r"):
+            keys.send_text(typed)
+            said.append(prompt.next())
+    assert said == ["/undo", "read model_new.py", "kernels/scale.cu and"]
+
+
+def _after(written: io.StringIO) -> str:
+    return written.getvalue().rpartition("\x1b[3A\r\x1b[J")[2]
+
+
+def _until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

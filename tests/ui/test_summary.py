@@ -1,0 +1,84 @@
+"""The last block of a run says what came from where, and hands over what is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from samples import GAIN, LADDER, ON_TOP, SLOWER
+
+from cuagent.events import RunEnded, RunStarted
+from cuagent.judge import Judgement
+from cuagent.measure.ladder import Ladder, gains
+from cuagent.measure.timing import Ratio
+from cuagent.ui.summary import summary_lines
+
+RUN = RunStarted("20261121-softmax", Path("runs/x"), "softmax", "cuda", "expert")
+
+
+def said(best: Judgement | None, found: Ladder | None, stop: str = "submitted") -> str:
+    ended = RunEnded(stop, best, "one line", found)
+    numbers = {best.attempt: 3} if best is not None else {}
+    return "\n".join(line.plain for line in summary_lines(ended, RUN, numbers, 80))
+
+
+def on_top(ratio: Ratio) -> Judgement:
+    """The attempt, were it worth that over the best rung."""
+    timing = ON_TOP.timing
+    assert timing is not None
+    timing = replace(timing, ratios=timing.ratios | {"reduce-overhead": ratio})
+    return replace(ON_TOP, timing=timing, worth=gains(timing, LADDER))
+
+
+def test_free_kernel_on_top_and_end_to_end_are_told_apart() -> None:
+    text = said(ON_TOP, LADDER)
+    assert text.startswith("✓ best: attempt 3")
+    assert "free                2.00x [1.94, 2.06]: CUDA graphs, no kernel" in text
+    assert "kernel on top       1.25x [1.22, 1.28]" in text
+    assert "end to end          2.50x [2.44, 2.56]" in text
+    assert "over torch.compile  1.79x [1.74, 1.84] faster" in text
+    assert "cuagent apply runs/x" in text
+
+
+def test_where_no_kernel_adds_the_best_rung_is_handed_over() -> None:
+    text = said(on_top(Ratio(0.9, 0.88, 0.92)), LADDER)
+    assert text.startswith("✓ no kernel needed: CUDA graphs is the result")
+    assert "attempt 3: 0.90x [0.88, 0.92] over CUDA graphs" in text
+    assert "cuagent export runs/x --out DIR" in text
+    assert "cuagent apply" not in text
+
+
+def test_an_attempt_that_may_be_better_is_offered_beside_the_rung() -> None:
+    text = said(on_top(Ratio(1.3, 0.8, 2.1)), LADDER)
+    assert text.startswith("✓ no kernel surely adds to what is free: CUDA graphs is the result")
+    assert "(inconclusive)" in text
+    assert "cuagent export runs/x --attempt 3 --out DIR" in text
+    assert "--attempt" not in said(on_top(Ratio(0.7, 0.4, 1.1)), LADDER)
+
+
+def test_without_an_accepted_attempt_the_rung_stands_alone() -> None:
+    text = said(None, LADDER)
+    assert text.startswith("✓ no kernel needed: CUDA graphs is the result")
+    assert "2.00x [1.94, 2.06] over eager, a quick look" in text
+    assert "none was accepted" in text
+    assert "cuagent export runs/x --out DIR" in text
+
+
+def test_where_nothing_is_quicker_than_eager_it_is_said() -> None:
+    eager = replace(LADDER, rungs=LADDER.rungs[:1], later=())
+    for best in (None, SLOWER):
+        text = said(best, eager)
+        assert text.startswith("? nothing beats your module\n")
+        assert "cuagent export" not in text
+        assert said(best, eager, "interrupted").startswith("? nothing beats your module yet\n")
+
+
+def test_a_suspect_time_is_no_gain() -> None:
+    timing = GAIN.timing
+    assert timing is not None
+    assert timing.floor is not None
+    suspect = replace(GAIN, timing=replace(timing, floor=replace(timing.floor, memory=13e-6)))
+    assert not suspect.adds
+    text = said(suspect, None)
+    assert text.startswith("? no gain: attempt 3 is right, but its time is not believed")
+    assert "SUSPECT" in text

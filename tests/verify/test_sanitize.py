@@ -1,0 +1,107 @@
+"""The gate of compute-sanitizer: what its reports amount to, and that the sandbox lets it work.
+
+Its own findings need a device (test_gpu.py). Here a program stands in for it that does, in the same
+order, what the tool was seen to do before it starts its target.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from bodies import candidate
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.sandbox import Tier, probe
+from cuagent.verify import Referee
+from cuagent.verify.sanitize import FOUND, Outcome, lay_down, own_kernels, read, run, sandboxed
+
+STAND_IN = """#!/bin/sh
+while [ "$1" != /usr/bin/env ]; do shift; done
+test -x "$1" || exit 13  # as access() sees it
+mkdir "$TMPDIR/NVIDIA-treetracker" && mkfifo "$TMPDIR/NVIDIA-treetracker/pipe" || exit 14
+"$@" && echo "========= ERROR SUMMARY: 0 errors"
+"""
+OWN = frozenset({"relu_kernel"})
+REPORT = """========= COMPUTE-SANITIZER
+========= {what}
+=========     at {kernel}(float *, long)+0xd0
+=========     by thread (31,0,0) in block (2,0,0)
+========= ERROR SUMMARY: 1 error
+"""
+
+
+@pytest.mark.parametrize(
+    ("tool", "what", "kernel", "outcome"),
+    [
+        ("memcheck", "Invalid __global__ read of size 4 bytes", "relu_kernel", Outcome.FAULTY),
+        ("memcheck", "Invalid __global__ read of size 4 bytes", "cublas_gemm", Outcome.FAULTY),
+        ("initcheck", "Uninitialized __global__ memory read", "relu_kernel", Outcome.FAULTY),
+        ("initcheck", "Uninitialized __global__ memory read", "cutlass_gemm", Outcome.ELSEWHERE),
+        ("racecheck", "Error: Race reported between Write", "relu_kernel_of_torch",
+         Outcome.ELSEWHERE),
+    ],
+)  # fmt: skip
+def test_a_finding_counts_where_the_attempt_is_at_fault(
+    tool: str, what: str, kernel: str, outcome: Outcome
+) -> None:
+    report = read(tool, FOUND, REPORT.format(what=what, kernel=kernel), OWN)
+    assert report.outcome is outcome
+    assert report.text.startswith(what)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "outcome"),
+    [
+        (0, "========= ERROR SUMMARY: 0 errors\n", Outcome.CLEAN),
+        (0, "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors)\n", Outcome.CLEAN),
+        (0, "========= Error: Target application terminated before first call\n", Outcome.UNKNOWN),
+        (0, "", Outcome.UNKNOWN),
+        (13, "========= Error launching target app.\n", Outcome.UNKNOWN),
+        (None, "", Outcome.UNKNOWN),
+    ],
+)
+def test_a_tool_that_did_not_look_is_no_pass(
+    status: int | None, text: str, outcome: Outcome
+) -> None:
+    report = read("memcheck", status, text, OWN)
+    assert report.outcome is outcome
+    assert bool(report.text) is (outcome is not Outcome.CLEAN)
+
+
+def test_the_attempts_own_kernels_are_known_by_name() -> None:
+    files = (
+        ("kernels/a.cu", "__global__ void __launch_bounds__(256, 2) first(float* x) {}"),
+        ("kernels/b.cu", "template <int N>\n__global__ __launch_bounds__(N)\nvoid second(int n);"),
+        ("model_new.py", "S = '''__global__ void third(int n) {}'''\n@triton.jit\ndef fourth(x):"),
+    )
+    assert own_kernels(Attempt(files)) == {"first", "second", "third", "fourth"}
+
+
+def test_a_candidate_runs_under_a_tool_in_the_sandbox(referee: Referee, tmp_path: Path) -> None:
+    """The tool must be able to start the interpreter, wherever that lies, and keep files."""
+    tool = tmp_path / "bin" / "compute-sanitizer"
+    tool.parent.mkdir()
+    tool.write_text(STAND_IN)
+    tool.chmod(0o755)
+    attempt = candidate("return self.honest(x)")
+    built = build(attempt, referee.task.device)
+    tier = Tier.NONE if probe() is Tier.NONE else Tier.LANDLOCK
+    folder = referee.folder / "tool"
+    folder.mkdir(mode=0o755)
+    lay_down(referee, attempt, folder)
+    status, text = run(sandboxed(tool, "memcheck", folder, built, tier), folder, 60.0)
+    assert read("memcheck", status, text, OWN).outcome is Outcome.CLEAN, (tier, status, text)
+
+
+def test_what_does_not_end_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    folder, sign = tmp_path / "folder", tmp_path / "sign"
+    folder.mkdir()
+    late = f"(sleep 1.5; touch {sign}) & sleep 60"
+    begun = time.monotonic()
+    assert run(["/bin/sh", "-c", late], folder, 0.3) == (None, "")
+    assert time.monotonic() - begun < 5
+    time.sleep(2.0)
+    assert not sign.exists()

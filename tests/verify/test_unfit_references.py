@@ -1,0 +1,81 @@
+"""A reference that ends its own process is itself at fault and named, not the machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.task import Task, TaskError, load_task
+from cuagent.verify import Reason, Referee
+from cuagent.verify.oracle import Oracle, OracleLost
+from cuagent.worker import Nursery
+
+MODULE = """
+import os, sys, torch
+{body}
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        {construct}
+    def forward(self, x):
+        {forward}
+        return x * 2 + 1
+def get_inputs():
+    return [torch.rand(30, 4)]
+"""
+
+
+def reference(folder: Path, body: str = "", construct: str = "", forward: str = "") -> Task:
+    file = folder / "leaves.py"
+    parts = {"body": body, "construct": construct, "forward": forward}
+    file.write_text(MODULE.format(**{name: text or "pass" for name, text in parts.items()}))
+    return load_task(file, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("part", "text", "how"),
+    [
+        ("body", "os._exit(0)", "exit code 0"),
+        ("construct", "os._exit(3)", "exit code 3"),
+        ("forward", "os._exit(1)", "exit code 1"),
+        ("forward", "os.abort()", "SIGABRT"),
+    ],
+)
+def test_the_file_that_ended_its_process_is_named(
+    nursery: Nursery, tmp_path: Path, part: str, text: str, how: str
+) -> None:
+    task = reference(tmp_path, **{part: text})
+    with pytest.raises(TaskError) as caught:
+        Oracle(nursery, task).describe()
+    assert str(caught.value).startswith(f"{task.path}: ended the process that ran it ({how}); ")
+
+
+def test_a_process_that_was_killed_is_not_the_files_fault(nursery: Nursery, tmp_path: Path) -> None:
+    oracle = Oracle(nursery, reference(tmp_path))
+    oracle.describe()
+    os.kill(oracle._child.pid, signal.SIGKILL)
+    with pytest.raises(OracleLost, match="ended from outside"):
+        oracle.describe()
+    assert not oracle.alive
+
+
+@pytest.mark.parametrize("leave", ["os._exit(3)", "sys.exit(3)"])
+def test_one_that_leaves_later_cannot_be_certified_until_it_stays(
+    nursery: Nursery, tmp_path: Path, leave: str
+) -> None:
+    flag = tmp_path / "leave"
+    task = reference(tmp_path, forward=f"if os.path.exists({str(flag)!r}): {leave}")
+    text = task.source.replace("class Model", "class ModelNew").replace("os.path.exists", "bool")
+    attempt = Attempt((("model_new.py", text.replace(f"{str(flag)!r}", "0")),))
+    with Referee(task, nursery=nursery) as referee:
+        built = build(attempt, task.device)
+        flag.touch()
+        refused = referee.verify(attempt, built)
+        assert refused.reason is Reason.NOT_CERTIFIABLE, refused.detail
+        flag.unlink()
+        assert referee.verify(attempt, built).reason is Reason.ACCEPTED

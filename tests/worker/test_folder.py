@@ -1,0 +1,35 @@
+"""Folders as deep as a candidate may nest them."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from cuagent.worker.folder import remove, size
+
+
+@pytest.mark.parametrize("depth", [3, 5000])
+def test_a_folder_goes_however_deep_it_is(tmp_path: Path, depth: int) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("a", dir_fd=here)
+        below = os.open("a", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+    os.close(here)
+    assert math.isinf(size(top)) == (depth > 1000)
+    remove(top)
+    assert not top.exists()
+
+
+def test_what_lies_in_folders_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "file").write_bytes(bytes(1 << 20))
+    (tmp_path / "link").symlink_to("/")
+    assert 1 << 20 <= size(tmp_path) < 1 << 21

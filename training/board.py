@@ -1,0 +1,36 @@
+"""Metrics as TensorBoard reads them, beside metrics.jsonl, where the package is installed.
+
+Not covered: anything else than scalars; metrics.jsonl stays the record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_open: dict[Path, Any] = {}
+
+
+def begin(folder: Path, step: int) -> None:
+    """Write under `folder/tensorboard` from now on; what stands there from `step` on is hidden."""
+    if find_spec("tensorboard") is None:
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    if folder in _open:
+        _open.pop(folder).close()
+    _open[folder] = SummaryWriter(folder / "tensorboard", purge_step=step)
+
+
+def show(folder: Path, stage: str, step: int, metrics: Mapping[str, float]) -> None:
+    """Append the finite ones, where the folder was begun."""
+    writer = _open.get(folder)
+    if writer is None:
+        return
+    for name, value in metrics.items():
+        if math.isfinite(value):
+            writer.add_scalar(f"{stage}/{name}", value, step)
+    writer.flush()

@@ -1,0 +1,70 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685): few weights are trained, the rest stands.
+
+For: RFT, value pretraining and PPO of models whose optimizer would not fit (16 bytes a trained
+number). The adapters are those of `peft`, which is imported only where they are asked for.
+Not covered: adapters on sharded models.
+Invariant: what a stage leaves is a whole model like any other, the adapter merged into it; beside
+it lies the adapter alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from cuagent.training import parallel
+from cuagent.training.config import ConfigError
+
+
+@dataclass(frozen=True)
+class Lora:
+    rank: int = 0
+    """0 trains all weights."""
+    alpha: int = 32
+    """The adapter's output is scaled by alpha / rank."""
+    targets: str | tuple[str, ...] = "all-linear"
+    """Names of linear layers; this one means all but the head."""
+
+
+def adapt(model: Any, lora: Lora) -> Any:
+    """The model with adapters, the only weights that are trained (a critic's head beside them).
+
+    Raises ConfigError where peft is missing or the model has no such layers.
+    """
+    if lora.rank == 0:
+        return model
+    if find_spec("peft") is None:
+        raise ConfigError("lora.rank needs peft; pip install 'cuagent[train-lora]'")
+    from peft import LoraConfig, get_peft_model
+
+    critic = type(model).__name__.endswith("ForTokenClassification")
+    settings = LoraConfig(
+        task_type="TOKEN_CLS" if critic else "CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
+        exclude_modules=["score", "classifier"] if critic else None,  # the head learns whole
+        lora_dropout=0.0,  # the ratios of PPO compare two passes of the same weights
+    )
+    try:
+        return get_peft_model(model, settings)
+    except ValueError as error:
+        raise ConfigError(f"lora.targets={lora.targets!r}: {error}") from error
+
+
+def is_adapted(model: Any) -> bool:
+    return hasattr(model, "merge_and_unload")
+
+
+def merged(model: Any, adapter: Path) -> Any:
+    """The whole model with its adapter merged in, which is written to the folder `adapter` before.
+
+    The adapted model is used up by it.
+    """
+    if not is_adapted(model):
+        return model
+    if parallel.rank() == 0:
+        model.save_pretrained(adapter)
+    return model.merge_and_unload()

@@ -1,0 +1,185 @@
+"""The settings of `cuagent train demo`, for two cores, and for a GPU with and without them.
+
+Not covered: the settings of one's own training (`TrainConfig` in `stages.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from cuagent.task import Device
+from cuagent.training.chat import Pieces
+from cuagent.training.filters import Filters
+from cuagent.training.optimize import AdamW
+from cuagent.training.ppo import PpoConfig
+from cuagent.training.rft import RftConfig
+from cuagent.training.value import ValueConfig
+
+
+@dataclass(frozen=True)
+class GymConfig:
+    chain: int = 3
+    """Operators of a task."""
+    train: int = 12
+    heldout: int = 8
+    rows: int = 64
+    columns: int = 64
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    pieces: Pieces = Pieces.LINES
+    layers: int = 2
+    width: int = 64
+    heads: int = 4
+    vocabulary: int = 2048
+    context: int = 1024
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """The values for a CPU with two cores."""
+
+    seed: int = 0
+    kernels: Device = Device.CPU
+    """Where the kernels run; a GPU can train a policy that writes kernels for the CPU."""
+    timed: bool = False
+    """Without timing the rewards are -1 and 1: verifying takes a fifth of a second, timing more."""
+    gpus: tuple[int, ...] = (0,)
+    """Devices that judge, one owner process each."""
+    cores: int = 0
+    """Processors that judge kernels for the CPU, an owner each; 0 is one owner anywhere."""
+    judgements: str | None = None
+    """File that remembers what was judged; seeds on one machine may share it, one after another."""
+    gym: GymConfig = field(default_factory=GymConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    turns: int = 3
+    reply: int = 60
+    together: float = 1.0
+    """Less than 1 only where what judges is not what samples."""
+    first_turns: int = 3000
+    """First turns of the teacher on other chains, written down and never judged."""
+    demonstrations: int = 96
+    """Whole episodes of the teacher, judged."""
+    base: RftConfig = field(
+        default_factory=lambda: RftConfig(
+            1500, 16, AdamW(lr=4e-3, warmup=30, last=1500), evaluate_every=300, save_every=500
+        )
+    )
+    rft_episodes: int = 192
+    filters: Filters = field(default_factory=Filters)
+    rft: RftConfig = field(
+        default_factory=lambda: RftConfig(40, 32, AdamW(lr=5e-4, warmup=5), evaluate_every=20)
+    )
+    value_episodes: int = 128
+    value: ValueConfig = field(
+        default_factory=lambda: ValueConfig(40, 64, AdamW(lr=1e-3, warmup=5), evaluate_every=20)
+    )
+    ppo_episodes: int = 64
+    curriculum: bool = False
+    ppo: PpoConfig = field(
+        default_factory=lambda: PpoConfig(
+            iterations=12,
+            minibatches=4,
+            actor=AdamW(lr=3e-4),
+            critic=AdamW(lr=1e-3),
+            lam_critic=1.0,
+        )
+    )
+    more_rounds: int = 0
+    """Rounds of further RFT from the same start, on as many episodes as value pretraining and PPO
+    take together: the arm that PPO is compared with."""
+    evaluation_episodes: int = 8
+    """For each held-out task, after each stage."""
+
+
+def preset(device: str, cpu_kernels: bool, seed: int) -> DemoConfig:
+    """The settings for what trains and what the kernels are for."""
+    start = DemoConfig(seed=seed)
+    if device != "cuda":
+        return start
+    return for_host(start) if cpu_kernels else for_cuda(start)
+
+
+def for_cuda(config: DemoConfig) -> DemoConfig:
+    """A decoder of 11 million parameters that writes CUDA kernels, timed on the same GPU."""
+    return replace(
+        config,
+        kernels=Device.CUDA,
+        timed=True,
+        gym=GymConfig(chain=3, train=16, heldout=8, rows=1024, columns=1024),
+        decoder=DecoderConfig(Pieces.WORDS, 6, 384, 6, 768, 1536),
+        reply=480,
+        first_turns=20000,
+        base=replace(config.base, steps=2000, episodes_per_batch=64, optimizer=SLOW_BASE),
+        rft_episodes=512,
+        rft=replace(config.rft, steps=100, episodes_per_batch=64, optimizer=AdamW(2e-4, 10)),
+        value_episodes=512,
+        value=replace(config.value, steps=120, episodes_per_batch=64, optimizer=AdamW(3e-4, 10)),
+        ppo_episodes=96,
+        ppo=replace(
+            config.ppo,
+            iterations=40,
+            tokens_per_microbatch=131072,
+            actor=AdamW(1e-4),
+            critic=AdamW(3e-4),
+        ),
+    )
+
+
+SLOW_BASE = AdamW(1e-3, warmup=40, last=2000)
+
+
+def for_host(config: DemoConfig) -> DemoConfig:
+    """A GPU trains 5 million parameters, the cores beside it judge and time C++ kernels."""
+    return replace(
+        config,
+        timed=True,
+        cores=12,
+        gym=GymConfig(chain=4, train=12, heldout=12, rows=256, columns=128),
+        decoder=DecoderConfig(layers=4, width=320, heads=5),
+        together=0.5,
+        first_turns=4000,
+        demonstrations=36,
+        base=replace(
+            config.base,
+            steps=800,
+            episodes_per_batch=32,
+            optimizer=AdamW(1e-3, warmup=40, last=800),
+            evaluate_every=100,
+            save_every=800,
+        ),
+        rft_episodes=96,
+        rft=replace(config.rft, steps=12, optimizer=AdamW(1e-4, warmup=3)),
+        value_episodes=72,
+        value=replace(config.value, steps=20, optimizer=AdamW(3e-4, warmup=5)),
+        ppo_episodes=72,
+        ppo=replace(
+            config.ppo, iterations=12, save_every=12, actor=AdamW(2e-4), critic=AdamW(3e-4)
+        ),
+        more_rounds=3,
+        evaluation_episodes=5,
+    )
+
+
+def for_test(config: DemoConfig) -> DemoConfig:
+    """As small as it can be and still go the whole way, in well under a minute."""
+    return replace(
+        config,
+        gym=GymConfig(chain=1, train=1, heldout=1, rows=4, columns=8),
+        decoder=DecoderConfig(Pieces.WORDS, 1, 32, 2, 400, 768),
+        turns=2,
+        reply=24,
+        first_turns=6,
+        demonstrations=6,
+        base=replace(config.base, steps=6, episodes_per_batch=6),
+        rft_episodes=6,
+        filters=Filters(-2.0, submitted=False, cut_turns=99, repeats=99, bad_calls=99),
+        rft=replace(config.rft, steps=2),
+        value_episodes=6,
+        value=replace(config.value, steps=2),
+        ppo_episodes=6,
+        ppo=replace(config.ppo, iterations=2, save_every=1),
+        more_rounds=2,
+        evaluation_episodes=2,
+    )

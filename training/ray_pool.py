@@ -1,0 +1,139 @@
+"""Judges on many machines: pools with one timing GPU each, as actors of Ray (`cuagent[train-ray]`).
+
+For: rollouts that want more verdicts than the devices of one machine give, and training by an
+engine that spreads episodes over processes of its own (verl), which then share named actors.
+Not covered: starting a Ray cluster; without one (RAY_ADDRESS) this machine alone becomes one. Task
+files must lie in a folder that all machines see.
+Invariant: an actor holds a whole GPU, never a share of one: nothing is timed beside anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from importlib.util import find_spec
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
+
+from cuagent.attempt import Attempt
+from cuagent.measure.timing import Effort
+from cuagent.task import Task
+from cuagent.training.config import ConfigError
+from cuagent.training.pool import JudgePool, PooledJudge, PoolError
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judge, Judgement
+    from cuagent.measure.profile import Profile
+
+SPACE = "cuagent"
+AT_ONCE = 16
+"""Questions that an actor has open: one is timed, the others compile or wait."""
+
+
+class Seat:
+    """What runs in an actor: the pool of one device."""
+
+    def __init__(self, effort: Effort | None, isolation: str) -> None:
+        import ray
+
+        gpus = ray.get_gpu_ids() or [0]
+        self.pool = JudgePool(effort, isolation, gpus=gpus)
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """The answer, or the error for the other side to raise: Ray would change its type."""
+        from cuagent.measure.profile import ProfileError
+
+        try:
+            return getattr(self.pool, what)(*arguments)
+        except (PoolError, ProfileError) as error:
+            return error
+
+    def close(self) -> None:
+        self.pool.__exit__(None, None, None)
+
+
+class RayPool:
+    """A `Pool`, and a context manager, over `seats` actors with a GPU each (`gpus`), or without.
+
+    With `name`, pools of the whole cluster share the actors, which then outlive them all.
+    Raises ConfigError where Ray is missing.
+    """
+
+    def __init__(
+        self,
+        seats: int,
+        effort: Effort | None = Effort.QUICK,
+        gpus: bool = True,
+        isolation: str = "auto",
+        name: str | None = None,
+    ) -> None:
+        if find_spec("ray") is None:
+            raise ConfigError("play.ray needs ray; pip install 'cuagent[train-ray]'")
+        import ray
+
+        if not ray.is_initialized():
+            ray.init(os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
+        hold = {"num_cpus": 1, "num_gpus": int(gpus), "max_concurrency": AT_ONCE}
+        share = {"namespace": SPACE, "get_if_exists": True, "lifetime": "detached"}
+        self._seats: list[Any] = []
+        for number in range(seats):
+            named = {} if name is None else share | {"name": f"{name}-{number}"}
+            seat: Any = ray.remote(Seat).options(**hold, **named)
+            self._seats.append(seat.remote(effort, isolation))
+        self._ray = ray
+        self._shared = name is not None
+        self._asked: set[tuple[str, str]] = set()
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> RayPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if not self._shared:
+            self._ray.wait([seat.close.remote() for seat in self._seats], timeout=60)
+            for seat in self._seats:
+                self._ray.kill(seat)
+
+    @property
+    def judged(self) -> int:
+        """Different kernels asked for here, whoever else had asked for them."""
+        return len(self._asked)
+
+    @property
+    def remembered(self) -> int:
+        """Questions asked again here."""
+        return self._count - len(self._asked)
+
+    def judge_for(self, task: Task) -> Judge:
+        """As `JudgePool.judge_for`."""
+        return cast("Judge", PooledJudge(self, task))
+
+    def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
+        """As `JudgePool.judge`, remembered there. Raises PoolError."""
+        with self._lock:
+            self._count += 1
+            self._asked.add((task.digest, attempt.digest))
+        return cast("Judgement", self._ask(task, "judge", task, attempt, timed))
+
+    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
+        """As `JudgePool.profile`. Raises ProfileError, PoolError."""
+        return cast("Profile", self._ask(task, "profile", task, attempt))
+
+    def _ask(self, task: Task, *question: Any) -> Any:
+        from ray.exceptions import RayError
+
+        # The same task always goes to the same seat, which has it open and remembers.
+        seat = self._seats[int(task.digest[:8], 16) % len(self._seats)]
+        try:
+            answer = self._ray.get(seat.ask.remote(*question))
+        except RayError as error:
+            raise PoolError(f"a judging actor failed: {str(error).splitlines()[0]}") from error
+        if isinstance(answer, Exception):
+            raise answer
+        return answer

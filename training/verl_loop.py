@@ -1,0 +1,96 @@
+"""Episodes of the agent's own loop inside verl: sampled by its servers, judged by actors of Ray.
+
+For: `cuagent train export-verl`, whose agent_loop.yaml names `CuagentLoop`. Imports verl.
+Not covered: the advantages (`verl_gae.py`).
+Invariant: verl gets the ids that its servers sampled, and nothing after the last of them: it puts
+the reward on the last token whatever that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+)
+
+from cuagent.agent.prompt import opening
+from cuagent.agent.tools import TOOLS
+from cuagent.measure.timing import Effort
+from cuagent.task import Device, load_task
+from cuagent.training.chat import Chat
+from cuagent.training.engine import EngineError, Request, Sampled
+from cuagent.training.ray_pool import RayPool
+from cuagent.training.rollout import Play, play_one
+from cuagent.training.verl_rows import rows_of
+
+EPISODES = ThreadPoolExecutor(256, thread_name_prefix="episode")
+"""An episode waits most of its time, for a server or for a verdict."""
+
+
+@cache
+def judges(seats: int, timed: bool, gpus: bool) -> RayPool:
+    """The actors that all processes of verl share."""
+    return RayPool(seats, Effort.QUICK if timed else None, gpus, name="judge")
+
+
+class CuagentLoop(AgentLoopBase):
+    """One episode. What stands in agent_loop.yaml beside the class comes as keywords."""
+
+    def __init__(
+        self,
+        *args: Any,
+        device: str,
+        turns: int,
+        context: int,
+        reply: int,
+        seats: int,
+        timed: bool,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.device = Device(device)
+        self.play = Play(TOOLS, opening, turns, context, reply)
+        self.pool = judges(seats, timed, self.device is Device.CUDA)
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
+        """A window for each context of the episode; the last one has its reward."""
+        home, name = asyncio.get_running_loop(), uuid4().hex
+
+        def ask(request: Request) -> Sampled:
+            answer = self._sample(request, sampling_params, name)
+            return asyncio.run_coroutine_threadsafe(answer, home).result()
+
+        def episode() -> list[dict[str, Any]]:
+            task = load_task(row["extra_info"]["task"], device=self.device)
+            chat, judge = Chat(self.tokenizer), self.pool.judge_for(task)
+            with tempfile.TemporaryDirectory() as root:
+                played = play_one(task, judge, "policy", chat, ask, self.play, 0, Path(root))
+            return rows_of(played)
+
+        rows = await home.run_in_executor(EPISODES, episode)
+        extra: dict[str, Any] = {"turn_scores": [], "tool_rewards": [], "reward_extra_info": {}}
+        return [
+            AgentLoopOutput(**fields, metrics=AgentLoopMetrics(), extra_fields=dict(extra))
+            for fields in rows
+        ]
+
+    async def _sample(self, request: Request, params: dict[str, Any], name: str) -> Sampled:
+        """verl's temperature holds, not the request's: it knows training from validation."""
+        out = await self.server_manager.generate(
+            request_id=name,
+            prompt_ids=list(request.prompt),
+            sampling_params={**params, "max_tokens": request.most},
+        )
+        if not out.token_ids or out.log_probs is None:
+            raise EngineError("no ids or log-probabilities from verl (calculate_log_probs)")
+        cut = out.token_ids[-1] != self.tokenizer.eos_token_id
+        return Sampled(tuple(out.token_ids), tuple(out.log_probs), cut)

@@ -1,0 +1,60 @@
+"""Tasks and episodes in the rows that verl reads.
+
+For: `verl_export.py` and `verl_loop.py`; imports nothing of verl, so that it is tested without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cuagent.agent.prompt import opening
+from cuagent.task import Task
+from cuagent.training.chat import plain
+from cuagent.training.segments import Episode, Kind
+
+
+def task_row(number: int, task: Task, file: Path) -> dict[str, Any]:
+    """A row of verl's data set. The prompt serves its length filter only; the loop makes its own.
+
+    `file`: where every machine finds the task.
+    """
+    return {
+        "data_source": "cuagent",
+        "agent_name": "cuagent",
+        "prompt": [plain(m) for m in opening(task)],
+        "ability": "kernel",
+        "reward_model": {"style": "rule", "ground_truth": ""},
+        "extra_info": {"index": number, "task": str(file), "digest": task.digest},
+    }
+
+
+def rows_of(episode: Episode) -> list[dict[str, Any]]:
+    """The fields of verl's AgentLoopOutput for each context window of an episode.
+
+    Tokens after the last action are left out; the reward stands in the last window, from where
+    verl copies it to the others.
+    """
+    windows: dict[int, list[Any]] = {}
+    for segment in episode.segments:
+        windows.setdefault(segment.context, []).append(segment)
+    acting = [w for w in windows.values() if any(s.kind is Kind.ACTION for s in w)]
+    return [
+        fields(window) | {"reward_score": episode.reward if window is acting[-1] else None}
+        for window in acting
+    ]
+
+
+def fields(window: Sequence[Any]) -> dict[str, Any]:
+    """Prompt and response of one window."""
+    last = max(at for at, s in enumerate(window) if s.kind is Kind.ACTION)
+    first = next(at for at, s in enumerate(window) if s.kind is Kind.ACTION)
+    response = window[first : last + 1]
+    return {
+        "prompt_ids": [i for s in window[:first] for i in s.ids],
+        "response_ids": [i for s in response for i in s.ids],
+        "response_mask": [int(s.kind is Kind.ACTION) for s in response for _ in s.ids],
+        "response_logprobs": [p for s in response for p in s.logprobs or [0.0] * len(s.ids)],
+        "num_turns": 2 * sum(s.kind is Kind.ACTION for s in response),
+    }
