@@ -28,7 +28,8 @@ from cuagent.measure.lane import Lane
 from cuagent.measure.protocol import Timer
 from cuagent.measure.timing import Effort, Floor, Ratio, Timing
 from cuagent.task import Device, Precision, Task, TaskError
-from cuagent.verify.referee import Batch, Referee
+from cuagent.verify.batch import Batch
+from cuagent.verify.referee import Referee
 from cuagent.worker import SessionEnded
 from cuagent.worker.arms import COMPILE, EAGER
 

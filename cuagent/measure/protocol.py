@@ -33,8 +33,9 @@ from cuagent.measure.roofline import Roofline
 from cuagent.measure.rounds import LOOKS, TWIN, Round, arm_of, enough, ratio, twins
 from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.task import Device, TaskError
+from cuagent.verify.batch import Batch
 from cuagent.verify.oracle import OracleLost
-from cuagent.verify.referee import Batch, Referee
+from cuagent.verify.referee import Referee
 from cuagent.worker import NurseryError, Session, SessionEnded, Status
 from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 

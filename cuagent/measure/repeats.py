@@ -24,9 +24,10 @@ from cuagent.measure.ceilings import cache_bytes
 from cuagent.measure.lane import GROUPS, Clocked, Lane
 from cuagent.measure.statistics import steady
 from cuagent.task import Device
+from cuagent.verify.batch import Batch
 from cuagent.verify.course import FLUSH
 from cuagent.verify.inputs import EXACT, Inputs
-from cuagent.verify.referee import Batch, Referee
+from cuagent.verify.referee import Referee
 from cuagent.verify.verdict import RuleResult
 from cuagent.worker.arms import CANDIDATE, EAGER
 

@@ -16,7 +16,6 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,12 +23,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from cuagent import __version__
 from cuagent.attempt import Attempt
 from cuagent.build import Build, environment
-from cuagent.sandbox import SandboxError, Tier, harden, memory_bound, probe, stamp
-from cuagent.task import Device, Task, TaskError
+from cuagent.sandbox import Tier, harden, memory_bound, probe, stamp
+from cuagent.task import Device, Task
+from cuagent.verify.batch import Batch, kept
 from cuagent.verify.course import KEPT_BYTES, LOGIC_SPREAD_S, TOGETHER, Course, Stage
+from cuagent.verify.failures import FORESEEN, build_failure, explain
 from cuagent.verify.inputs import Inputs, Weights
-from cuagent.verify.oracle import Oracle, OracleLost
-from cuagent.verify.rounds import Rejected, Tally, most_calls
+from cuagent.verify.oracle import Oracle
+from cuagent.verify.rounds import Tally, most_calls
 from cuagent.verify.seeds import Seeds
 from cuagent.verify.tolerance import Expected
 from cuagent.verify.verdict import Reason, RuleResult, Verdict
@@ -37,78 +38,24 @@ from cuagent.worker import (
     Arena,
     Layout,
     Nursery,
-    NurseryError,
     Order,
     Session,
-    SessionEnded,
-    Status,
     device_memory,
 )
 from cuagent.worker.arena import POISONS
 from cuagent.worker.arms import CANDIDATE
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from torch import Tensor
 
 Isolation = Literal["auto", "landlock", "none"]
 
-REASONS = {
-    Status.IMPORT_FAILED: Reason.IMPORT_FAILED,
-    Status.CONSTRUCT_FAILED: Reason.CONSTRUCT_FAILED,
-    Status.STATE_MISMATCH: Reason.STATE_MISMATCH,
-    Status.RAISED: Reason.RAISED,
-    Status.WRONG_FORM: Reason.WRONG_FORM,
-    Status.WROTE_OUTSIDE: Reason.WROTE_OUTSIDE,
-    Status.CRASHED: Reason.CRASHED,
-    Status.FORGED: Reason.CRASHED,
-    Status.TIMED_OUT: Reason.TIMED_OUT,
-    Status.LOST: Reason.INFRASTRUCTURE,
-}
 CALL_S = 30.0
 """Deadline of one call, if the reference's takes no longer."""
 VERDICT_S = 60.0
 """That a candidate's calls and weights may take together in one verdict, beside SLOWER times what
 the reference's would: time for what compiles at its first call, and for a slow first draft."""
 SLOWER = 10.0
-FAULTS = (NurseryError, OracleLost, SandboxError, MemoryError, OSError, RuntimeError)
-SHOWN = 5
-"""Messages of the compiler in a verdict."""
-
-
-@dataclass
-class Batch:
-    """Input sets for timed calls, output buffers for them, and what is right, once asked for."""
-
-    inputs: Arena
-    """As the oracle drew them; no candidate is ever lent these."""
-    lent: Arena
-    """What arms are called on, laid out anew for each."""
-    outputs: Arena
-    """Of trusted arms: what lies here is right, and no candidate is ever lent it."""
-    untrusted: Arena
-    """Of the candidate."""
-    seeds: dict[int, int] = field(default_factory=dict)
-    """Of what lies in each slot."""
-    expected: dict[int, Expected] = field(default_factory=dict)
-    """What is right for the slot that was last asked for."""
-
-    def outputs_of(self, arm: str) -> Arena:
-        return self.untrusted if arm == CANDIDATE else self.outputs
-
-    def lay_out(self, arm: str, slots: Sequence[int]) -> None:
-        """Inputs as they were drawn and poison in the outputs, whatever the arm before did."""
-        outputs = self.outputs_of(arm)
-        for slot in slots:
-            self.lent.lay(self.inputs, slot)
-            outputs.poison(POISONS[0], slot)
-
-    @property
-    def slots(self) -> list[tuple[int, int]]:
-        """(input slot, output slot) of each call, as `Session.block` takes them."""
-        return [(number, number) for number in range(self.inputs.count)]
 
 
 class Referee:
@@ -205,32 +152,15 @@ class Referee:
         """
         begun = time.perf_counter()
         tally, seeds = Tally(), Seeds(again)
-        reason, detail, output = Reason.ACCEPTED, "", ""
-        if not build.ok:
-            reason, detail, output = _build_failure(build)
-        else:
-            try:
-                self._mend()
-                output = self._judge(attempt, build, tally, seeds)
-                reason, detail = tally.conclusion()
-            except Rejected as rejected:
-                reason, detail = rejected.reason, str(rejected)
-                output = rejected.output
-            except SessionEnded as ended:
-                reason, detail, output = REASONS[ended.status], ended.detail, ended.output
-            except TaskError as error:
-                reason, detail = Reason.NOT_CERTIFIABLE, str(error)
-            # What torch and the system raise here comes from this process and its memory: the
-            # candidate's code runs in another one.
-            except (
-                NurseryError,
-                OracleLost,
-                SandboxError,
-                MemoryError,
-                OSError,
-                RuntimeError,
-            ) as e:
-                reason, detail = Reason.INFRASTRUCTURE, " ".join(str(e).split())[:300]
+        output = ""
+        try:
+            if not build.ok:
+                raise build_failure(build)
+            self._mend()
+            output = self._judge(attempt, build, tally, seeds)
+            reason, detail = tally.conclusion()
+        except FORESEEN as failure:
+            reason, detail, output = explain(failure)
         tally.spend("total", time.perf_counter() - begun)
         return Verdict(
             accepted=reason is Reason.ACCEPTED,
@@ -349,7 +279,7 @@ class Referee:
             if not finite and kind is not Inputs.OWN:
                 return RuleResult(True, 0.0, "the reference is not finite here")
             batch.expected.clear()
-            batch.expected[slot] = _kept(self.stage.expected())
+            batch.expected[slot] = kept(self.stage.expected())
         given = batch.outputs.tensors(slot) if outputs is None else outputs
         finding = self.stage.judged(given, batch.expected[slot], kind)
         return RuleResult(finding.passed, finding.ratio, finding.note)
@@ -419,29 +349,6 @@ class Referee:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _kept(expected: Expected) -> Expected:
-    parts = (expected.declared, expected.precise, expected.spread)
-    return replace(
-        expected,
-        **{
-            name: [tensor.clone() for tensor in part]
-            for name, part in zip(("declared", "precise", "spread"), parts, strict=True)
-        },
-    )
-
-
-def _build_failure(build: Build) -> tuple[Reason, str, str]:
-    """The first message as the detail, the first few as output."""
-    shown = [
-        f"{message.file}:{message.line}: {message.severity}: {message.message}"
-        + (f"\n    {message.source_line.strip()}" if message.source_line.strip() else "")
-        for message in build.diagnostics[:SHOWN]
-    ]
-    first = build.diagnostics[0] if build.diagnostics else None
-    detail = f"{first.file}:{first.line}: {first.message}" if first else "no library"
-    return Reason.BUILD_FAILED, detail, "\n".join(shown)
 
 
 def _tier(isolation: Isolation) -> Tier:
