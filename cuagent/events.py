@@ -26,6 +26,8 @@ class Phase:
     """A stage of long work with no model in it (opening the task, measuring baselines)."""
 
     text: str
+    passing: bool = False
+    """For the live line alone: over too soon, or too often the same, to be kept."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from enum import StrEnum
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.build import build as build_sources
-from cuagent.events import Emit, ignore
+from cuagent.events import Emit, Phase, ignore
 from cuagent.measure.ceilings import describe
 from cuagent.measure.ladder import Gains, Ladder, climb, gains, ladder
 from cuagent.measure.profile import Profile
@@ -107,6 +107,7 @@ class Judge:
         nursery: Nursery | None = None,
     ):
         self.task = task
+        self.emit = emit
         self.referee = Referee(task, isolation, nursery=nursery)
         self.known: Ladder | None = None
         """What the attempts are measured against, once it was climbed."""
@@ -144,12 +145,14 @@ class Judge:
 
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
         """Build, verify, time if accepted and `effort` is given, and score."""
+        self.emit(Phase("building", passing=True))
         with ThreadPoolExecutor(1) as aside:
             building = aside.submit(self.build, attempt)
             # On a CPU it would take the processors that the compiler needs.
             if effort is not None and self.task.device is Device.CUDA:
                 self._timer.prepare()
             build = building.result()
+        self.emit(Phase("verifying on secret inputs", passing=True))
         verdict = self.referee.verify(attempt, build)
         if effort is Effort.RECORD:
             verdict = gated(self.referee, attempt, build, verdict)

@@ -134,7 +134,7 @@ class Timer:
                 if not self._prepared:
                     self._renew(effort, time.perf_counter() - begun)
                 self._prepared = False
-                taken = self._round(subject, effort)
+                taken = self._round(subject, effort, len(rounds))
                 if taken is None:
                     continue
                 strikes = strikes + 1 if taken.hidden else 0
@@ -198,10 +198,14 @@ class Timer:
 
     # -- one round: a fresh process for the candidate, and the repeats
 
-    def _round(self, subject: tuple[Attempt, Build] | None, effort: Effort) -> Round | None:
+    def _round(
+        self, subject: tuple[Attempt, Build] | None, effort: Effort, before_it: int
+    ) -> Round | None:
         """None where a trusted process was lost: then the round is taken again."""
         batch = self._fresh_batch()
         lanes = self._baseline_lanes(batch)
+        if subject is not None:
+            self.emit(Phase("timing: opening the attempt", passing=True))
         session = None if subject is None else self.referee.candidate(*subject)
         before = others.cpu_times()
         try:
@@ -209,6 +213,7 @@ class Timer:
                 session.patience_s = self.referee.patience_s(MOST_CALLS)
                 lane = self._warmed(CANDIDATE, session, batch, time.perf_counter())
                 lanes = {CANDIDATE: lane, **lanes}
+            self.emit(Phase(_timing(effort, before_it, len(lanes.keys() - {TWIN})), passing=True))
             with _one_thread(self.device):
                 wrong = self._repeats(lanes, batch, effort) if lanes else ""
             busy = others.others_share(before, others.cpu_times())
@@ -362,6 +367,13 @@ class Timer:
             if lane.opened_s < allowed:
                 lane.session.close()
                 del self._warm[name]
+
+
+def _timing(effort: Effort, before_it: int, models: int) -> str:
+    """What a person who waits is told of one round."""
+    text = f"timing {models} models by turns"
+    last = LOOKS.rounds[-1]
+    return f"{text}: round {before_it + 1} of at most {last}" if effort is Effort.RECORD else text
 
 
 @contextmanager

@@ -176,10 +176,10 @@ class Terminal:
                 self._run = event
                 self._started = time.monotonic()  # what came before was no work
                 self._print(self._header(event))
-            case Phase(text):
+            case Phase(text, passing):
                 self._set(activity=one_line(text))
                 # within a call it is for the live line alone, and once is enough
-                if not self._open and text not in self._phases:
+                if not (passing or self._open or text in self._phases):
                     self._print([self._line(f"{self.glyphs.dot} {one_line(text)}", "dim")])
                 self._phases.add(text)
             case TextDelta():

@@ -17,6 +17,7 @@ import pytest
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build, build
+from cuagent.events import Event, Phase
 from cuagent.measure import repeats
 from cuagent.measure.protocol import Timer, time_arms
 from cuagent.measure.timing import Effort, Standing, Timing
@@ -230,14 +231,21 @@ def test_what_was_prepared_is_used_once(timer: Timer) -> None:
 
 
 def test_a_record_takes_fresh_processes_and_at_least_three_rounds(referee: Referee) -> None:
-    timing = time_arms(
-        referee, *attempt(HONEST.format(seconds=0.005)), baselines=("eager",), effort=Effort.RECORD
-    )
+    said: list[Event] = []
+    candidate = attempt(HONEST.format(seconds=0.005))
+    timing = time_arms(referee, *candidate, ("eager",), Effort.RECORD, said.append)
+    phases = [event.text for event in said if isinstance(event, Phase)]
+    assert phases[:3] == [
+        "timing: opening eager",
+        "timing: opening the attempt",
+        "timing 2 models by turns: round 1 of at most 5",
+    ]
+    assert "timing 2 models by turns: round 3 of at most 5" in phases
     assert timing.effort is Effort.RECORD
     assert timing.ratios["eager"].standing is Standing.FASTER
-    candidate = timing.arm("candidate")
-    assert candidate is not None
-    assert len(candidate.samples) >= 3 * repeats.REPEATS[Device.CPU][0]
+    arm = timing.arm("candidate")
+    assert arm is not None
+    assert len(arm.samples) >= 3 * repeats.REPEATS[Device.CPU][0]
 
 
 @pytest.mark.gpu

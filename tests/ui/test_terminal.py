@@ -176,6 +176,14 @@ def test_a_phase_is_said_once_however_often_it_comes() -> None:
     assert stream.getvalue().count("timing: opening eager") == 1
 
 
+def test_a_passing_phase_leaves_no_line() -> None:
+    stream = io.StringIO()
+    with Terminal(stream) as show:
+        show(Phase("timing 2 models by turns", passing=True))
+        assert show.status.activity == "timing 2 models by turns"
+    assert stream.getvalue() == ""
+
+
 def test_no_color_is_honoured() -> None:
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]", on_a_terminal(60, 0, NO_COLOR="1"))
     assert "\x1b[31m" in on_a_terminal(60, 0)
