@@ -11,7 +11,7 @@ a resumed run equals an uninterrupted one as far as `collect` depends on the ite
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def ppo(
 def update(
     actor: Any,
     critic: Any,
-    optimizers: dict[str, torch.optim.Optimizer],
+    optimizers: Mapping[str, torch.optim.Optimizer],
     episodes: Sequence[Episode],
     config: PpoConfig,
     iteration: int,

@@ -36,7 +36,7 @@ class Seat:
     def __init__(self, effort: Effort | None, isolation: str) -> None:
         import ray
 
-        gpus = ray.get_gpu_ids() or [0]
+        gpus = [int(gpu) for gpu in ray.get_gpu_ids()] or [0]
         self.pool = JudgePool(effort, isolation, gpus=gpus)
 
     def ask(self, what: str, *arguments: Any) -> Any:

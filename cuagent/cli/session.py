@@ -102,6 +102,9 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
     from cuagent.record import plain
 
     task, settings, again = plan.task, plan.settings, plan.again
+    if (greet := getattr(plan.model, "greet", None)) is not None:
+        emit(Phase(f"greeting {plan.model.name}"))
+        greet()
     emit(Phase(f"opening {task.name} on {task.device}"))
     with interrupts_kept() as wished, Judge(task, settings.isolation, emit) as judge:
         heed(wished)

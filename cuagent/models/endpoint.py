@@ -112,6 +112,30 @@ def ask(
     )
 
 
+def greet(
+    once: Callable[[], object], sdk: ModuleType, endpoint: Endpoint, model: str, address: str
+) -> None:
+    """Ask for the model's entry, which costs nothing, and heed only what is certain.
+
+    That is: nobody listens there, or the key is unknown (401). A key may be good for replies and
+    not for this (403), and compatible servers need not know the question (404).
+    Raises ModelError and ModelUnavailable.
+    """
+    try:
+        once()
+    except sdk.APITimeoutError:
+        return
+    except sdk.APIConnectionError as error:
+        raise ModelUnavailable(
+            f"{endpoint.name}: no server answers at {redactor()(address)} "
+            f"({error.__cause__ or error}); start it, or name another with --model"
+        ) from error
+    except sdk.AuthenticationError as error:
+        raise _explain(error, endpoint, model) from error
+    except (sdk.APIError, *_transport_errors(), *MALFORMED):
+        return
+
+
 def failure(words: str) -> ModelError:
     """What a server's own words in a stream amount to."""
     kind = ContextOverflow if _overlong(words) else ModelError

@@ -57,8 +57,9 @@ raises ends the query."""
 class Model(Protocol):
     """One conversation partner.
 
-    `sampling` (what is recorded with each call) and `context` (tokens that fit, or None) are looked
-    for and need not be there.
+    `sampling` (what is recorded with each call), `context` (tokens that fit, or None) and `greet`
+    (asked before any work; raises ModelError where no query could succeed) are looked for and need
+    not be there.
     """
 
     name: str

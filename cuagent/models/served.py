@@ -8,9 +8,12 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from cuagent.message import Message, Reply
-from cuagent.models.endpoint import Endpoint, ask
+from cuagent.models.endpoint import Endpoint, ask, greet
 from cuagent.models.model import OnText, ToolSpec
 from cuagent.models.prices import Price, context_of, price_of
+
+PATIENCE = 5.0
+"""Seconds that a greeting waits; a server that is only slow is no reason to refuse."""
 
 
 class Served(ABC):
@@ -32,6 +35,18 @@ class Served(ABC):
         self.context = self.endpoint.context or context_of(model)
         self.sampling = dict(self.endpoint.sampling)
         self._sdk, self._client = self.connect()
+
+    def greet(self) -> None:
+        """Before any work: whether the server is there and takes the key. Raises ModelError."""
+        client = self._client.with_options(timeout=PATIENCE)
+        address = str(client.base_url)
+        greet(
+            lambda: client.models.retrieve(self.model),
+            self._sdk,
+            self.endpoint,
+            self.model,
+            address,
+        )
 
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText

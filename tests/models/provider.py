@@ -30,11 +30,15 @@ class Provider:
 
 
 @contextmanager
-def serve(*answers: Answer) -> Iterator[Provider]:
+def serve(*answers: Answer, greeting: int = 404) -> Iterator[Provider]:
+    """`greeting` is what a question for a model's entry is answered with."""
     provider = Provider(answers)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._error({"status": greeting, "error": "no such key"})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

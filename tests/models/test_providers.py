@@ -346,6 +346,27 @@ def test_an_empty_account_is_not_asked_again() -> None:
         assert len(p.requests) == 1
 
 
+@pytest.mark.parametrize("make", [openai, responses, anthropic])
+def test_a_greeting_finds_a_refused_key_before_any_work(make: Any) -> None:
+    with serve(greeting=401) as p:
+        with pytest.raises(ModelError, match="_API_KEY was refused"):
+            make(p).greet()
+        assert not p.requests
+
+
+@pytest.mark.parametrize("answer", [403, 404, 500])
+def test_a_greeting_that_says_nothing_certain_is_no_obstacle(answer: int) -> None:
+    with serve(greeting=answer) as p:
+        openai(p).greet()
+
+
+def test_a_greeting_finds_that_nobody_listens() -> None:
+    with serve() as p:
+        model = openai(p)
+    with pytest.raises(ModelUnavailable, match=r"no server answers at http://127\.0\.0\.1"):
+        model.greet()
+
+
 def test_names_lead_to_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert default_model() == "anthropic:claude-sonnet-5-5"
     monkeypatch.delenv("ANTHROPIC_API_KEY")
