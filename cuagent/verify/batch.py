@@ -7,7 +7,7 @@ candidate. Drawing inputs and judging outputs is the referee's (`referee.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cuagent.verify.tolerance import Expected
 from cuagent.worker import Arena
@@ -51,10 +51,6 @@ class Batch:
 def kept(expected: Expected) -> Expected:
     """A copy that the oracle's next answer does not overwrite."""
     parts = (expected.declared, expected.precise, expected.spread)
-    return replace(
-        expected,
-        **{
-            name: [tensor.clone() for tensor in part]
-            for name, part in zip(("declared", "precise", "spread"), parts, strict=True)
-        },
-    )
+    declared, precise, spread = ([tensor.clone() for tensor in part] for part in parts)
+    places = [each.copied() if each else None for each in expected.places]
+    return Expected(declared, precise, spread, places)

@@ -21,6 +21,7 @@ from cuagent.verify.inputs import Inputs
 from cuagent.verify.oracle import Oracle
 from cuagent.verify.rounds import ROUNDS, Rejected, Round, Tally, Trial, When
 from cuagent.verify.seeds import Seeds
+from cuagent.verify.ties import places_of
 from cuagent.verify.tolerance import Expected, Finding, constants, strict
 from cuagent.verify.verdict import Reason
 from cuagent.worker import Arena, Session
@@ -55,16 +56,23 @@ class Stage:
     outputs: Arena
     weights: Arena
     answers: dict[str, Arena]
-    """declared, precise, spread."""
+    """declared, precise, spread, places."""
+    traced: frozenset[int]
+    """Outputs whose indices can be followed to what they were chosen from."""
     kinds: frozenset[Inputs]
     longest_sum: int
 
     def expected(self) -> Expected:
-        return Expected(*(self.answers[n].tensors() for n in ("declared", "precise", "spread")))
+        declared, precise, spread, chosen = (
+            self.answers[name].tensors() for name in ("declared", "precise", "spread", "places")
+        )
+        found = iter(places_of(chosen))
+        outputs = range(len(declared))
+        places = [next(found) if number in self.traced else None for number in outputs]
+        return Expected(declared, precise, spread, places)
 
     def judged(self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs) -> Finding:
-        places = max((tensor.numel() for tensor in self.inputs.tensors()), default=0)
-        return strict(outputs, expected, kind, self.longest_sum, self.task.precision, places)
+        return strict(outputs, expected, kind, self.longest_sum, self.task.precision)
 
 
 class Course:

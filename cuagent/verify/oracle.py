@@ -25,6 +25,7 @@ from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.warm import DEFECT
 
 ANSWER_S = 600.0
+OPPOSITES = 6
 OWN_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 """Signals that a process draws upon itself; others come from outside."""
 
@@ -71,15 +72,23 @@ class Oracle:
         self._ask({"do": "draw", "kind": kind, "seed": seed, "arena": number, "slot": slot})
 
     def answer(
-        self, inputs: Arena, slot: int, answers: dict[str, Arena], seed: int, seconds: float
+        self,
+        inputs: Arena,
+        slot: int,
+        answers: dict[str, Arena],
+        seed: int,
+        seconds: float,
+        opposites: int = OPPOSITES,
     ) -> bool:
-        """Fill `answers` (declared, precise, spread); False where the reference is not finite.
+        """Fill `answers` (declared, precise, spread, places).
 
-        The spread gets as many perturbations as fit into about `seconds`, 2 to 8.
+        False where the reference is not finite. The spread gets as many perturbations as fit into
+        about `seconds`, 2 to 8; ties are looked for with `opposites` pairs of them.
         """
         lent = {name: self._lend(arena) for name, arena in answers.items()}
         message = {"do": "answer", "inputs": self._lend(inputs), "slot": slot, "seed": seed}
-        return self._ask(message | lent | {"seconds": seconds})["finite"]
+        how = {"seconds": seconds, "opposites": opposites}
+        return self._ask(message | lent | how)["finite"]
 
     def forget(self, arena: Arena) -> None:
         """Take back an arena before it is closed."""

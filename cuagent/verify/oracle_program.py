@@ -12,7 +12,7 @@ import math
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,18 @@ from cuagent.task import (
 from cuagent.task.memory import shortage
 from cuagent.verify.examine import examine
 from cuagent.verify.inputs import Inputs, Range, Weights, boolean, derive, ranges_of, shake
+from cuagent.verify.perturb import apart, pairs, perturbed, real, tilted, untied
+from cuagent.verify.places import find_places, tell_places
 from cuagent.verify.reductions import longest_sum
-from cuagent.verify.tolerance import PRECISION_GATE, UNIT
+from cuagent.verify.selections import Followed, follow
+from cuagent.verify.ties import Places
+from cuagent.verify.tolerance import (
+    COARSE_GATE,
+    MOST_SEQUENTIAL,
+    PRECISION_GATE,
+    UNIT,
+    UNITS,
+)
 from cuagent.worker.arena import Arena, layout_of, settle
 from cuagent.worker.arms import set_precision, task_from_json
 from cuagent.worker.channel import receive_message, send_message
@@ -41,9 +51,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MOST_PERTURBATIONS, FEWEST_PERTURBATIONS = 8, 2
-TINY = 1e-30
-OPPOSITES = 6
-"""Pairs of perturbations that ties are looked for with."""
 MOVED_BYTES = 1 << 28
 """Of perturbed weights that are kept."""
 RANGE_DRAWS = 8
@@ -129,7 +136,9 @@ class _Oracle:
         self._make_precise()
         self.fp64 = self._fp64_works(leaves, results)
         self.ranges = self._ranges(leaves)
-        self.discrete = not all(_real(result) for result in results)
+        self.discrete = not all(real(result) for result in results)
+        followed = self._followed(self.declared, leaves)
+        places = find_places(followed, followed, ())
         harden()  # on CUDA not before it has named its threads through /proc/self
         return {
             "inputs": self.inputs,
@@ -137,6 +146,10 @@ class _Oracle:
             "output": spec,
             "output_layout": layout_of(results, dense=True).to_json(),
             "precise_layout": layout_of(results, dense=True, wide=True).to_json(),
+            "places_layout": layout_of(
+                [t for p in places for t in p.tensors], dense=True
+            ).to_json(),
+            "traced": [number for number, traced in enumerate(followed.traced) if traced],
             "init": init_spec,
             "state": list(state),
             "state_layout": layout_of(list(state.values()), dense=True).to_json(),
@@ -202,6 +215,9 @@ class _Oracle:
         count = int(message["seconds"] / max(each, 1e-6))
         count = min(MOST_PERTURBATIONS, max(FEWEST_PERTURBATIONS, count))
         self._perturb(inputs, exact, spread, count, message["seed"])
+        if self.discrete:
+            places = self._settle_ties(inputs, exact, spread, message["opposites"], message["seed"])
+            tell_places(places, self.arenas[message["places"]].tensors())
         finite = all(
             bool(x.isfinite().all()) for x in declared if x.is_floating_point() or x.is_complex()
         )
@@ -217,23 +233,22 @@ class _Oracle:
         model = self.precise if self.fp64 else self.declared
         assert model is not None
         kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        totals = [torch.zeros_like(_pairs(view)) for view in spread]
+        totals = [torch.zeros_like(pairs(view)) for view in spread]
         for number in range(count):
             weights = self._moved_weights(number, kept, generator)
             for name, tensor in model.state_dict().items():
                 tensor.copy_(weights[name])
-            moved = [_perturbed(self._widened(tensor), generator) for tensor in inputs]
+            moved = [perturbed(self._widened(tensor), generator) for tensor in inputs]
             with self._default_dtype():
                 results = self._forward(model, moved)
             for total, result, base in zip(totals, results, exact, strict=True):
-                if _real(base):
-                    total += _pairs(result - base).square()
+                if real(base):
+                    total += pairs(result - base).square()
         for name, tensor in model.state_dict().items():
             tensor.copy_(kept[name])
-        if self.discrete:
-            self._unsettle(model, inputs, exact, totals, generator)
         for view, total in zip(spread, totals, strict=True):
-            _pairs(view).copy_((total / count).sqrt() if _real(view) else total)
+            if real(view):
+                pairs(view).copy_((total / count).sqrt())
 
     def _moved_weights(
         self, number: int, weights: dict[str, Tensor], generator: Any
@@ -241,43 +256,73 @@ class _Oracle:
         """Of one perturbation; where they fit, the same for all draws: noise takes its time."""
         if number < len(self.moved):
             return self.moved[number]
-        moved = {name: _perturbed(tensor, generator) for name, tensor in weights.items()}
+        moved = {name: perturbed(tensor, generator) for name, tensor in weights.items()}
         size = sum(tensor.nbytes for tensor in moved.values())
         if size * (number + 1) <= MOVED_BYTES:
             self.moved.append(moved)
         return moved
 
-    def _unsettle(
+    def _settle_ties(
         self,
-        model: nn.Module,
         inputs: list[Tensor],
         exact: list[Tensor],
-        totals: list[Tensor],
-        generator: Any,
-    ) -> None:
-        """How far the integers of the output that hang on a near-tie move under perturbation.
+        spread: list[Tensor],
+        opposites: int,
+        seed: int,
+    ) -> list[Places]:
+        """What the integers of the output that hang on a near-tie may be as well.
 
-        Each perturbation comes with its opposite, so that a tie falls one way and the other; and as
-        large as what honest sums may err, since an honest kernel breaks ties by its own roundoff.
+        For indices that can be followed, what they were chosen from. For others, in `spread`, how
+        far they move: each perturbation comes with its opposite, and so do ramps, so that a tie
+        falls one way and the other; all as large as what honest sums may err, since an honest
+        kernel breaks ties by its own roundoff.
         """
         import torch
 
+        model = self.precise if self.fp64 else self.declared
         reach = PRECISION_GATE * math.sqrt(self.longest) * UNIT
-        for _ in range(OPPOSITES):
+        for view in spread:
+            if not real(view):
+                view.zero_()
+
+        def moved() -> Iterator[Followed]:
+            for wide in self._moved_inputs(inputs, reach, opposites, seed):
+                run = self._followed(model, wide)
+                for view, result, base in zip(spread, run.outputs, exact, strict=True):
+                    if not real(base):
+                        view.copy_(torch.maximum(view.long(), apart(result, base)))
+                yield run
+
+        unit = UNITS[self.reference.task.precision]
+        coarse = 0.0 if unit == UNIT else COARSE_GATE * unit / reach
+        return find_places(
+            self._followed(model, [self._widened(tensor) for tensor in inputs]),
+            self._followed(self.declared, inputs),
+            moved(),
+            1 + coarse,
+            min(UNIT * math.sqrt(self.longest), MOST_SEQUENTIAL),
+        )
+
+    def _moved_inputs(
+        self, inputs: list[Tensor], reach: float, opposites: int, seed: int
+    ) -> Iterator[list[Tensor]]:
+        import torch
+
+        generator = torch.Generator(device=self.reference.task.device.value).manual_seed(seed)
+        wide = [untied(self._widened(tensor)) for tensor in inputs]
+        for _ in range(opposites):
             state = generator.get_state()
             for sign in (1, -1):
                 generator.set_state(state)
-                moved = [_perturbed(self._untied(x), generator, sign * reach) for x in inputs]
-                with self._default_dtype():
-                    results = self._forward(model, moved)
-                for total, result, base in zip(totals, results, exact, strict=True):
-                    if not _real(base):
-                        total.copy_(torch.maximum(total.long(), _apart(result, base)))
+                yield [perturbed(tensor, generator, sign * reach) for tensor in wide]
+        for sign in (1, -1):
+            yield [tilted(tensor, sign * reach) for tensor in wide]
 
-    def _untied(self, tensor: Tensor) -> Tensor:
-        """Zeros, which no factor moves, become tiny numbers."""
-        wide = self._widened(tensor)
-        return wide.masked_fill(wide == 0, TINY) if _real(wide) else wide
+    def _followed(self, model: nn.Module | None, inputs: list[Tensor]) -> Followed:
+        assert model is not None
+        wide = model is not self.declared
+        with self._default_dtype() if wide else nullcontext():
+            return follow(lambda: self._forward(model, inputs))
 
     def _exact(self, inputs: list[Tensor]) -> list[Tensor]:
         if not self.fp64 or self.precise is None:
@@ -302,7 +347,7 @@ class _Oracle:
         except (RuntimeError, TypeError, ValueError):
             return False  # a module that fixes its dtype inside; the declared one must do
         wide = (torch.float64, torch.complex128)
-        return all(not _real(r) or x.dtype in wide for x, r in zip(exact, results, strict=True))
+        return all(not real(r) or x.dtype in wide for x, r in zip(exact, results, strict=True))
 
     def _usable(self, kind: Inputs, own: list[Tensor]) -> bool:
         if kind is Inputs.OWN:
@@ -324,7 +369,7 @@ class _Oracle:
         return all(bool(tensor.isfinite().all()) for tensor in results)
 
     def _ranges(self, leaves: list[Tensor]) -> list[Range | None]:
-        if all(_real(tensor) for tensor in leaves):
+        if all(real(tensor) for tensor in leaves):
             return [None] * len(leaves)
         seeds = range(RANGE_DRAWS)
         return ranges_of([self._own(seed) for seed in seeds])
@@ -332,7 +377,7 @@ class _Oracle:
     def _widened(self, tensor: Tensor) -> Tensor:
         import torch
 
-        if not self.fp64 or not _real(tensor):
+        if not self.fp64 or not real(tensor):
             return tensor
         return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
@@ -354,36 +399,3 @@ class _Oracle:
             raise TaskError("the reference's output changes its shape from call to call")
         for view, tensor in zip(target, results, strict=True):
             view.copy_(tensor)
-
-
-def _perturbed(tensor: Tensor, generator: Any, reach: float = UNIT) -> Tensor:
-    """Every element times 1 + reach N(0,1); integers and booleans as they are."""
-    import torch
-
-    if not _real(tensor):
-        return tensor
-    noise = torch.randn(
-        tuple(tensor.shape), generator=generator, device=tensor.device, dtype=torch.float32
-    )
-    return tensor * (1 + reach * noise.double()).to(
-        torch.float64 if not tensor.is_complex() else torch.complex128
-    ).to(tensor.dtype)
-
-
-def _pairs(tensor: Tensor) -> Tensor:
-    import torch
-
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _apart(these: Tensor, those: Tensor) -> Tensor:
-    """int64: how far integers or truth values lie apart, as far as their own type can say it."""
-    import torch
-
-    dtype = these.dtype
-    most = 1 if dtype is torch.bool else torch.iinfo(dtype).max
-    return (these.long() - those.long()).abs().clamp(max=most)
-
-
-def _real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()

@@ -101,7 +101,13 @@ class Referee:
         device = self.task.device.value
         layouts = {
             name: Layout.from_json(self.about[name])
-            for name in ("inputs_layout", "output_layout", "precise_layout", "state_layout")
+            for name in (
+                "inputs_layout",
+                "output_layout",
+                "precise_layout",
+                "places_layout",
+                "state_layout",
+            )
         }
         self._layouts = layouts
         self._timed_weights = Arena.create(layouts["state_layout"], 1, device)
@@ -117,7 +123,9 @@ class Referee:
                 "declared": Arena.create(layouts["output_layout"], 1, device),
                 "precise": Arena.create(layouts["precise_layout"], 1, device),
                 "spread": Arena.create(layouts["precise_layout"], 1, device),
+                "places": Arena.create(layouts["places_layout"], 1, device),
             },
+            traced=frozenset(self.about["traced"]),
             kinds=frozenset(Inputs(kind) for kind in self.about["kinds"]),
             longest_sum=self.about["longest_sum"],
         )

@@ -27,7 +27,8 @@ largest output is below what a single operation on that output can resolve, twic
 
 NaN and Inf must stand where they stand in the reference; integers and booleans must be equal to
 the reference in either precision, but for those that change when the inputs are perturbed by u:
-near-ties, of which every choice is right. On round numbers a comparison has no such excuse.
+near-ties, of which every choice is right (`ties` says which there are, for indices). On round
+numbers a comparison has no such excuse.
 
 Tensors are gone through in blocks, so that an output of gigabytes needs no second gigabytes.
 """
@@ -41,6 +42,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
 from cuagent.verify.inputs import EXACT, ROUND, Inputs
+from cuagent.verify.ties import Places, wrong_places
 from cuagent.verify.verdict import RuleResult
 
 if TYPE_CHECKING:
@@ -85,6 +87,8 @@ class Expected:
     """The reference in fp64."""
     spread: Sequence[Tensor]
     """Per element, fp64: rms change of `precise` under perturbation by UNIT."""
+    places: Sequence[Places | None] = ()
+    """What indices were chosen from, where the output holds some; empty where nowhere."""
 
 
 @dataclass(frozen=True)
@@ -125,13 +129,20 @@ def strict(
     kind: Inputs,
     longest_sum: int,
     admitted: Precision = Precision.MATCH,
-    places: int = 0,
 ) -> Finding:
-    """The strict rule on one draw of `kind`; `places` are the elements that an index may name."""
+    """The strict rule on one draw of `kind`."""
+    places = expected.places or [None] * len(outputs)
     findings = [
-        _leaf(index, output, declared, precise, spread, kind, longest_sum, admitted, places)
-        for index, (output, declared, precise, spread) in enumerate(
-            zip(outputs, expected.declared, expected.precise, expected.spread, strict=True)
+        _leaf(index, output, declared, precise, spread, kind, longest_sum, admitted, chosen)
+        for index, (output, declared, precise, spread, chosen) in enumerate(
+            zip(
+                outputs,
+                expected.declared,
+                expected.precise,
+                expected.spread,
+                places,
+                strict=True,
+            )
         )
         if output.numel()
     ]
@@ -164,15 +175,17 @@ def _leaf(
     kind: Inputs,
     longest_sum: int,
     admitted: Precision,
-    places: int,
+    places: Places | None,
 ) -> Finding:
     import torch
 
     if not _is_real(output):
         # fp64 may order near-ties otherwise than the declared precision does; either is right.
         wrong = (output != declared) & (output != precise.to(output.dtype))
-        if not (output.dtype is torch.bool and kind in ROUND):
-            wrong &= ~_tied(output, declared, precise, spread, places)
+        if places is not None and bool(wrong.any()):
+            wrong = wrong_places(output, declared, precise, places)
+        elif not (output.dtype is torch.bool and kind in ROUND):
+            wrong &= ~_tied(output, declared, spread)
         return _exact(index, wrong)
     blocks = list(_blocks(output, declared, precise, spread))
     misplaced = sum(int(_misplaced(*_wide3(block)).sum()) for block in blocks)
@@ -291,21 +304,16 @@ def _explains(sums: _Sums, longest_sum: int, bound: float, admitted: Precision) 
     return None
 
 
-def _tied(output: Tensor, declared: Tensor, precise: Tensor, spread: Tensor, places: int) -> Tensor:
+def _tied(output: Tensor, declared: Tensor, spread: Tensor) -> Tensor:
     """Where a near-tie admits an integer other than the reference's.
 
-    As far off as the oracle's own answer moves when the tie falls otherwise. Among more than two an
-    honest kernel may choose one that no perturbation chose: an index may then name any place.
+    As far off as the oracle's own answer moves when the tie falls otherwise.
     """
     import torch
 
     if output.dtype is torch.bool:
         return spread != 0
-    answer = declared.long()
-    near = (output.long() - answer).abs() <= spread.long()
-    if output.dtype in (torch.int32, torch.int64) and answer.min() >= 0 and answer.max() < places:
-        near |= (output >= 0) & (output < places)
-    return (spread != 0) & near
+    return (spread != 0) & ((output.long() - declared.long()).abs() <= spread.long())
 
 
 def _exact(index: int, wrong: Tensor) -> Finding:

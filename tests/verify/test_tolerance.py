@@ -101,24 +101,15 @@ def test_integer_outputs_must_be_equal_to_either_reference() -> None:
 def test_an_integer_that_hangs_on_a_near_tie_may_differ_but_no_comparison_of_round_numbers() -> (
     None
 ):
-    index, near = torch.tensor([1, 2, 3]), torch.tensor([0, 0, 1])
-    expected = Expected([index], [index], [near])
-    assert strict([torch.tensor([1, 2, 7])], expected, Inputs.TIES, 1, places=8).passed
-    assert not strict([torch.tensor([7, 2, 3])], expected, Inputs.TIES, 1, places=8).passed
+    count, near = torch.tensor([1, 2, 3]), torch.tensor([0, 0, 1])
+    expected = Expected([count], [count], [near])
+    assert strict([torch.tensor([1, 2, 4])], expected, Inputs.TIES, 1).passed
+    assert not strict([torch.tensor([1, 2, 5])], expected, Inputs.TIES, 1).passed
+    assert not strict([torch.tensor([0, 2, 3])], expected, Inputs.TIES, 1).passed
     above = torch.tensor([True, False, False])
     expected = Expected([above], [above], [near.bool()])
     assert strict([torch.tensor([True, False, True])], expected, Inputs.NORMAL, 1).passed
     assert not strict([torch.tensor([True, False, True])], expected, Inputs.TIES, 1).passed
-
-
-def test_a_near_tie_admits_no_number_that_it_cannot_give() -> None:
-    rounded, near = torch.tensor([-1, 2, 3]), torch.tensor([0, 1, 0])
-    expected = Expected([rounded], [rounded], [near])
-    assert strict([torch.tensor([-1, 3, 3])], expected, Inputs.OWN, 1, places=100).passed
-    assert not strict([torch.tensor([-1, 4, 3])], expected, Inputs.OWN, 1, places=100).passed
-    index = Expected([rounded.abs()], [rounded.abs()], [near])
-    for far in (-7, 100, 10**12):
-        assert not strict([torch.tensor([1, far, 3])], index, Inputs.TIES, 1, places=100).passed
 
 
 def test_a_sequential_sum_of_one_sign_is_admitted() -> None:

@@ -1,0 +1,65 @@
+"""Small changes to the oracle's inputs and weights, by which it learns how firm its answers are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cuagent.verify.tolerance import UNIT
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+TINY = 1e-30
+
+
+def perturbed(tensor: Tensor, generator: Generator, reach: float = UNIT) -> Tensor:
+    """Every element times 1 + reach N(0,1); integers and booleans as they are."""
+    import torch
+
+    if not real(tensor):
+        return tensor
+    noise = torch.randn(
+        tuple(tensor.shape), generator=generator, device=tensor.device, dtype=torch.float32
+    )
+    return tensor * (1 + reach * noise.double()).to(
+        torch.float64 if not tensor.is_complex() else torch.complex128
+    ).to(tensor.dtype)
+
+
+def tilted(tensor: Tensor, reach: float) -> Tensor:
+    """Every element moved by its size times a ramp from -reach to reach: of equals the last wins.
+
+    With a negative reach it is the first.
+    """
+    import torch
+
+    if not tensor.is_floating_point():
+        return tensor
+    ramp = torch.linspace(-reach, reach, tensor.numel(), device=tensor.device, dtype=torch.float64)
+    return tensor + tensor.abs() * ramp.view(tensor.shape).to(tensor.dtype)
+
+
+def untied(tensor: Tensor) -> Tensor:
+    """Zeros, which no factor moves, become tiny numbers."""
+    return tensor.masked_fill(tensor == 0, TINY) if real(tensor) else tensor
+
+
+def apart(these: Tensor, those: Tensor) -> Tensor:
+    """int64: how far integers or truth values lie apart, as far as their own type can say it."""
+    import torch
+
+    dtype = these.dtype
+    most = 1 if dtype is torch.bool else torch.iinfo(dtype).max
+    return (these.long() - those.long()).abs().clamp(max=most)
+
+
+def pairs(tensor: Tensor) -> Tensor:
+    """Complex numbers as two real ones."""
+    import torch
+
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def real(tensor: Tensor) -> bool:
+    """Whether its elements can move a little."""
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -1,0 +1,138 @@
+"""What the indices in the reference's output were chosen from, for the rule on ties (`ties`).
+
+Runs in the oracle's process. A selection that sees other shapes than when it was looked at first
+tells nothing, and then no index but the reference's own will do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from cuagent.verify.selections import BOUNDED, DISTINCT, Followed, Selection, Traced
+from cuagent.verify.ties import Places, places_of
+from cuagent.verify.tolerance import LOCAL_GATE, OWN_ERROR, PRECISION_GATE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOCAL = LOCAL_GATE / PRECISION_GATE
+"""The bound on one element over that on the rms."""
+
+
+def find_places(
+    exact: Followed,
+    declared: Followed,
+    moved: Iterable[Followed],
+    gate: float = 1.0,
+    one_signed: float = 0.0,
+) -> list[Places]:
+    """For each traced output what its indices were chosen from.
+
+    `moved` are runs under perturbation; `gate` and `one_signed` are factors of rms(m) and rms(z).
+    """
+    outputs = [traced for traced in exact.traced if traced is not None]
+    values = [_lines(exact.selections[traced.selection]) for traced in outputs]
+    spreads = [tensor.new_zeros(tensor.shape) for tensor in values]
+    for run in moved:
+        spreads = [
+            spread.maximum(_apart(value, run, traced))
+            for spread, value, traced in zip(spreads, values, outputs, strict=True)
+        ]
+    found = []
+    for traced, value, spread in zip(outputs, values, spreads, strict=True):
+        chosen = exact.selections[traced.selection]
+        own = _apart(value, declared, traced)
+        size = _rms(value.nan_to_num(posinf=0.0, neginf=0.0))
+        slack = 2 * (gate * _rms(spread) + OWN_ERROR * own.amax(-1) + LOCAL * one_signed * size)
+        if chosen.stable:
+            slack = slack.masked_fill((own == 0).all(-1), -1.0)
+        found.append(_places(chosen, traced, value, slack))
+    return found
+
+
+def tell_places(places: Sequence[Places], target: Sequence[Tensor]) -> None:
+    """Write them to an arena. Where the reference went another way than at first, and they have
+    other shapes, no index but the reference's own will do."""
+    tensors = [tensor for each in places for tensor in each.tensors]
+    if [x.shape for x in tensors] == [x.shape for x in target]:
+        for view, tensor in zip(target, tensors, strict=True):
+            view.copy_(tensor)
+        return
+    for view in target:
+        view.zero_()
+    for each in places_of(target):
+        each.slack.fill_(-1.0)
+
+
+def _places(chosen: Selection, traced: Traced, values: Tensor, slack: Tensor) -> Places:
+    import torch
+
+    flat = traced.numbers.long()
+    low = high = values.new_zeros(0, dtype=torch.int64)
+    if chosen.name in BOUNDED:
+        low, high = (_windows(chosen)[end].view(-1, len(chosen.dims))[flat] for end in (0, 1))
+    once = flat.unique().numel() == flat.numel()
+    return Places(
+        values=values,
+        slack=slack,
+        line=_line_numbers(chosen, traced.shape).reshape(-1)[flat],
+        sizes=torch.tensor([chosen.operand.shape[d] for d in chosen.dims], device=values.device),
+        low=low,
+        high=high,
+        distinct=torch.tensor([chosen.name in DISTINCT and once], device=values.device),
+    )
+
+
+def _lines(chosen: Selection) -> Tensor:
+    """[lines, places], fp64."""
+    last = chosen.operand.movedim(chosen.dims, tuple(range(-len(chosen.dims), 0)))
+    return last.reshape(-1, chosen.places).double()
+
+
+def _line_numbers(chosen: Selection, shape: tuple[int, ...]) -> Tensor:
+    """int64 of `shape`, that of the operator's own indices."""
+    import torch
+
+    numbers = torch.arange(chosen.lines, device=chosen.operand.device)
+    if math.prod(shape) == chosen.lines:
+        return numbers.view(shape)
+    sides = [1 if dim in chosen.dims else side for dim, side in enumerate(chosen.operand.shape)]
+    return numbers.view(sides).expand(shape)
+
+
+def _windows(chosen: Selection) -> tuple[Tensor, Tensor]:
+    """int64 S + [d] each: the first and the last coordinates that an index may have.
+
+    Asked of the operator itself: the maximum of a ramp is where its window ends.
+    """
+    import torch
+
+    shape, ends = chosen.operand.shape, []
+    for dim in chosen.dims:
+        ramp = torch.arange(shape[dim], device=chosen.operand.device, dtype=torch.float64)
+        ramp = ramp.view([-1 if axis == dim else 1 for axis in range(len(shape))]).expand(shape)
+        up, down = (
+            chosen.function(side.contiguous(), *chosen.rest, **chosen.options)[0].long()
+            for side in (ramp, -ramp)
+        )
+        ends.append((up.minimum(-down), up.maximum(-down)))
+    low, high = zip(*ends, strict=True)
+    return torch.stack(low, dim=-1), torch.stack(high, dim=-1)
+
+
+def _apart(values: Tensor, run: Followed, traced: Traced) -> Tensor:
+    """How far the same elements lie apart in another run; zero where it went another way."""
+    import torch
+
+    if traced.selection >= len(run.selections):
+        return torch.zeros_like(values)
+    other = run.selections[traced.selection]
+    if other.operand.numel() != values.numel() or other.places != values.shape[1]:
+        return torch.zeros_like(values)
+    return (_lines(other) - values).abs().nan_to_num(posinf=0.0)
+
+
+def _rms(values: Tensor) -> Tensor:
+    return values.square().mean(-1).sqrt()

@@ -1,0 +1,199 @@
+"""Which operators of the reference choose among elements, and where their indices end up.
+
+A maximum, a sort or a pooling shows of each line only what it chose: to see the others, extremes
+must be drawn there, and for that one must know what the lines are. And an index among equals may be
+any of them: to judge it one must know what it was chosen from.
+
+Followed: indices that reach the output as they are, whatever views, slices and integer types they
+pass through. What is computed from an index (a sum with it, a one-hot row) is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BY_DIM = """
+max min amax amin aminmax argmax argmin any all topk sort kthvalue median nanmedian mode cummax
+cummin
+"""
+BY_DIM = frozenset(_BY_DIM.split())
+"""Operators with an argument `dim`; without one they choose among all elements."""
+POOLS = {
+    "max_pool2d_with_indices": 2,
+    "max_pool3d_with_indices": 3,
+    "adaptive_max_pool2d": 2,
+    "adaptive_max_pool3d": 3,
+}
+"""How many of the last axes a pooling goes over."""
+DISTINCT = ("topk", "sort")
+"""Whose indices in one line are never twice the same."""
+BOUNDED = (*POOLS, "cummax", "cummin")
+"""Which choose for each element of their result from a part of the line only."""
+COPIES = ("clone", "_to_copy", "_unsafe_view", "flip")
+"""That are no views, and leave the elements what they are."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One operator that ran."""
+
+    name: str
+    operand: Tensor
+    dims: tuple[int, ...]
+    """Over which it chose."""
+    function: Any
+    rest: tuple[Any, ...]
+    """Its arguments but the first."""
+    options: dict[str, Any]
+
+    @property
+    def places(self) -> int:
+        """Elements of a line: among how many it chose."""
+        return math.prod(self.operand.shape[dim] for dim in self.dims)
+
+    @property
+    def lines(self) -> int:
+        return self.operand.numel() // max(1, self.places)
+
+    @property
+    def stable(self) -> bool:
+        """Whether it promises the order of equals."""
+        return self.name == "sort" and "stable" in (self.function._overloadname or "")
+
+
+@dataclass(frozen=True)
+class Traced:
+    """An output tensor whose elements are indices of one selection."""
+
+    selection: int
+    """Its number, in the order in which they ran."""
+    numbers: Tensor
+    """Like the output: which element of the selection's own indices each is."""
+    shape: tuple[int, ...]
+    """Of the selection's own indices."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """One run of the reference."""
+
+    outputs: list[Tensor]
+    selections: list[Selection]
+    traced: list[Traced | None]
+    """For each output."""
+
+
+def follow(run: Callable[[], list[Tensor]]) -> Followed:
+    """Run the reference and follow what it chooses."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    selections: list[Selection] = []
+    known: dict[int, tuple[Tensor, Traced]] = {}
+    """By identity; the tensor is kept, so that its number is not given to another."""
+
+    class Follow(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            chosen = _selection(function, args, kwargs)
+            result = function(*args, **kwargs)
+            if chosen is not None:
+                index = _index_of(chosen.name, result)
+                if index is not None:
+                    known[id(index)] = index, _untouched(len(selections), index)
+                selections.append(chosen)
+            elif args and id(args[0]) in known:
+                if function._schema.is_mutable:
+                    del known[id(args[0])]
+                else:
+                    _pass_on(known, function, args, kwargs, result)
+            return result
+
+    with Follow():
+        outputs = run()
+    traced = [
+        known[id(output)][1] if id(output) in known and not _real(output) else None
+        for output in outputs
+    ]
+    return Followed(outputs, selections, traced)
+
+
+def _selection(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Selection | None:
+    import torch
+
+    name = function.overloadpacket.__name__
+    if not args or not isinstance(args[0], torch.Tensor) or not args[0].dim():
+        return None
+    operand, count = args[0], args[0].dim()
+    if name in POOLS:
+        dims: Sequence[int] = range(count - POOLS[name], count)
+    elif name in BY_DIM or name == "linalg_vector_norm":
+        dims = _dims(function, args, kwargs) or range(count)
+    else:
+        return None
+    second = args[1] if len(args) > 1 else None
+    elementwise = isinstance(second, torch.Tensor)
+    if elementwise or (name == "linalg_vector_norm" and not math.isinf(second or 2)):
+        return None
+    around = tuple(sorted({dim % count for dim in dims}))
+    kept = operand.detach().clone() if function._schema.is_mutable else operand
+    return Selection(name, kept, around, function, tuple(args[1:]), kwargs)
+
+
+def _dims(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
+    """The value of its argument `dim`; none where it goes over all."""
+    for position, argument in enumerate(function._schema.arguments):
+        if argument.name == "dim":
+            given = args[position] if position < len(args) else argument.default_value
+            given = kwargs.get("dim", given)
+            return [given] if isinstance(given, int) else list(given or [])
+    return []
+
+
+def _index_of(name: str, result: Any) -> Tensor | None:
+    if isinstance(result, tuple | list):
+        return None if name == "aminmax" else result[1]
+    return result if name in ("argmax", "argmin") else None
+
+
+def _untouched(number: int, index: Tensor) -> Traced:
+    import torch
+
+    numbers = torch.arange(index.numel(), device=index.device).view(index.shape)
+    return Traced(number, numbers, tuple(index.shape))
+
+
+def _pass_on(
+    known: dict[int, tuple[Tensor, Traced]],
+    function: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    result: Any,
+) -> None:
+    """What a view or a copy of known indices holds."""
+    from dataclasses import replace
+
+    name = function.overloadpacket.__name__
+    if not (function.is_view or name in COPIES):
+        return
+    traced = known[id(args[0])][1]
+    if name == "_to_copy":
+        known[id(result)] = result, traced
+        return
+    numbers = function(traced.numbers, *args[1:], **kwargs)
+    if isinstance(result, tuple | list):
+        for part, of_part in zip(result, numbers, strict=True):
+            known[id(part)] = part, replace(traced, numbers=of_part)
+    else:
+        known[id(result)] = result, replace(traced, numbers=numbers)
+
+
+def _real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

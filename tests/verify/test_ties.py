@@ -1,0 +1,84 @@
+"""Indices among equals: which a candidate may name, by what the oracle finds out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cuagent.verify.inputs import Inputs
+from cuagent.verify.places import find_places
+from cuagent.verify.selections import follow
+from cuagent.verify.tolerance import Expected, strict
+
+Run = Callable[[torch.Tensor], torch.Tensor]
+TIED = torch.tensor([[1.0, 3.0, 0.0, 3.0, 3.0], [2.0, 2.0, 5.0, 1.0, 2.0]])
+
+
+def passes(run: Run, x: torch.Tensor, output: torch.Tensor) -> bool:
+    """Whether the rule takes `output` for the indices that `run` gives."""
+    declared = follow(lambda: [run(x)])
+    exact = follow(lambda: [run(x.double())])
+    moved = [follow(lambda: [run(x.double() * (1 + 1e-6))])]
+    right = exact.outputs[0]
+    expected = Expected(
+        declared.outputs, [right], [torch.ones_like(right)], find_places(exact, declared, moved)
+    )
+    return strict([output], expected, Inputs.TIES, 1).passed
+
+
+def test_any_tied_place_will_do_and_no_other() -> None:
+    for place in range(5):
+        given = torch.tensor([place, 2])
+        assert passes(lambda x: x.argmax(-1), TIED, given) == (place in (1, 3, 4))
+    assert not passes(lambda x: x.argmax(-1), TIED, torch.tensor([10**12, 2]))
+
+
+def test_a_near_tie_is_one_of_the_size_of_roundoff() -> None:
+    near = TIED.clone()
+    near[0, 3] += 1e-6
+    for place, right in ((1, True), (3, True), (0, False)):
+        assert passes(lambda x: x.argmax(-1), near, torch.tensor([place, 2])) == right
+    near[0, 3] += 1e-3
+    assert not passes(lambda x: x.argmax(-1), near, torch.tensor([1, 2]))
+
+
+def test_indices_of_one_line_are_all_different() -> None:
+    order = torch.tensor([[2, 0, 4, 1, 3], [3, 4, 1, 0, 2]])
+    assert passes(lambda x: x.argsort(-1), TIED, order)
+    order[0, 3] = 4
+    assert not passes(lambda x: x.argsort(-1), TIED, order)
+
+
+def test_a_stable_sort_keeps_the_order_of_equals() -> None:
+    stable: Run = lambda x: torch.sort(x, stable=True, dim=-1)[1]  # noqa: E731
+    assert passes(stable, TIED, torch.tensor([[2, 0, 1, 3, 4], [3, 0, 1, 4, 2]]))
+    assert not passes(stable, TIED, torch.tensor([[2, 0, 3, 1, 4], [3, 0, 1, 4, 2]]))
+
+
+def test_an_index_lies_in_its_window_and_not_behind_its_place() -> None:
+    pooled: Run = lambda x: F.max_pool1d(x, 2, stride=2, return_indices=True)[1]  # noqa: E731
+    assert passes(pooled, TIED, torch.tensor([[1, 3], [1, 2]]))
+    assert not passes(pooled, TIED, torch.tensor([[3, 3], [1, 2]]))
+    so_far: Run = lambda x: torch.cummax(x, -1)[1]  # noqa: E731
+    assert passes(so_far, TIED, torch.tensor([[0, 1, 1, 1, 3], [0, 0, 2, 2, 2]]))
+    assert not passes(so_far, TIED, torch.tensor([[0, 3, 1, 1, 3], [0, 0, 2, 2, 2]]))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x.topk(2, dim=0)[1][:1, 1:].to(torch.int32),
+        lambda x: x.argmax(0, keepdim=True)[:, 1:].to(torch.int32),
+        lambda x: x.t().max(-1).indices.unsqueeze(0).split(1, dim=1)[1],
+    ],
+)
+def test_indices_are_followed_through_views_and_types(run: Run) -> None:
+    x = torch.tensor([[0.0, 1, 2, 3, 4], [9, 1, 1, 1, 1], [9, 1, 0, 0, 0]])
+    given = run(x).clone()
+    given[0, 0] = 2
+    assert passes(run, x, given)
+    x[2, 1] = 0
+    assert not passes(run, x, given)
