@@ -105,11 +105,14 @@ class Course:
                 with self.tally.clock("worker"):
                     self.session.load(self.stage.weights, fresh=part.fresh)
                 self._round(part, seeds)
+            if (worst := self.tally.worst_in_use()) is not None:
+                self._in_a_fresh_model(worst)
             if self.tally.failed:
                 break  # the first round has all that the lax rule needs
 
     def _round(self, part: Round, seeds: Seeds) -> None:
-        when = When.FIRST if part.fresh else When.SWAPPED
+        in_use = When.SWAPPED if self.stage.weights.tensors() else When.IN_USE
+        when = When.FIRST if part.fresh else in_use
         trials = [
             Trial(kind, part.weights, seeds.draw(), when)
             for kind in part.kinds
@@ -126,6 +129,12 @@ class Course:
             random.Random(seeds.draw()).shuffle(first)
             for begun in range(0, len(first), most):
                 self._try_again(first[begun : begun + most])
+
+    def _in_a_fresh_model(self, trial: Trial) -> None:
+        """What went wrong in the model in use once more: is it the use, or are it the inputs?"""
+        with self.tally.clock("worker"):
+            self.session.load(self.stage.weights)
+        self._try([replace(trial, when=When.FIRST)])
 
     def _try(self, trials: Sequence[Trial]) -> list[list[Tensor]]:
         """Draws of one block: two calls each, then the oracle, then the rules; the outputs."""

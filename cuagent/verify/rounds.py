@@ -74,6 +74,8 @@ class When(StrEnum):
     """In a block of calls without poison, as in timing: whoever tells the two apart shows."""
     SWAPPED = "weights swapped"
     """The weights were loaded into a model in use: what was derived from the old ones shows."""
+    IN_USE = "model in use"
+    """The same for a model without weights, which was not constructed anew."""
 
 
 class Rejected(Exception):
@@ -155,6 +157,13 @@ class Tally:
     def failed(self) -> bool:
         return not all(finding.passed for _, finding in self._findings)
 
+    def worst_in_use(self) -> Trial | None:
+        """The draw that failed worst, where only those in the model in use did."""
+        failed = [(t, f) for t, f in self._findings if not f.passed]
+        if not failed or any(t.when not in (When.SWAPPED, When.IN_USE) for t, _ in failed):
+            return None
+        return max(failed, key=lambda pair: pair[1].ratio)[0]
+
     def conclusion(self) -> tuple[Reason, str]:
         """The reason and a line of detail, once all draws are in."""
         failed = [(t, f) for t, f in self._findings if not f.passed]
@@ -180,11 +189,14 @@ class Tally:
         if all(t.when is When.TIMED for t, _ in failed):
             what = "right when called alone, wrong in a block of calls as in timing"
             return Reason.WRONG_VALUES, f"{what}; {where}"
+        if all(t.when is When.SWAPPED for t, _ in failed):
+            what = "right in a fresh model, wrong after load_state_dict into the model in use"
+            return Reason.WRONG_VALUES, f"{what}, where new weights must take effect; {where}"
+        if all(t.when is When.IN_USE for t, _ in failed):
+            what = "right in a fresh model, wrong in one that was called before"
+            return Reason.NOT_DETERMINISTIC, f"{what}; {where}"
         if all(t.kind in (Inputs.CANCELLATION, Inputs.FEW) for t, _ in failed):
             return Reason.LESS_PRECISE, f"sums that fp32 holds exactly were not exact; {where}"
-        if all(t.when is When.SWAPPED for t, _ in failed):
-            what = "wrong only after load_state_dict into the model in use"
-            return Reason.WRONG_VALUES, f"{what}, where new weights must take effect; {where}"
         coarsest = _coarsest([f for _, f in failed])
         exact = any(t.kind in EXACT for t, _ in failed)
         if coarsest not in (None, Precision.MATCH) and not exact:

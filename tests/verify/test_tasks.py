@@ -133,6 +133,19 @@ def test_a_fold_that_forgets_the_running_mean_is_found(verdict: Judged) -> None:
     assert found.lax.passed
 
 
+def test_what_is_wrong_in_the_last_round_is_told_by_its_cause_where_there_are_no_weights(
+    verdict: Judged,
+) -> None:
+    of_inputs = verdict("kernel", forward="return 2 * x + 1 + (x == x.round()).all()")
+    assert of_inputs.reason is Reason.WRONG_VALUES
+    assert of_inputs.detail.startswith("on "), of_inputs.detail
+    first = "if not hasattr(self, 'far'): self.far = x.abs().max() > 50"
+    of_use = f"{first}\n        return 2 * x + 1 + self.far * (x == x.round()).all()"
+    found = verdict("kernel", forward=of_use)
+    assert found.reason is Reason.NOT_DETERMINISTIC
+    assert found.detail.startswith("right in a fresh model, wrong in one that was called before")
+
+
 def test_a_task_that_a_constant_solves_is_not_certifiable(verdict: Judged) -> None:
     assert verdict("constant").reason is Reason.NOT_CERTIFIABLE
 

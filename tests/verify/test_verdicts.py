@@ -314,3 +314,18 @@ def test_a_candidate_holds_neither_the_task_nor_the_oracle(judged: Judged) -> No
     )
     assert "modules []" in verdict.output, verdict.output
     assert "secrets []" in verdict.output
+
+
+def test_weights_that_did_not_take_effect_and_inputs_that_went_wrong_are_told_apart(
+    judged: Judged,
+) -> None:
+    stale = judged(
+        """
+        self.kept = getattr(self, "kept", None) or self.scale.tolist()
+        return self.honest(x) * (torch.tensor(self.kept) == self.scale).all()
+        """
+    )
+    assert "wrong after load_state_dict into the model in use" in stale.detail
+    inputs = judged("return self.honest(x) + (x == x.round()).all()")
+    assert inputs.reason is Reason.WRONG_VALUES
+    assert inputs.detail.startswith("on "), inputs.detail
