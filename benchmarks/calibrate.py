@@ -25,9 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cuagent.verify.bounds import UNIT
 from cuagent.verify.inputs import Inputs
 from cuagent.verify.reductions import longest_sum
-from cuagent.verify.tolerance import UNIT, Expected, strict
+from cuagent.verify.tolerance import Expected, strict
 
 Function = Callable[..., Tensor]
 PERTURBATIONS = 8

@@ -133,7 +133,7 @@ def _unsteady(referee: Referee) -> str:
         earlier, _ = referee.ask(Weights.OWN, seed, kind, draw)
         before = [tensor.clone() for tensor in earlier.declared]
         expected, _ = referee.ask(Weights.OWN, seed, kind, draw)
-        if not referee.stage.judged(before, expected, kind).passed:
+        if not referee.judged(before, expected, kind, draw).passed:
             return f"{kind} inputs"
     return ""
 
@@ -147,11 +147,12 @@ def _passing(referee: Referee) -> list[str]:
     for weights, kind in TRIALS:
         if kind not in referee.stage.kinds:
             continue
-        expected, inputs = referee.ask(weights, seed, kind, seeds.draw())
+        draw = seeds.draw()
+        expected, inputs = referee.ask(weights, seed, kind, draw)
         passed = [
             name
             for name, answer in _nulls(expected.declared, inputs, before).items()
-            if referee.stage.judged(answer, expected, kind).passed
+            if referee.judged(answer, expected, kind, draw).passed
         ]
         if before is None:
             passed.append(EARLIER)  # nothing to hand back yet

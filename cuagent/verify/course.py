@@ -10,10 +10,12 @@ first by turns. The referee opens and closes all that is used here.
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cuagent.task import Device, Task
@@ -56,7 +58,7 @@ class Stage:
     outputs: Arena
     weights: Arena
     answers: dict[str, Arena]
-    """declared, precise, spread, places."""
+    """declared, precise, spread, places; moved, which is asked for in doubt only."""
     traced: frozenset[int]
     """Outputs whose indices can be followed to what they were chosen from."""
     kinds: frozenset[Inputs]
@@ -71,8 +73,19 @@ class Stage:
         places = [next(found) if number in self.traced else None for number in outputs]
         return Expected(declared, precise, spread, places)
 
-    def judged(self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs) -> Finding:
-        return strict(outputs, expected, kind, self.longest_sum, self.task.precision)
+    def judged(
+        self,
+        outputs: Sequence[Tensor],
+        expected: Expected,
+        kind: Inputs,
+        doubt: Callable[[], Sequence[Tensor]] | None = None,
+    ) -> Finding:
+        """The strict rule; an error is held against nobody before `doubt` says what moves."""
+        about = kind, self.longest_sum, self.task.precision
+        finding = strict(outputs, expected, *about)
+        if doubt is None or finding.passed or math.isinf(finding.ratio):
+            return finding
+        return strict(outputs, replace(expected, moved=doubt()), *about)
 
 
 class Course:
@@ -212,7 +225,10 @@ class Course:
             expected = self.stage.expected()
             # Equal outputs are judged once: that is nearly always, and halves the work.
             distinct = snapshots[:1] if _equal(snapshots[0], snapshots[-1]) else snapshots
-            findings = [self.stage.judged(snapshot, expected, trial.kind) for snapshot in distinct]
+            doubt = None if self.tally.failed else partial(self._doubt, trial, slot)
+            findings = [
+                self.stage.judged(snapshot, expected, trial.kind, doubt) for snapshot in distinct
+            ]
             unwritten = not findings[0].passed and _poisoned(distinct[0], poison)
             if findings[0].passed and not findings[-1].passed:
                 trial = replace(trial, when=When.TIMED)
@@ -223,6 +239,10 @@ class Course:
                 self.tally.trivial = self._constant_passes(
                     self.tally.constants, expected, trial.kind
                 )
+
+    def _doubt(self, trial: Trial, slot: int) -> list[Tensor]:
+        stage = self.stage
+        return self.oracle.doubt(stage.inputs, slot, stage.answers["moved"], trial.seed)
 
     def _constant_passes(self, levels: Sequence[float], expected: Expected, kind: Inputs) -> bool:
         """One constant for all draws: a loss is one number in each of them, yet not the same."""

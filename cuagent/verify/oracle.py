@@ -15,7 +15,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Task, TaskError
 from cuagent.verify.inputs import Inputs, Weights
@@ -23,6 +23,9 @@ from cuagent.worker import Arena, Nursery, NurseryError
 from cuagent.worker.arms import task_to_json
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.warm import DEFECT
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ANSWER_S = 600.0
 OPPOSITES = 6
@@ -89,6 +92,12 @@ class Oracle:
         message = {"do": "answer", "inputs": self._lend(inputs), "slot": slot, "seed": seed}
         how = {"seconds": seconds, "opposites": opposites}
         return self._ask(message | lent | how)["finite"]
+
+    def doubt(self, inputs: Arena, slot: int, moved: Arena, seed: int) -> list[Tensor]:
+        """How far each element of the answer moves when honest roundoff moves what it is of."""
+        lent = {"inputs": self._lend(inputs), "moved": self._lend(moved)}
+        self._ask({"do": "doubt", "slot": slot, "seed": seed} | lent)
+        return moved.tensors()
 
     def forget(self, arena: Arena) -> None:
         """Take back an arena before it is closed."""

@@ -29,20 +29,15 @@ from cuagent.task import (
     unflatten,
 )
 from cuagent.task.memory import shortage
+from cuagent.verify import doubts
+from cuagent.verify.bounds import COARSE_GATE, MOST_SEQUENTIAL, UNIT, UNITS, reach
 from cuagent.verify.examine import examine
 from cuagent.verify.inputs import Inputs, Range, Weights, boolean, derive, ranges_of, shake
-from cuagent.verify.perturb import apart, pairs, perturbed, real, tilted, untied
+from cuagent.verify.perturb import apart, opposites, pairs, perturbed, real, tilted, untied
 from cuagent.verify.places import find_places, tell_places
 from cuagent.verify.reductions import longest_sum
 from cuagent.verify.selections import Followed, follow
 from cuagent.verify.ties import Places
-from cuagent.verify.tolerance import (
-    COARSE_GATE,
-    MOST_SEQUENTIAL,
-    PRECISION_GATE,
-    UNIT,
-    UNITS,
-)
 from cuagent.worker.arena import Arena, layout_of, settle
 from cuagent.worker.arms import set_precision, task_from_json
 from cuagent.worker.channel import receive_message, send_message
@@ -117,6 +112,8 @@ class _Oracle:
                 self.draw(Inputs(message["kind"]), message["seed"], target)
             case "answer":
                 return self.answer(message)
+            case "doubt":
+                self.doubt(message)
         return {}
 
     def describe(self) -> dict[str, Any]:
@@ -229,7 +226,7 @@ class _Oracle:
         """Spread per element: rms over `count` perturbations of every input and weight."""
         import torch
 
-        generator = torch.Generator(device=self.reference.task.device.value).manual_seed(seed)
+        generator = self._generator(seed)
         model = self.precise if self.fp64 else self.declared
         assert model is not None
         kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -267,7 +264,7 @@ class _Oracle:
         inputs: list[Tensor],
         exact: list[Tensor],
         spread: list[Tensor],
-        opposites: int,
+        count: int,
         seed: int,
     ) -> list[Places]:
         """What the integers of the output that hang on a near-tie may be as well.
@@ -280,13 +277,13 @@ class _Oracle:
         import torch
 
         model = self.precise if self.fp64 else self.declared
-        reach = PRECISION_GATE * math.sqrt(self.longest) * UNIT
+        far = reach(self.longest, UNIT)
         for view in spread:
             if not real(view):
                 view.zero_()
 
         def moved() -> Iterator[Followed]:
-            for wide in self._moved_inputs(inputs, reach, opposites, seed):
+            for wide in self._moved_inputs(inputs, far, count, seed):
                 run = self._followed(model, wide)
                 for view, result, base in zip(spread, run.outputs, exact, strict=True):
                     if not real(base):
@@ -294,7 +291,7 @@ class _Oracle:
                 yield run
 
         unit = UNITS[self.reference.task.precision]
-        coarse = 0.0 if unit == UNIT else COARSE_GATE * unit / reach
+        coarse = 0.0 if unit == UNIT else COARSE_GATE * unit / far
         return find_places(
             self._followed(model, [self._widened(tensor) for tensor in inputs]),
             self._followed(self.declared, inputs),
@@ -304,25 +301,44 @@ class _Oracle:
         )
 
     def _moved_inputs(
-        self, inputs: list[Tensor], reach: float, opposites: int, seed: int
+        self, inputs: list[Tensor], far: float, count: int, seed: int
     ) -> Iterator[list[Tensor]]:
-        import torch
-
-        generator = torch.Generator(device=self.reference.task.device.value).manual_seed(seed)
+        generator = self._generator(seed)
         wide = [untied(self._widened(tensor)) for tensor in inputs]
-        for _ in range(opposites):
-            state = generator.get_state()
-            for sign in (1, -1):
-                generator.set_state(state)
-                yield [perturbed(tensor, generator, sign * reach) for tensor in wide]
+        for _ in range(count):
+            yield from opposites(wide, generator, far)
         for sign in (1, -1):
-            yield [tilted(tensor, sign * reach) for tensor in wide]
+            yield [tilted(tensor, sign * far) for tensor in wide]
 
     def _followed(self, model: nn.Module | None, inputs: list[Tensor]) -> Followed:
         assert model is not None
         wide = model is not self.declared
         with self._default_dtype() if wide else nullcontext():
             return follow(lambda: self._forward(model, inputs))
+
+    def doubt(self, message: dict[str, Any]) -> None:
+        """Write how far each element of the answer moves within honest roundoff."""
+        model = self.precise if self.fp64 else self.declared
+        assert model is not None
+
+        def run(tensors: list[Tensor]) -> list[Tensor]:
+            with self._default_dtype():
+                return self._forward(model, tensors)
+
+        inputs = self.arenas[message["inputs"]].tensors(message["slot"])
+        doubts.move(
+            run,
+            [self._widened(tensor) for tensor in inputs],
+            model.state_dict(),
+            reach(self.longest, UNITS[self.reference.task.precision]),
+            self._generator(message["seed"]),
+            self.arenas[message["moved"]].tensors(),
+        )
+
+    def _generator(self, seed: int) -> Any:
+        import torch
+
+        return torch.Generator(device=self.reference.task.device.value).manual_seed(seed)
 
     def _exact(self, inputs: list[Tensor]) -> list[Tensor]:
         if not self.fp64 or self.precise is None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cuagent.verify.tolerance import UNIT
+from cuagent.verify.bounds import UNIT
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -24,6 +25,16 @@ def perturbed(tensor: Tensor, generator: Generator, reach: float = UNIT) -> Tens
     return tensor * (1 + reach * noise.double()).to(
         torch.float64 if not tensor.is_complex() else torch.complex128
     ).to(tensor.dtype)
+
+
+def opposites(
+    tensors: Sequence[Tensor], generator: Generator, reach: float
+) -> Iterator[list[Tensor]]:
+    """A perturbation of all and its opposite, so that a tie falls one way and the other."""
+    state = generator.get_state()
+    for sign in (1, -1):
+        generator.set_state(state)
+        yield [perturbed(tensor, generator, sign * reach) for tensor in tensors]
 
 
 def tilted(tensor: Tensor, reach: float) -> Tensor:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from cuagent.verify.bounds import LOCAL_GATE, OWN_ERROR, PRECISION_GATE
 from cuagent.verify.selections import BOUNDED, DISTINCT, Followed, Selection, Traced
 from cuagent.verify.ties import Places, places_of
-from cuagent.verify.tolerance import LOCAL_GATE, OWN_ERROR, PRECISION_GATE
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -32,7 +32,7 @@ from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.oracle import Oracle
 from cuagent.verify.rounds import Tally, most_calls
 from cuagent.verify.seeds import Seeds
-from cuagent.verify.tolerance import Expected
+from cuagent.verify.tolerance import Expected, Finding
 from cuagent.verify.verdict import Reason, RuleResult, Verdict
 from cuagent.worker import (
     Arena,
@@ -124,6 +124,7 @@ class Referee:
                 "precise": Arena.create(layouts["precise_layout"], 1, device),
                 "spread": Arena.create(layouts["precise_layout"], 1, device),
                 "places": Arena.create(layouts["places_layout"], 1, device),
+                "moved": Arena.create(layouts["precise_layout"], 1, device),
             },
             traced=frozenset(self.about["traced"]),
             kinds=frozenset(Inputs(kind) for kind in self.about["kinds"]),
@@ -203,6 +204,16 @@ class Referee:
         self._oracle.answer(stage.inputs, 0, stage.answers, draw, 0.0)
         return stage.expected(), stage.inputs.tensors()
 
+    def judged(
+        self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs, draw: int
+    ) -> Finding:
+        """The strict rule on an answer to what was last asked."""
+
+        def doubt() -> list[Tensor]:
+            return self._oracle.doubt(self.stage.inputs, 0, self.stage.answers["moved"], draw)
+
+        return self.stage.judged(outputs, expected, kind, doubt)
+
     def _mend(self) -> None:
         """Start anew what died since the last verdict; the arenas are ours and still there."""
         if not self._nursery.alive:
@@ -278,9 +289,14 @@ class Referee:
         kind: Inputs = Inputs.OWN,
     ) -> RuleResult:
         """The strict rule on `outputs` for one slot of `kind`, a trusted arm's where not given."""
+
+        def doubt() -> list[Tensor]:
+            moved = self.stage.answers["moved"]
+            self._weigh_as_timed()
+            return self._oracle.doubt(batch.inputs, slot, moved, batch.seeds[slot])
+
         if slot not in batch.expected:
-            if self._oracle.weights != (Weights.OWN, self._timed_seed):
-                self._oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)
+            self._weigh_as_timed()
             finite = self._oracle.answer(
                 batch.inputs, slot, self.stage.answers, batch.seeds[slot], LOGIC_SPREAD_S
             )
@@ -289,8 +305,12 @@ class Referee:
             batch.expected.clear()
             batch.expected[slot] = kept(self.stage.expected())
         given = batch.outputs.tensors(slot) if outputs is None else outputs
-        finding = self.stage.judged(given, batch.expected[slot], kind)
+        finding = self.stage.judged(given, batch.expected[slot], kind, doubt)
         return RuleResult(finding.passed, finding.ratio, finding.note)
+
+    def _weigh_as_timed(self) -> None:
+        if self._oracle.weights != (Weights.OWN, self._timed_seed):
+            self._oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)
 
     def discard(self, batch: Batch) -> None:
         """Give the memory of a batch back. Sessions that were lent it must be closed before."""

@@ -10,8 +10,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
+from cuagent.verify.bounds import UNITS
 from cuagent.verify.inputs import EXACT, Inputs, Weights
-from cuagent.verify.tolerance import UNITS, Expected, Finding, lax
+from cuagent.verify.tolerance import Expected, Finding, lax
 from cuagent.verify.verdict import Draw, Reason, RuleResult
 
 if TYPE_CHECKING:

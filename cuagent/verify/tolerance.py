@@ -17,6 +17,10 @@ strict  With y the fp64 oracle, r the reference, e = x - y, s the spread of the 
         Where the task admits TF32 (u = 2^-11), fp16 or bf16, 2.5 rms(s) u / 2^-24 is added to the
         first gate and five times that to the second.
 
+An error that is refused so is looked at again, once it is known how far m each element moves when
+inputs and weights are perturbed by as much as honest sums err: where m_i > 5 gate, the narrow one,
+the answer jumps, and m_i is taken off |e_i| (`bounds` says why). Exact probes have no such doubt.
+
 The second term of the gate is for sums of one sign inside a task (exponentials, squares) that are
 taken one term after the other: each addition rounds the partial sum, whose size s does not know.
 
@@ -36,45 +40,26 @@ Tensors are gone through in blocks, so that an output of gigabytes needs no seco
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
-from cuagent.verify.inputs import EXACT, ROUND, Inputs
+from cuagent.verify.bounds import UNITS, Gates, Sums, explains, gates, number, settled, steady
+from cuagent.verify.inputs import ROUND, Inputs
 from cuagent.verify.ties import Places, wrong_places
 from cuagent.verify.verdict import RuleResult
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
+    Block = tuple[Tensor, ...]
+
 LAX = 1e-2
-UNIT = 2.0**-24
-"""Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
-OWN_ERROR = 3.0
-PRECISION_GATE, LOCAL_GATE = 8.0, 40.0
-SEQUENTIAL, MOST_SEQUENTIAL = 1.0, 1e-4
-COARSE_GATE = 2.5
-"""Of rms(s), scaled to TF32 or bf16: rounding factors of products to them errs by 0.7, truncating
-by about 2, and the next coarser one by 6. No sqrt(K): the perturbation is this very rounding."""
-UNEVEN = 30.0
-"""Largest error over rms error, above which it is no roundoff but a wrong element."""
-LOGIC_FACTOR = 12.5
-FORGIVEN = 0.05
-QUARTER = 0.25
-FEW_TERMS = 32
-"""The longest sum on draws in which nearly all terms are zero."""
-LEAST = 2.0**-114
+IN_DOUBT = 5
+"""Tensors that the rule looks at once it is known how far each element moves."""
 BLOCK = 1 << 24
 """Elements that are held in fp64 at a time."""
-UNITS = {
-    Precision.MATCH: UNIT,
-    Precision.TF32: 2.0**-11,
-    Precision.FP16: 2.0**-11,
-    Precision.BF16: 2.0**-8,
-}
-"""Unit roundoff of the factors of a product."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +74,8 @@ class Expected:
     """Per element, fp64: rms change of `precise` under perturbation by UNIT."""
     places: Sequence[Places | None] = ()
     """What indices were chosen from, where the output holds some; empty where nowhere."""
+    moved: Sequence[Tensor] | None = None
+    """Per element, fp64: largest change under perturbation by `bounds.reach`; asked in doubt."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +106,7 @@ def lax(outputs: Sequence[Tensor], declared: Sequence[Tensor]) -> RuleResult:
             same = (x == r) | (x.isnan() & r.isnan())
             bound = LAX + LAX * r.double().abs()
             ratio = torch.where(same, 0.0, (x.double() - r.double()).abs() / bound)
-            worst = max(worst, _number(ratio.nan_to_num(nan=math.inf).max()))
+            worst = max(worst, number(ratio.nan_to_num(nan=math.inf).max()))
     return RuleResult(worst <= 1, worst)
 
 
@@ -132,19 +119,15 @@ def strict(
 ) -> Finding:
     """The strict rule on one draw of `kind`."""
     places = expected.places or [None] * len(outputs)
+    parts = [outputs, expected.declared, expected.precise, expected.spread]
+    if expected.moved is not None:
+        parts.append(expected.moved)
     findings = [
-        _leaf(index, output, declared, precise, spread, kind, longest_sum, admitted, chosen)
-        for index, (output, declared, precise, spread, chosen) in enumerate(
-            zip(
-                outputs,
-                expected.declared,
-                expected.precise,
-                expected.spread,
-                places,
-                strict=True,
-            )
-        )
-        if output.numel()
+        _real(index, tensors, kind, longest_sum, admitted)
+        if _is_real(tensors[0])
+        else _whole(index, tensors, kind, places[index])
+        for index, tensors in enumerate(zip(*parts, strict=True))
+        if tensors[0].numel()
     ]
     if not findings:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
@@ -163,145 +146,70 @@ def strict(
 
 def constants(expected: Expected) -> list[float]:
     """For each output the best constant answer to one draw: its mean."""
-    return [_number(y.double().mean()) if y.numel() else 0.0 for y in expected.declared]
+    return [number(y.double().mean()) if y.numel() else 0.0 for y in expected.declared]
 
 
-def _leaf(
-    index: int,
-    output: Tensor,
-    declared: Tensor,
-    precise: Tensor,
-    spread: Tensor,
-    kind: Inputs,
-    longest_sum: int,
-    admitted: Precision,
-    places: Places | None,
-) -> Finding:
+def _whole(index: int, tensors: Sequence[Tensor], kind: Inputs, places: Places | None) -> Finding:
+    """The rule for integers and booleans."""
     import torch
 
-    if not _is_real(output):
-        # fp64 may order near-ties otherwise than the declared precision does; either is right.
-        wrong = (output != declared) & (output != precise.to(output.dtype))
-        if places is not None and bool(wrong.any()):
-            wrong = wrong_places(output, declared, precise, places)
-        elif not (output.dtype is torch.bool and kind in ROUND):
-            wrong &= ~_tied(output, declared, spread)
-        return _exact(index, wrong)
-    blocks = list(_blocks(output, declared, precise, spread))
+    output, declared, precise, spread = tensors[:4]
+    # fp64 may order near-ties otherwise than the declared precision does; either is right.
+    wrong = (output != declared) & (output != precise.to(output.dtype))
+    if places is not None and bool(wrong.any()):
+        wrong = wrong_places(output, declared, precise, places)
+    elif not (output.dtype is torch.bool and kind in ROUND):
+        wrong &= ~_tied(output, declared, spread)
+    return _exact(index, wrong)
+
+
+def _real(
+    index: int, tensors: Sequence[Tensor], kind: Inputs, longest_sum: int, admitted: Precision
+) -> Finding:
+    """The rule for real and complex numbers; `tensors` are x, r, y, s and in doubt m."""
+    blocks = list(_blocks(*tensors))
     misplaced = sum(int(_misplaced(*_wide3(block)).sum()) for block in blocks)
     if misplaced:
         what = "NaN or Inf in the wrong place, or a wrong number there"
-        return _refused(index, misplaced, output.numel(), what)
-    sums = _Sums()
-    for block in blocks:
-        sums.add(*_finite(block))
+        return _refused(index, misplaced, tensors[0].numel(), what)
+    sums = Sums.of(_left(blocks, math.inf))
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
-    gates = _gates(sums, output.dtype, kind, longest_sum, UNITS[admitted])
-    worst, where, begun = 0.0, 0, 0
-    for block in blocks:
-        x, _, y, _ = _finite(block)
-        if y.numel():
-            relative = (x - y).abs() / (gates.local + 2 * gates.unit * y.abs()).clamp(gates.own)
-            position = int(relative.argmax())
-            if (found := _number(relative[position])) > worst:
-                worst, where = found, begun + position
-        begun += y.numel()
-    ratio = max(sums.rms("error") / gates.rms, worst)
+    unit = UNITS[admitted]
+    bound = gates(sums, tensors[0].dtype, kind, longest_sum, unit)
+    most = math.inf if sums.exact(kind) else steady(sums, longest_sum, unit)
+    left = Sums.of(_left(blocks, most)) if len(tensors) == IN_DOUBT else sums
+    farthest, where = _farthest(_left(blocks, most), bound)
+    ratio = max(left.rms("error") / bound.rms, farthest)
     return Finding(
         passed=ratio <= 1,
         ratio=ratio,
         max_error=sums.largest["error"],
         rms_error=sums.rms("error"),
-        precision=_explains(sums, longest_sum, gates.rms, admitted),
+        precision=explains(left, longest_sum, bound.rms, admitted),
         note="" if ratio <= 1 else f"output {index}, element {where} of {sums.count}",
-        rms_bound=gates.rms,
+        rms_bound=bound.rms,
     )
 
 
-class _Sums:
-    """What the bounds need to know of a tensor, gathered block by block."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.squares = {"error": 0.0, "own": 0.0, "value": 0.0, "spread": 0.0}
-        self.largest = {"error": 0.0, "own": 0.0, "value": 0.0}
-        self._total = 0.0
-
-    def add(self, x: Tensor, r: Tensor, y: Tensor, s: Tensor) -> None:
-        if not y.numel():
-            return
-        self.count += y.numel()
-        self._total += _number(y.sum())
-        for name, tensor in (("error", x - y), ("own", r - y), ("value", y), ("spread", s)):
-            self.squares[name] += _number(tensor.square().sum())
-            if name in self.largest:
-                self.largest[name] = max(self.largest[name], _number(tensor.abs().max()))
-
-    def rms(self, name: str) -> float:
-        return math.sqrt(self.squares[name] / self.count)
-
-    @property
-    def variation(self) -> float:
-        """rms(y - mean y)"""
-        mean = self._total / self.count
-        return math.sqrt(max(0.0, self.squares["value"] / self.count - mean * mean))
+def _left(blocks: Iterable[Block], most: float) -> Iterator[Block]:
+    """x, r, y and s of each block; of the errors what a jump of more than `most` leaves over."""
+    for block in blocks:
+        x, r, y, s, *moved = _finite(block)
+        yield (settled(x, y, moved[0], most) if moved else x), r, y, s
 
 
-@dataclass(frozen=True)
-class _Gates:
-    """Bound on rms(e); |e_i| <= max(local + 2 unit |y_i|, own)."""
-
-    rms: float
-    local: float
-    own: float
-    unit: float
-
-
-def _gates(sums: _Sums, dtype: torch.dtype, kind: Inputs, longest_sum: int, unit: float) -> _Gates:
-    import torch
-
-    info = torch.finfo(dtype)
-    unit_out = info.eps / 2
-    spread = sums.rms("spread")
-    exact = kind in EXACT and sums.largest["own"] == 0
-    few = exact and kind is Inputs.FEW
-    gate = _honest(sums, min(longest_sum, FEW_TERMS) if few else longest_sum)
-    if unit > UNIT:
-        gate += COARSE_GATE * spread * unit / UNIT
-    if kind is not Inputs.NORMAL and not exact:
-        gate = min(gate * LOGIC_FACTOR, max(gate, FORGIVEN * sums.variation))
-    floor = unit_out**2 * sums.largest["value"] + max(info.tiny, LEAST)
-    local = gate * LOCAL_GATE / PRECISION_GATE
-    return _Gates(
-        rms=max(gate + unit_out * sums.rms("value"), OWN_ERROR * sums.rms("own")) + floor,
-        local=(min(local, QUARTER) if exact else local) + floor,
-        own=OWN_ERROR * sums.largest["own"] + floor,
-        unit=unit_out,
-    )
-
-
-def _honest(sums: _Sums, longest_sum: int) -> float:
-    """rms error that honest fp32 sums may have."""
-    root = math.sqrt(longest_sum)
-    one_signed = min(SEQUENTIAL * UNIT * root, MOST_SEQUENTIAL) * sums.rms("value")
-    return PRECISION_GATE * root * sums.rms("spread") + one_signed
-
-
-def _explains(sums: _Sums, longest_sum: int, bound: float, admitted: Precision) -> Precision | None:
-    """The finest arithmetic whose roundoff accounts for errors of this size and evenness."""
-    error, spread = sums.rms("error"), sums.rms("spread")
-    if error <= bound and admitted is Precision.MATCH:
-        return Precision.MATCH
-    fine = _honest(sums, longest_sum)
-    if error <= fine:
-        return Precision.MATCH
-    if sums.largest["error"] > UNEVEN * error:
-        return None
-    for precision in (Precision.TF32, Precision.BF16):
-        if error <= fine + COARSE_GATE * spread * UNITS[precision] / UNIT:
-            return precision
-    return None
+def _farthest(blocks: Iterable[Block], bound: Gates) -> tuple[float, int]:
+    """The largest error over its bound, and which finite element that is."""
+    worst, where, begun = 0.0, 0, 0
+    for x, _, y, _ in blocks:
+        if y.numel():
+            relative = (x - y).abs() / (bound.local + 2 * bound.unit * y.abs()).clamp(bound.own)
+            position = int(relative.argmax())
+            if (found := number(relative[position])) > worst:
+                worst, where = found, begun + position
+        begun += y.numel()
+    return worst, where
 
 
 def _tied(output: Tensor, declared: Tensor, spread: Tensor) -> Tensor:
@@ -328,7 +236,7 @@ def _refused(index: int, count: int, total: int, what: str) -> Finding:
     return Finding(False, math.inf, math.inf, math.inf, None, note)
 
 
-def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _blocks(*tensors: Tensor) -> Iterator[Block]:
     """The same stretch of each tensor, BLOCK elements at most, complex numbers as pairs."""
     import torch
 
@@ -337,18 +245,17 @@ def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(tensor[begin : begin + BLOCK] for tensor in flat)
 
 
-def _wide3(block: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _wide3(block: Block) -> tuple[Tensor, Tensor, Tensor]:
     x, r, y = (tensor.double() for tensor in block[:3])
     return x, r, y
 
 
-def _finite(block: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(x, r, y, s) in fp64 where none of the first three is NaN or Inf."""
-    x, r, y, s = (tensor.double() for tensor in block)
+def _finite(block: Block) -> Block:
+    """The block in fp64 where none of x, r and y is NaN or Inf."""
+    wide = tuple(tensor.double() for tensor in block)
+    x, r, y, *_ = wide
     finite = x.isfinite() & r.isfinite() & y.isfinite()
-    if bool(finite.all()):
-        return x, r, y, s
-    return x[finite], r[finite], y[finite], s[finite]
+    return wide if bool(finite.all()) else tuple(tensor[finite] for tensor in wide)
 
 
 def _misplaced(x: Tensor, r: Tensor, y: Tensor) -> Tensor:
@@ -362,7 +269,3 @@ def _misplaced(x: Tensor, r: Tensor, y: Tensor) -> Tensor:
 
 def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _number(tensor: Tensor) -> float:
-    return float(tensor.item())

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from cuagent.task import Precision
+from cuagent.verify.bounds import UNIT
 from cuagent.verify.inputs import Inputs
 from cuagent.verify.reductions import longest_sum
-from cuagent.verify.tolerance import UNIT, Expected, lax, strict
+from cuagent.verify.tolerance import Expected, lax, strict
 
 
 def product(k: int, kind: Inputs = Inputs.NORMAL) -> tuple[torch.Tensor, torch.Tensor, Expected]:

@@ -1,0 +1,179 @@
+"""How far an honest result may lie from the fp64 oracle: the bounds of the strict rule.
+
+`tolerance` states them. A backward-stable kernel gives the exact answer to inputs and weights that
+differ from the given by a factor of 1 +- `reach`, 8 sqrt(K) u (Higham, Accuracy and Stability of
+Numerical Algorithms, 1.5). The gate is that statement made linear: s, seen under perturbations by
+u, times 8 sqrt(K).
+
+Where the answer jumps (a softmax whose two largest scores lie within roundoff of each other, a
+threshold, a quantisation) it is not linear: perturbations by u see the jump by luck only, and an
+honest kernel falls on its other side. Before an error is held against anybody, the oracle is
+therefore asked for m, the furthest that each element goes when all is perturbed by `reach`. What
+moves further than the gate explains is `settled`: its error counts by what it exceeds m.
+
+Not covered: which draws there are, and how integers and NaN are judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cuagent.task import Precision
+from cuagent.verify.inputs import EXACT, Inputs
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+UNIT = 2.0**-24
+"""Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
+OWN_ERROR = 3.0
+PRECISION_GATE, LOCAL_GATE = 8.0, 40.0
+SEQUENTIAL, MOST_SEQUENTIAL = 1.0, 1e-4
+COARSE_GATE = 2.5
+"""Of rms(s), scaled to TF32 or bf16: rounding factors of products to them errs by 0.7, truncating
+by about 2, and the next coarser one by 6. No sqrt(K): the perturbation is this very rounding."""
+UNEVEN = 30.0
+"""Largest error over rms error, above which it is no roundoff but a wrong element."""
+LOGIC_FACTOR = 12.5
+FORGIVEN = 0.05
+QUARTER = 0.25
+FEW_TERMS = 32
+"""The longest sum on draws in which nearly all terms are zero."""
+LEAST = 2.0**-114
+UNITS = {
+    Precision.MATCH: UNIT,
+    Precision.TF32: 2.0**-11,
+    Precision.FP16: 2.0**-11,
+    Precision.BF16: 2.0**-8,
+}
+"""Unit roundoff of the factors of a product."""
+
+
+class Sums:
+    """What the bounds need to know of a tensor, gathered block by block."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.squares = {"error": 0.0, "own": 0.0, "value": 0.0, "spread": 0.0}
+        self.largest = {"error": 0.0, "own": 0.0, "value": 0.0}
+        self._total = 0.0
+
+    @classmethod
+    def of(cls, blocks: Iterable[tuple[Tensor, ...]]) -> Sums:
+        """Of blocks of x, r, y and s."""
+        sums = cls()
+        for block in blocks:
+            sums.add(*block)
+        return sums
+
+    def add(self, x: Tensor, r: Tensor, y: Tensor, s: Tensor) -> None:
+        if not y.numel():
+            return
+        self.count += y.numel()
+        self._total += number(y.sum())
+        for name, tensor in (("error", x - y), ("own", r - y), ("value", y), ("spread", s)):
+            self.squares[name] += number(tensor.square().sum())
+            if name in self.largest:
+                self.largest[name] = max(self.largest[name], number(tensor.abs().max()))
+
+    def rms(self, name: str) -> float:
+        return math.sqrt(self.squares[name] / self.count)
+
+    def exact(self, kind: Inputs) -> bool:
+        """Whether honest arithmetic makes no error here."""
+        return kind in EXACT and self.largest["own"] == 0
+
+    @property
+    def variation(self) -> float:
+        """rms(y - mean y)"""
+        mean = self._total / self.count
+        return math.sqrt(max(0.0, self.squares["value"] / self.count - mean * mean))
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Bound on rms(e); |e_i| <= max(local + 2 unit |y_i|, own)."""
+
+    rms: float
+    local: float
+    own: float
+    unit: float
+
+
+def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, longest_sum: int, unit: float) -> Gates:
+    import torch
+
+    info = torch.finfo(dtype)
+    unit_out = info.eps / 2
+    exact = sums.exact(kind)
+    few = exact and kind is Inputs.FEW
+    gate = _narrow(sums, min(longest_sum, FEW_TERMS) if few else longest_sum, unit)
+    if kind is not Inputs.NORMAL and not exact:
+        gate = min(gate * LOGIC_FACTOR, max(gate, FORGIVEN * sums.variation))
+    floor = unit_out**2 * sums.largest["value"] + max(info.tiny, LEAST)
+    local = gate * LOCAL_GATE / PRECISION_GATE
+    return Gates(
+        rms=max(gate + unit_out * sums.rms("value"), OWN_ERROR * sums.rms("own")) + floor,
+        local=(min(local, QUARTER) if exact else local) + floor,
+        own=OWN_ERROR * sums.largest["own"] + floor,
+        unit=unit_out,
+    )
+
+
+def reach(longest_sum: int, unit: float) -> float:
+    """How far honest arithmetic may err, relative to what it starts from."""
+    return PRECISION_GATE * math.sqrt(longest_sum) * UNIT + _coarse(unit)
+
+
+def settled(x: Tensor, y: Tensor, moved: Tensor, most: float) -> Tensor:
+    """`x`, but nearer to `y` by `moved` wherever that is more than `most`: a jump, no roundoff."""
+    import torch
+
+    error = x - y
+    left = (error.abs() - moved).clamp(min=0).copysign(error)
+    return torch.where(moved > most, y + left, x)
+
+
+def steady(sums: Sums, longest_sum: int, unit: float) -> float:
+    """How far an element may move under perturbation by `reach` without a jump."""
+    return LOCAL_GATE / PRECISION_GATE * _narrow(sums, longest_sum, unit)
+
+
+def _narrow(sums: Sums, longest_sum: int, unit: float) -> float:
+    """The gate of precision, in the arithmetic that the task admits."""
+    return _honest(sums, longest_sum) + _coarse(unit) * sums.rms("spread") / UNIT
+
+
+def _coarse(unit: float) -> float:
+    return COARSE_GATE * unit if unit > UNIT else 0.0
+
+
+def _honest(sums: Sums, longest_sum: int) -> float:
+    """rms error that honest fp32 sums may have."""
+    root = math.sqrt(longest_sum)
+    one_signed = min(SEQUENTIAL * UNIT * root, MOST_SEQUENTIAL) * sums.rms("value")
+    return PRECISION_GATE * root * sums.rms("spread") + one_signed
+
+
+def explains(sums: Sums, longest_sum: int, bound: float, admitted: Precision) -> Precision | None:
+    """The finest arithmetic whose roundoff accounts for errors of this size and evenness."""
+    error, spread = sums.rms("error"), sums.rms("spread")
+    if error <= bound and admitted is Precision.MATCH:
+        return Precision.MATCH
+    fine = _honest(sums, longest_sum)
+    if error <= fine:
+        return Precision.MATCH
+    if sums.largest["error"] > UNEVEN * error:
+        return None
+    for precision in (Precision.TF32, Precision.BF16):
+        if error <= fine + COARSE_GATE * spread * UNITS[precision] / UNIT:
+            return precision
+    return None
+
+
+def number(tensor: Tensor) -> float:
+    return float(tensor.item())

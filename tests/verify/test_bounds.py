@@ -1,0 +1,103 @@
+"""Where an answer jumps within honest roundoff, either side is right; nowhere else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from cuagent.task import load_task
+from cuagent.verify import Referee
+from cuagent.verify.inputs import Inputs, Weights
+from cuagent.verify.tolerance import Expected, strict
+
+ATTENTION = """
+import torch
+import torch.nn.functional as F
+
+class Model(torch.nn.Module):
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+def get_inputs():
+    return [torch.randn(2, 2, 12, 16) for _ in range(3)]
+"""
+SEEDS = 34, 131
+"""Draws on which some row's two largest scores lie nearer to each other than their roundoff."""
+
+
+def sequential_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """fp32, each score summed one product after the other."""
+    scores = torch.zeros(*q.shape[:-1], k.shape[-2])
+    for d in range(q.shape[-1]):
+        scores += q[..., d, None] * k[..., None, :, d]
+    return (scores * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def test_attention_in_another_order_is_right_where_scores_nearly_tie(
+    referee: Referee, tmp_path: Path
+) -> None:
+    path = tmp_path / "attention.py"
+    path.write_text(ATTENTION)
+    with Referee(load_task(str(path), device="cpu"), nursery=referee.nursery) as opened:
+        for seed in SEEDS:
+            expected, inputs = opened.ask(Weights.OWN, 0, Inputs.BELOW, seed)
+            honest = sequential_attention(*inputs)
+            at_first = opened.stage.judged([honest], expected, Inputs.BELOW)
+            assert not at_first.passed  # else this draw shows nothing
+            assert opened.judged([honest], expected, Inputs.BELOW, seed).passed
+            others = honest.flip(0)
+            assert not opened.judged([others], expected, Inputs.BELOW, seed).passed
+
+
+def steps(kind: Inputs, jumps: bool = True) -> tuple[torch.Tensor, Expected]:
+    """100 numbers, of which the fourth goes from 0 to 1 within roundoff; and what is known."""
+    y = torch.linspace(0, 1, 100, dtype=torch.float64)
+    moved = torch.full_like(y, 1e-6)
+    moved[3] = 1.0
+    own = y.float() if kind is Inputs.INTEGER else (y + 1e-9).float()
+    spread = torch.full_like(y, 1e-7)
+    known = Expected([own], [own.double()], [spread], moved=[moved] if jumps else None)
+    return own.clone(), known
+
+
+def test_a_jump_within_roundoff_is_no_error() -> None:
+    for kind in (Inputs.NORMAL, Inputs.OWN):
+        output, expected = steps(kind)
+        output[3] += 1.0
+        assert strict([output], expected, kind, 4).passed
+        assert not strict([output], steps(kind, jumps=False)[1], kind, 4).passed
+        output[3] += 0.01
+        assert not strict([output], expected, kind, 4).passed
+
+
+def test_a_jump_elsewhere_excuses_no_other_element() -> None:
+    output, expected = steps(Inputs.NORMAL)
+    output[4] += 0.01
+    found = strict([output], expected, Inputs.NORMAL, 4)
+    assert not found.passed
+    assert found.note == "output 0, element 4 of 100"
+
+
+def test_what_moves_in_proportion_is_judged_as_tightly_in_doubt() -> None:
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randn(1000, generator=generator, dtype=torch.float64)
+    spread = torch.full_like(y, 1e-7)
+    gate = 8 * math.sqrt(64) * 1e-7
+    noise = torch.randn(1000, generator=generator, dtype=torch.float64)
+    for moved in (None, [3 * gate * torch.ones_like(y)]):
+        expected = Expected([y], [y], [spread], moved=moved)
+        assert strict([y + 0.8 * gate * noise], expected, Inputs.NORMAL, 64).passed
+        assert not strict([y + 1.5 * gate * noise], expected, Inputs.NORMAL, 64).passed
+
+
+def test_round_numbers_have_no_such_excuse() -> None:
+    _, expected = steps(Inputs.INTEGER)
+    whole = expected.declared[0].round()
+    expected = replace(expected, declared=[whole], precise=[whole.double()])
+    output = whole.clone()
+    assert strict([output], expected, Inputs.INTEGER, 4).passed
+    output[3] += 1.0
+    assert not strict([output], expected, Inputs.INTEGER, 4).passed
