@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cuagent.attempt import Attempt
     from cuagent.config import Settings
     from cuagent.events import Emit
+    from cuagent.measure.timing import Effort
     from cuagent.task.task import Task
 
 TaskSpec = Annotated[
@@ -37,6 +38,9 @@ Precision = Annotated[
     typer.Option(
         metavar="match|tf32|bf16|fp16", help="Arithmetic admitted in place of the task's own."
     ),
+]
+Timing = Annotated[
+    str, typer.Option(metavar="none|quick|record", help="Time it as well, once it is right.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 RunName = Annotated[
@@ -109,6 +113,17 @@ def open_task(spec: str, inputs: str | None, init: str | None, settings: Setting
     return load_task(
         spec, inputs=inputs, init=init, device=settings.device, precision=settings.precision
     )
+
+
+def effort(text: str) -> Effort | None:
+    """What `--timing` asks for. Raises Refused."""
+    from cuagent.measure.timing import Effort
+
+    if text == "none":
+        return None
+    if text not in ("quick", "record"):
+        raise Refused(f"--timing: no {text!r}; use none, quick or record")
+    return Effort(text)
 
 
 def open_candidate(path: Path) -> Attempt:

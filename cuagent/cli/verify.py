@@ -15,7 +15,6 @@ from cuagent.cli.exits import Exit, Refused
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
     from cuagent.judge import Judgement
-    from cuagent.measure.timing import Effort
     from cuagent.task.task import Task
 
 
@@ -31,9 +30,7 @@ def verify(
     init: options.Init = None,
     device: options.Device = None,
     precision: options.Precision = None,
-    timing: Annotated[
-        str, typer.Option(metavar="none|quick|record", help="Time it as well, once it is right.")
-    ] = "none",
+    timing: options.Timing = "none",
     evidence: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the verdict with all that `audit` needs there."),
@@ -44,7 +41,7 @@ def verify(
 
     Exit code 0 accepted, 1 rejected, 2 usage, 3 infrastructure.
     """
-    effort = _effort(timing)
+    effort = options.effort(timing)
     from cuagent.config import resolve
 
     settings = resolve({"device": device, "precision": precision})
@@ -67,26 +64,13 @@ def verify(
 def _write(path: Path, task: Task, attempt: Attempt, judgement: Judgement) -> None:
     from json import dumps
 
-    from cuagent.record import plain
-    from cuagent.verify.evidence import evidence
+    from cuagent.record.evidence import evidence
 
-    timing = None if judgement.timing is None else plain(judgement.timing)
-    data = evidence(task, attempt, judgement.build, plain(judgement.verdict), timing)
+    data = evidence(task, attempt, judgement)
     try:
         path.write_text(dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise Refused(f"--evidence {path}: cannot be written: {error.strerror or error}") from error
-
-
-def _effort(text: str) -> Effort | None:
-    from cuagent.measure.timing import Effort
-
-    if text == "none":
-        return None
-    try:
-        return Effort(text)
-    except ValueError:
-        raise Refused(f"--timing: no {text!r}; use none, quick or record") from None
 
 
 def _report(judgement: Judgement, seconds: float, json: bool) -> None:

@@ -162,6 +162,7 @@ class Timer:
             busy=busy,
             floor=self._floor(arms),
             notes=(f"machine busy: {busy:.0%} by others",) if busy > BUSY else (),
+            apart=tuple(self._apart),
         )
 
     def _floor(self, arms: Sequence[Arm]) -> Floor | None:

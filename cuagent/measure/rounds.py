@@ -100,4 +100,5 @@ def arm_of(name: str, rounds: Sequence[Round], failed: str, device: Device) -> A
         return Arm(name, float("nan"), (), failed=failed or "was not reached")
     typical = [level for taken in held for level in levels(taken, name, device)]
     samples = tuple(block for taken in held for block in taken.counted[name])
-    return Arm(name, median(typical), samples, held[0].lanes[name].opened_s, failed)
+    blocks = tuple(len(taken.counted[name]) for taken in held)
+    return Arm(name, median(typical), samples, held[0].lanes[name].opened_s, failed, blocks)

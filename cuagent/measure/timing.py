@@ -43,6 +43,8 @@ class Arm:
     compile_seconds: float | None = None
     failed: str = ""
     """Why there are no samples, if there are none."""
+    rounds: tuple[int, ...] = ()
+    """How many of the samples are of each round."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Timing:
     notes: tuple[str, ...] = ()
     """What a reader of the numbers should know, e.g. `machine busy: 40 % by others`."""
     versions: dict[str, str] = field(default_factory=dict)
+    apart: tuple[float, ...] = ()
+    """Log ratios of twins, here and in timings before: the limits of a quick look hang on them."""
 
     @property
     def suspect(self) -> str:

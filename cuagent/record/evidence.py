@@ -1,14 +1,18 @@
-"""Evidence of a run's verdicts: `evidence/attempt-N-EFFORT.json` beside its log.
+"""A verdict as a file that anyone can check: what was judged, by what, on which draws.
 
-Each file is whole by itself: `cuagent audit FILE` builds and judges again from it alone. Kept are
-the verdicts that somebody may rely on: of accepted attempts, and all of record. Invariant: like the
-log, a file is there whole or not at all, and secrets are masked in it.
+The file holds the task and the attempt as text, so that an audit (`audit.py`) needs nothing else.
+A run keeps one for each verdict that somebody may rely on, under `evidence/attempt-N-EFFORT.json`
+beside its log: those of accepted attempts, and all of record. Not proved: that a file was not
+written by hand; that is what the audit is for. Invariant: like the log, a file of a run is there
+whole or not at all, and secrets are masked in it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +21,60 @@ from cuagent.record.plain import plain
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
+    from cuagent.build import Build
     from cuagent.judge import Judgement
     from cuagent.task import Task
 
+FORMAT = "cuagent evidence 2"
+JUDGING = ("verify", "worker", "sandbox", "build", "task", "kernels")
+"""Rooms whose sources decide a verdict."""
 RECORD = "record"
+
+
+class EvidenceError(Exception):
+    """The file is no evidence. One line: what, where, what to do."""
+
+
+def evidence(task: Task, attempt: Attempt, judgement: Judgement) -> dict[str, Any]:
+    """The content of an evidence file, in plain JSON values."""
+    from cuagent.build import versions
+    from cuagent.worker.arms import task_to_json
+
+    return {
+        "format": FORMAT,
+        "verifier": verifier_digest(),
+        "task": task_to_json(task),
+        "task_digest": task.digest,
+        "attempt": dict(attempt.files),
+        "attempt_digest": attempt.digest,
+        "compilers": versions() if judgement.build.libraries else {},
+        "build": built(judgement.build),
+        "verdict": plain(judgement.verdict),
+        "timing": plain(judgement.timing),
+    }
+
+
+def built(build: Build) -> list[dict[str, str]]:
+    """Each library of a build: `key` names what went into it, `sha256` what came out."""
+    return [
+        {"source": library.source, "key": library.key, "sha256": _sha256(library.path)}
+        for library in build.libraries
+    ]
+
+
+def read_evidence(path: Path) -> dict[str, Any]:
+    """Raises EvidenceError."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise EvidenceError(f"{path}: cannot be read: {error}") from error
+    except json.JSONDecodeError as error:
+        raise EvidenceError(
+            f"{path}: not JSON ({error}); give a file of verify --evidence"
+        ) from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise EvidenceError(f"{path}: not {FORMAT!r}; give a file of cuagent verify --evidence")
+    return data
 
 
 def keep_evidence(
@@ -38,10 +92,7 @@ def keep_evidence(
     n, effort = name
     if not (judgement.verdict.accepted or effort == RECORD):
         return None
-    from cuagent.verify.evidence import evidence
-
-    timing = None if judgement.timing is None else plain(judgement.timing)
-    data = evidence(task, attempt, judgement.build, plain(judgement.verdict), timing)
+    data = evidence(task, attempt, judgement)
     target = folder.evidence / f"attempt-{n}-{effort}.json"
     partial = target.with_suffix(".partial")
     try:
@@ -51,3 +102,19 @@ def keep_evidence(
     except OSError as error:
         raise RecordError(f"{target}: {error.strerror}; the run cannot go on") from error
     return target
+
+
+@cache
+def verifier_digest() -> str:
+    """sha256 over the sources that decide a verdict."""
+    h = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for room in JUDGING:
+        for file in sorted((root / room).rglob("*.py")):
+            h.update(f"{file.relative_to(root).as_posix()}\0".encode())
+            h.update(file.read_bytes())
+    return h.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""

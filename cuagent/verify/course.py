@@ -216,10 +216,16 @@ class Course:
         with self.tally.clock("oracle"):
             thorough = trial.kind is Inputs.NORMAL and trial.when is not When.AGAIN
             patience = SPREAD_S if thorough else LOGIC_SPREAD_S
-            finite = self.oracle.answer(
-                self.stage.inputs, slot, self.stage.answers, trial.seed, patience
+            answered = self.oracle.answer(
+                self.stage.inputs,
+                slot,
+                self.stage.answers,
+                trial.seed,
+                patience,
+                count=next(self.tally.to_perturb, 0),
             )
-        if not finite and trial.kind is not Inputs.OWN:
+        self.tally.perturbations.append(answered.perturbations)
+        if not answered.finite and trial.kind is not Inputs.OWN:
             return
         with self.tally.clock("compare"):
             expected = self.stage.expected()

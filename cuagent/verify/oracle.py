@@ -15,7 +15,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cuagent.task import Task, TaskError
 from cuagent.verify.inputs import Inputs, Weights
@@ -35,6 +35,14 @@ OWN_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 
 class OracleLost(Exception):
     """The trusted process is gone or does not answer: the machine's fault."""
+
+
+class Answered(NamedTuple):
+    """What the oracle says of an answer beside the answer."""
+
+    finite: bool
+    """Whether the reference is, on these inputs."""
+    perturbations: int
 
 
 class Oracle:
@@ -82,16 +90,18 @@ class Oracle:
         seed: int,
         seconds: float,
         opposites: int = OPPOSITES,
-    ) -> bool:
+        count: int = 0,
+    ) -> Answered:
         """Fill `answers` (declared, precise, spread, places).
 
-        False where the reference is not finite. The spread gets as many perturbations as fit into
-        about `seconds`, 2 to 8; ties are looked for with `opposites` pairs of them.
+        The spread gets as many perturbations as fit into about `seconds`, 2 to 8, or `count` where
+        an earlier verdict is given again; ties are looked for with `opposites` pairs of them.
         """
         lent = {name: self._lend(arena) for name, arena in answers.items()}
         message = {"do": "answer", "inputs": self._lend(inputs), "slot": slot, "seed": seed}
-        how = {"seconds": seconds, "opposites": opposites}
-        return self._ask(message | lent | how)["finite"]
+        how = {"seconds": seconds, "opposites": opposites, "count": count}
+        answer = self._ask(message | lent | how)
+        return Answered(answer["finite"], answer["perturbations"])
 
     def doubt(self, inputs: Arena, slot: int, moved: Arena, seed: int) -> list[Tensor]:
         """How far each element of the answer moves when honest roundoff moves what it is of."""

@@ -209,7 +209,7 @@ class _Oracle:
         exact = self._exact(inputs)
         self._copy(exact, precise)
         each = time.perf_counter() - begun
-        count = int(message["seconds"] / max(each, 1e-6))
+        count = message["count"] or int(message["seconds"] / max(each, 1e-6))
         count = min(MOST_PERTURBATIONS, max(FEWEST_PERTURBATIONS, count))
         self._perturb(inputs, exact, spread, count, message["seed"])
         if self.discrete:

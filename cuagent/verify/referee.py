@@ -154,13 +154,15 @@ class Referee:
 
     # -- verdicts
 
-    def verify(self, attempt: Attempt, build: Build, *, again: Sequence[int] = ()) -> Verdict:
+    def verify(self, attempt: Attempt, build: Build, *, again: Verdict | None = None) -> Verdict:
         """Judge one frozen attempt. Never raises for a candidate's fault, and never hangs.
 
-        `again` are the seeds of an earlier verdict, for an audit; secret ones are drawn else.
+        `again` is an earlier verdict, to be given once more on its seeds; secret ones are drawn
+        else.
         """
         begun = time.perf_counter()
-        tally, seeds = Tally(), Seeds(again)
+        tally = Tally(again.perturbations if again else ())
+        seeds = Seeds(again.seeds if again else ())
         output = ""
         try:
             if not build.ok:
@@ -185,8 +187,9 @@ class Referee:
             seconds=dict(tally.seconds),
             notes=tally.notes(),
             seeds=tuple(seeds.drawn),
+            perturbations=tuple(tally.perturbations),
             output=attempt.in_its_words(output),
-            versions=_versions(),
+            versions=_versions(self.task.device),
         )
 
     def examine(self) -> dict[str, Any]:
@@ -297,10 +300,10 @@ class Referee:
 
         if slot not in batch.expected:
             self._weigh_as_timed()
-            finite = self._oracle.answer(
+            answered = self._oracle.answer(
                 batch.inputs, slot, self.stage.answers, batch.seeds[slot], LOGIC_SPREAD_S
             )
-            if not finite and kind is not Inputs.OWN:
+            if not answered.finite and kind is not Inputs.OWN:
                 return RuleResult(True, 0.0, "the reference is not finite here")
             batch.expected.clear()
             batch.expected[slot] = kept(self.stage.expected())
@@ -388,10 +391,14 @@ def _tier(isolation: Isolation) -> Tier:
     return Tier.NONE if probe() is Tier.NONE else Tier.LANDLOCK
 
 
-def _versions() -> dict[str, str]:
+def _versions(device: Device) -> dict[str, str]:
+    """What the last digits may hang on."""
     import torch
 
+    arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    on_gpu = device is Device.CUDA
     return {
+        "machine": torch.cuda.get_device_name() if on_gpu else arithmetic,
         "cuagent": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

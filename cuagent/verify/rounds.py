@@ -113,7 +113,10 @@ class Trial:
 class Tally:
     """What one verdict has gathered so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, perturbations: Sequence[int] = ()) -> None:
+        """`perturbations` are those of an earlier verdict that is to be given again."""
+        self.perturbations: list[int] = []
+        self.to_perturb = iter(perturbations)
         self.draws: list[Draw] = []
         self.seconds: dict[str, float] = {}
         self._lax: list[RuleResult] = []

@@ -90,6 +90,8 @@ class Verdict:
     """What could not be judged, and what was looked at besides, a line each."""
     seeds: tuple[int, ...] = ()
     """All that was drawn, in order, so that the verdict can be given again (`cuagent audit`)."""
+    perturbations: tuple[int, ...] = ()
+    """How many there were for each answer, in order; the clock decides it, and bounds follow."""
     output: str = ""
     """What the compiler said where the build failed, else what the candidate printed, capped;
     feedback only, nothing is read from it."""

@@ -15,8 +15,9 @@ from cuagent.events import Event, Judged, RunEnded
 from cuagent.judge import Judge
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import find_run, read_records
+from cuagent.record.audit import audit
+from cuagent.record.evidence import read_evidence
 from cuagent.task import load_task
-from cuagent.verify.evidence import audit, read_evidence
 
 KERNEL = """\
 extern "C" void scale(float* out, const float* in, long n) {
@@ -156,7 +157,7 @@ def test_at_a_limit_the_best_attempt_is_judged_afresh_all_the_same(judged_run: R
     assert end["attempt"] == (judged_run.final.n if judged_run.final else None)
     assert ("measured afresh" in end["summary"]) == (judged_run.final is not None)
     found = audit(read_evidence(judged_run.folder.evidence / "attempt-1-record.json"))
-    assert found.holds, found.differences
+    assert found.holds, found.contrary
 
 
 def test_the_reference_is_timed_before_anything_is_written(
