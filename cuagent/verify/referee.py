@@ -11,7 +11,6 @@ One thread at a time.
 from __future__ import annotations
 
 import os
-import platform
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cuagent import __version__
 from cuagent.attempt import Attempt
 from cuagent.build import Build, environment
 from cuagent.sandbox import Tier, harden, memory_bound, probe, stamp
@@ -34,6 +32,7 @@ from cuagent.verify.rounds import Tally, most_calls
 from cuagent.verify.seeds import Seeds
 from cuagent.verify.tolerance import Expected, Finding
 from cuagent.verify.verdict import Reason, RuleResult, Verdict
+from cuagent.verify.versions import versions
 from cuagent.worker import (
     Arena,
     Layout,
@@ -189,7 +188,7 @@ class Referee:
             seeds=tuple(seeds.drawn),
             perturbations=tuple(tally.perturbations),
             output=attempt.in_its_words(output),
-            versions=_versions(self.task.device),
+            versions=versions(self.task.device),
         )
 
     def examine(self) -> dict[str, Any]:
@@ -389,18 +388,3 @@ def _tier(isolation: Isolation) -> Tier:
         return Tier.LANDLOCK
     # Bubblewrap gives commands a file system; a forked child gets what Landlock gives.
     return Tier.NONE if probe() is Tier.NONE else Tier.LANDLOCK
-
-
-def _versions(device: Device) -> dict[str, str]:
-    """What the last digits may hang on."""
-    import torch
-
-    arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
-    on_gpu = device is Device.CUDA
-    return {
-        "machine": torch.cuda.get_device_name() if on_gpu else arithmetic,
-        "cuagent": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-    }

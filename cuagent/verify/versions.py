@@ -1,0 +1,23 @@
+"""What the last digits of a verdict may hang on, as it stands in each."""
+
+from __future__ import annotations
+
+import platform
+
+from cuagent import __version__
+from cuagent.task import Device
+
+
+def versions(device: Device) -> dict[str, str]:
+    """By name; the machine is the GPU, or what torch makes of the processors."""
+    import torch
+
+    arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    on_gpu = device is Device.CUDA
+    return {
+        "machine": torch.cuda.get_device_name() if on_gpu else arithmetic,
+        "cuagent": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
