@@ -1,14 +1,14 @@
 """How often timing calls a difference where there is none, and finds one of 3 %.
 
     python benchmarks/aa.py --device cpu --runs 300 --out docs/measurements/aa-cpu.json
-    python benchmarks/aa.py --device cuda --chain --runs 300 --delays 40
+    python benchmarks/aa.py --device cuda --runs 300 --delays 40
 
-A/A is the task's own reference as the candidate, against eager; a quick timing each, everything
-that a candidate goes through included. Then the same with a known delay. On a CPU that is the
-gate's module with 3 % more work. With `--chain` the task is a chain of three products and tanhs on
-1024 x 1024 (some 150 us on an H200), and the delay a kernel that only waits, so long that plain
-events in this process see 3 % more. Raw ratios, limits, verdicts and the share of the processors
-that others took go to the file.
+A/A is a reference as its own candidate, against eager; a quick timing each, everything that a
+candidate goes through included. Then the same with a known delay. The module is one of ours unless
+`--task` names another for A/A: on a CPU that of `cuagent doctor --timing`, the delay 3 % more work;
+on a GPU a chain of three products and tanhs on 1024 x 1024 (some 150 us on an H200), the delay a
+kernel that only waits, so long that plain events in this process see 3 % more. Raw ratios, limits,
+verdicts and the share of the processors that others took go to the file.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.measure.gates import gates
+from cuagent.measure.gates import COLUMNS, MODULE, MORE, ROWS, SAME, extra_rows
 from cuagent.measure.protocol import Timer
 from cuagent.measure.timing import Effort, Standing
 from cuagent.task import Device, Task, load_task
@@ -50,28 +52,24 @@ DELAY = 0.03
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--task", default="examples/softmax_bias_scale.py")
+    parser.add_argument("--task", help="for A/A, instead of our module")
     parser.add_argument("--inputs", default=None)
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=1e9, help="stop A/A after these")
-    parser.add_argument("--delays", type=int, default=0, help="runs with 3 % more")
-    parser.add_argument("--chain", action="store_true", help="the chain of products, on a GPU")
+    parser.add_argument("--delays", type=int, default=0, help="runs with 3 %% more")
     parser.add_argument("--effort", choices=tuple(Effort), default="quick")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     effort = Effort(asked.effort)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "chain.py"
-        path.write_text(CHAIN.format(name="Model", more="pass"))
-        if asked.chain:
-            task = load_task(path, inputs="f32[1024,1024]", device="cuda")
-        else:
+    with known(Device(asked.device)) as ours:
+        task, same = ours.task, ours.same
+        if asked.task:
             task = load_task(asked.task, inputs=asked.inputs, device=asked.device)
-        same = task.path.read_text().replace("class Model", "class ModelNew")
-        late, delayed = [], {}
-        if asked.chain and asked.delays:
-            delayed = calibrated()
-            late = against_eager(task, delayed["source"], effort, asked.delays)
+            same = task.path.read_text().replace("class Model", "class ModelNew")
+        late, delay = [], {}
+        if asked.delays:
+            delay = ours.delay()
+            late = against_eager(ours.task, delay["source"], effort, asked.delays)
         runs = against_eager(task, same, effort, asked.runs, asked.seconds)
     ratios = [run["ratio"] for run in runs if run["ratio"] is not None]
     widths = [(run["high"] / run["low"]) ** 0.5 - 1 for run in runs if run["low"]]
@@ -94,18 +92,43 @@ def main() -> int:
         },
     }
     if late:
-        about["delay"] = delayed | {"runs": late}
+        about["delay"] = delay | {"runs": late}
         found = sum(run["standing"] == Standing.SLOWER for run in late)
         about["summary"] |= {"delays": len(late), "delays found": found}
-    elif asked.delays:
-        found = gates(Device(asked.device), effort=effort, runs=asked.delays, delays=(0.03,))
-        about["delay of 3 %"] = asdict(found.gates[0])
-        about["summary"]["delays found"] = len(found.gates[0].called) - found.gates[0].wrong
     print(json.dumps(about["summary"] | {"task": task.name, "inputs": asked.inputs}))
     if asked.out:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_text(json.dumps(about, indent=1) + "\n")
     return 0
+
+
+@dataclass(frozen=True)
+class Known:
+    """A task, itself as a candidate, and how to make a candidate that takes 3 % longer."""
+
+    task: Task
+    same: str
+    delay: Callable[[], dict[str, Any]]
+    """Its `source`, and how it was made."""
+
+
+@contextmanager
+def known(device: Device) -> Iterator[Known]:
+    """The module of ours for a device, in a file that goes afterwards."""
+    on_cpu = device is Device.CPU
+    module, shape = (MODULE, f"{ROWS[device]},{COLUMNS}") if on_cpu else (CHAIN, "1024,1024")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / ("gate.py" if on_cpu else "chain.py")
+        path.write_text(module.format(name="Model", more=SAME))
+        task = load_task(path, inputs=f"f32[{shape}]", device=device.value)
+        same = module.format(name="ModelNew", more=SAME)
+        yield Known(task, same, more_work if on_cpu else calibrated)
+
+
+def more_work() -> dict[str, Any]:
+    """The gate's module with 3 % more to do."""
+    rows = extra_rows(DELAY, Device.CPU)
+    return {"source": MODULE.format(name="ModelNew", more=MORE.format(rows=rows)), "rows": rows}
 
 
 def calibrated() -> dict[str, Any]:
@@ -147,32 +170,37 @@ def calibrated() -> dict[str, Any]:
 def against_eager(
     task: Task, source: str, effort: Effort, runs: int, seconds: float = 1e9
 ) -> list[dict[str, Any]]:
-    """Timings of `source` as the candidate against eager."""
+    """Timings of `source` as the candidate against eager, so many or as long."""
+    begun = time.perf_counter()
+    done: list[dict[str, Any]] = []
+    with closing(timings(task, source, effort)) as more:
+        while len(done) < runs and time.perf_counter() - begun < seconds:
+            done.append(next(more))
+    return done
+
+
+def timings(task: Task, source: str, effort: Effort) -> Generator[dict[str, Any], None, None]:
+    """Timings of `source` as the candidate against eager, one after another without end."""
     attempt = Attempt((("model_new.py", source),))
     built = build(attempt, task.device)
-    done: list[dict[str, Any]] = []
-    begun = time.perf_counter()
     with Referee(task) as referee, Timer(referee, (EAGER,)) as timer:
-        while len(done) < runs and time.perf_counter() - begun < seconds:
+        while True:
             timing = timer.time(attempt, built, effort)
             ratio = timing.ratios.get(EAGER)
             candidate, eager = timing.arm("candidate"), timing.arm(EAGER)
-            done.append(
-                {
-                    "ratio": ratio.value if ratio else None,
-                    "low": ratio.low if ratio else None,
-                    "high": ratio.high if ratio else None,
-                    "standing": ratio.standing if ratio else "none",
-                    "contradiction": timing.contradiction,
-                    "candidate": candidate.median if candidate else None,
-                    "eager": eager.median if eager else None,
-                    "failed": candidate.failed if candidate else "",
-                    "seconds": timing.seconds,
-                    "busy": timing.busy,
-                    "device": timing.device,
-                }
-            )
-    return done
+            yield {
+                "ratio": ratio.value if ratio else None,
+                "low": ratio.low if ratio else None,
+                "high": ratio.high if ratio else None,
+                "standing": ratio.standing if ratio else "none",
+                "contradiction": timing.contradiction,
+                "candidate": candidate.median if candidate else None,
+                "eager": eager.median if eager else None,
+                "failed": candidate.failed if candidate else "",
+                "seconds": timing.seconds,
+                "busy": timing.busy,
+                "device": timing.device,
+            }
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
     python benchmarks/against_do_bench.py [--kernelbench FOLDER] [--out do_bench.json]
 
-Softmax small and large, eager and compiled, and a large product in fp32 and TF32. Here:
-events around calls, with and without a flush before each, on one input or on many, then do_bench
-and (FOLDER is a checkout, not part of this repository) KernelBench's own timing, all while nobody
-else has a context on the GPU and again while our processes have theirs. Then workers: blocks on
-inputs in lent memory and on own copies, with and without the referee's writes in between. Then our
-protocol as it is. Microseconds; medians, and the spread as half of the 16-84 % range. Needs a GPU.
+Softmax small and large, eager and compiled, a large product in fp32 and TF32, and 120 small
+kernels, whose launches show or are hidden. Here: events around calls, with and without a flush
+before each, on one input or on many, then do_bench and (FOLDER is a checkout, not part of this
+repository) KernelBench's own timing, all while nobody else has a context on the GPU and again while
+our processes have theirs. Then workers: blocks on inputs in lent memory and on own copies, with and
+without the lead, and the referee's writes in between; by place in the block, since the first call
+of a process that was just woken is slow. Then our protocol as it is. Microseconds; medians, and the
+spread as half of the 16-84 % range. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -41,6 +43,15 @@ class Model(torch.nn.Module):
     def forward(self, a, b):
         return torch.matmul(a, b.T)
 """
+SMALL = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        for _ in range(60):
+            x = torch.tanh(x) * 1.01
+        return x
+"""
+"""120 kernels of a few microseconds: what launching takes shows, or is hidden."""
 Figures = dict[str, tuple[float, float]]
 """Median and spread, in seconds, by condition."""
 
@@ -52,33 +63,41 @@ def main() -> int:
     asked = parser.parse_args()
     rows = []
     for task, arms in subjects():
-        alone = {name: in_process(task, name, asked.kernelbench) for name in arms}
-        with Referee(task) as referee, Timer(referee, arms) as timer:
-            timing = timer.compare()
-            lanes = timer.opened()
-            beside = {name: in_process(task, name, None) for name in arms}
-            workers = {name: in_worker(referee, lanes[name].session) for name in arms}
-        for name in arms:
-            arm = timing.arm(name)
-            found: Figures = dict(alone[name])
-            found |= {f"{c}, beside our processes": v for c, v in beside[name].items()}
-            found |= workers[name][0]
-            found["our protocol"] = _summary(arm.samples if arm is not None else [])
-            rows.append(
-                {
-                    "task": task.name,
-                    "inputs": [list(x.shape) for x in open_reference(task).inputs(0)],
-                    "arm": name,
-                    "us": {c: [round(1e6 * v, 2) for v in pair] for c, pair in found.items()},
-                    "call by call": workers[name][1],
-                }
-            )
-            print(json.dumps(rows[-1]), flush=True)
-        torch.cuda.empty_cache()
+        for row in compared(task, arms, asked.kernelbench):
+            print(json.dumps(row), flush=True)
+            rows.append(row)
     if asked.out:
         about = {"command": " ".join(["python", *sys.argv]), "rows": rows}
         asked.out.write_text(json.dumps(about, indent=1) + "\n")
     return 0
+
+
+def compared(task: Task, arms: tuple[str, ...], kernelbench: Path | None) -> list[dict[str, Any]]:
+    """Each arm of one task under each condition, a row each."""
+    alone = {name: in_process(task, name, kernelbench) for name in arms}
+    with Referee(task) as referee, Timer(referee, arms) as timer:
+        timing = timer.compare()
+        lanes = timer.opened()
+        beside = {name: in_process(task, name, None) for name in arms}
+        workers = {name: in_worker(referee, lanes[name].session) for name in arms}
+    rows = []
+    for name in arms:
+        arm = timing.arm(name)
+        found: Figures = dict(alone[name])
+        found |= {f"{c}, beside our processes": v for c, v in beside[name].items()}
+        found |= workers[name][0]
+        found["our protocol"] = _summary(arm.samples if arm is not None else [])
+        rows.append(
+            {
+                "task": task.name,
+                "inputs": shapes(task),
+                "arm": name,
+                "us": {c: [round(1e6 * v, 2) for v in pair] for c, pair in found.items()},
+                "call by call": workers[name][1],
+            }
+        )
+    torch.cuda.empty_cache()
+    return rows
 
 
 def subjects() -> Iterator[tuple[Task, tuple[str, ...]]]:
@@ -90,6 +109,15 @@ def subjects() -> Iterator[tuple[Task, tuple[str, ...]]]:
         path.write_text(PRODUCT)
         inputs = "f32[2048,8192],f32[4096,8192]"
         yield load_task(path, inputs=inputs, device="cuda"), ("eager", "eager+tf32")
+        path = Path(folder) / "small.py"
+        path.write_text(SMALL)
+        arms = ("eager", "compile", "reduce-overhead")
+        yield load_task(path, inputs="f32[256,1024]", device="cuda"), arms
+
+
+def shapes(task: Task) -> list[list[int]]:
+    """Of its inputs."""
+    return [list(x.shape) for x in open_reference(task).inputs(0)]
 
 
 def in_process(task: Task, name: str, kernelbench: Path | None) -> Figures:
@@ -99,9 +127,9 @@ def in_process(task: Task, name: str, kernelbench: Path | None) -> Figures:
     set_precision(Precision.TF32 if name.endswith("+tf32") else Precision.MATCH)
     reference = open_reference(task)
     model: Any = reference.model(0)
-    if name == "compile":
+    if not name.startswith("eager"):
         torch._dynamo.reset()
-        model.compile()
+        model.compile(mode=None if name == "compile" else name)
     sets = [reference.inputs(seed) for seed in range(INPUTS)]
     with torch.no_grad():
         found = {
@@ -125,8 +153,13 @@ def in_worker(referee: Referee, session: Any) -> tuple[Figures, dict[str, list[f
     batch = referee.batch(INPUTS)
     found: Figures = {}
     places = {}
+    conditions: dict[str, dict[str, Any]] = {
+        "lent inputs": {"own": False},
+        "own inputs": {"own": True},
+        "own inputs, no lead": {"own": True, "lead": 0},
+    }
     try:
-        for own in (False, True):
+        for condition, options in conditions.items():
             for poisoned in (False, True):
                 blocks = []
                 for _ in range(BLOCKS):
@@ -138,15 +171,15 @@ def in_worker(referee: Referee, session: Any) -> tuple[Figures, dict[str, list[f
                         batch.slots,
                         deadline_s=60.0,
                         flush=FLUSH,
-                        own=own,
+                        **options,
                     )
                     blocks.append(block.claimed_s)
-                condition = (
-                    f"worker, {'own' if own else 'lent'} inputs"
-                    + ", outputs written by the referee before" * poisoned
+                name = f"worker, {condition}" + ", outputs written by the referee before" * poisoned
+                found[name] = _summary([claim for claims in blocks[1:] for claim in claims])
+                found[f"{name}, without the first call"] = _summary(
+                    [claim for claims in blocks[1:] for claim in claims[1:]]
                 )
-                found[condition] = _summary([claim for claims in blocks[1:] for claim in claims])
-                places[condition] = [
+                places[name] = [
                     round(1e6 * median(column), 2) for column in zip(*blocks[1:], strict=True)
                 ]
         session.forget(batch.inputs)

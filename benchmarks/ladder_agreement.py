@@ -17,17 +17,22 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
 from cuagent.measure.ladder import ladder
-from cuagent.task import TaskError, load_task, open_reference
+from cuagent.task import Device, Task, TaskError, load_task, open_reference
 from cuagent.verify.referee import Referee
+from cuagent.worker import NurseryError
 from cuagent.worker.arms import COMPILE, EAGER, set_precision
 
-RUNGS = (EAGER, COMPILE, f"{EAGER}+tf32")
+RUNGS = {Device.CUDA: (EAGER, COMPILE, f"{EAGER}+tf32"), Device.CPU: (EAGER, COMPILE)}
+WITHIN = 0.03
 
 
 def main() -> int:
@@ -40,25 +45,48 @@ def main() -> int:
     if asked.warm:
         return _warm(asked.problems)
     begun = time.perf_counter()
-    rows = []
-    for path in sorted(asked.problems.rglob("*.py")):
+    rows: list[dict[str, Any]] = []
+    for path in problems(asked.problems):
         if time.perf_counter() - begun > asked.seconds:
             break
-        try:
-            rows.append(_compare(path))
-        except (TaskError, RuntimeError, MemoryError) as error:
-            rows.append({"problem": path.name, "error": str(error)[:200]})
+        rows.append(compared(path, Device.CUDA))
         print(json.dumps(rows[-1]), flush=True)
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch._dynamo.reset()
-    off = [abs(x["off"]) for row in rows for x in row.get("rungs", {}).values()]
-    if off:
-        within = sum(x <= 0.03 for x in off)
-        print(f"{within} of {len(off)} ratios within 3 %, median {median(off):.2%}")
+    print(said(rows))
     if asked.out:
         asked.out.write_text(json.dumps({"command": " ".join(sys.argv), "rows": rows}, indent=1))
     return 0
+
+
+def problems(folder: Path) -> list[Path]:
+    """All of a folder, in the order of their names."""
+    return sorted(folder.rglob("*.py"))
+
+
+def differences(rows: list[dict[str, Any]]) -> list[float]:
+    """By how much each ratio of the ladder is off, as a share."""
+    return [abs(x["off"]) for row in rows for x in row.get("rungs", {}).values()]
+
+
+def said(rows: list[dict[str, Any]]) -> str:
+    """All rows in a line."""
+    off = differences(rows)
+    if not off:
+        return "no ratio was compared"
+    within = sum(x <= WITHIN for x in off)
+    return f"{within} of {len(off)} ratios within {WITHIN:.0%}, median {median(off):.2%}"
+
+
+def compared(path: Path, device: Device) -> dict[str, Any]:
+    """One problem by the ladder and by a plain clock; what failed is told in the row."""
+    try:
+        return _compare(path, device)
+    except (TaskError, RuntimeError, MemoryError, NurseryError) as error:
+        return {"problem": path.name, "error": str(error)[:200]}
+    finally:
+        gc.collect()
+        if device is Device.CUDA:
+            torch.cuda.empty_cache()
+        torch._dynamo.reset()
 
 
 def _warm(problems: Path) -> int:
@@ -87,12 +115,13 @@ def _warm(problems: Path) -> int:
     return 0
 
 
-def _compare(path: Path) -> dict:
-    task = load_task(path, device="cuda")
+def _compare(path: Path, device: Device) -> dict[str, Any]:
+    task = load_task(path, device=device.value)
     with Referee(task) as referee:
-        found = ladder(referee, only=RUNGS, fresh=True)
-    torch.cuda.empty_cache()
-    plain = _plain(path)
+        found = ladder(referee, only=RUNGS[device], fresh=True)
+    if device is Device.CUDA:
+        torch.cuda.empty_cache()
+    plain = _plain(task)
     rungs = {}
     for rung in found.rungs:
         if rung.over_eager is not None and rung.name in plain and rung.name != EAGER:
@@ -114,15 +143,15 @@ def _compare(path: Path) -> dict:
     }
 
 
-def _plain(path: Path) -> dict[str, float]:
-    """Median seconds of each rung by events in one process."""
-    task = load_task(path, device="cuda")
+def _plain(task: Task) -> dict[str, float]:
+    """Median seconds of each rung in this process: by events, on a CPU by its clock."""
+    on_cuda = task.device is Device.CUDA
     reference = open_reference(task)
-    scratch = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    scratch = torch.empty(1 << 28 if on_cuda else 0, dtype=torch.uint8, device=task.device.value)
     sets = [reference.inputs(seed) for seed in range(3)]
     models = {}
     with torch.no_grad():
-        for name in RUNGS:
+        for name in RUNGS[task.device]:
             _prepare(name)
             model = reference.model(0)
             if name.startswith(COMPILE):
@@ -131,22 +160,33 @@ def _plain(path: Path) -> dict[str, float]:
             for arguments in sets:
                 model(*arguments)
             models[name] = model
-        marks: dict[str, list] = {name: [] for name in RUNGS}
-        torch.cuda.synchronize()
+        times: dict[str, list[Callable[[], float]]] = {name: [] for name in models}
+        wait = torch.cuda.synchronize if on_cuda else (lambda: None)
+        wait()
         begun = time.perf_counter()
         call = 0
         while call < 25 or (call < 80 and time.perf_counter() - begun < 1.5):
             for name, model in models.items():
                 _prepare(name)
                 scratch.zero_()
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                begin.record()
-                model(*sets[call % len(sets)])
-                end.record()
-                marks[name].append((begin, end))
-            torch.cuda.synchronize()
+                times[name].append(_clocked(partial(model, *sets[call % len(sets)]), on_cuda))
+            wait()
             call += 1
-    return {n: median(a.elapsed_time(b) for a, b in m) * 1e-3 for n, m in marks.items()}
+    return {name: median(read() for read in taken) for name, taken in times.items()}
+
+
+def _clocked(call: Callable[[], Any], on_cuda: bool) -> Callable[[], float]:
+    """Makes one call; what comes back tells its seconds, once the GPU was waited for."""
+    if not on_cuda:
+        begun = time.perf_counter()
+        call()
+        taken = time.perf_counter() - begun
+        return lambda: taken
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    return lambda: 1e-3 * begin.elapsed_time(end)
 
 
 def _prepare(name: str) -> None:

@@ -6,8 +6,8 @@
 For each example the judge is opened once, as a run does; then the attempt in `attempts/` is judged
 again and again, its kernel source changed each time, so that the compiler runs each time. The first
 run opens torch.compile's process too and is told apart. Then the same kernels go through the
-programs of other tools (`peers.py`), `--beside` at a time, each on processors of its own. Needs a
-GPU and nvcc.
+programs of other tools (`peers.py`), `--beside` at a time. These need a GPU and nvcc; ours may
+be timed on a CPU too, with the first attempts of the expert.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,11 @@ from typing import Any
 import peers
 
 from cuagent.attempt import Attempt
+from cuagent.expert.planner import propose
+from cuagent.expert.subject import open_subject
 from cuagent.judge import Judge
 from cuagent.measure.timing import Effort
-from cuagent.task import load_task
+from cuagent.task import Device, Task, load_task
 
 ATTEMPTS = Path(__file__).parent / "attempts"
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -46,7 +48,11 @@ def main() -> int:
     asked = parser.parse_args()
     names = [n for n in asked.only.split(",") if n] or [p.name for p in sorted(ATTEMPTS.iterdir())]
     rows = [row for name in names for row in judged(name, asked.runs, asked.device)]
-    others = in_turn(asked.beside, asked.kernelbench, asked.cuda_agent, names)
+    with ThreadPoolExecutor(asked.beside) as pool:
+        jobs = peers_of(asked.kernelbench, asked.cuda_agent, names).values()
+        others = list(pool.map(lambda job: job(), jobs))
+    for row in others:
+        print(json.dumps(row), flush=True)
     about = {
         "command": " ".join(["python", *sys.argv]),
         "summary": summary(rows, others),
@@ -59,66 +65,71 @@ def main() -> int:
     return 0
 
 
-def judged(name: str, runs: int, device: str) -> list[dict[str, Any]]:
+def judged(name: str, runs: int, device: str) -> Generator[dict[str, Any], None, None]:
     """Seconds of each stage, for each change of the source."""
     begun = time.perf_counter()
-    rows = []
-    with Judge(load_task(EXAMPLES / f"{name}.py", device=device)) as judge:
+    task = load_task(EXAMPLES / f"{name}.py", device=device)
+    files = attempted(task)
+    with Judge(task) as judge:
         opened = time.perf_counter() - begun
         for run in range(runs):
-            attempt = changed(ATTEMPTS / name, f"// change {time.time_ns()}\n")
+            attempt = changed(files, f"// change {time.time_ns()}\n")
             marks = [time.perf_counter()]
             judgement = judge.judge(attempt, Effort.QUICK)
             marks.append(time.perf_counter())
             lines = judge.profile(attempt).lines()
             marks.append(time.perf_counter())
             timing = judgement.timing
-            rows.append(
-                {
-                    "example": name,
-                    "run": run,
-                    "open": opened if run == 0 else 0.0,
-                    "judge": marks[1] - marks[0],
-                    "build": judgement.build.seconds,
-                    "verdict": judgement.verdict.seconds,
-                    "accepted": judgement.verdict.accepted,
-                    "detail": judgement.verdict.detail,
-                    "timing": timing.seconds if timing is not None else None,
-                    "arms": {a.name: a.median for a in timing.arms} if timing is not None else {},
-                    "profile": marks[2] - marks[1],
-                    "profile lines": len(lines),
-                    "all": marks[2] - marks[0],
-                }
-            )
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
+            row = {
+                "example": name,
+                "run": run,
+                "open": opened if run == 0 else 0.0,
+                "judge": marks[1] - marks[0],
+                "build": judgement.build.seconds,
+                "verdict": judgement.verdict.seconds,
+                "accepted": judgement.verdict.accepted,
+                "detail": judgement.verdict.detail,
+                "timing": timing.seconds if timing is not None else None,
+                "arms": {a.name: a.median for a in timing.arms} if timing is not None else {},
+                "busy": timing.busy if timing is not None else None,
+                "profile": marks[2] - marks[1],
+                "profile lines": len(lines),
+                "all": marks[2] - marks[0],
+            }
+            print(json.dumps(row), flush=True)
+            yield row
 
 
-def changed(folder: Path, line: str) -> Attempt:
-    """The attempt in `folder` with one more line in its kernel source."""
-    files = [
-        (str(path.relative_to(folder)), line * (path.suffix == ".cu") + path.read_text())
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in (".py", ".cu", ".cpp")
-    ]
-    return Attempt(tuple(files))
+def attempted(task: Task) -> dict[str, str]:
+    """Files of an attempt: those in `attempts/` on a GPU, the expert's first one on a CPU."""
+    if task.device is Device.CPU:
+        proposal = propose(open_subject(task), [])
+        assert proposal is not None
+        return dict(proposal.candidate.files)
+    folder = ATTEMPTS / task.path.stem
+    found = (path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".cu"))
+    return {str(path.relative_to(folder)): path.read_text() for path in found}
 
 
-def in_turn(
-    beside: int, kernelbench: Path | None, cuda_agent: Path | None, names: list[str]
-) -> list[dict[str, Any]]:
-    """What the others need for the same kernels."""
-    jobs: list[Callable[[], dict[str, Any]]] = []
-    for tool, checkout in ((peers.kernelbench, kernelbench), (peers.cuda_agent, cuda_agent)):
-        if checkout is not None:
-            jobs += [
-                partial(tool, checkout, EXAMPLES / f"{name}.py", ATTEMPTS / name) for name in names
-            ]
-    with ThreadPoolExecutor(beside) as pool:
-        found = list(pool.map(lambda job: job(), jobs))
-    for row in found:
-        print(json.dumps(row), flush=True)
-    return found
+def changed(files: dict[str, str], line: str) -> Attempt:
+    """An attempt with one more line in its kernel sources."""
+    return Attempt(
+        tuple((name, line * (not name.endswith(".py")) + text) for name, text in files.items())
+    )
+
+
+def peers_of(
+    kernelbench: Path | None, cuda_agent: Path | None, names: list[str]
+) -> dict[tuple[str, str], Callable[[], dict[str, Any]]]:
+    """The programs of other tools for the same kernels, by tool and example."""
+    tools = {"KernelBench": (peers.kernelbench, kernelbench)}
+    tools["CUDA-Agent"] = (peers.cuda_agent, cuda_agent)
+    return {
+        (tool, name): partial(run, checkout, EXAMPLES / f"{name}.py", ATTEMPTS / name)
+        for tool, (run, checkout) in tools.items()
+        if checkout is not None
+        for name in names
+    }
 
 
 def summary(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class {name}(torch.nn.Module):
         return y * 2
 """
 SAME = "pass"
-DELAY = "torch.tanh(x[:{rows}])"
+MORE = "torch.tanh(x[:{rows}])"
 """So many of the rows computed again; of the two operators this is one."""
 ROWS, COLUMNS = {Device.CPU: 2000, Device.CUDA: 32000}, 2048
 """On a GPU so many that the launch of the delay itself is small beside it."""
@@ -116,9 +116,16 @@ def gates(
             return Gates(describe(device), effort, tuple(done))
 
 
+def extra_rows(delay: float, device: Device) -> int:
+    """How many rows to compute again so that the module takes `delay` longer, a share.
+
+    tanh and the product move equally much, so twice the share of one is the share of both.
+    """
+    return round(2 * delay * ROWS[device])
+
+
 def _gate(timer: Timer, device: Device, delay: float, effort: Effort, runs: int) -> Gate:
-    # tanh and the product move equally much, so twice the share of one is the share of both
-    more = DELAY.format(rows=round(2 * delay * ROWS[device])) if delay else SAME
+    more = MORE.format(rows=extra_rows(delay, device)) if delay else SAME
     attempt = Attempt((("model_new.py", MODULE.format(name="ModelNew", more=more)),))
     built = build(attempt, device)
     ratios, called, widths, seconds, lies, busy = [], [], [], [], 0, 0.0

@@ -49,8 +49,9 @@ STRIKES = 3
 """So often, in fresh processes, must the wall clock contradict before it is a verdict."""
 BUSY = 0.05
 """A share of others from which on a reader is told."""
-CHEAP_S = 0.5
-"""A baseline that opens within this gets a fresh process for every timing."""
+CHEAP_S = {Device.CPU: 2.0, Device.CUDA: 0.5}
+"""A baseline that opens within this gets a fresh process for every timing. On the CPU, where others
+may make opening eager take three times as long, so much that it does so there too."""
 COMPILE_S = 900.0
 MOST_CALLS = 60 * MOST_SLOTS
 """Of a candidate in one round."""
@@ -361,7 +362,7 @@ class Timer:
         candidate on one machine of 16 cores; the cause is not known (docs/TIMING.md). So eager is
         as young as the candidate each time.
         """
-        allowed = CHEAP_S
+        allowed = CHEAP_S[self.device]
         if effort is Effort.RECORD and spent < BUDGET_S[effort] / 2:
             allowed = BUDGET_S[effort] / 6
         for name, lane in list(self._warm.items()):

@@ -168,7 +168,7 @@ def _real(
 ) -> Finding:
     """The rule for real and complex numbers; `tensors` are x, r, y, s and in doubt m."""
     blocks = list(_blocks(*tensors))
-    misplaced = sum(int(_misplaced(*_wide3(block)).sum()) for block in blocks)
+    misplaced = sum(_misplaced(*_wide3(block)) for block in blocks)
     if misplaced:
         what = "NaN or Inf in the wrong place, or a wrong number there"
         return _refused(index, misplaced, tensors[0].numel(), what)
@@ -254,17 +254,26 @@ def _finite(block: Block) -> Block:
     """The block in fp64 where none of x, r and y is NaN or Inf."""
     wide = tuple(tensor.double() for tensor in block)
     x, r, y, *_ = wide
+    if _plain(x, r, y):
+        return wide
     finite = x.isfinite() & r.isfinite() & y.isfinite()
-    return wide if bool(finite.all()) else tuple(tensor[finite] for tensor in wide)
+    return tuple(tensor[finite] for tensor in wide)
 
 
-def _misplaced(x: Tensor, r: Tensor, y: Tensor) -> Tensor:
-    """Where x is not finite and agrees with neither r nor y, or is finite where neither is."""
+def _misplaced(x: Tensor, r: Tensor, y: Tensor) -> int:
+    """How many x are not finite and agree with neither r nor y, or are finite where neither is."""
+    if _plain(x, r, y):
+        return 0
     special = ~(x.isfinite() & r.isfinite() & y.isfinite())
     agrees = (x == r) | (x == y) | (x.isnan() & (r.isnan() | y.isnan()))
     # Where only one of the two references overflows, a finite answer is right as well.
     undecided = x.isfinite() & (r.isfinite() | y.isfinite())
-    return special & ~agrees & ~undecided
+    return int((special & ~agrees & ~undecided).sum())
+
+
+def _plain(*tensors: Tensor) -> bool:
+    """Surely no NaN or Inf: either would stay in the sum, a sixteenth of `isfinite`'s time."""
+    return all(bool(tensor.sum().isfinite()) for tensor in tensors)
 
 
 def _is_real(tensor: Tensor) -> bool:

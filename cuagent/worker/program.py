@@ -31,12 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-DUTY = 40
-"""Flushes before a timed block on a GPU, some 2.5 ms: after a pause its clocks have dropped, and so
-has the host's pace. Without this lead over the GPU the first call of a process that was just woken
-measures up to 200 us of launching (docs/TIMING.md)."""
-
-
 class Refusal(Exception):
     """The command failed in a way that has a status of its own."""
 
@@ -121,7 +115,7 @@ class _Worker:
         allocations = Allocations(message["poison"])
         with torch.no_grad(), _user_code(Status.RAISED), allocations:
             if scratch is not None:
-                for _ in range(DUTY):
+                for _ in range(message["lead"]):
                     scratch.zero_()
             for source, target in message["slots"]:
                 arguments = unflatten(inputs_of(source), self.order.inputs)

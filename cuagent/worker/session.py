@@ -48,6 +48,10 @@ WATCH_S = 1.0
 """How often a candidate's memory and files are looked at, if a call lasts that long."""
 DISK_BYTES = 2 << 30
 """Of files in its folder, whose size alone is limited one by one."""
+LEAD = 40
+"""Flushes before a timed block on a GPU, some 2.5 ms: after a pause its clocks have dropped, and so
+has the host's pace. Without this lead over the GPU the first call of a process that was just woken
+measures up to 200 us of launching (docs/TIMING.md)."""
 OUTPUT_CAP = 64 << 10
 """Bytes of what a worker prints that are kept: the first half and the last."""
 
@@ -174,13 +178,15 @@ class Session:
         poison: int | None = None,
         flush: int = 0,
         own: bool = False,
+        lead: int = LEAD,
     ) -> Block:
         """Call forward on each (input slot, output slot) in turn, under one wall clock.
 
         `poison` is the byte that fills what the model allocates uninitialised (never when timing);
         `flush` is how many bytes to overwrite before each call (inside the wall clock, outside the
-        claims); `own` lets each call's inputs be copied into the worker's own memory first, also
-        outside the claims. The outputs are the referee's to poison before and to compare after.
+        claims), `lead` how many such flushes come before the first; `own` lets each call's inputs
+        be copied into the worker's own memory first, also outside the claims. The outputs are the
+        referee's to poison before and to compare after.
         """
         message = {
             "do": "run",
@@ -190,6 +196,7 @@ class Session:
             "poison": poison,
             "flush": flush,
             "own": own,
+            "lead": lead,
         }
         settle(outputs.device)
         records, wall = self._exchange(message, (), len(slots), deadline_s)
