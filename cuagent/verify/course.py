@@ -12,15 +12,16 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from cuagent.task import Device, Task
-from cuagent.verify.inputs import Inputs
-from cuagent.verify.oracle import Oracle
+from cuagent.verify.inputs import SWEEPS, Inputs, Weights
+from cuagent.verify.oracle import OPPOSITES, Oracle
+from cuagent.verify.repertoire import Turns
 from cuagent.verify.rounds import ROUNDS, Rejected, Round, Tally, Trial, When
 from cuagent.verify.seeds import Seeds
 from cuagent.verify.ties import places_of
@@ -36,6 +37,8 @@ SPREAD_S, LOGIC_SPREAD_S = 0.1, 0.02
 """About how long the oracle may perturb for one draw; those that judge logic have wide bounds."""
 KEPT_BYTES = 1 << 30
 """Of inputs and outputs that the draws of a block need; it is of one call whatever its size."""
+FEW_OPPOSITES = 2
+"""Pairs of perturbations by which a draw of a sweep, one of many, looks for ties."""
 TOGETHER = 4
 """Draws whose calls are made in one block."""
 FLUSH = 256 << 20
@@ -62,6 +65,7 @@ class Stage:
     traced: frozenset[int]
     """Outputs whose indices can be followed to what they were chosen from."""
     kinds: frozenset[Inputs]
+    turns: Mapping[Inputs, Turns]
     longest_sum: int
 
     def expected(self) -> Expected:
@@ -142,6 +146,26 @@ class Course:
             random.Random(seeds.draw()).shuffle(first)
             for begun in range(0, len(first), most):
                 self._try_again(first[begun : begun + most])
+        for kind in part.sweeps:
+            if kind in self.stage.kinds and not self.tally.failed:
+                self._sweep(kind, part.weights, seeds)
+
+    def _sweep(self, kind: Inputs, weights: Weights, seeds: Seeds) -> None:
+        """The draws of `kind` that belong together, until one fails."""
+        turns, most = self.stage.turns[kind], self.stage.inputs.count
+        trials = [Trial(kind, weights, seed) for seed in seeds.draw_several(turns.made)]
+        for begun in range(0, len(trials), most):
+            group = trials[begun : begun + most]
+            for slot, trial in enumerate(group):
+                self._draw(trial, slot)
+                self.stage.inputs.mend_guards(slot, next(self._poisons))
+            for slot, output in enumerate(self._block(group)):
+                self._compare(group[slot], slot, [output], POISONS[0])
+            if self.tally.failed:
+                return
+        if len(trials) < turns.needed:
+            reached = f"{len(trials)} of the {turns.needed} draws that would reach every place"
+            self.tally.remarks.append(f"{kind}: {reached}")
 
     def _in_a_fresh_model(self, trial: Trial) -> None:
         """What went wrong in the model in use once more: is it the use, or are it the inputs?"""
@@ -221,7 +245,8 @@ class Course:
                 slot,
                 self.stage.answers,
                 trial.seed,
-                patience,
+                0.0 if trial.kind in SWEEPS else patience,
+                FEW_OPPOSITES if trial.kind in SWEEPS else OPPOSITES,
                 count=next(self.tally.to_perturb, 0),
             )
         self.tally.perturbations.append(answered.perturbations)

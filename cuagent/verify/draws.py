@@ -8,7 +8,9 @@ Levels are dealt out, not drawn: each comes up wherever there are rows enough.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +25,44 @@ SHORTEST_AXIS = 8
 """An axis of fewer has its extremes at the ends often enough."""
 REACH = 8.0
 """Added at the ends of an axis: the largest of a million normal numbers is about 5."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to see a tensor as lines: seen in `shape`, they go over `dims`."""
+
+    shape: tuple[int, ...]
+    dims: tuple[int, ...]
+
+    @property
+    def places(self) -> int:
+        """Elements of a line."""
+        return math.prod(self.shape[dim] for dim in self.dims)
+
+    @property
+    def turns(self) -> int:
+        """Draws in which one element of each line can stand in every place."""
+        lines = math.prod(self.shape) // max(1, self.places)
+        return math.ceil(self.places / max(1, lines))
+
+    def lines(self, tensor: Tensor) -> Tensor:
+        """[lines, places]"""
+        last = tuple(range(-len(self.dims), 0))
+        return tensor.reshape(self.shape).movedim(self.dims, last).reshape(-1, self.places)
+
+    def back(self, lines: Tensor, like: Tensor) -> Tensor:
+        """What `lines` came from."""
+        kept = [side for dim, side in enumerate(self.shape) if dim not in self.dims]
+        wide = lines.reshape([*kept, *(self.shape[dim] for dim in self.dims)])
+        last = tuple(range(-len(self.dims), 0))
+        return wide.movedim(last, self.dims).reshape(like.shape)
+
+
+def axes(tensor: Tensor) -> list[Way]:
+    """Lines along each long axis, the last one first; along the last where none is long."""
+    shape = tuple(tensor.shape) or (1,)
+    long = [dim for dim, size in enumerate(shape) if size >= SHORTEST_AXIS]
+    return [Way(shape, (dim,)) for dim in reversed(long or [len(shape) - 1])]
 
 
 def mixed(normal: Tensor, generator: Generator) -> Tensor:
@@ -66,6 +106,65 @@ def edges(normal: Tensor, reach: float) -> Tensor:
             normal.select(axis, 0).sub_(push)
             normal.select(axis, -1).add_(push)
     return normal
+
+
+def moving(normal: Tensor, way: Way, turn: int, order: Generator) -> Tensor:
+    """The largest and the least of each line where they have not stood before.
+
+    Over ceil(places / lines) turns with the same `order` both stand in every place, and over twice
+    as many all else in the line is once below zero and once above.
+    """
+    lines = way.lines(normal)
+    at, opposite, sign = (column[:, None] for column in _stations(lines, turn, order))
+    lines = sign * lines.abs()
+    high = lines.gather(1, at).abs() + REACH
+    lines = lines.scatter(1, opposite, -high).scatter(1, at, high)
+    return way.back(lines, normal)
+
+
+def single(tensor: Tensor, way: Way, turn: int, order: Generator) -> Tensor:
+    """Lines of booleans in which one is set, and lines in which all are but one."""
+    import torch
+
+    lines = way.lines(tensor)
+    at, _, sign = (column[:, None] for column in _stations(lines, turn, order))
+    alone = torch.zeros_like(lines).scatter(1, at, torch.ones_like(lines[:, :1]))
+    return way.back(alone ^ (sign > 0), tensor)
+
+
+def sorted_lines(normal: Tensor, way: Way, generator: Generator) -> Tensor:
+    """Lines that rise and lines that fall: each element is the largest so far, or the least."""
+    import torch
+
+    lines = way.lines(normal).sort(-1).values
+    falls = _order(lines.shape[0], lines, generator)[:, None] % 2 == 0
+    return way.back(torch.where(falls, lines.flip(-1), lines), normal)
+
+
+def every(tensor: Tensor, bounds: tuple[int, int], turn: int, order: Generator) -> Tensor:
+    """Each of the numbers from the least to the largest in turn; of negative ones the least only,
+    which may be a mark for what does not count."""
+    import torch
+
+    low, high = bounds
+    first = max(low, 0)
+    values = torch.arange(first, max(high + 1, first), dtype=tensor.dtype, device=tensor.device)
+    if low < 0:
+        values = torch.cat([values, values.new_tensor([low])])
+    number = torch.arange(tensor.numel(), device=tensor.device) + turn * tensor.numel()
+    dealt = _order(values.numel(), tensor, order)[number % values.numel()]
+    return values[dealt].view(tensor.shape)
+
+
+def _stations(lines: Tensor, turn: int, order: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """For each line a place, another one, and the sign of what stands elsewhere."""
+    import torch
+
+    count, places = lines.shape
+    number = torch.arange(count, device=lines.device) + turn * count
+    dealt = _order(places, lines, order)
+    sign = 1 - 2 * ((number % places + number // places) % 2)
+    return dealt[number % places], dealt[(number + places // 2) % places], sign
 
 
 def few(normal: Tensor, generator: Generator) -> Tensor:

@@ -11,10 +11,12 @@ have errors of one size (research: ratios 48 and 42), on zero-mean ones they lie
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from cuagent.verify import draws
+from cuagent.verify.draws import Way, axes
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -62,17 +64,32 @@ class Inputs(StrEnum):
     are small integers."""
     TIES = "ties"
     """Multiples of a half, -2 .. 2: many equal values for argmax, sort and topk; both zeros."""
+    MOVING = "moving extremes"
+    """The largest and the least of each line in another place from draw to draw."""
+    SORTED = "rising and falling lines"
+    """Each element is the largest so far, or the least so far."""
     EXTREMES = "extreme indices"
     """Integers are the least and the largest that the task draws, most of them several times."""
     MASKS = "full and empty masks"
     """Rows of booleans are all set or all clear."""
     EMPTY = "empty masks"
     """Booleans are all clear: nothing to divide by."""
+    SINGLE = "single places of masks"
+    """One boolean of a line is set, or all but one: another one from draw to draw."""
+    EVERY = "every index"
+    """Integers take on every value between the least and the largest that the task draws."""
 
 
 EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW)
 """Kinds on which honest arithmetic may make no error at all."""
 ROUND = (*EXACT, Inputs.TIES)
+SWEEPS = (Inputs.MOVING, Inputs.SINGLE, Inputs.EVERY)
+"""Kinds of which several draws belong together: they have all but the low bits of the seed in
+common, and these say which turn it is."""
+TURNS = 1 << 8
+"""More draws than may belong together."""
+MOST_VALUES = 1 << 22
+"""Of an integer input, that are dealt out one by one."""
 
 
 class Weights(StrEnum):
@@ -94,15 +111,28 @@ SMALL_VARIANCE = 2.0**-10
 
 
 def derive(
-    kind: Inputs, own: Sequence[Tensor], seed: int, ranges: Sequence[Range | None] = ()
+    kind: Inputs,
+    own: Sequence[Tensor],
+    seed: int,
+    ranges: Sequence[Range | None] = (),
+    ways: Sequence[Sequence[Way]] = (),
 ) -> list[Tensor]:
     """Inputs of `kind` in the forms of the task's own.
 
-    `ranges` are the least and largest value of each integer tensor (`ranges_of`).
+    `ranges` are the least and largest value of each integer tensor (`ranges_of`), `ways` the lines
+    of each tensor that extremes are put into, by turns; those along its axes where none are given.
     """
     if kind is Inputs.OWN:
         return list(own)
     generator = _generator(own, seed)
+    if kind in SWEEPS or kind is Inputs.SORTED:
+        sweep = Sweep(kind, seed % TURNS, generator, _generator(own, seed // TURNS))
+        return [
+            sweep.drawn(tensor, bounds, known or axes(tensor))
+            for tensor, bounds, known in zip(
+                own, ranges or [None] * len(own), ways or [()] * len(own), strict=True
+            )
+        ]
     if kind is Inputs.EXTREMES:
         return [
             draws.extreme(tensor, bounds, generator) if bounds else tensor
@@ -121,6 +151,32 @@ def derive(
         what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and later else kind
         drawn.append(_drawn(what, tensor, generator))
     return drawn
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One turn of the draws that belong together."""
+
+    kind: Inputs
+    turn: int
+    noise: Generator
+    order: Generator
+    """The same for all turns."""
+
+    def drawn(self, tensor: Tensor, bounds: Range | None, ways: Sequence[Way]) -> Tensor:
+        """A tensor of another type than the kind is for stays as it is."""
+        way, turn = ways[self.turn % len(ways)], self.turn // len(ways)
+        if self.kind is Inputs.EVERY:
+            few = bounds is not None and bounds[1] - bounds[0] < MOST_VALUES
+            return draws.every(tensor, bounds, self.turn, self.order) if bounds and few else tensor
+        if self.kind is Inputs.SINGLE:
+            return draws.single(tensor, way, turn, self.order) if boolean(tensor) else tensor
+        if not tensor.is_floating_point():
+            return tensor
+        normal = draws.randn(tensor, self.noise)
+        if self.kind is Inputs.SORTED:
+            return draws.sorted_lines(normal, ways[0], self.order).to(tensor.dtype)
+        return draws.moving(normal, way, turn, self.order).to(tensor.dtype)
 
 
 def ranges_of(several: Sequence[Sequence[Tensor]]) -> list[Range | None]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,20 +30,20 @@ from cuagent.task import (
 )
 from cuagent.task.memory import shortage
 from cuagent.verify import doubts
-from cuagent.verify.bounds import COARSE_GATE, MOST_SEQUENTIAL, UNIT, UNITS, reach
+from cuagent.verify.bounds import UNITS, reach
 from cuagent.verify.examine import examine
-from cuagent.verify.inputs import Inputs, Range, Weights, boolean, derive, ranges_of, shake
-from cuagent.verify.perturb import apart, opposites, pairs, perturbed, real, tilted, untied
-from cuagent.verify.places import find_places, tell_places
+from cuagent.verify.inputs import Inputs, Range, Weights, ranges_of, shake
+from cuagent.verify.perturb import pairs, perturbed, real, widened
+from cuagent.verify.places import NearTies, find_places, tell_places
 from cuagent.verify.reductions import longest_sum
+from cuagent.verify.repertoire import Repertoire, repertoire
 from cuagent.verify.selections import Followed, follow
-from cuagent.verify.ties import Places
 from cuagent.worker.arena import Arena, layout_of, settle
 from cuagent.worker.arms import set_precision, task_from_json
 from cuagent.worker.channel import receive_message, send_message
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Generator, Tensor, nn
 
 MOST_PERTURBATIONS, FEWEST_PERTURBATIONS = 8, 2
 MOVED_BYTES = 1 << 28
@@ -88,11 +88,13 @@ class _Oracle:
         self.reference: Reference = open_reference(task)
         self.arenas: dict[int, Arena] = {}
         self.declared: nn.Module = self.reference.model(0)
-        self.precise: nn.Module | None = None
+        self.precise = self.declared
+        """The same in fp64, where it runs in that."""
+        self.fp64 = self.discrete = False
         self.moved: list[dict[str, Tensor]] = []
         """The weights perturbed, once for each perturbation."""
         self.inputs: dict[str, Any] = {}
-        self.ranges: list[Range | None] = []
+        self.repertoire = Repertoire((), (), (), {})
 
     def obey(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         match message["do"]:
@@ -130,12 +132,20 @@ class _Oracle:
         if init:
             raise TaskError(f"{self.reference.task.path}: get_init_inputs() holds a tensor")
         state = self.declared.state_dict()
-        self._make_precise()
         self.fp64 = self._fp64_works(leaves, results)
-        self.ranges = self._ranges(leaves)
+        self._make_precise()
         self.discrete = not all(real(result) for result in results)
-        followed = self._followed(self.declared, leaves)
+        followed = follow(lambda: self._forward(self.declared, leaves))
         places = find_places(followed, followed, ())
+        call_s = self._seconds(leaves)
+        self.repertoire = repertoire(
+            leaves,
+            self._ranges(leaves),
+            followed.selections,
+            lambda inputs: self._forward(self.declared, inputs),
+            discrete=self.discrete,
+            call_s=call_s,
+        )
         harden()  # on CUDA not before it has named its threads through /proc/self
         return {
             "inputs": self.inputs,
@@ -153,8 +163,9 @@ class _Oracle:
             "longest_sum": longest,
             "peak": peak,
             "fp64": self.fp64,
-            "call_s": self._seconds(leaves),
-            "kinds": [kind for kind in Inputs if self._usable(kind, leaves)],
+            "call_s": call_s,
+            "kinds": self.repertoire.kinds,
+            "turns": {kind: astuple(n) for kind, n in self.repertoire.turns.items()},
         }
 
     def _peak(self) -> int:
@@ -195,7 +206,7 @@ class _Oracle:
         if spec != self.inputs or [x.shape for x in own] != [x.shape for x in target]:
             path = self.reference.task.path
             raise TaskError(f"{path}: get_inputs() gives other shapes or scalars at every call")
-        for view, tensor in zip(target, derive(kind, own, seed, self.ranges), strict=True):
+        for view, tensor in zip(target, self.repertoire.drawn(kind, own, seed), strict=True):
             view.copy_(tensor)
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -204,16 +215,21 @@ class _Oracle:
         declared, precise, spread = (
             self.arenas[message[name]].tensors() for name in ("declared", "precise", "spread")
         )
-        self._copy(self._forward(self.declared, inputs), declared)
+        run = self._followed(self.declared, inputs)
+        self._copy(run.outputs, declared)
         begun = time.perf_counter()
-        exact = self._exact(inputs)
-        self._copy(exact, precise)
+        exact = self._exactly(self._wide(inputs))
+        self._copy(exact.outputs, precise)
         each = time.perf_counter() - begun
         count = message["count"] or int(message["seconds"] / max(each, 1e-6))
         count = min(MOST_PERTURBATIONS, max(FEWEST_PERTURBATIONS, count))
-        self._perturb(inputs, exact, spread, count, message["seed"])
+        generator = self._generator(message["seed"])
+        self._perturb(inputs, exact.outputs, spread, count, generator)
         if self.discrete:
-            places = self._settle_ties(inputs, exact, spread, message["opposites"], message["seed"])
+            near = NearTies(self.longest, self.reference.task.precision, message["opposites"])
+            moved = near.moved(self._wide(inputs), generator, exact)
+            runs = (self._exactly(wide) for wide in moved)
+            places = near.settle(exact, run, runs, spread)
             tell_places(places, self.arenas[message["places"]].tensors())
         finite = all(
             bool(x.isfinite().all()) for x in declared if x.is_floating_point() or x.is_complex()
@@ -221,21 +237,24 @@ class _Oracle:
         return {"finite": finite, "perturbations": count}
 
     def _perturb(
-        self, inputs: list[Tensor], exact: list[Tensor], spread: list[Tensor], count: int, seed: int
+        self,
+        inputs: list[Tensor],
+        exact: list[Tensor],
+        spread: list[Tensor],
+        count: int,
+        generator: Generator,
     ) -> None:
         """Spread per element: rms over `count` perturbations of every input and weight."""
         import torch
 
-        generator = self._generator(seed)
-        model = self.precise if self.fp64 else self.declared
-        assert model is not None
+        model = self.precise
         kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         totals = [torch.zeros_like(pairs(view)) for view in spread]
         for number in range(count):
             weights = self._moved_weights(number, kept, generator)
             for name, tensor in model.state_dict().items():
                 tensor.copy_(weights[name])
-            moved = [perturbed(self._widened(tensor), generator) for tensor in inputs]
+            moved = [perturbed(tensor, generator) for tensor in self._wide(inputs)]
             with self._default_dtype():
                 results = self._forward(model, moved)
             for total, result, base in zip(totals, results, exact, strict=True):
@@ -259,92 +278,34 @@ class _Oracle:
             self.moved.append(moved)
         return moved
 
-    def _settle_ties(
-        self,
-        inputs: list[Tensor],
-        exact: list[Tensor],
-        spread: list[Tensor],
-        count: int,
-        seed: int,
-    ) -> list[Places]:
-        """What the integers of the output that hang on a near-tie may be as well.
-
-        For indices that can be followed, what they were chosen from. For others, in `spread`, how
-        far they move: each perturbation comes with its opposite, and so do ramps, so that a tie
-        falls one way and the other; all as large as what honest sums may err, since an honest
-        kernel breaks ties by its own roundoff.
-        """
-        import torch
-
-        model = self.precise if self.fp64 else self.declared
-        far = reach(self.longest, UNIT)
-        for view in spread:
-            if not real(view):
-                view.zero_()
-
-        def moved() -> Iterator[Followed]:
-            for wide in self._moved_inputs(inputs, far, count, seed):
-                run = self._followed(model, wide)
-                for view, result, base in zip(spread, run.outputs, exact, strict=True):
-                    if not real(base):
-                        view.copy_(torch.maximum(view.long(), apart(result, base)))
-                yield run
-
-        unit = UNITS[self.reference.task.precision]
-        coarse = 0.0 if unit == UNIT else COARSE_GATE * unit / far
-        return find_places(
-            self._followed(model, [self._widened(tensor) for tensor in inputs]),
-            self._followed(self.declared, inputs),
-            moved(),
-            1 + coarse,
-            min(UNIT * math.sqrt(self.longest), MOST_SEQUENTIAL),
-        )
-
-    def _moved_inputs(
-        self, inputs: list[Tensor], far: float, count: int, seed: int
-    ) -> Iterator[list[Tensor]]:
-        generator = self._generator(seed)
-        wide = [untied(self._widened(tensor)) for tensor in inputs]
-        for _ in range(count):
-            yield from opposites(wide, generator, far)
-        for sign in (1, -1):
-            yield [tilted(tensor, sign * far) for tensor in wide]
-
-    def _followed(self, model: nn.Module | None, inputs: list[Tensor]) -> Followed:
-        assert model is not None
-        wide = model is not self.declared
-        with self._default_dtype() if wide else nullcontext():
+    def _followed(self, model: nn.Module, inputs: list[Tensor]) -> Followed:
+        """A run of which, where outputs are integers, their origin is known."""
+        if self.discrete:
             return follow(lambda: self._forward(model, inputs))
+        outputs = self._forward(model, inputs)
+        return Followed(outputs, [], [None] * len(outputs))
+
+    def _exactly(self, wide: list[Tensor]) -> Followed:
+        """In fp64, where the module runs in it."""
+        with self._default_dtype():
+            return self._followed(self.precise, wide)
 
     def doubt(self, message: dict[str, Any]) -> None:
         """Write how far each element of the answer moves within honest roundoff."""
-        model = self.precise if self.fp64 else self.declared
-        assert model is not None
-
-        def run(tensors: list[Tensor]) -> list[Tensor]:
-            with self._default_dtype():
-                return self._forward(model, tensors)
-
         inputs = self.arenas[message["inputs"]].tensors(message["slot"])
         doubts.move(
-            run,
-            [self._widened(tensor) for tensor in inputs],
-            model.state_dict(),
+            lambda wide: self._exactly(wide).outputs,
+            self._wide(inputs),
+            self.precise.state_dict(),
             reach(self.longest, UNITS[self.reference.task.precision]),
             self._generator(message["seed"]),
             self.arenas[message["moved"]].tensors(),
         )
 
-    def _generator(self, seed: int) -> Any:
+    def _generator(self, seed: int) -> Generator:
         import torch
 
         return torch.Generator(device=self.reference.task.device.value).manual_seed(seed)
-
-    def _exact(self, inputs: list[Tensor]) -> list[Tensor]:
-        if not self.fp64 or self.precise is None:
-            return self._forward(self.declared, inputs)
-        with self._default_dtype():
-            return self._forward(self.precise, [self._widened(tensor) for tensor in inputs])
 
     def _forward(self, model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
         # Cloned, so that a reference that writes to its inputs does not change what is judged.
@@ -352,37 +313,19 @@ class _Oracle:
 
     def _make_precise(self) -> None:
         self.moved = []
-        self.precise = copy.deepcopy(self.declared).double()
+        self.precise = copy.deepcopy(self.declared).double() if self.fp64 else self.declared
 
     def _fp64_works(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
         import torch
 
         self.fp64 = True
+        self._make_precise()
         try:
-            exact = self._exact(inputs)
+            exact = self._exactly(self._wide(inputs)).outputs
         except (RuntimeError, TypeError, ValueError):
             return False  # a module that fixes its dtype inside; the declared one must do
         wide = (torch.float64, torch.complex128)
         return all(not real(r) or x.dtype in wide for x, r in zip(exact, results, strict=True))
-
-    def _usable(self, kind: Inputs, own: list[Tensor]) -> bool:
-        if kind is Inputs.OWN:
-            return True
-        if kind is Inputs.EXTREMES:
-            if not any(self.ranges):
-                return False
-        elif kind in (Inputs.MASKS, Inputs.EMPTY):
-            if not any(boolean(tensor) for tensor in own):
-                return False
-        elif not any(tensor.is_floating_point() for tensor in own):
-            return False
-        if kind is Inputs.TIES and not self.discrete:
-            return False
-        try:
-            results = self._forward(self.declared, derive(kind, own, 0, self.ranges))
-        except (RuntimeError, ValueError, IndexError):
-            return False  # outside what the reference accepts (probabilities, say)
-        return all(bool(tensor.isfinite().all()) for tensor in results)
 
     def _ranges(self, leaves: list[Tensor]) -> list[Range | None]:
         if all(real(tensor) for tensor in leaves):
@@ -390,12 +333,8 @@ class _Oracle:
         seeds = range(RANGE_DRAWS)
         return ranges_of([self._own(seed) for seed in seeds])
 
-    def _widened(self, tensor: Tensor) -> Tensor:
-        import torch
-
-        if not self.fp64 or not real(tensor):
-            return tensor
-        return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+    def _wide(self, inputs: list[Tensor]) -> list[Tensor]:
+        return [widened(tensor) for tensor in inputs] if self.fp64 else inputs
 
     @contextmanager
     def _default_dtype(self) -> Iterator[None]:

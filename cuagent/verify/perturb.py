@@ -64,6 +64,15 @@ def apart(these: Tensor, those: Tensor) -> Tensor:
     return (these.long() - those.long()).abs().clamp(max=most)
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """In fp64, unless it holds integers."""
+    import torch
+
+    if not real(tensor):
+        return tensor
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
 def pairs(tensor: Tensor) -> Tensor:
     """Complex numbers as two real ones."""
     import torch

@@ -7,18 +7,81 @@ tells nothing, and then no index but the reference's own will do.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cuagent.verify.bounds import LOCAL_GATE, OWN_ERROR, PRECISION_GATE
+from cuagent.task import Precision
+from cuagent.verify import bounds
+from cuagent.verify.bounds import LOCAL_GATE, OWN_ERROR, PRECISION_GATE, UNIT, UNITS
+from cuagent.verify.perturb import apart, opposites, real, tilted, untied
 from cuagent.verify.selections import BOUNDED, DISTINCT, Followed, Selection, Traced
 from cuagent.verify.ties import Places, places_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 LOCAL = LOCAL_GATE / PRECISION_GATE
 """The bound on one element over that on the rms."""
+KNOWN = 3
+"""So many times fewer pairs of perturbations do where one knows what is tied."""
+
+
+@dataclass(frozen=True)
+class NearTies:
+    """How near to a tie an honest kernel may decide it otherwise than the reference."""
+
+    longest_sum: int
+    admitted: Precision
+    opposites: int
+    """Pairs of perturbations that ties are looked for with."""
+
+    @property
+    def reach(self) -> float:
+        """As large as what honest sums may err, since a kernel breaks ties by its own roundoff."""
+        return bounds.reach(self.longest_sum, UNIT)
+
+    def moved(
+        self, inputs: Sequence[Tensor], generator: Generator, run: Followed
+    ) -> Iterator[list[Tensor]]:
+        """The inputs perturbed. Each perturbation comes with its opposite, and where integers of
+        the output could not be followed so do ramps: a tie falls one way and the other."""
+        opaque = any(
+            traced is None and not real(output)
+            for traced, output in zip(run.traced, run.outputs, strict=True)
+        )
+        pairs = self.opposites if opaque else max(1, self.opposites // KNOWN)
+        firm = [untied(tensor) for tensor in inputs]
+        for _ in range(pairs):
+            yield from opposites(firm, generator, self.reach)
+        for sign in (1, -1) if opaque else ():
+            yield [tilted(tensor, sign * self.reach) for tensor in firm]
+
+    def settle(
+        self,
+        exact: Followed,
+        declared: Followed,
+        moved: Iterable[Followed],
+        spread: Sequence[Tensor],
+    ) -> list[Places]:
+        """What indices were chosen from; in `spread`, how far other integers move."""
+        import torch
+
+        for view, base in zip(spread, exact.outputs, strict=True):
+            if not real(base):
+                view.zero_()
+
+        def seen() -> Iterator[Followed]:
+            for run in moved:
+                for view, base, other in zip(spread, exact.outputs, run.outputs, strict=True):
+                    if not real(base):
+                        view.copy_(torch.maximum(view.long(), apart(other, base)))
+                yield run
+
+        unit = UNITS[self.admitted]
+        coarse = bounds.COARSE_GATE * unit / self.reach if unit > UNIT else 0.0
+        one_signed = min(UNIT * math.sqrt(self.longest_sum), bounds.MOST_SEQUENTIAL)
+        return find_places(exact, declared, seen(), 1 + coarse, one_signed)
 
 
 def find_places(

@@ -28,6 +28,7 @@ from cuagent.verify.course import KEPT_BYTES, LOGIC_SPREAD_S, TOGETHER, Course, 
 from cuagent.verify.failures import FORESEEN, build_failure, explain
 from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.oracle import Oracle
+from cuagent.verify.repertoire import Turns
 from cuagent.verify.rounds import Tally, most_calls
 from cuagent.verify.seeds import Seeds
 from cuagent.verify.tolerance import Expected, Finding
@@ -127,6 +128,7 @@ class Referee:
             },
             traced=frozenset(self.about["traced"]),
             kinds=frozenset(Inputs(kind) for kind in self.about["kinds"]),
+            turns={Inputs(kind): Turns(*n) for kind, n in self.about["turns"].items()},
             longest_sum=self.about["longest_sum"],
         )
         self._timed_seed = Seeds().draw()
@@ -234,7 +236,7 @@ class Referee:
         with tally.clock("worker"):
             session = self._session(CANDIDATE, seed, attempt, build)
         with session:
-            session.patience_s = self.patience_s(most_calls())
+            session.patience_s = self.patience_s(most_calls(self.stage.turns))
             call_s = max(self.call_s, SLOWER * self.about["call_s"])
             Course(self.stage, self._oracle, session, tally, call_s).run(seed, seeds)
             return session.output()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
 from cuagent.verify.bounds import UNITS
-from cuagent.verify.inputs import EXACT, Inputs, Weights
+from cuagent.verify.inputs import EXACT, SWEEPS, Inputs, Weights
+from cuagent.verify.repertoire import Turns
 from cuagent.verify.tolerance import Expected, Finding, lax
 from cuagent.verify.verdict import Draw, Reason, RuleResult
 
@@ -31,6 +32,8 @@ class Round:
     """Whether a model is constructed for them; else the weights go into the one in use."""
     again: int = 0
     """How many of the draws come a second time, in another order, when all have come once."""
+    sweeps: tuple[Inputs, ...] = ()
+    """Kinds of which several draws belong together; each is called once, in a block."""
 
 
 ROUNDS = (
@@ -48,21 +51,24 @@ ROUNDS = (
             Inputs.FLAT,
             Inputs.EDGES,
             Inputs.OTHER_EDGES,
+            Inputs.SORTED,
             Inputs.TIES,
             Inputs.EXTREMES,
             Inputs.MASKS,
             Inputs.EMPTY,
         ),
         again=3,
+        sweeps=SWEEPS,
     ),
     Round(Weights.SMALL, (Inputs.MIXED,)),
     Round(Weights.INTEGER, (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW), fresh=False),
 )
 
 
-def most_calls() -> int:
-    """Calls of a verdict in which every kind of draw is used."""
-    return sum(2 * len(part.kinds) + part.again for part in ROUNDS)
+def most_calls(turns: Mapping[Inputs, Turns]) -> int:
+    """Calls of a verdict in which every kind of draw is used, with so many turns of each sweep."""
+    swept = sum(turns[kind].made for part in ROUNDS for kind in part.sweeps)
+    return swept + sum(2 * len(part.kinds) + part.again for part in ROUNDS)
 
 
 class When(StrEnum):
@@ -126,6 +132,8 @@ class Tally:
         """Whether the constant that suits the first draw would have passed on all so far."""
         self.constants: list[float] | None = None
         self._unsteady: Trial | None = None
+        self.remarks: list[str] = []
+        """What a reader should know beside the verdict, a line each."""
 
     def add(
         self,
@@ -210,10 +218,9 @@ class Tally:
     def notes(self) -> tuple[str, ...]:
         """What a reader of the verdict should know beside it."""
         if self._findings and not self._judges_precision:
-            return (
-                "precision could not be judged tightly: the reference takes no zero-mean inputs",
-            )
-        return ()
+            loose = "precision could not be judged tightly: the reference takes no zero-mean inputs"
+            return (loose, *self.remarks)
+        return tuple(self.remarks)
 
     def lax_rule(self) -> RuleResult | None:
         if not self._lax:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+from cuagent.verify.inputs import TURNS
+
 BITS = 62
 
 
@@ -20,3 +22,10 @@ class Seeds:
         seed = self._again.pop() if self._again else secrets.randbits(BITS)
         self.drawn.append(seed)
         return seed
+
+    def draw_several(self, count: int) -> list[int]:
+        """`count` seeds that differ in their low bits, or as many as in the earlier verdict."""
+        seed = self._again.pop() if self._again else secrets.randbits(BITS) // TURNS * TURNS + count
+        self.drawn.append(seed)
+        first, count = seed - seed % TURNS, seed % TURNS
+        return [first + turn for turn in range(count)]

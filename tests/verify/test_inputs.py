@@ -5,9 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuagent.verify.inputs import Inputs, Weights, derive, ranges_of, shake
+from cuagent.verify.draws import Way
+from cuagent.verify.inputs import TURNS, Inputs, Weights, derive, ranges_of, shake
+from cuagent.verify.seeds import Seeds
 
 SEEDS = range(20)
+OTHER_TYPES = (
+    Inputs.OWN,
+    Inputs.EXTREMES,
+    Inputs.EVERY,
+    Inputs.MASKS,
+    Inputs.EMPTY,
+    Inputs.SINGLE,
+)
+"""Kinds that leave floating tensors as they are."""
 SHAPES = [(7, 60), (2, 9), (4, 8, 6, 5), (1, 16, 12), (300,)]
 
 
@@ -21,7 +32,7 @@ def test_derived_inputs_keep_integers_and_depend_on_the_seed() -> None:
         first, second = derive(kind, own, 1), derive(kind, own, 2)
         assert torch.equal(first[1], own[1])
         assert [x.dtype for x in first] == [x.dtype for x in own]
-        if kind not in (Inputs.OWN, Inputs.EXTREMES, Inputs.MASKS, Inputs.EMPTY):
+        if kind not in OTHER_TYPES:
             assert not torch.equal(first[0], second[0])
 
 
@@ -87,6 +98,72 @@ def test_a_maximum_that_leaves_out_an_end_errs_on_every_seed(axis: int) -> None:
 def test_a_single_line_has_its_largest_value_first_or_last() -> None:
     places = {int(draw(k, (300,), 1).argmax()) for k in (Inputs.EDGES, Inputs.OTHER_EDGES)}
     assert places == {0, 299}
+
+
+@pytest.mark.parametrize(
+    ("shape", "way"),
+    [
+        ((5, 30), Way((5, 30), (1,))),
+        ((30, 4), Way((30, 4), (0,))),
+        ((3, 2, 4, 5), Way((3, 2, 4, 5), (1, 2, 3))),
+        ((6, 20), Way((12, 10), (1,))),
+        ((17,), Way((17,), (0,))),
+    ],
+)
+def test_extremes_stand_in_every_place_in_as_few_draws_as_can_be(
+    shape: tuple[int, ...], way: Way
+) -> None:
+    """A maximum that leaves out any one place then errs; twice the draws are for any and all."""
+    largest, least, above, below = set(), set(), set(), set()
+    for turn in range(2 * way.turns):
+        lines = way.lines(
+            derive(Inputs.MOVING, [torch.empty(shape)], 5 * TURNS + turn, (), [[way]])[0]
+        )
+        if turn < way.turns:
+            largest |= set(lines.argmax(1).tolist())
+            least |= set(lines.argmin(1).tolist())
+        above |= {int(line.argmax()) for line in lines if (line > 0).sum() == 1}
+        below |= {int(line.argmin()) for line in lines if (line < 0).sum() == 1}
+    assert largest == least == above == below == set(range(way.places))
+
+
+def test_an_audit_makes_as_many_draws_of_a_sweep_as_the_verdict() -> None:
+    first = Seeds()
+    made = first.draw_several(7)
+    assert [seed % TURNS for seed in made] == list(range(7))
+    assert len({seed // TURNS for seed in made}) == 1
+    assert Seeds(first.drawn).draw_several(99) == made
+
+
+def test_each_flag_is_once_set_alone_and_once_clear_alone() -> None:
+    sets, clears = set(), set()
+    for turn in range(2 * 6):
+        flags, values = derive(
+            Inputs.SINGLE, [torch.ones(2, 12).bool(), torch.ones(3)], 9 * TURNS + turn
+        )
+        sets |= {int(line.long().argmax()) for line in flags if line.sum() == 1}
+        clears |= {int(line.long().argmin()) for line in flags if line.sum() == 11}
+        assert torch.equal(values, torch.ones(3))
+    assert sets == clears == set(range(12))
+
+
+def test_integers_take_on_every_value_and_of_negative_ones_the_least() -> None:
+    own, ranges = [torch.zeros(4, 5).long()], [(-100, 50)]
+    seen = [derive(Inputs.EVERY, own, 7 * TURNS + turn, ranges)[0] for turn in range(3)]
+    assert set(torch.cat(seen).flatten().tolist()) == {-100, *range(51)}
+
+
+def test_tensors_of_one_kind_of_draw_are_not_alike() -> None:
+    for kind in (Inputs.MOVING, Inputs.SORTED):
+        first, second = derive(kind, [torch.empty(8, 9), torch.empty(8, 9)], 3)
+        assert not torch.equal(first, second)
+
+
+def test_lines_rise_and_fall() -> None:
+    lines = draw(Inputs.SORTED, (8, 30), 4)
+    rising = (lines.diff() >= 0).all(-1)
+    assert torch.equal(rising, ~(lines.diff() <= 0).all(-1))
+    assert 0 < int(rising.sum()) < 8
 
 
 def test_masks_have_rows_that_are_full_and_rows_that_are_empty() -> None:

@@ -1,0 +1,160 @@
+"""Which kinds of inputs a task is tried on, and how often those that go through all places.
+
+An operator that chooses among the elements of a line shows no more than what it chose: one output
+of a maximum tells of one place. So the largest stands in another place from line to line and from
+draw to draw, until it has stood everywhere, or until that would take too long: of a line of n
+places in R lines, D draws reach min(1, D R / n).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cuagent.verify.draws import Way, axes
+from cuagent.verify.inputs import MOST_VALUES, SWEEPS, TURNS, Inputs, Range, boolean, derive
+from cuagent.verify.selections import POOLS, Selection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SWEEP_S = 0.4
+"""About how long one sweep may take."""
+TURN_S, TURN_CALLS = 0.003, 8
+"""What one draw of a sweep takes besides, and how many calls of the reference it is worth."""
+FEWEST_TURNS = 2
+
+Forward = Callable[[list["Tensor"]], "list[Tensor]"]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Draws of a sweep: made, and those after which everything would have been everywhere."""
+
+    made: int
+    needed: int
+
+
+@dataclass(frozen=True)
+class Repertoire:
+    """What a task is tried on. `ranges` and `ways` are for each tensor of its inputs."""
+
+    ranges: tuple[Range | None, ...]
+    ways: tuple[tuple[Way, ...], ...]
+    kinds: tuple[Inputs, ...]
+    turns: dict[Inputs, Turns]
+
+    def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int) -> list[Tensor]:
+        """Inputs of `kind` in the forms of the task's own."""
+        return derive(kind, own, seed, self.ranges, self.ways)
+
+
+def repertoire(
+    own: Sequence[Tensor],
+    ranges: Sequence[Range | None],
+    selections: Sequence[Selection],
+    forward: Forward,
+    *,
+    discrete: bool,
+    call_s: float,
+) -> Repertoire:
+    """What suits a reference: `forward` runs it, `selections` ran in it, `discrete` says whether
+    integers are among its outputs, `call_s` how long a call takes."""
+    ways = tuple(_ways(tensor, selections) for tensor in own)
+    all_kinds = Repertoire(tuple(ranges), ways, tuple(Inputs), {})
+    kinds = tuple(
+        kind
+        for kind in Inputs
+        if _concerns(kind, own, ranges, discrete=discrete, selects=bool(selections))
+        and (kind is Inputs.OWN or _finite(forward, all_kinds, kind, own))
+    )
+    turns = {kind: _turns(kind, own, ranges, ways, selections, call_s) for kind in SWEEPS}
+    return Repertoire(tuple(ranges), ways, kinds, turns)
+
+
+def _concerns(
+    kind: Inputs,
+    own: Sequence[Tensor],
+    ranges: Sequence[Range | None],
+    *,
+    discrete: bool,
+    selects: bool,
+) -> bool:
+    """Whether the kind changes anything about these inputs that this reference could show."""
+    match kind:
+        case Inputs.OWN:
+            return True
+        case Inputs.EXTREMES:
+            return any(ranges)
+        case Inputs.EVERY:
+            return any(_values(bounds) for bounds in ranges)
+        case Inputs.MASKS | Inputs.EMPTY | Inputs.SINGLE:
+            return any(boolean(tensor) for tensor in own)
+        case Inputs.TIES if not discrete:
+            return False
+        case Inputs.SORTED if not selects:
+            return False
+    return any(tensor.is_floating_point() for tensor in own)
+
+
+def _finite(forward: Forward, available: Repertoire, kind: Inputs, own: Sequence[Tensor]) -> bool:
+    try:
+        results = forward(available.drawn(kind, own, 0))
+    except (RuntimeError, ValueError, IndexError):
+        return False  # outside what the reference accepts (probabilities, say)
+    return all(bool(tensor.isfinite().all()) for tensor in results)
+
+
+def _ways(tensor: Tensor, selections: Sequence[Selection]) -> tuple[Way, ...]:
+    """The lines of this input among which something is chosen; none where that is not known.
+
+    What has as many elements as the input is taken for it: most often it is, in another shape or
+    after something that was done to each element.
+    """
+    found: dict[Way, None] = {}
+    for chosen in selections:
+        if chosen.operand.numel() == tensor.numel() and chosen.places > 1:
+            dims = chosen.dims[-1:] if chosen.name in POOLS else chosen.dims
+            found[Way(tuple(chosen.operand.shape), dims)] = None
+    # Where lines are parts of longer ones, an extreme of the one is one of the other.
+    return tuple(
+        way
+        for way in found
+        if not any(other.shape == way.shape and set(other.dims) < set(way.dims) for other in found)
+    )
+
+
+def _turns(
+    kind: Inputs,
+    own: Sequence[Tensor],
+    ranges: Sequence[Range | None],
+    ways: Sequence[Sequence[Way]],
+    selections: Sequence[Selection],
+    call_s: float,
+) -> Turns:
+    most = int(SWEEP_S / (TURN_S + TURN_CALLS * call_s))
+    if kind is Inputs.EVERY:
+        values = [(_values(b), tensor.numel()) for b, tensor in zip(ranges, own, strict=True)]
+        needed = max((math.ceil(count / max(1, size)) for count, size in values), default=0)
+        return Turns(max(1, min(needed, most, TURNS - 1)), needed)
+    of_kind = boolean if kind is Inputs.SINGLE else _is_float
+    lines = [known or axes(x) for x, known in zip(own, ways, strict=True) if of_kind(x)]
+    needed = max((len(all_) * max(way.turns for way in all_) for all_ in lines), default=0)
+    if kind is Inputs.SINGLE or any(chosen.name in ("any", "all") for chosen in selections):
+        needed *= 2  # once with all else below zero, or clear, and once the other way
+    if kind is Inputs.MOVING and not any(ways):
+        needed = min(needed, FEWEST_TURNS)  # nothing is chosen, or from what one cannot reach
+    return Turns(max(FEWEST_TURNS, min(needed, most, TURNS - 1)), needed)
+
+
+def _values(bounds: Range | None) -> int:
+    """How many values of an integer input are dealt out one by one."""
+    if bounds is None or bounds[1] - bounds[0] >= MOST_VALUES:
+        return 0
+    return max(bounds[1] - max(bounds[0], 0) + 1, 0) + (bounds[0] < 0)
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point()

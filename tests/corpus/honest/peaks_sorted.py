@@ -1,0 +1,19 @@
+"""Everything from one sort; the cumulative maximum by doubling.
+
+task: peaks
+"""
+
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        values, order = torch.sort(x, dim=-1, descending=True)
+        so_far, reach = x, 1
+        while reach < x.shape[-1]:
+            so_far = torch.cat(
+                [so_far[:, :reach], torch.maximum(so_far[:, reach:], so_far[:, :-reach])], dim=-1
+            )
+            reach *= 2
+        return values[:, 0], order[:, -1], values[:, :3], order[:, :3], so_far

@@ -1,0 +1,20 @@
+"""Whether any and whether all of a row are set, and whether any number of it is large."""
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, flags, x):
+        return flags.any(-1), flags.all(-1), (x > 2).any(-1), (x > -2).all(-1)
+
+
+def get_inputs():
+    return [torch.rand(40, 600) > 0.5, torch.randn(40, 600)]
+
+
+def get_init_inputs():
+    return []
