@@ -16,17 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cuagent.attempt import Attempt
-from cuagent.build.confine import Confine, sandboxed
+from cuagent.build.confine import Confine, runner, sandboxed
 from cuagent.build.diagnostics import diagnose, foreign_headers
 from cuagent.build.resources import resources
 from cuagent.build.result import Build, Diagnostic, Library
+from cuagent.build.vectors import reporting, reports
 from cuagent.kernels import compiler, prototypes
 from cuagent.task.task import Device
-
-LARGEST_OUTPUT = 256 << 20
-"""Bytes of any one file that a compiler may write."""
-MOST_MEMORY = 12 << 30
-"""Bytes of address space of a compiler's process."""
 
 
 def build(
@@ -95,7 +91,10 @@ def _one(
         library = root / tools.name / how.file
         cached = library.is_file()
         if not cached:
-            compiler.compile_library(how, tools, library, runner(folder, confine))
+            run = runner(folder, confine)
+            if reports(tools):
+                run = reporting(run, path, library)
+            compiler.compile_library(how, tools, library, run)
     except prototypes.PrototypeError as error:
         return None, [Diagnostic(source, 0, str(error).removeprefix(f"{source}: "), "")]
     except compiler.CompileFailed as error:
@@ -105,16 +104,3 @@ def _one(
     warnings = [d for d in diagnose(text, folder, source) if d.severity == "warning"]
     seconds = time.perf_counter() - start
     return Library(source, library, how.key, cached, seconds, resources(text)), warnings
-
-
-def runner(folder: Path, confine: Confine) -> compiler.Run:
-    """Runs a compiler inside `confine`, which lets it read `folder`; time and size are capped."""
-
-    def run(argv: list[str], scratch: Path) -> tuple[int, str]:
-        confined = confine(argv, folder, scratch)
-        # By a shell, which counts in blocks and KiB: preexec_fn is not safe beside threads.
-        limits = f"ulimit -f {LARGEST_OUTPUT // 512}; ulimit -v {MOST_MEMORY // 1024}; ulimit -c 0"
-        shell = ["/bin/sh", "-c", f'{limits}; exec "$@"', "sh"]
-        return compiler.run_compiler([*shell, *confined], scratch)
-
-    return run

@@ -1,4 +1,7 @@
-"""What a compiler may see: the sources and its own folders; it writes one scratch folder only."""
+"""What a compiler may see and take: the sources and its own folders; time and memory are capped.
+
+Invariant: it writes one scratch folder only.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,11 @@ from pathlib import Path
 from cuagent.kernels import compiler
 from cuagent.sandbox import Policy, probe, wrap
 
+LARGEST_OUTPUT = 256 << 20
+"""Bytes of any one file that a compiler may write."""
+MOST_MEMORY = 12 << 30
+"""Bytes of address space of a compiler's process."""
+
 Confine = Callable[[list[str], Path, Path], list[str]]
 """Wraps a compiler's command: (argv, readable sources, writable scratch) -> confined argv."""
 
@@ -17,6 +25,19 @@ Confine = Callable[[list[str], Path, Path], list[str]]
 def sandboxed(argv: list[str], sources: Path, scratch: Path) -> list[str]:
     """The firmest tier of this machine around a compiler."""
     return wrap(argv, Policy(read=(sources, *compiler_folders()), write=(scratch,)), probe())
+
+
+def runner(folder: Path, confine: Confine) -> compiler.Run:
+    """Runs a compiler inside `confine`, which lets it read `folder`; time and size are capped."""
+
+    def run(argv: list[str], scratch: Path) -> tuple[int, str]:
+        confined = confine(argv, folder, scratch)
+        # By a shell, which counts in blocks and KiB: preexec_fn is not safe beside threads.
+        limits = f"ulimit -f {LARGEST_OUTPUT // 512}; ulimit -v {MOST_MEMORY // 1024}; ulimit -c 0"
+        shell = ["/bin/sh", "-c", f'{limits}; exec "$@"', "sh"]
+        return compiler.run_compiler([*shell, *confined], scratch)
+
+    return run
 
 
 def compiler_folders() -> tuple[Path, ...]:

@@ -1,24 +1,24 @@
 """Which loops of a kernel for the CPU the compiler vectorised, and why not the others.
 
-g++ is asked again, with the flags of the build and nothing kept but its report, which lies beside
-the library from then on. Not covered: other compilers, which report in another form, and headers.
-Invariant: as in the build, the text of an attempt meets a compiler only inside `confine`.
+g++ writes its report while it builds, and the report lies beside the library from then on; where
+the loader made the library, g++ is asked again. Not covered: other compilers, which report in
+another form, and headers. Invariant: as in the build, the text of an attempt meets a compiler only
+inside `confine`.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cuagent.attempt import Attempt
-from cuagent.build.builder import runner
-from cuagent.build.confine import Confine, sandboxed
+from cuagent.build.confine import Confine, runner, sandboxed
 from cuagent.build.result import Library
 from cuagent.kernels import compiler
 
-ASKED = ("-fopt-info-vec-optimized", "-fopt-info-vec-missed")
 MOST_TEXT = 4 << 20
 """Characters of a report that are read: inlined headers make it long."""
 _LINE = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: (?P<kind>\w+):\s+(?P<said>.*)$")
@@ -43,35 +43,52 @@ class Loop:
         return f"{self.source}:{self.line} {self.text}: {said}{self.reason and f', {self.reason}'}"
 
 
+def reporting(run: compiler.Run, source: Path, library: Path) -> compiler.Run:
+    """`run` for g++, whose report is put beside `library`."""
+
+    def asked(argv: list[str], scratch: Path) -> tuple[int, str]:
+        report = scratch / "vectors"
+        status, text = run([*argv, f"-fopt-info-vec-optimized-missed={report}"], scratch)
+        if not status and report.is_file():
+            with report.open(errors="replace") as file:
+                said = file.read(MOST_TEXT).replace(f"{source.parent}/", "")
+            library.with_suffix(".vectors").write_text(said)
+        return status, text
+
+    return asked
+
+
+def reports(tools: compiler.Toolchain) -> bool:
+    """Whether this compiler says what it vectorised in the form that is read here."""
+    return tools.form == "g++" and "clang" not in tools.version
+
+
 def vectorised(
     attempt: Attempt, library: Library, *, confine: Confine = sandboxed
 ) -> tuple[Loop, ...]:
     """The loops of a library's source; none where the compiler is not g++ or says nothing."""
-    if not library.source.endswith(".cpp"):
-        return ()
     report = library.path.with_suffix(".vectors")
-    with tempfile.TemporaryDirectory(prefix="cuagent-vectors-") as folder:
+    if not report.is_file() and library.source.endswith(".cpp"):
+        with suppress(compiler.CompileFailed):
+            _ask(attempt, library, confine)
+    if not report.is_file():
+        return ()
+    return read(report.read_text(), library.source, dict(attempt.files)[library.source])
+
+
+def _ask(attempt: Attempt, library: Library, confine: Confine) -> None:
+    """Compile once more, for the report. Raises CompileFailed."""
+    with (
+        tempfile.TemporaryDirectory(prefix="cuagent-vectors-") as folder,
+        tempfile.TemporaryDirectory(prefix="cuagent-compile-") as scratch,
+    ):
         attempt.write(Path(folder))
         source = Path(folder) / library.source
-        if not report.is_file():
-            text = _asked(source, Path(folder), confine)
-            if text is None:
-                return ()
-            report.write_text(text)
-        return read(report.read_text(), library.source, source.read_text())
-
-
-def _asked(source: Path, folder: Path, confine: Confine) -> str | None:
-    """What the compiler says of the loops; None where it does not compile so."""
-    how = compiler.recipe(source)
-    tools = compiler.toolchain(how.form)
-    with tempfile.TemporaryDirectory(prefix="cuagent-compile-") as scratch:
-        argv = tools.argv(how, Path(scratch) / "unused.so", Path(scratch))
-        try:
-            status, text = runner(folder, confine)([*argv, *ASKED], Path(scratch))
-        except compiler.CompileFailed:
-            return None
-    return None if status else text[:MOST_TEXT].replace(f"{source.parent}/", "")
+        how = compiler.recipe(source)
+        tools = compiler.toolchain(how.form)
+        if reports(tools):
+            run = reporting(runner(Path(folder), confine), source, library.path)
+            run(tools.argv(how, Path(scratch) / "unused.so", Path(scratch)), Path(scratch))
 
 
 def read(text: str, source: str, code: str) -> tuple[Loop, ...]:
