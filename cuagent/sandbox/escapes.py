@@ -136,6 +136,11 @@ def limit_parent(t: Targets) -> str:
     return "its limits changed"
 
 
+def slow_parent(t: Targets) -> str:
+    os.sched_setscheduler(t["parent"], os.SCHED_IDLE, os.sched_param(0))
+    return "runs only when nobody else does"
+
+
 def become_root(_t: Targets) -> str:
     os.setuid(0)
     if Path("/etc/shadow").exists() and os.access("/etc/shadow", os.W_OK):
@@ -206,6 +211,7 @@ ESCAPES: tuple[Callable[[Targets], str], ...] = (
     parent_memory,
     signal_parent,
     limit_parent,
+    slow_parent,
     become_root,
     mount_over,
     new_namespace,
