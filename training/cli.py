@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,17 +41,27 @@ def demo(
     out: Out = Path(".cuagent/demo"),
     device: DeviceName = "auto",
     kernels: Annotated[
-        str, typer.Option(help="auto: for the device that trains. cpu: C++, whatever trains.")
+        str, typer.Option(help="auto: for the device that trains. cpu: C++. cuda: CUDA C++.")
     ] = "auto",
-    seed: int = 0,
-    seeds: Annotated[
-        int, typer.Option(help="So many beside each other, with further RFT as an arm.")
-    ] = 1,
+    seed: Annotated[int, typer.Option(help="The first.")] = 0,
+    seeds: Annotated[int, typer.Option(help="So many, compared, with further RFT as an arm.")] = 1,
+    minutes: Annotated[
+        float | None, typer.Option(help="Wall time to fit in, by fewer iterations of PPO.")
+    ] = None,
+    ablation: Annotated[
+        str | None,
+        typer.Option(help="An arm of docs/ABLATIONS.md, after --seeds."),
+    ] = None,
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Train a small decoder from nothing: teacher, RFT, value pretraining, PPO, real verdicts."""
+    """Train a small decoder from nothing: teacher, RFT, value pretraining, PPO, real verdicts.
+
+    What was interrupted goes on where it was.
+    """
     needs_extra()
+    from cuagent.task import Device
+    from cuagent.training.ablation import run_ablation
     from cuagent.training.config import ConfigError, configure
     from cuagent.training.demo import run_demo
     from cuagent.training.presets import preset
@@ -58,9 +69,14 @@ def demo(
     from cuagent.training.trial import run_trial
 
     where = choose_device(device)
-    if kernels not in ("auto", "cpu"):
-        raise ConfigError(f"--kernels {kernels}: there are auto and cpu")
-    settings = configure(preset(where, kernels == "cpu", seed), config, set or [])
+    if kernels not in ("auto", *Device):
+        raise ConfigError(f"--kernels {kernels}: there are auto, {', '.join(Device)}")
+    target = Device(where if kernels == "auto" else kernels)
+    start = replace(preset(where, target, seed), minutes=minutes)
+    settings = configure(start, config, set or [])
+    if ablation is not None:
+        run_ablation(ablation, settings, range(seed, seed + seeds), where, out, say)
+        return
     if seeds > 1:
         run_trial(settings, range(seed, seed + seeds), where, out, say)
         return

@@ -16,12 +16,15 @@ import os
 import random
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from cuagent.agent.loop import run_agent
 from cuagent.agent.tools import submit, verify, write
@@ -36,8 +39,16 @@ from cuagent.training.curriculum import Curriculum
 from cuagent.training.data import load_runs
 from cuagent.training.engine import LocalEngine
 from cuagent.training.filters import keep
-from cuagent.training.gym import OPS, Chain, chain_of, make_chains, make_tasks, opening, opening_of
-from cuagent.training.metrics import Metrics, episode_metrics
+from cuagent.training.gym import (
+    Chain,
+    chain_of,
+    draw_chain,
+    make_chains,
+    make_tasks,
+    opening,
+    opening_of,
+)
+from cuagent.training.metrics import Metrics, episode_metrics, read_metrics
 from cuagent.training.model import (
     load_actor,
     load_critic,
@@ -60,6 +71,8 @@ Say = Callable[[str], None]
 TOOLS = (write.TOOL, verify.TOOL, submit.TOOL)
 SPOKEN = 1000
 """Conversations that the tokenizer learns from."""
+ALONE = 0.85
+"""Of the minutes, after which PPO ends; the last evaluation takes the rest."""
 PLAYED_SHARE = 0.25
 """Of what the base policy is shown: whole episodes, which are few, are shown again and again."""
 
@@ -76,6 +89,8 @@ class Demo:
     shared: Path
     """Where tasks and demonstrations lie; other seeds use the same."""
     say: Say = print
+    until: float | None = None
+    """When PPO is to end, by time.time(), whatever iterations are left; None: it makes them all."""
 
     def run(self) -> dict[str, Metrics]:
         """Evaluations on held-out tasks by stage. Raises RecordError, ConfigError, PoolError."""
@@ -105,7 +120,7 @@ class Demo:
         if not (folder / "model").exists():
             collect = self.collector(train, chat, actor, folder, c.ppo_episodes, 3)
             collect.curriculum = Curriculum() if c.curriculum else None
-            ppo(actor, critic, collect, c.ppo, folder, self.say)
+            ppo(actor, critic, collect, c.ppo, folder, self.say, enough=self.late)
             save(actor, chat, folder / "model")
         evaluated("ppo", load_actor(folder / "model").to(self.device))
 
@@ -122,7 +137,8 @@ class Demo:
         c = self.config
         train, heldout = self.tasks()
         chat = self.taught(train, heldout)
-        each = (c.value_episodes + c.ppo.iterations * c.ppo_episodes) // c.more_rounds
+        iterations = len(read_metrics(self.out / "ppo" / "metrics.jsonl"))
+        each = (c.value_episodes + iterations * c.ppo_episodes) // c.more_rounds
 
         def work(actor: Any, out: Path) -> None:
             seen: list[Episode] = []
@@ -135,6 +151,10 @@ class Demo:
         actor = self.actor("more", chat, start, work)
         return self.evaluation("more", heldout, chat, actor)
 
+    def late(self) -> bool:
+        """Whether PPO's time is up."""
+        return self.until is not None and time.time() >= self.until
+
     def tasks(self) -> tuple[list[Task], list[Task]]:
         """For training, held out."""
         g = self.config.gym
@@ -142,7 +162,7 @@ class Demo:
         chains = make_chains(g.chain, g.train + g.heldout, seed=0)
         if len(chains) < g.train + g.heldout:
             raise RecordError(f"only {len(chains)} chains of {g.chain} operators; ask for fewer")
-        found = make_tasks(self.shared / "tasks", chains, self.config.kernels, (g.rows, g.columns))
+        found = make_tasks(self.shared / "tasks", chains, self.config.kernels, g.rows)
         return found[: g.train], found[g.train :]
 
     # The stages.
@@ -189,7 +209,7 @@ class Demo:
         luck, kernels = random.Random(0), self.config.kernels
         n = 0
         while n < self.config.first_turns:
-            chain = tuple(luck.sample(OPS, self.config.gym.chain))
+            chain = draw_chain(self.config.gym.chain, luck)
             if chain not in heldout or self.config.gym.chain == 1:
                 yield Teacher(kernels, chain, 1_000_000 + n).first_turn(opening_of(kernels, chain))
                 n += 1
@@ -289,8 +309,17 @@ class Demo:
 
 def run_demo(config: DemoConfig, device: str, out: Path, say: Say) -> dict[str, Metrics]:
     """The demonstration in `out`; what is there already is not done again."""
+    until = deadline(config.minutes, ALONE)
+    # What a small decoder computes is too short to share: threads would wait for each other, and
+    # on a busy machine ten times as long as they work.
+    torch.set_num_threads(1)
     with judges(config, out) as pool:
-        return Demo(config, device, out, pool, out, say).run()
+        return Demo(config, device, out, pool, out, say, until).run()
+
+
+def deadline(minutes: float | None, share: float) -> float | None:
+    """By time.time(), when a share of the minutes will have passed; None where there is no end."""
+    return None if minutes is None else time.time() + 60 * minutes * share
 
 
 @contextmanager

@@ -1,8 +1,10 @@
-"""A gym of small kernel tasks: chains of pointwise operators over a matrix.
+"""A gym of small kernel tasks: chains of pointwise operators around a product with a small matrix.
 
 For: `cuagent train demo`, where a small decoder learns from nothing. A kernel translates a chain to
-C++ or CUDA C++, line by line, so a policy can learn to compose what it has seen apart; how fast the
-kernel is depends on how the loop or the launch is written. Who shows it is `teacher.py`.
+C++ or CUDA C++, operator by operator, so a policy can learn to compose what it has seen apart; how
+fast the kernel is depends on how the loop or the launch is written. The product is what leaves room
+above torch.compile, which hands it to a library and so runs three kernels where one will do.
+Who shows how kernels are written is `teacher.py`.
 Invariant: in every chain each operator changes the result, so that no kernel without it is right.
 """
 
@@ -13,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from cuagent.message import Message
@@ -24,32 +27,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Op:
-    """One operator: a line of Python on x, a line of C on v, and a wrong line that looks right."""
+    """One operator: a line of Python on x, C on a row r, and wrong C that looks right."""
 
     torch: str
     c: str
     wrong: str
 
 
+def pointwise(torch: str, c: str, wrong: str) -> Op:
+    """An operator on each element v of a row."""
+    return Op(torch, f"for (auto& v : r) {c}", f"for (auto& v : r) {wrong}")
+
+
 Chain = tuple[Op, ...]
 OPS: tuple[Op, ...] = (
-    Op("x = torch.relu(x)", "v = v > 0 ? v : 0;", "v = v < 0 ? v : 0;"),
-    Op("x = torch.abs(x)", "v = v < 0 ? -v : v;", "v = v < 0 ? v : -v;"),
-    Op("x = x * x", "v = v * v;", "v = v * 2;"),
-    Op("x = -x", "v = -v;", "v = v - 1;"),
-    Op("x = x * 3", "v = v * 3;", "v = v + 3;"),
-    Op("x = x + 2", "v = v + 2;", "v = v * 2;"),
-    Op("x = x - 1", "v = v - 1;", "v = 1 - v;"),
-    Op("x = x * 0.5", "v = v * 0.5f;", "v = v + 0.5f;"),
-    Op("x = x.clamp(min=-1)", "v = v < -1 ? -1 : v;", "v = v > -1 ? -1 : v;"),
-    Op("x = x.clamp(max=2)", "v = v > 2 ? 2 : v;", "v = v < 2 ? 2 : v;"),
-    Op("x = torch.where(x > 0, x, x * 0.1)", "v = v > 0 ? v : v * 0.1f;", "v = v * 0.1f;"),
-    Op("x = x / (1 + torch.abs(x))", "v = v / (1 + (v < 0 ? -v : v));", "v = v / (1 + v);"),
-    Op("x = 1 / (1 + x * x)", "v = 1 / (1 + v * v);", "v = 1 / (1 + v);"),
-    Op("x = x + x * x", "v = v + v * v;", "v = v + v * 2;"),
-    Op("x = x * (1 - x)", "v = v * (1 - v);", "v = v * (v - 1);"),
-    Op("x = 2 - x", "v = 2 - v;", "v = v - 2;"),
+    pointwise("x = torch.relu(x)", "v = v > 0 ? v : 0;", "v = v < 0 ? v : 0;"),
+    pointwise("x = torch.abs(x)", "v = v < 0 ? -v : v;", "v = v < 0 ? v : -v;"),
+    pointwise("x = x * x", "v = v * v;", "v = v * 2;"),
+    pointwise("x = -x", "v = -v;", "v = v - 1;"),
+    pointwise("x = x * 3", "v = v * 3;", "v = v + 3;"),
+    pointwise("x = x + 2", "v = v + 2;", "v = v * 2;"),
+    pointwise("x = x - 1", "v = v - 1;", "v = 1 - v;"),
+    pointwise("x = x * 0.5", "v = v * 0.5f;", "v = v + 0.5f;"),
+    pointwise("x = x.clamp(min=-1)", "v = v < -1 ? -1 : v;", "v = v > -1 ? -1 : v;"),
+    pointwise("x = x.clamp(max=2)", "v = v > 2 ? 2 : v;", "v = v < 2 ? 2 : v;"),
+    pointwise("x = torch.where(x > 0, x, x * 0.1)", "v = v > 0 ? v : v * 0.1f;", "v = v * 0.1f;"),
+    pointwise("x = x / (1 + torch.abs(x))", "v = v / (1 + (v < 0 ? -v : v));", "v = v / (1 + v);"),
+    pointwise("x = 1 / (1 + x * x)", "v = 1 / (1 + v * v);", "v = 1 / (1 + v);"),
+    pointwise("x = x + x * x", "v = v + v * v;", "v = v + v * 2;"),
+    pointwise("x = x * (1 - x)", "v = v * (1 - v);", "v = v * (v - 1);"),
+    pointwise("x = 2 - x", "v = 2 - v;", "v = v - 2;"),
 )
+WIDTH = 4
+"""Columns of every task."""
+_MIXED = """\
+float s[4] = {{}}; for (int k = 0; k < 16; ++k) s[{column}] += r[{row}] * w[k];
+    for (int k = 0; k < 4; ++k) r[k] = s[k];"""
+MIX = Op(
+    "x = x @ self.w",
+    _MIXED.format(column="k % 4", row="k / 4"),
+    _MIXED.format(column="k / 4", row="k % 4"),
+)
+"""The product of each row with a matrix of weights; the wrong one is with its transpose."""
 LEAST = 0.02
 """Share of the largest output by which an operator must change something."""
 LARGEST = 1e4
@@ -59,13 +78,17 @@ import torch
 
 
 class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn({width}, {width}))
+
     def forward(self, x):
         {body}
         return x
 
 
 def get_inputs():
-    return [torch.randn({rows}, {columns})]
+    return [torch.randn({rows}, {width})]
 
 
 def get_init_inputs():
@@ -74,7 +97,8 @@ def get_init_inputs():
 
 
 def make_chains(length: int, count: int, seed: int) -> list[Chain]:
-    """Distinct chains without an operator twice, in a random order; fewer where there are fewer."""
+    """Distinct chains of `length` pointwise operators, none twice, and the product somewhere among
+    them, in a random order; fewer where there are fewer."""
     found: list[Chain] = []
     seen: set[Chain] = set()
     for chain in _shuffled(length, random.Random(seed)):
@@ -88,55 +112,66 @@ def make_chains(length: int, count: int, seed: int) -> list[Chain]:
 
 def _shuffled(length: int, luck: random.Random) -> Iterator[Chain]:
     """All of them where they are few, else draws that may repeat."""
-    if length < 4:
-        every = list(permutations(OPS, length))
+    if length < 3:
+        every = [mixed(ops, at) for ops in permutations(OPS, length) for at in range(length + 1)]
         luck.shuffle(every)
         yield from every
         return
     while True:
-        yield tuple(luck.sample(OPS, length))
+        yield draw_chain(length, luck)
+
+
+def draw_chain(length: int, luck: random.Random) -> Chain:
+    """Any chain of so many pointwise operators and the product; not every one is sound."""
+    return mixed(luck.sample(OPS, length), luck.randrange(length + 1))
+
+
+def mixed(ops: Sequence[Op], at: int) -> Chain:
+    """The operators with the product put before the one at `at`."""
+    return (*ops[:at], MIX, *ops[at:])
 
 
 def sound(chain: Chain) -> bool:
     """Whether every operator matters, the outputs differ, and none is huge."""
     import torch
 
-    x = torch.linspace(-3, 3, 241)
-    whole = apply(chain, x)
+    luck = torch.Generator().manual_seed(0)
+    x = 2 * torch.randn(64, WIDTH, generator=luck)
+    w = torch.randn(WIDTH, WIDTH, generator=luck)
+    whole = apply(chain, x, w)
     scale = float(whole.abs().max())
     if not scale < LARGEST or float(whole.std()) < LEAST * scale:
         return False
-    without = [apply(chain[:i] + chain[i + 1 :], x) for i in range(len(chain))]
+    without = [apply(chain[:i] + chain[i + 1 :], x, w) for i in range(len(chain))]
     return all(float((whole - other).abs().max()) > LEAST * scale for other in without)
 
 
-def apply(chain: Chain, x: Tensor) -> Tensor:
-    """What the chain computes."""
+def apply(chain: Chain, x: Tensor, w: Tensor) -> Tensor:
+    """What the chain computes of rows x [N, 4] and weights w [4, 4]."""
     import torch
 
-    for op in chain:
-        x = eval(op.torch.removeprefix("x = "), {"torch": torch, "x": x})  # our own lines
+    model = SimpleNamespace(w=w)
+    for op in chain:  # our own lines
+        x = eval(op.torch.removeprefix("x = "), {"torch": torch, "x": x, "self": model})
     return x
 
 
-def make_tasks(
-    folder: Path, chains: Sequence[Chain], device: Device, shape: tuple[int, int]
-) -> list[Task]:
+def make_tasks(folder: Path, chains: Sequence[Chain], device: Device, rows: int) -> list[Task]:
     """Write one module for each chain and load it as a task. Raises TaskError."""
     folder.mkdir(parents=True, exist_ok=True)
     tasks = []
     for chain in chains:
-        name = "chain_" + "_".join(str(OPS.index(op)) for op in chain)
+        name = "chain_" + "_".join("w" if op is MIX else str(OPS.index(op)) for op in chain)
         body = "\n        ".join(op.torch for op in chain)
         path = folder / f"{name}.py"
-        path.write_text(TASK.format(body=body, rows=shape[0], columns=shape[1]), encoding="utf-8")
+        path.write_text(TASK.format(body=body, rows=rows, width=WIDTH), encoding="utf-8")
         tasks.append(load_task(str(path), device=device))
     return tasks
 
 
 def chain_of(task: Task) -> Chain:
     """The operators of a gym task, from its source."""
-    by_line = {op.torch: op for op in OPS}
+    by_line = {op.torch: op for op in (*OPS, MIX)}
     lines = (line.strip() for line in task.source.splitlines())
     return tuple(by_line[line] for line in lines if line in by_line)
 

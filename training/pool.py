@@ -244,9 +244,7 @@ def _pickles(path: Path) -> Iterator[tuple[tuple[str, str], Judgement]]:
 def serve(pipe: Connection, isolation: str, gpu: int | None, core: int | None) -> None:
     """The owner's process: answers until the pipe closes."""
     if core is not None:
-        os.sched_setaffinity(0, {core})
-        # One processor: more threads, or more compilers of torch.compile, would only take turns.
-        os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        stay_on(core)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
     from cuagent.judge import Judge
@@ -277,3 +275,15 @@ def serve(pipe: Connection, isolation: str, gpu: int | None, core: int | None) -
     finally:
         for judge in judges.values():
             judge.close()
+
+
+def stay_on(core: int) -> None:
+    """Hold this process, and what it starts, on one processor, with one thread each."""
+    import torch
+
+    os.sched_setaffinity(0, {core})
+    # More threads, or more compilers of torch.compile, would only take turns. torch may have been
+    # imported before, with a thread for every processor: on this one they waited for each other,
+    # awake, whenever an arena was laid out, three times as long as a verdict takes.
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    torch.set_num_threads(1)

@@ -41,6 +41,7 @@ from cuagent.training.value import value_step
 
 Collect = Callable[[int], Sequence[Episode]]
 """Episodes of iteration i, sampled from the actor as it stands."""
+Enough = Callable[[], bool]
 Say = Callable[[str], None]
 
 
@@ -86,11 +87,14 @@ def ppo(
     out: Path,
     say: Say = print,
     reference: Any | None = None,
+    enough: Enough = lambda: False,
 ) -> list[Metrics]:
     """Train both models in place; returns the metrics of all iterations.
 
-    `reference` is the policy that `kl_weight` pulls towards. metrics.jsonl and checkpoints lie
-    under `out`; a second call with the same `out` goes on from the newest checkpoint.
+    `reference` is the policy that `kl_weight` pulls towards. `enough` is asked after each
+    iteration whether it shall be the last; several processes must give the same answer.
+    metrics.jsonl and checkpoints lie under `out`; a second call with the same `out` goes on from
+    the newest checkpoint.
     """
     modules = {"actor": actor, "critic": critic}
     optimizers = {
@@ -135,10 +139,12 @@ def ppo(
             assert healthy is not None
             load_checkpoint(healthy, modules, optimizers)
             say(f"  back to the weights of {healthy.name}, at half the rate")
-        elif not severe and (
-            (iteration + 1) % config.save_every == 0 or iteration + 1 == config.iterations
-        ):
+            continue
+        last = iteration + 1 == config.iterations or enough()
+        if not severe and ((iteration + 1) % config.save_every == 0 or last):
             save_checkpoint(out, iteration + 1, modules, optimizers, {"rollbacks": rollbacks})
+        if last:
+            break
     return history
 
 

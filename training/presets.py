@@ -19,11 +19,10 @@ from cuagent.training.value import ValueConfig
 @dataclass(frozen=True)
 class GymConfig:
     chain: int = 3
-    """Operators of a task."""
+    """Pointwise operators of a task, beside the product."""
     train: int = 12
     heldout: int = 8
-    rows: int = 64
-    columns: int = 64
+    rows: int = 1024
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,8 @@ class DemoConfig:
     """The values for a CPU with two cores."""
 
     seed: int = 0
+    minutes: float | None = None
+    """Wall time to fit in: PPO makes fewer iterations where it must. None: as long as it takes."""
     kernels: Device = Device.CPU
     """Where the kernels run; a GPU can train a policy that writes kernels for the CPU."""
     timed: bool = False
@@ -93,41 +94,12 @@ class DemoConfig:
     """For each held-out task, after each stage."""
 
 
-def preset(device: str, cpu_kernels: bool, seed: int) -> DemoConfig:
+def preset(device: str, kernels: Device, seed: int) -> DemoConfig:
     """The settings for what trains and what the kernels are for."""
     start = DemoConfig(seed=seed)
-    if device != "cuda":
-        return start
-    return for_host(start) if cpu_kernels else for_cuda(start)
-
-
-def for_cuda(config: DemoConfig) -> DemoConfig:
-    """A decoder of 11 million parameters that writes CUDA kernels, timed on the same GPU."""
-    return replace(
-        config,
-        kernels=Device.CUDA,
-        timed=True,
-        gym=GymConfig(chain=3, train=16, heldout=8, rows=1024, columns=1024),
-        decoder=DecoderConfig(Pieces.WORDS, 6, 384, 6, 768, 1536),
-        reply=480,
-        first_turns=20000,
-        base=replace(config.base, steps=2000, episodes_per_batch=64, optimizer=SLOW_BASE),
-        rft_episodes=512,
-        rft=replace(config.rft, steps=100, episodes_per_batch=64, optimizer=AdamW(2e-4, 10)),
-        value_episodes=512,
-        value=replace(config.value, steps=120, episodes_per_batch=64, optimizer=AdamW(3e-4, 10)),
-        ppo_episodes=96,
-        ppo=replace(
-            config.ppo,
-            iterations=40,
-            tokens_per_microbatch=131072,
-            actor=AdamW(1e-4),
-            critic=AdamW(3e-4),
-        ),
-    )
-
-
-SLOW_BASE = AdamW(1e-3, warmup=40, last=2000)
+    if kernels is Device.CUDA:
+        return for_cuda(start)
+    return for_host(start) if device == "cuda" else start
 
 
 def for_host(config: DemoConfig) -> DemoConfig:
@@ -136,7 +108,7 @@ def for_host(config: DemoConfig) -> DemoConfig:
         config,
         timed=True,
         cores=12,
-        gym=GymConfig(chain=4, train=12, heldout=12, rows=256, columns=128),
+        gym=GymConfig(heldout=12, rows=32768),
         decoder=DecoderConfig(layers=4, width=320, heads=5),
         together=0.5,
         first_turns=4000,
@@ -154,11 +126,25 @@ def for_host(config: DemoConfig) -> DemoConfig:
         value_episodes=72,
         value=replace(config.value, steps=20, optimizer=AdamW(3e-4, warmup=5)),
         ppo_episodes=72,
-        ppo=replace(
-            config.ppo, iterations=12, save_every=12, actor=AdamW(2e-4), critic=AdamW(3e-4)
-        ),
+        ppo=replace(config.ppo, iterations=20, save_every=2, actor=AdamW(2e-4), critic=AdamW(3e-4)),
         more_rounds=3,
         evaluation_episodes=5,
+    )
+
+
+def for_cuda(config: DemoConfig) -> DemoConfig:
+    """The same decoder writes CUDA kernels, timed on the GPU that trains it, never at once.
+
+    One owner judges all, a task after another, so there are fewer tasks to open.
+    """
+    return replace(
+        for_host(config),
+        kernels=Device.CUDA,
+        cores=0,
+        together=1.0,
+        gym=GymConfig(train=8, heldout=6, rows=1 << 18),
+        reply=120,
+        evaluation_episodes=10,
     )
 
 
@@ -166,7 +152,7 @@ def for_test(config: DemoConfig) -> DemoConfig:
     """As small as it can be and still go the whole way, in well under a minute."""
     return replace(
         config,
-        gym=GymConfig(chain=1, train=1, heldout=1, rows=4, columns=8),
+        gym=GymConfig(chain=1, train=1, heldout=1, rows=8),
         decoder=DecoderConfig(Pieces.WORDS, 1, 32, 2, 400, 768),
         turns=2,
         reply=24,

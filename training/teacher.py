@@ -28,25 +28,29 @@ f = load("kernels/f.cpp").f
 
 
 class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.empty(4, 4))
+
     def forward(self, x):
         y = torch.empty_like(x)
-        f(y, x, x.numel(), x.shape[-1])
+        f(y, x, self.w, x.shape[0])
         return y
 """
 CPU_ROWS = """\
-extern "C" void f(float* y, const float* x, long n, long w) {{
+extern "C" void f(float* y, const float* x, const float* w, long n) {{
 {pragma}  for (long i = 0; i < {bound}; ++i) {{
-    {type} v = x[i];
-{lines}    y[i] = v;
+    {type} r[4] = {{x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]}};
+{lines}    for (int k = 0; k < 4; ++k) y[4 * i + k] = r[k];
   }}
 }}
 """
-CPU_COLUMNS = """\
-extern "C" void f(float* y, const float* x, long n, long w) {{
-{pragma}  for (long c = 0; c < w; ++c)
-  for (long i = c; i < {bound}; i += w) {{
-    {type} v = x[i];
-{lines}    y[i] = v;
+CPU_ELEMENTS = """\
+extern "C" void f(float* y, const float* x, const float* w, long n) {{
+{pragma}  for (long j = 0; j < 4 * ({bound}); ++j) {{
+    long i = j / 4;
+    {type} r[4] = {{x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]}};
+{lines}    y[j] = r[j % 4];
   }}
 }}
 """
@@ -58,35 +62,38 @@ f = load("kernels/f.cu").f
 
 
 class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.empty(4, 4))
+
     def forward(self, x):
         y = torch.empty_like(x)
-        n = x.numel()
-        f[{grid}, {block}](y, x, n)
+        n = x.shape[0]
+        f[{grid}, 256](y, x, self.w, n)
         return y
 """
 CUDA_KERNEL = """\
-extern "C" __global__ void f(float* y, const float* x, int n) {{
+extern "C" __global__ void f(float* y, const float* x, const float* w, int n) {{
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   for (; i < {bound}; i += gridDim.x * blockDim.x) {{
-    {type} v = x[i];
-{lines}    y[i] = v;
+    {type} r[4] = {{x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]}};
+{lines}    for (int k = 0; k < 4; ++k) y[4 * i + k] = r[k];
   }}
 }}
 """
 
 Choices = tuple[tuple[str, float], ...]
 """What can be written, and how often the teacher writes it."""
-LOOPS: Choices = ((CPU_ROWS, 0.4), (CPU_COLUMNS, 0.6))
+LOOPS: Choices = ((CPU_ROWS, 0.4), (CPU_ELEMENTS, 0.6))
+"""By rows, or one output at a time, which computes every row four times."""
 TYPES: Choices = (("float", 0.35), ("double", 0.15), ("volatile float", 0.5))
 PRAGMAS: Choices = (
     ("", 0.2),
-    ("#pragma omp simd\n", 0.1),
-    ("#pragma omp parallel for\n", 0.3),
+    ("#pragma omp parallel for\n", 0.4),
     ("#pragma omp parallel for schedule(dynamic)\n", 0.4),
 )
-BLOCKS: Choices = (("32", 0.4), ("64", 0.3), ("256", 0.2), ("1024", 0.1))
-GRIDS: Choices = (("1", 0.4), ("8", 0.3), ("64", 0.15), ("(n + {block} - 1) // {block}", 0.15))
-"""From one block (slow, right) to one thread an element."""
+GRIDS: Choices = (("1", 0.5), ("8", 0.3), ("(n + 255) // 256", 0.2))
+"""From one block (slow, right) to one thread a row."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +161,7 @@ class Teacher:
             loop, pragma = self._pick(LOOPS), self._pick(PRAGMAS)
             kernel = loop.format(lines=lines, bound=bound, pragma=pragma, type=kind)
             return [("write", {"path": "kernels/f.cpp", "text": kernel}), (check, {})]
-        block = self._pick(BLOCKS)
-        module = CUDA_MODULE.format(grid=self._pick(GRIDS).format(block=block), block=block)
+        module = CUDA_MODULE.format(grid=self._pick(GRIDS))
         kernel = CUDA_KERNEL.format(lines=lines, bound=bound, type=kind)
         return [
             ("write", {"path": "model_new.py", "text": module}),

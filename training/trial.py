@@ -1,9 +1,11 @@
-"""Several seeds of the demonstration beside each other, and what they say together.
+"""Several seeds of the demonstration, and what they say together.
 
 For: a result of record. All seeds share the teacher's demonstrations, the tasks and one pool of
 judges, which remembers for all; each trains in a process of its own. Arms are paired: PPO and
-further RFT start from the same policy of the same seed and may judge as many episodes.
-Not covered: one seed (`demo.py`), the statistics (`paired.py`).
+further RFT start from the same policy of the same seed and may judge as many episodes. What the
+seeds say together is written anew whenever one of them has come further, so that a run that is cut
+off leaves what it has. Not covered: one seed (`demo.py`), the statistics (`paired.py`).
+Invariant: no seed trains on a GPU while another one's kernels are timed on it.
 """
 
 from __future__ import annotations
@@ -12,18 +14,20 @@ import json
 import multiprocessing
 import os
 import resource
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from cuagent.measure.timing import Effort
-from cuagent.task import Task
+from cuagent.task import Device, Task
 from cuagent.training.audit import audit
-from cuagent.training.demo import Demo, Say, cores_of, judges
+from cuagent.training.demo import Demo, Say, cores_of, deadline, judges
 from cuagent.training.gym import chain_of
 from cuagent.training.lend import Borrowed, lend
 from cuagent.training.paired import best_of, difference, fast, means, table
@@ -34,6 +38,13 @@ from cuagent.training.teacher import Habits, Teacher, given
 
 BEST_OF = 8
 ARMS = ("base", "rft", "ppo", "more")
+PPO_SHARE = 0.6
+"""Of a seed's time, after which PPO ends; its evaluation and audit and the arm beside it take the
+rest."""
+LOOK_S = 20.0
+"""Between two looks at how far the seeds have come."""
+
+Comparison = Callable[[Path, Sequence[int]], dict[str, Any]]
 
 
 def run_trial(
@@ -44,55 +55,89 @@ def run_trial(
     Raises RecordError where a seed failed; its own words are in `out/seed-N/log.txt`.
     """
     allow_files()
+    begun = time.time()
     with judges(config, out) as pool:
         demo = Demo(config, device, out, pool, out, say)
         train, heldout = demo.tasks()
         demo.taught(train, heldout)
-        say(f"seeds {', '.join(map(str, seeds))} train beside each other")
-        with opening((*train, *heldout), pool), lend(pool) as address:
-            context = multiprocessing.get_context("spawn")
-            started = [
-                context.Process(
-                    target=one_seed, args=(address, replace(config, seed=seed), device, out)
-                )
-                for seed in seeds
-            ]
-            for process in started:
-                process.start()
-            for process in started:
-                process.join()
+        if config.minutes is not None:
+            config = replace(config, minutes=config.minutes - (time.time() - begun) / 60)
+        # Where the GPU that trains also times, nothing may be opened while a seed trains.
+        ahead = () if takes_turns(config, device) else (*train, *heldout)
+        with opening(ahead, pool), lend(pool) as address:
+            configs = [replace(config, seed=seed) for seed in seeds]
+            train_seeds(address, configs, device, out, out, say, compared)
         say(f"{pool.judged} kernels judged, {pool.remembered} remembered")
-        failed = [s for s, p in zip(seeds, started, strict=True) if p.exitcode]
-        if failed:
-            raise RecordError(f"seed {failed[0]} failed; see {out}/seed-{failed[0]}/log.txt")
-        found = compared(out, seeds)
-    (out / "trial.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    found = compared(out, seeds)
     for line in lines(found):
         say(line)
     return found
+
+
+def takes_turns(config: DemoConfig, device: str) -> bool:
+    """Whether seeds must train one after another: the device that trains them is the one that
+    times."""
+    return config.kernels is Device.CUDA and device.startswith("cuda")
+
+
+def train_seeds(
+    address: str,
+    configs: Sequence[DemoConfig],
+    device: str,
+    shared: Path,
+    out: Path,
+    say: Say,
+    compare: Comparison,
+) -> None:
+    """The seed of each config in `out/seed-N`, beside each other or one after another;
+    `out/trial.json` follows. Of those in turn an earlier one gets more of the minutes, since it has
+    kernels judged that later ones find remembered. Raises RecordError where a seed failed."""
+    end = deadline(configs[0].minutes, 1)
+    context = multiprocessing.get_context("spawn")
+    seeds = [config.seed for config in configs]
+    serial = takes_turns(configs[0], device)
+    say(f"seeds {', '.join(map(str, seeds))} train {'in turn' if serial else 'beside each other'}")
+    waiting, failed = list(configs), list[int]()
+    running: dict[Any, tuple[int, Any]] = {}
+    while waiting or running:
+        while waiting and not (serial and running):
+            share = 2 / (len(waiting) + 1) if serial else 1.0
+            one = waiting.pop(0)
+            one = replace(one, minutes=None if end is None else share * (end - time.time()) / 60)
+            folder = out / f"seed-{one.seed}"
+            process = context.Process(target=one_seed, args=(address, one, device, shared, folder))
+            process.start()
+            running[process.sentinel] = one.seed, process
+        for sentinel in wait(list(running), LOOK_S):
+            seed, process = running.pop(sentinel)
+            process.join()
+            failed += [seed] if process.exitcode else []
+        (out / "trial.json").write_text(json.dumps(compare(out, seeds), indent=1), encoding="utf-8")
+    if failed:
+        raise RecordError(f"seed {failed[0]} failed; see {out}/seed-{failed[0]}/log.txt")
 
 
 @contextmanager
 def opening(tasks: Sequence[Task], pool: JudgePool) -> Iterator[None]:
     """Have every task judged once while something else goes on: that opens it, which takes long."""
     flawless = Habits(0, 0, 0, 0, 0)
-    with ThreadPoolExecutor(len(tasks)) as threads:
+    with ThreadPoolExecutor(max(1, len(tasks))) as threads:
         for task in tasks:
             teacher = Teacher(task.device, chain_of(task), 0, flawless)
             threads.submit(pool.judge, task, teacher.attempt(given(task)))
         yield
 
 
-def one_seed(address: str, config: DemoConfig, device: str, shared: Path) -> None:
+def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: Path) -> None:
     """A seed's process."""
     import torch
 
+    until = deadline(config.minutes, PPO_SHARE)
     spare = os.sched_getaffinity(0) - set(cores_of(config))
     if spare:  # the others belong to the judges
         os.sched_setaffinity(0, spare)
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")  # on a GPU TF32: what differs, PPO weighs
-    out = shared / f"seed-{config.seed}"
     out.mkdir(parents=True, exist_ok=True)
     with (out / "log.txt").open("a", encoding="utf-8", buffering=1) as log:
 
@@ -101,12 +146,12 @@ def one_seed(address: str, config: DemoConfig, device: str, shared: Path) -> Non
             print(f"[{config.seed}] {text}", flush=True)
 
         pool = Borrowed(address)
-        demo = Demo(config, device, out, pool, shared, say)
+        demo = Demo(config, device, out, pool, shared, say, until)
         demo.run()
         if not (out / "audit.json").exists():
             effort = Effort.QUICK if config.timed else None
             _, heldout = demo.tasks()
-            found = audit(evaluated(shared, config.seed, "ppo"), heldout, given, pool, effort)
+            found = audit(evaluated(out, "ppo"), heldout, given, pool, effort)
             (out / "audit.json").write_text(json.dumps(asdict(found)), encoding="utf-8")
             say(f"judged afresh: {found}")
         if config.more_rounds:
@@ -114,41 +159,47 @@ def one_seed(address: str, config: DemoConfig, device: str, shared: Path) -> Non
 
 
 def compared(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Mean rewards of the arms, and PPO less each of them."""
-    arms = [a for a in ARMS if all(evaluated(out, seed, a) for seed in seeds)]
-    tables = {arm: [table(evaluated(out, seed, arm)) for seed in seeds] for arm in arms}
+    """Mean rewards of the arms that all seeds have been through, and PPO less each of them."""
+    folders = [out / f"seed-{seed}" for seed in seeds]
+    played = {arm: [table(evaluated(folder, arm)) for folder in folders] for arm in ARMS}
+    tables = {arm: each for arm, each in played.items() if all(each)}
     rewards = {arm: [means(t) for t in each] for arm, each in tables.items()}
     shares = {arm: [fast(t) for t in each] for arm, each in tables.items()}
-    rewards[f"best of {BEST_OF} of rft"] = [best_of(t, BEST_OF) for t in tables["rft"]]
-    ppo = rewards["ppo"]
+    if "rft" in tables:
+        rewards[f"best of {BEST_OF} of rft"] = [best_of(t, BEST_OF) for t in tables["rft"]]
+
+    def less(arm: str, other: str, of: dict[str, Any]) -> dict[str, Any] | None:
+        there = arm in of and other in of
+        return asdict(difference(of[arm], of[other])) if there else None
+
     return {
         "seeds": list(seeds),
-        "heldout_tasks": len(ppo[0]),
-        "reward": {
-            arm: {"mean": fmean(over), "seeds": over}
-            for arm, each in rewards.items()
-            for over in [[fmean(s.values()) for s in each]]
-        },
-        "faster_than_compile": {
-            arm: {"mean": fmean(over), "seeds": over}
-            for arm, each in shares.items()
-            for over in [[fmean(s.values()) for s in each]]
-        },
-        "ppo_less": {
-            arm: asdict(difference(ppo, each)) for arm, each in rewards.items() if arm != "ppo"
-        },
-        "rft_less_base": asdict(difference(rewards["rft"], rewards["base"])),
-        "faster_ppo_less_rft": asdict(difference(shares["ppo"], shares["rft"])),
+        "heldout_tasks": len(tables["base"][0]) if "base" in tables else 0,
+        "reward": over_seeds(rewards),
+        "faster_than_compile": over_seeds(shares),
+        "ppo_less": {arm: less("ppo", arm, rewards) for arm in rewards if arm != "ppo"},
+        "rft_less_base": less("rft", "base", rewards),
+        "faster_ppo_less_rft": less("ppo", "rft", shares),
         "audit": [
-            json.loads((out / f"seed-{seed}" / "audit.json").read_text(encoding="utf-8"))
-            for seed in seeds
+            json.loads(path.read_text(encoding="utf-8"))
+            for folder in folders
+            if (path := folder / "audit.json").exists()
         ],
     }
 
 
-def evaluated(out: Path, seed: int, arm: str) -> list[Episode]:
+def over_seeds(figures: dict[str, Any]) -> dict[str, Any]:
+    """The mean of each arm's figure over tasks, for each seed and over them."""
+    return {
+        arm: {"mean": fmean(over), "seeds": over}
+        for arm, each in figures.items()
+        for over in [[fmean(s.values()) for s in each]]
+    }
+
+
+def evaluated(folder: Path, arm: str) -> list[Episode]:
     """Episodes of an arm's evaluation; none where it was not played."""
-    path = out / f"seed-{seed}" / arm / "evaluation" / "episodes" / "00000.jsonl"
+    path = folder / arm / "evaluation" / "episodes" / "00000.jsonl"
     return list(read_episodes(path)) if path.exists() else []
 
 
@@ -161,7 +212,8 @@ def lines(found: dict[str, Any]) -> list[str]:
     for arm, m in found["faster_than_compile"].items():
         said.append(f"{arm}: faster than torch.compile {m['mean']:.0%}")
     for arm, d in found["ppo_less"].items():
-        said.append(f"ppo less {arm}: {d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]")
+        if d is not None:
+            said.append(f"ppo less {arm}: {d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]")
     for a in found["audit"]:
         said.append(
             f"judged afresh: {a['accepted']} of {a['kernels']} kernels accepted, reward "

@@ -37,9 +37,13 @@ if TYPE_CHECKING:
 BLOCK_S = {Device.CPU: 0.005, Device.CUDA: 0.02}
 """About how long the slowest arm's block takes. Short on the CPU: the shorter, the likelier that
 nobody interrupts it."""
+GLANCE_S = {Device.CPU: 0.001, Device.CUDA: 0.02}
+"""The same at a glance, which has no repeats to waste: within a slice of the scheduler, since many
+judges at once are a busy machine by themselves."""
 REPEATS = {Device.CPU: (15, 60), Device.CUDA: (5, 15)}
 """Fewest and most of a round. On a GPU more would not narrow an interval that what processes differ
 by has widened already."""
+GLANCES = {Device.CPU: (4 * GROUPS, 4 * GROUPS), Device.CUDA: (2 * GROUPS, 2 * GROUPS)}
 DRAWING_S = 0.05
 """That drawing inputs may take for one repeat, if one call's take less; there are fewer calls."""
 LONG_DRAWING_S = 3.0
@@ -68,7 +72,7 @@ class Repeats:
     draw_s: float
     """Seconds that drawing the inputs of one call takes."""
     glance: bool = False
-    """Two for each group of the statistic, no more."""
+    """Shorter blocks on the CPU, and no more of them than the statistic needs."""
     judged_s: float = field(default=0.0, init=False)
     _turn: int = field(default=0, init=False)
 
@@ -107,8 +111,9 @@ class Repeats:
             lane.blocks.clear()
             lane.alone.clear()
         drawn = DRAWING_S / max(self.draw_s, 1e-6)
-        calls = max(1, min(len(self.slots), int(BLOCK_S[self.device] / slowest), int(drawn)))
-        fewest, most = (2 * GROUPS, 2 * GROUPS) if self.glance else REPEATS[self.device]
+        long = (GLANCE_S if self.glance else BLOCK_S)[self.device]
+        calls = max(1, min(len(self.slots), int(long / slowest), int(drawn)))
+        fewest, most = GLANCES[self.device] if self.glance else REPEATS[self.device]
         affordable = int(LONG_DRAWING_S / (calls * max(self.draw_s, 1e-6)))
         return calls, min(fewest, max(GROUPS, affordable)), most
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cuagent.task import Device
+from cuagent.training.chat import Pieces
 from cuagent.training.cli import app
 from cuagent.training.config import ConfigError
 from cuagent.training.demo import run_demo
@@ -46,6 +48,23 @@ def test_every_stage_leaves_a_model_and_every_rollout_its_logprobs(demo: Path) -
     assert all(m["sampler_gap"] < 1e-4 for m in rows)
     for file in (demo / "ppo" / "episodes").glob("*.jsonl"):
         require_logprobs(read_episodes(file))
+
+
+@pytest.mark.gpu
+def test_cuda_kernels_are_timed_on_the_gpu_that_trains(tmp_path: Path) -> None:
+    small = for_test(DemoConfig())
+    lines = replace(small.decoder, pieces=Pieces.LINES)
+    run_demo(
+        replace(small, kernels=Device.CUDA, timed=True, decoder=lines),
+        "cuda",
+        tmp_path,
+        lambda _: None,
+    )
+    episodes = list(read_episodes(tmp_path / "demonstrations" / "episodes.jsonl"))
+    right = [e for e in episodes if e.reward > 0]
+    assert right
+    assert all({"over_eager", "over_compile"} <= e.figures.keys() for e in right)
+    assert len(read_metrics(tmp_path / "ppo" / "metrics.jsonl")) == 2
 
 
 def test_a_finished_demo_does_nothing_again(demo: Path) -> None:

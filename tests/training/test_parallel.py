@@ -1,4 +1,4 @@
-"""Two processes on the CPU do what one does: with a replica each, and with one model in shards."""
+"""Two processes do what one does: with a replica each, and with one model in shards."""
 
 from __future__ import annotations
 
@@ -19,17 +19,24 @@ FIGURES = ("actor_loss", "critic_loss", "grad_norm_actor", "ratio_mean", "clip_f
            "ev")  # fmt: skip
 
 
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(device: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process: `one` whole, `begun-by-one` left after the first iteration; two: all others."""
     root = tmp_path_factory.mktemp("parallel")
     torch.set_num_threads(1)
     write_episodes(root / "episodes.jsonl", recorded())
-    two_processes.train(root / "episodes.jsonl", root / "one", Placement())
+    two_processes.train(root / "episodes.jsonl", root / "one", Placement(), device)
     shutil.copytree(root / "one", root / "begun-by-one")
     shutil.rmtree(root / "begun-by-one" / "ppo" / "step-00000002")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    arguments = [two_processes.__file__, str(root / "episodes.jsonl"), str(root), "cpu"]
+    arguments = [two_processes.__file__, str(root / "episodes.jsonl"), str(root), device]
     result = subprocess.run(
         [*torchrun, "--nproc-per-node=2", *arguments], capture_output=True, text=True, timeout=170
     )
@@ -72,9 +79,9 @@ def test_two_processes_equal_one(folder: Path, way: str) -> None:
             assert abs(a[name] - b[name]) < 1e-4, name
 
 
-def test_one_process_goes_on_from_the_shards_of_two(folder: Path) -> None:
+def test_one_process_goes_on_from_the_shards_of_two(folder: Path, device: str) -> None:
     shutil.rmtree(folder / "sharded" / "ppo" / "step-00000002")
-    two_processes.train(folder / "episodes.jsonl", folder / "sharded", Placement())
+    two_processes.train(folder / "episodes.jsonl", folder / "sharded", Placement(), device)
     torch.testing.assert_close(
         torch.load(folder / "sharded" / "weights-0.pt"),
         torch.load(folder / "one" / "weights-0.pt"),

@@ -194,6 +194,23 @@ def test_a_resumed_stage_equals_an_uninterrupted_one(stage: str, tmp_path: Path)
     assert whole[1] == resumed[1]
 
 
+def test_ppo_ends_when_it_is_enough_and_a_later_call_goes_on(tmp_path: Path) -> None:
+    actor = small_actor()
+    critic = new_critic(actor)
+    config = replace(FAST, iterations=2, save_every=9)
+
+    def some(iteration: int) -> list[Episode]:
+        return play(actor, 8, iteration)
+
+    first = ppo(actor, critic, some, config, tmp_path, silent, enough=lambda: True)
+    assert len(first) == 1
+    left = weights(actor)
+    again = small_actor()
+    found = ppo(again, new_critic(again), lambda _: [], replace(config, iterations=1), tmp_path)
+    assert same(left, weights(again))
+    assert found[0]["reward"] == first[0]["reward"]
+
+
 def test_ppo_refuses_episodes_of_text(tmp_path: Path) -> None:
     actor = small_actor()
     episodes = play(actor, 4, 0)

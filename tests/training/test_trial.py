@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cuagent.training.ablation import ABLATIONS, against, collapsed, run_ablation, share
 from cuagent.training.audit import solution_of
+from cuagent.training.config import ConfigError, configure
 from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.segments import RecordError, read_episodes
 from cuagent.training.teacher import given
-from cuagent.training.trial import run_trial
+from cuagent.training.trial import compared, run_trial
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +55,42 @@ def test_the_kernel_that_was_scored_is_found_in_the_episodes_calls(trial: Path) 
         assert solution_of(episode, given(task)).digest == episode.solution
     with pytest.raises(RecordError, match="do not make the kernel"):
         solution_of(replace(scored[0], solution="another"), given(task))
+
+
+def test_a_trial_that_was_cut_off_says_what_it_has(trial: Path, tmp_path: Path) -> None:
+    for stage in ("base", "rft"):
+        shutil.copytree(trial / "seed-3" / stage, tmp_path / "seed-3" / stage)
+    found = compared(tmp_path, [3])
+    assert set(found["reward"]) == {"base", "rft", "best of 8 of rft"}
+    assert found["rft_less_base"] is not None
+    assert found["faster_ppo_less_rft"] is None
+
+
+def test_an_arm_takes_over_the_stages_it_does_not_change(trial: Path, tmp_path: Path) -> None:
+    share(trial / "seed-3", tmp_path / "seed-3", "rft")
+    assert {p.name for p in (tmp_path / "seed-3").iterdir()} == {"base", "rft"}
+    assert against(trial, tmp_path, [3]) == {"seeds": []}
+    shutil.copytree(trial / "seed-3" / "ppo", tmp_path / "seed-3" / "ppo")
+    found = against(trial, tmp_path, [3])
+    assert found["arm_less_full"]["mean"] == 0
+    assert found["arm"] == found["full"]
+    assert len(found["arm"][0]["ev"]) == 2
+
+
+def test_arms_are_those_declared(trial: Path, tmp_path: Path) -> None:
+    for arm in ABLATIONS.values():
+        assert configure(DemoConfig(), None, arm.sets) != DemoConfig()
+    declared = (Path(__file__).parents[2] / "docs" / "ABLATIONS.md").read_text()
+    assert all(f"| `{name}` |" in declared for name in ABLATIONS)
+    with pytest.raises(ConfigError, match="there are no-rft"):
+        run_ablation("nothing", DemoConfig(), [3], "cpu", trial, print)
+    with pytest.raises(ConfigError, match="no finished seed 4"):
+        run_ablation("no-value", DemoConfig(), [3, 4], "cpu", trial, print)
+
+
+def test_a_collapse_is_five_low_iterations_or_many_cut() -> None:
+    calm = [0.0] * 7
+    assert not collapsed([1.0, 2.0, *[1.1] * 5], calm)
+    assert collapsed([1.0, 2.0, *[0.9] * 5], calm)
+    assert not collapsed([1.0, 2.0, *[0.9] * 4], calm)
+    assert collapsed([1.0] * 7, [*calm[1:], 0.3])

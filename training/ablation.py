@@ -1,0 +1,141 @@
+"""One thing left out or done wrongly, and what comes of it: the arms of docs/ABLATIONS.md.
+
+For: comparing with the full way, seed by seed, on what `--seeds` left in a folder. The stages that
+an arm does not change are copied from the full arm of its seed, so that arms differ in the one
+thing named; tasks, demonstrations and judgements are shared.
+Not covered: what was declared to be looked at, and expected (the page); the loops themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from cuagent.training.config import ConfigError, configure
+from cuagent.training.demo import Say, judges
+from cuagent.training.lend import lend
+from cuagent.training.metrics import read_metrics
+from cuagent.training.paired import difference, means, table
+from cuagent.training.presets import DemoConfig
+from cuagent.training.trial import allow_files, evaluated, train_seeds
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """An arm: what it sets, and the last stage that it has in common with the full one."""
+
+    sets: tuple[str, ...]
+    after: str
+
+
+STAGES = ("base", "rft", "value")
+ABLATIONS = {
+    "no-rft": Ablation(("rft.steps=0",), "base"),
+    "no-value": Ablation(("value.steps=0",), "rft"),
+    "ratio": Ablation(("ppo.reward=ratio", "value.reward=ratio"), "rft"),
+    "one-turn": Ablation(("turns=1",), "base"),
+    "naive-gae": Ablation(("ppo.naive_gae=true",), "value"),
+}
+
+
+def run_ablation(
+    name: str, config: DemoConfig, seeds: Sequence[int], device: str, full: Path, say: Say
+) -> dict[str, Any]:
+    """The arm for each seed in `full/NAME/seed-N`, compared with the full arm in `trial.json`.
+
+    PPO makes as many iterations as in the full arm of its seed. What is there is not redone.
+    Raises ConfigError where there is no such arm, or no full one to compare with.
+    """
+    if name not in ABLATIONS:
+        raise ConfigError(f"--ablation {name}: there are {', '.join(ABLATIONS)}")
+    absent = [s for s in seeds if not evaluated(full / f"seed-{s}", "ppo")]
+    if absent:
+        raise ConfigError(f"no finished seed {absent[0]} in {full}; run it with --seeds first")
+    arm, out = ABLATIONS[name], full / name
+    configs = []
+    for seed in seeds:
+        share(full / f"seed-{seed}", out / f"seed-{seed}", arm.after)
+        iterations = len(curve(full / f"seed-{seed}"))
+        sets = [*arm.sets, f"seed={seed}", f"ppo.iterations={iterations}", "more_rounds=0"]
+        configs.append(configure(config, None, sets))
+
+    def compare(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
+        return against(full, out, seeds)
+
+    allow_files()
+    with judges(config, full) as pool, lend(pool) as address:
+        train_seeds(address, configs, device, full, out, say, compare)
+    found = against(full, out, seeds)
+    say(describe(name, found))
+    return found
+
+
+def share(full: Path, own: Path, last: str) -> None:
+    """Copy the stages up to `last`, where they are not there yet."""
+    for stage in STAGES[: STAGES.index(last) + 1]:
+        if not (own / stage).exists():
+            shutil.copytree(full / stage, own / stage)
+
+
+def curve(folder: Path) -> list[dict[str, Any]]:
+    """What PPO's iterations of a seed were like; none where it has made none."""
+    path = folder / "ppo" / "metrics.jsonl"
+    return read_metrics(path) if path.exists() else []
+
+
+def against(full: Path, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
+    """The end points, for the arm and for the full one, over the seeds that are through."""
+    done = [seed for seed in seeds if evaluated(out / f"seed-{seed}", "ppo")]
+    if not done:
+        return {"seeds": []}
+    folders = {"full": [full / f"seed-{s}" for s in done], "arm": [out / f"seed-{s}" for s in done]}
+    rewards = {
+        arm: [means(table(evaluated(folder, "ppo"))) for folder in each]
+        for arm, each in folders.items()
+    }
+    return {
+        "seeds": done,
+        "arm_less_full": asdict(difference(rewards["arm"], rewards["full"])),
+        **{arm: [end_points(folder) for folder in each] for arm, each in folders.items()},
+    }
+
+
+def end_points(folder: Path) -> dict[str, Any]:
+    """Of one seed: on held-out tasks after PPO, and over its iterations."""
+    rows = curve(folder)
+    last = json.loads((folder / "ppo" / "evaluation.json").read_text(encoding="utf-8"))
+    rewards = [row["reward"] for row in rows]
+    return {
+        "reward": last["reward"],
+        "faster_than_compile": last["faster_than_compile"],
+        "area": fmean(rewards),
+        "length_clipped": [row["length_clipped"] for row in rows],
+        "ev": [row["ev"] for row in rows],
+        "collapsed": collapsed(rewards, [row["length_clipped"] for row in rows]),
+    }
+
+
+def collapsed(rewards: Sequence[float], clipped: Sequence[float]) -> bool:
+    """As declared: five iterations in a row whose mean is more than 1 under the best before them,
+    or a quarter of the episodes cut by length."""
+    fell = any(
+        fmean(rewards[at : at + 5]) < max(rewards[:at]) - 1 for at in range(1, len(rewards) - 4)
+    )
+    return fell or max(clipped) > 0.25
+
+
+def describe(name: str, found: dict[str, Any]) -> str:
+    """One line for a person."""
+    d = found["arm_less_full"]
+    said = f"{name} less full: {d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]"
+    area = {arm: fmean(end["area"] for end in found[arm]) for arm in ("full", "arm")}
+    fell = sum(end["collapsed"] for end in found["arm"])
+    return (
+        f"{said}; mean training reward {area['arm']:+.2f}, {area['full']:+.2f} in full; "
+        f"{fell} of {len(found['arm'])} collapsed"
+    )
