@@ -124,6 +124,26 @@ def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, longest_sum: int, unit: 
     )
 
 
+def coarsest(outputs: Iterable[Tensor], admitted: Precision) -> float:
+    """Unit roundoff of the coarsest arithmetic that is honest: what the task admits, or holds.
+
+    A kernel may round to the type of the outputs on its way as often as a reference does.
+    """
+    import torch
+
+    held = [torch.finfo(x.dtype).eps / 2 for x in outputs if x.is_floating_point()]
+    return max([UNITS[admitted], *held])
+
+
+def doubtful(sums: Sums, kind: Inputs, admitted: Precision) -> bool:
+    """Whether honest arithmetic may fall on the other side of a jump.
+
+    On small integers it makes no error in any precision, on the other exact probes none in fp32.
+    """
+    fine = admitted is Precision.MATCH or kind is Inputs.INTEGER
+    return not (sums.exact(kind) and fine)
+
+
 def reach(longest_sum: int, unit: float) -> float:
     """How far honest arithmetic may err, relative to what it starts from."""
     return PRECISION_GATE * math.sqrt(longest_sum) * UNIT + _coarse(unit)
@@ -138,9 +158,10 @@ def settled(x: Tensor, y: Tensor, moved: Tensor, most: float) -> Tensor:
     return torch.where(moved > most, y + left, x)
 
 
-def steady(sums: Sums, longest_sum: int, unit: float) -> float:
+def steady(sums: Sums, kind: Inputs, longest_sum: int, unit: float) -> float:
     """How far an element may move under perturbation by `reach` without a jump."""
-    return LOCAL_GATE / PRECISION_GATE * _narrow(sums, longest_sum, unit)
+    most = LOCAL_GATE / PRECISION_GATE * _narrow(sums, longest_sum, unit)
+    return min(most, QUARTER) if sums.exact(kind) else most
 
 
 def _narrow(sums: Sums, longest_sum: int, unit: float) -> float:

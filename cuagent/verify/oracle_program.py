@@ -30,7 +30,7 @@ from cuagent.task import (
 )
 from cuagent.task.memory import shortage
 from cuagent.verify import doubts
-from cuagent.verify.bounds import UNITS, reach
+from cuagent.verify.bounds import coarsest, reach
 from cuagent.verify.examine import examine
 from cuagent.verify.inputs import Inputs, Range, Weights, ranges_of, shake
 from cuagent.verify.perturb import pairs, perturbed, real, widened
@@ -132,6 +132,7 @@ class _Oracle:
         if init:
             raise TaskError(f"{self.reference.task.path}: get_init_inputs() holds a tensor")
         state = self.declared.state_dict()
+        self.coarsest = coarsest(results, self.reference.task.precision)
         self.fp64 = self._fp64_works(leaves, results)
         self._make_precise()
         self.discrete = not all(real(result) for result in results)
@@ -297,7 +298,7 @@ class _Oracle:
             lambda wide: self._exactly(wide).outputs,
             self._wide(inputs),
             self.precise.state_dict(),
-            reach(self.longest, UNITS[self.reference.task.precision]),
+            reach(self.longest, self.coarsest),
             self._generator(message["seed"]),
             self.arenas[message["moved"]].tensors(),
         )

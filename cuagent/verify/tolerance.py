@@ -45,7 +45,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
-from cuagent.verify.bounds import UNITS, Gates, Sums, explains, gates, number, settled, steady
+from cuagent.verify.bounds import (
+    UNITS,
+    Gates,
+    Sums,
+    coarsest,
+    doubtful,
+    explains,
+    gates,
+    number,
+    settled,
+    steady,
+)
 from cuagent.verify.inputs import ROUND, Inputs
 from cuagent.verify.ties import Places, wrong_places
 from cuagent.verify.verdict import RuleResult
@@ -122,8 +133,9 @@ def strict(
     parts = [outputs, expected.declared, expected.precise, expected.spread]
     if expected.moved is not None:
         parts.append(expected.moved)
+    unit = coarsest(expected.declared, admitted)
     findings = [
-        _real(index, tensors, kind, longest_sum, admitted)
+        _real(index, tensors, kind, longest_sum, admitted, unit)
         if _is_real(tensors[0])
         else _whole(index, tensors, kind, places[index])
         for index, tensors in enumerate(zip(*parts, strict=True))
@@ -164,9 +176,17 @@ def _whole(index: int, tensors: Sequence[Tensor], kind: Inputs, places: Places |
 
 
 def _real(
-    index: int, tensors: Sequence[Tensor], kind: Inputs, longest_sum: int, admitted: Precision
+    index: int,
+    tensors: Sequence[Tensor],
+    kind: Inputs,
+    longest_sum: int,
+    admitted: Precision,
+    unit: float,
 ) -> Finding:
-    """The rule for real and complex numbers; `tensors` are x, r, y, s and in doubt m."""
+    """The rule for real and complex numbers; `tensors` are x, r, y, s and in doubt m.
+
+    `unit` is the roundoff by which m was found (`bounds.coarsest`).
+    """
     blocks = list(_blocks(*tensors))
     misplaced = sum(_misplaced(*_wide3(block)) for block in blocks)
     if misplaced:
@@ -175,9 +195,8 @@ def _real(
     sums = Sums.of(_left(blocks, math.inf))
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
-    unit = UNITS[admitted]
-    bound = gates(sums, tensors[0].dtype, kind, longest_sum, unit)
-    most = math.inf if sums.exact(kind) else steady(sums, longest_sum, unit)
+    bound = gates(sums, tensors[0].dtype, kind, longest_sum, UNITS[admitted])
+    most = steady(sums, kind, longest_sum, unit) if doubtful(sums, kind, admitted) else math.inf
     left = Sums.of(_left(blocks, most)) if len(tensors) == IN_DOUBT else sums
     farthest, where = _farthest(_left(blocks, most), bound)
     ratio = max(left.rms("error") / bound.rms, farthest)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from cuagent.task import load_task
+from cuagent.task import Precision, load_task
 from cuagent.verify import Referee
 from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.tolerance import Expected, strict
@@ -101,3 +101,27 @@ def test_round_numbers_have_no_such_excuse() -> None:
     assert strict([output], expected, Inputs.INTEGER, 4).passed
     output[3] += 1.0
     assert not strict([output], expected, Inputs.INTEGER, 4).passed
+
+
+def test_a_kernel_may_round_to_the_type_of_its_outputs_before_a_jump() -> None:
+    own, expected = steps(Inputs.NORMAL)
+    for size, passes in ((1.0, True), (0.05, False)):  # the second is no more than in proportion
+        output, moved = own.clone(), torch.zeros(100, dtype=torch.float64)
+        output[3] += size
+        moved[3] = size
+        half = replace(expected, declared=[own.bfloat16()], moved=[moved])
+        assert strict([output.bfloat16()], half, Inputs.NORMAL, 4).passed is passes
+
+
+def test_where_coarser_arithmetic_is_admitted_only_small_integers_are_exact() -> None:
+    _, expected = steps(Inputs.INTEGER)
+    whole = expected.declared[0].round()
+    expected = replace(expected, declared=[whole], precise=[whole.double()])
+    output = whole.clone()
+    output[3] += 1.0
+    for kind, admitted, passes in (
+        (Inputs.CANCELLATION, Precision.MATCH, False),
+        (Inputs.CANCELLATION, Precision.TF32, True),
+        (Inputs.INTEGER, Precision.TF32, False),
+    ):
+        assert strict([output], expected, kind, 4, admitted).passed is passes
