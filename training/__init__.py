@@ -17,7 +17,9 @@
     collect.py    a policy plays tasks; curriculum.py: which
     verl_*.py     the export to verl, its loop and its GAE; doctor.py: what is here
     stages.py, config.py, cli.py   what a person touches
-    gym.py, demo.py   a small policy learns from nothing
+    gym.py, teacher.py, presets.py, demo.py   a small policy learns from nothing
+    trial.py      over several seeds; lend.py: one pool for all; paired.py: their differences
+    audit.py      the last kernels once more; ablation.py: one thing left out
 
 Modules that compute import torch at their top; `cli.py` imports them only when a command runs.
 Needs the extra `cuagent[train]` for everything that touches a transformers model.

@@ -60,6 +60,7 @@ def run_trial(
         demo = Demo(config, device, out, pool, out, say)
         train, heldout = demo.tasks()
         demo.taught(train, heldout)
+        say(pool.pace())
         if config.minutes is not None:
             config = replace(config, minutes=config.minutes - (time.time() - begun) / 60)
         # Where the GPU that trains also times, nothing may be opened while a seed trains.
@@ -67,7 +68,7 @@ def run_trial(
         with opening(ahead, pool), lend(pool) as address:
             configs = [replace(config, seed=seed) for seed in seeds]
             train_seeds(address, configs, device, out, out, say, compared)
-        say(f"{pool.judged} kernels judged, {pool.remembered} remembered")
+        say(f"{pool.judged} kernels judged, {pool.remembered} remembered; {pool.pace()}")
     found = compared(out, seeds)
     for line in lines(found):
         say(line)
@@ -75,9 +76,8 @@ def run_trial(
 
 
 def takes_turns(config: DemoConfig, device: str) -> bool:
-    """Whether seeds must train one after another: the device that trains them is the one that
-    times."""
-    return config.kernels is Device.CUDA and device.startswith("cuda")
+    """Whether seeds must train one after another, since the GPU that trains them also times."""
+    return config.kernels is Device.CUDA and device == "cuda" and 0 in config.gpus
 
 
 def train_seeds(
