@@ -231,6 +231,11 @@ def _user_code(
             sys.path.remove(folder)
 
 
+def root_folder(task: Task) -> Path:
+    """The folder that holds the user's file, or the package it belongs to."""
+    return _package(task.path)[0]
+
+
 def _package(path: Path) -> tuple[Path, str]:
     """The folder to import from, and the package the file belongs to ("" for a lone file)."""
     folder = path.parent

@@ -88,6 +88,8 @@ def _reasons(findings: dict[str, Any], referee: Referee) -> list[str]:
         reasons.append(
             f"the reference gives different results for equal inputs ({findings['noise']:.1g})"
         )
+    elif said := _hidden(findings):
+        reasons.append(said)
     if not referee.stage.inputs.tensors():
         reasons.append("it takes no tensors, so that every call asks for the same")
     elif findings["constant"]:
@@ -95,6 +97,26 @@ def _reasons(findings: dict[str, Any], referee: Referee) -> list[str]:
         known = "" if level is None else f": on the task's own it is {level:g} everywhere"
         reasons.append(f"the output does not depend on the inputs{known}")
     return reasons
+
+
+def _hidden(findings: dict[str, Any]) -> str:
+    """What the answer hangs on that no candidate is given."""
+    if findings["draws"]:
+        return f"the reference draws random numbers ({', '.join(findings['draws'])})"
+    changes = ", ".join(findings["changes"][:3])
+    match findings["hangs_on"]:
+        case "":
+            return ""
+        case "construction":
+            return "two models that are constructed alike give different results"
+        case "clock":
+            read = f" ({', '.join(findings['read'])})" if findings["read"] else ""
+            return f"the output depends on the time or the process{read}"
+        case "calls" if changes:
+            return f"the reference changes {changes} in forward, and its output with it"
+        case "calls":
+            return "the output depends on calls before it, in a way that no attribute shows"
+    return f"the reference changes {findings['later']} in forward, and later calls answer otherwise"
 
 
 def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
@@ -105,6 +127,12 @@ def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
         notes.append("the reference changes its inputs; a candidate may not")
     if findings["fixed"]:
         notes.append("get_inputs gives the same at every call; a verdict draws others besides")
+    if findings["changes"] and not findings["hangs_on"]:
+        names = ", ".join(findings["changes"][:3])
+        calls = findings["calls"]
+        notes.append(f"forward changes {names}; the output was the same in {calls} calls")
+    if findings["opens"]:
+        notes.append(f"forward opens files ({', '.join(findings['opens'][:3])})")
     for index in [] if findings["constant"] else findings["ignored"]:
         notes.append(f"input {index} has no influence on the output")
     for index in findings["not_finite"]:

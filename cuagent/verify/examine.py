@@ -44,7 +44,7 @@ def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tenso
         "random": sorted(random),
         "changed_inputs": changed_inputs,
         "changed_state": changed_state,
-        "noise": max((_distance(a, b) for a, b in zip(once, again, strict=True)), default=0.0),
+        "noise": max((distance(a, b) for a, b in zip(once, again, strict=True)), default=0.0),
         "fixed": fixed,
         "constant": not any(_differ(a, b) for a, b in zip(once, other, strict=True)),
         "level": _level(once),
@@ -109,10 +109,10 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
     if a.shape != b.shape:
         return True
-    return not (torch.equal(a, b) or _distance(a, b) == 0)
+    return not (torch.equal(a, b) or distance(a, b) == 0)
 
 
-def _distance(a: Tensor, b: Tensor) -> float:
+def distance(a: Tensor, b: Tensor) -> float:
     """Largest difference over the largest value; inf where NaN or Inf stand elsewhere."""
     import torch
 

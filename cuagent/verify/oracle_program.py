@@ -32,6 +32,7 @@ from cuagent.task.memory import shortage
 from cuagent.verify import doubts
 from cuagent.verify.bounds import coarsest, reach
 from cuagent.verify.examine import examine
+from cuagent.verify.hidden import hidden
 from cuagent.verify.inputs import Inputs, Range, Weights, ranges_of, shake
 from cuagent.verify.perturb import pairs, perturbed, real, widened
 from cuagent.verify.places import NearTies, find_places, tell_places
@@ -101,7 +102,8 @@ class _Oracle:
             case "describe":
                 return self.describe()
             case "examine":
-                return examine(self.declared, self._as_they_are, self._own)
+                found = examine(self.declared, self._as_they_are, self._own)
+                return found | hidden(self.reference, found)
             case "attach":
                 self.arenas[message["arena"]] = Arena.attach(message["description"], descriptors)
             case "detach":

@@ -35,6 +35,12 @@ REFUSED = {
     "return (x + y).softmax(-1).sum(-1)": "one would pass",
     "return x + 0 * y": "input 0 itself would pass",
     "import time; return (x + y) * (1 + time.perf_counter_ns() % 997)": "for equal inputs",
+    "self.n = getattr(self, 'n', 0) + 1; return (x + y) * (1 + (self.n > 9))": (
+        "the reference changes self.n in forward, and its output with it"
+    ),
+    "import time; return (x + y) * (1 + 1e-9 * time.time())": (
+        "the output depends on the time or the process (time.time)"
+    ),
     "return (x + y)[x > 0.5]": "changes its shape from call to call",
 }
 
@@ -64,6 +70,9 @@ def test_a_task_without_an_answer_to_be_found_is_not_certifiable(
 def test_an_ordinary_task_is_certifiable_and_what_limits_its_verdicts_is_said(
     admission: Admitted,
 ) -> None:
+    counts = "self.n = getattr(self, 'n', 0) + 1"
+    (note,) = admission(f"{counts}; return torch.relu(x) @ y.t()").notes
+    assert note.startswith("forward changes self.n; the output was the same in ")
     plain = admission("return torch.relu(x) @ y.t()")
     assert plain.certifiable
     assert plain.refusal == ""
