@@ -8,7 +8,6 @@ Not covered: what was declared to be looked at, and expected (the page); the loo
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from typing import Any
 from cuagent.training.config import ConfigError, configure
 from cuagent.training.demo import Say, judges
 from cuagent.training.lend import lend
-from cuagent.training.metrics import read_metrics
+from cuagent.training.metrics import episode_metrics, read_metrics
 from cuagent.training.paired import difference, means, table
 from cuagent.training.presets import DemoConfig
 from cuagent.training.trial import allow_files, evaluated, train_seeds
@@ -108,7 +107,7 @@ def against(full: Path, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
 def end_points(folder: Path) -> dict[str, Any]:
     """Of one seed: on held-out tasks after PPO, and over its iterations."""
     rows = curve(folder)
-    last = json.loads((folder / "ppo" / "evaluation.json").read_text(encoding="utf-8"))
+    last = episode_metrics(evaluated(folder, "ppo"))
     rewards = [row["reward"] for row in rows]
     return {
         "reward": last["reward"],

@@ -251,7 +251,7 @@ class Demo:
         if not path.exists():
             n = self.config.evaluation_episodes * len(heldout)
             played = self.collector(heldout, chat, actor, path.parent / "evaluation", n, 9)
-            path.write_text(json.dumps(episode_metrics(played(0))), encoding="utf-8")
+            write_whole(path, json.dumps(episode_metrics(played(0))))
         m: Metrics = json.loads(path.read_text(encoding="utf-8"))
         self.say(
             f"{name}, held out: reward {m['reward']:+.2f}, correct {m['correct']:.0%}, faster "
@@ -346,6 +346,13 @@ def save(actor: Any, chat: Chat, folder: Path) -> None:
     save_model(actor, partial)
     chat.save(partial)
     partial.rename(folder)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A file that another process finds whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def conversations(runs: Path) -> list[list[Message]]:

@@ -164,7 +164,9 @@ def make_tasks(folder: Path, chains: Sequence[Chain], device: Device, rows: int)
         name = "chain_" + "_".join("w" if op is MIX else str(OPS.index(op)) for op in chain)
         body = "\n        ".join(op.torch for op in chain)
         path = folder / f"{name}.py"
-        path.write_text(TASK.format(body=body, rows=rows, width=WIDTH), encoding="utf-8")
+        text = TASK.format(body=body, rows=rows, width=WIDTH)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")  # never where another seed may be reading it
         tasks.append(load_task(str(path), device=device))
     return tasks
 

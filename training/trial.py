@@ -27,7 +27,7 @@ from typing import Any
 from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task
 from cuagent.training.audit import audit
-from cuagent.training.demo import Demo, Say, cores_of, deadline, judges
+from cuagent.training.demo import Demo, Say, cores_of, deadline, judges, write_whole
 from cuagent.training.gym import chain_of
 from cuagent.training.lend import Borrowed, lend
 from cuagent.training.paired import best_of, difference, fast, means, table
@@ -112,7 +112,7 @@ def train_seeds(
             seed, process = running.pop(sentinel)
             process.join()
             failed += [seed] if process.exitcode else []
-        (out / "trial.json").write_text(json.dumps(compare(out, seeds), indent=1), encoding="utf-8")
+        write_whole(out / "trial.json", json.dumps(compare(out, seeds), indent=1))
     if failed:
         raise RecordError(f"seed {failed[0]} failed; see {out}/seed-{failed[0]}/log.txt")
 
@@ -152,7 +152,7 @@ def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: P
             effort = Effort.QUICK if config.timed else None
             _, heldout = demo.tasks()
             found = audit(evaluated(out, "ppo"), heldout, given, pool, effort)
-            (out / "audit.json").write_text(json.dumps(asdict(found)), encoding="utf-8")
+            write_whole(out / "audit.json", json.dumps(asdict(found)))
             say(f"judged afresh: {found}")
         if config.more_rounds:
             demo.further()
@@ -198,9 +198,9 @@ def over_seeds(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def evaluated(folder: Path, arm: str) -> list[Episode]:
-    """Episodes of an arm's evaluation; none where it was not played."""
+    """Episodes of an arm's evaluation; none where it was not played to the end."""
     path = folder / arm / "evaluation" / "episodes" / "00000.jsonl"
-    return list(read_episodes(path)) if path.exists() else []
+    return list(read_episodes(path)) if (folder / arm / "evaluation.json").exists() else []
 
 
 def lines(found: dict[str, Any]) -> list[str]:

@@ -69,10 +69,12 @@ def test_cuda_kernels_are_timed_on_the_gpu_that_trains(tmp_path: Path) -> None:
 
 def test_a_finished_demo_does_nothing_again(demo: Path) -> None:
     before = (demo / "ppo" / "metrics.jsonl").read_text()
+    written = [task.stat().st_mtime_ns for task in (demo / "tasks").iterdir()]
     said: list[str] = []
     run_demo(for_test(DemoConfig()), "cpu", demo, said.append)
     assert (demo / "ppo" / "metrics.jsonl").read_text() == before
     assert said[-1].startswith("0 kernels judged")
+    assert [task.stat().st_mtime_ns for task in (demo / "tasks").iterdir()] == written
     assert (demo / "judgements.pickle").stat().st_size > 0
 
 
