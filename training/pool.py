@@ -16,8 +16,9 @@ import os
 import pickle
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -103,7 +104,7 @@ class JudgePool:
 
     def __enter__(self) -> JudgePool:
         if self._file is not None and self._file.exists():
-            for key, judgement in _pickles(self._file):
+            for key, judgement in kept(self._file):
                 self._memory[key] = Future()
                 self._memory[key].set_result(judgement)
         return self
@@ -242,14 +243,15 @@ class Owner:
             self._process.terminate()
 
 
-def _pickles(path: Path) -> Iterator[tuple[tuple[str, str], Judgement]]:
-    """What was kept, up to where the writer was killed."""
-    with path.open("rb") as source:
+def kept(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
+    """What was judged; what a killed writer left half written is cut off, for more is to follow."""
+    found, whole = [], 0
+    with path.open("rb") as source, suppress(EOFError, pickle.UnpicklingError):
         while True:
-            try:
-                yield pickle.load(source)
-            except (EOFError, pickle.UnpicklingError):
-                return
+            found.append(pickle.load(source))
+            whole = source.tell()
+    os.truncate(path, whole)
+    return found
 
 
 def serve(pipe: Connection, isolation: str, gpu: int | None, core: int | None) -> None:

@@ -1,13 +1,15 @@
-"""The owner of a processor."""
+"""The owner of a processor, and what the pool keeps on disk."""
 
 from __future__ import annotations
 
 import os
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
 
-from cuagent.training.pool import stay_on
+from cuagent.training.pool import kept, stay_on
 
 
 def test_one_processor_means_one_thread_whoever_imported_torch(
@@ -24,3 +26,13 @@ def test_one_processor_means_one_thread_whoever_imported_torch(
         assert os.environ["OMP_NUM_THREADS"] == "1"
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_judgements_follow_those_of_a_run_that_was_killed_while_it_wrote(tmp_path: Path) -> None:
+    file = tmp_path / "judgements.pickle"
+    whole = [pickle.dumps((("task", name), name)) for name in "abc"]
+    file.write_bytes(whole[0] + whole[1][:-5])
+    assert [key for key, _ in kept(file)] == [("task", "a")]
+    with file.open("ab") as more:
+        more.write(whole[2])
+    assert [key for key, _ in kept(file)] == [("task", "a"), ("task", "c")]
