@@ -75,6 +75,27 @@ def levels(normal: Tensor, offset: float, generator: Generator) -> Tensor:
     return normal + offset * _dealt(SIGNS, normal, generator)
 
 
+def large(normal: Tensor, size: float, generator: Generator) -> Tensor:
+    """Rows, and whole blocks, all below -`size`, of that size, and as they are."""
+    import torch
+
+    level = _dealt(range(3), normal, generator)
+    below = -size * (1 + normal.abs())
+    return torch.where(level == 0, below, torch.where(level == 1, size * normal, normal))
+
+
+def planted(normal: Tensor, values: Sequence[float], generator: Generator) -> Tensor:
+    """One element of each row, by turns and whole blocks, is one of `values`; zero is for none."""
+    import torch
+
+    level = _dealt(range(len(values)), normal, generator).long()
+    width = normal.shape[-1] if normal.dim() else 1
+    places = torch.arange(width, device=normal.device).view(normal.shape[-1:])
+    place = (torch.special.ndtr(randn(_first_of_rows(normal), generator)) * width).long()
+    value = torch.tensor(list(values), dtype=normal.dtype, device=normal.device)[level]
+    return torch.where((places == place) & (value != 0), value, normal)
+
+
 def flat(normal: Tensor, generator: Generator) -> Tensor:
     """Rows, and whole blocks, of zeros and of one value, a power of two; the others as they are.
 

@@ -10,6 +10,7 @@ have errors of one size (research: ratios 48 and 42), on zero-mean ones they lie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 
 LARGE_OFFSET = 1e4
 """An offset of 500 is too small to show a one-pass variance in fp32."""
+LARGE_SIZE, HUGE_SIZE = 2.0**20, 2.0**60
+"""Fourth powers of the first still have room in fp32, so that no honest formula overflows there."""
 FAR_OFFSET = 5e4
-"""Beyond what serves as "very low" in a kernel, and within what fp16 holds."""
+"""Beyond what often serves as "very low" in a kernel, and within what fp16 holds."""
 
 
 Range = tuple[int, int]
@@ -45,6 +48,10 @@ class Inputs(StrEnum):
     """Normal around 1e4: overflow in softmax, cancellation in a one-pass variance."""
     BELOW = "large negative offset"
     """Normal around -5e4: a maximum that starts at zero, or at a number that seemed low enough."""
+    LARGE = "large numbers"
+    """Rows of the size of 1e6, and rows all below zero: past what fp16 holds."""
+    HUGE = "huge numbers"
+    """The same of 1e18, where the reference bears still more: it squares nothing then."""
     LEVELS = "rows far apart"
     """Normal around 5e4 in half of the rows, around -5e4 in the others: rows share nothing."""
     FLAT = "flat rows"
@@ -64,12 +71,18 @@ class Inputs(StrEnum):
     are small integers."""
     TIES = "ties"
     """Multiples of a half, -2 .. 2: many equal values for argmax, sort and topk; both zeros."""
+    INFINITE = "infinities"
+    """Rows with one infinity among usual numbers, and rows without."""
+    NAN = "NaN"
+    """The same with NaN."""
     MOVING = "moving extremes"
     """The largest and the least of each line in another place from draw to draw."""
     SORTED = "rising and falling lines"
     """Each element is the largest so far, or the least so far."""
     EXTREMES = "extreme indices"
     """Integers are the least and the largest that the task draws, most of them several times."""
+    ALIKE = "one index throughout"
+    """Integers are all the least that the task draws, which may mark what does not count."""
     MASKS = "full and empty masks"
     """Rows of booleans are all set or all clear."""
     EMPTY = "empty masks"
@@ -83,6 +96,16 @@ class Inputs(StrEnum):
 EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW)
 """Kinds on which honest arithmetic may make no error at all."""
 ROUND = (*EXACT, Inputs.TIES)
+PLACED = (
+    Inputs.OWN,
+    Inputs.EXTREMES,
+    Inputs.ALIKE,
+    Inputs.MASKS,
+    Inputs.EMPTY,
+    Inputs.SINGLE,
+    Inputs.EVERY,
+)
+"""Kinds that a task may draw by itself: if the reference is not finite, neither is a candidate."""
 SWEEPS = (Inputs.MOVING, Inputs.SINGLE, Inputs.EVERY)
 """Kinds of which several draws belong together: they have all but the low bits of the seed in
 common, and these say which turn it is."""
@@ -90,6 +113,10 @@ TURNS = 1 << 8
 """More draws than may belong together."""
 MOST_VALUES = 1 << 22
 """Of an integer input, that are dealt out one by one."""
+
+
+LENIENT = (Inputs.INFINITE, Inputs.NAN)
+"""Kinds on which only numbers among numbers are held against a candidate (`specials`)."""
 
 
 class Weights(StrEnum):
@@ -136,6 +163,11 @@ def derive(
     if kind is Inputs.EXTREMES:
         return [
             draws.extreme(tensor, bounds, generator) if bounds else tensor
+            for tensor, bounds in zip(own, ranges or [None] * len(own), strict=True)
+        ]
+    if kind is Inputs.ALIKE:
+        return [
+            tensor.clone().fill_(bounds[0]) if bounds else tensor
             for tensor, bounds in zip(own, ranges or [None] * len(own), strict=True)
         ]
     if kind is Inputs.MASKS:
@@ -267,6 +299,14 @@ def _drawn(kind: Inputs, tensor: Tensor, generator: Generator) -> Tensor:
             drawn = normal + LARGE_OFFSET
         case Inputs.BELOW:
             drawn = normal - FAR_OFFSET
+        case Inputs.LARGE:
+            drawn = draws.large(normal, LARGE_SIZE, generator)
+        case Inputs.HUGE:
+            drawn = draws.large(normal, HUGE_SIZE, generator)
+        case Inputs.INFINITE:
+            drawn = draws.planted(normal, (math.inf, 0.0, -math.inf), generator)
+        case Inputs.NAN:
+            drawn = draws.planted(normal, (math.nan, 0.0), generator)
         case Inputs.LEVELS:
             drawn = draws.levels(normal, FAR_OFFSET, generator)
         case Inputs.FLAT:

@@ -146,6 +146,7 @@ class _Oracle:
             self._ranges(leaves),
             followed.selections,
             lambda inputs: self._forward(self.declared, inputs),
+            lambda inputs: self._exactly(self._wide(inputs)).outputs,
             discrete=self.discrete,
             call_s=call_s,
         )

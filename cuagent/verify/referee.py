@@ -26,7 +26,7 @@ from cuagent.task import Device, Task
 from cuagent.verify.batch import Batch, kept
 from cuagent.verify.course import KEPT_BYTES, LOGIC_SPREAD_S, TOGETHER, Course, Stage
 from cuagent.verify.failures import FORESEEN, build_failure, explain
-from cuagent.verify.inputs import Inputs, Weights
+from cuagent.verify.inputs import PLACED, Inputs, Weights
 from cuagent.verify.oracle import Oracle
 from cuagent.verify.repertoire import Turns
 from cuagent.verify.rounds import Tally, most_calls
@@ -304,7 +304,7 @@ class Referee:
             answered = self._oracle.answer(
                 batch.inputs, slot, self.stage.answers, batch.seeds[slot], LOGIC_SPREAD_S
             )
-            if not answered.finite and kind is not Inputs.OWN:
+            if not answered.finite and kind not in PLACED:
                 return RuleResult(True, 0.0, "the reference is not finite here")
             batch.expected.clear()
             batch.expected[slot] = kept(self.stage.expected())

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cuagent.verify.draws import Way, axes
-from cuagent.verify.inputs import MOST_VALUES, SWEEPS, TURNS, Inputs, Range, boolean, derive
+from cuagent.verify.inputs import (
+    LENIENT,
+    MOST_VALUES,
+    PLACED,
+    SWEEPS,
+    TURNS,
+    Inputs,
+    Range,
+    boolean,
+    derive,
+)
 from cuagent.verify.selections import POOLS, Selection
 
 if TYPE_CHECKING:
@@ -25,6 +35,10 @@ SWEEP_S = 0.4
 TURN_S, TURN_CALLS = 0.003, 8
 """What one draw of a sweep takes besides, and how many calls of the reference it is worth."""
 FEWEST_TURNS = 2
+FURTHER = 2.0**40
+"""What the reference must bear beyond huge numbers: what squares them does not, and then an honest
+kernel may have to square something else."""
+FAR = 1e-3
 
 Forward = Callable[[list["Tensor"]], "list[Tensor]"]
 
@@ -56,19 +70,20 @@ def repertoire(
     ranges: Sequence[Range | None],
     selections: Sequence[Selection],
     forward: Forward,
+    exactly: Forward,
     *,
     discrete: bool,
     call_s: float,
 ) -> Repertoire:
-    """What suits a reference: `forward` runs it, `selections` ran in it, `discrete` says whether
-    integers are among its outputs, `call_s` how long a call takes."""
+    """What suits a reference: `forward` runs it, `exactly` in fp64, `selections` ran in it,
+    `discrete` says whether integers are among its outputs, `call_s` how long a call takes."""
     ways = tuple(_ways(tensor, selections) for tensor in own)
     all_kinds = Repertoire(tuple(ranges), ways, tuple(Inputs), {})
     kinds = tuple(
         kind
         for kind in Inputs
         if _concerns(kind, own, ranges, discrete=discrete, selects=bool(selections))
-        and (kind is Inputs.OWN or _finite(forward, all_kinds, kind, own))
+        and (kind is Inputs.OWN or _bears(forward, exactly, all_kinds, kind, own))
     )
     turns = {kind: _turns(kind, own, ranges, ways, selections, call_s) for kind in SWEEPS}
     return Repertoire(tuple(ranges), ways, kinds, turns)
@@ -86,7 +101,7 @@ def _concerns(
     match kind:
         case Inputs.OWN:
             return True
-        case Inputs.EXTREMES:
+        case Inputs.EXTREMES | Inputs.ALIKE:
             return any(ranges)
         case Inputs.EVERY:
             return any(_values(bounds) for bounds in ranges)
@@ -96,15 +111,36 @@ def _concerns(
             return False
         case Inputs.SORTED if not selects:
             return False
+        case Inputs.NAN if selects:
+            return False  # by how they compare it, sorts put numbers into other places
     return any(tensor.is_floating_point() for tensor in own)
 
 
-def _finite(forward: Forward, available: Repertoire, kind: Inputs, own: Sequence[Tensor]) -> bool:
+def _bears(
+    forward: Forward, exactly: Forward, available: Repertoire, kind: Inputs, own: Sequence[Tensor]
+) -> bool:
+    """Whether the reference has an answer to inputs of the kind that others can be held to."""
+    given = available.drawn(kind, own, 0)
+    if kind is Inputs.HUGE:
+        given = [x * FURTHER if x.is_floating_point() else x for x in given]
     try:
-        results = forward(available.drawn(kind, own, 0))
+        results = forward(given)
     except (RuntimeError, ValueError, IndexError):
         return False  # outside what the reference accepts (probabilities, say)
-    return all(bool(tensor.isfinite().all()) for tensor in results)
+    if kind in PLACED or kind in LENIENT:
+        return True
+    if not all(bool(tensor.isfinite().all()) for tensor in results):
+        return False
+    return kind is not Inputs.HUGE or _agree(results, exactly(given))
+
+
+def _agree(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:
+    """Whether no output is far from what fp64 gives, as where something overflowed on the way."""
+    return all(
+        bool(((r - y).abs().double() <= FAR * y.abs().double().max()).all())
+        for r, y in zip(results, exact, strict=True)
+        if r.numel() and (r.is_floating_point() or r.is_complex())
+    )
 
 
 def _ways(tensor: Tensor, selections: Sequence[Selection]) -> tuple[Way, ...]:

@@ -13,6 +13,7 @@ from cuagent.task import Precision
 from cuagent.verify.bounds import UNITS
 from cuagent.verify.inputs import EXACT, SWEEPS, Inputs, Weights
 from cuagent.verify.repertoire import Turns
+from cuagent.verify.specials import Strays
 from cuagent.verify.tolerance import Expected, Finding, lax
 from cuagent.verify.verdict import Draw, Reason, RuleResult
 
@@ -47,13 +48,18 @@ ROUNDS = (
             Inputs.MIXED,
             Inputs.OFFSET,
             Inputs.BELOW,
+            Inputs.LARGE,
+            Inputs.HUGE,
             Inputs.LEVELS,
             Inputs.FLAT,
             Inputs.EDGES,
             Inputs.OTHER_EDGES,
+            Inputs.INFINITE,
+            Inputs.NAN,
             Inputs.SORTED,
             Inputs.TIES,
             Inputs.EXTREMES,
+            Inputs.ALIKE,
             Inputs.MASKS,
             Inputs.EMPTY,
         ),
@@ -249,6 +255,11 @@ class Tally:
 
     def _worst(self) -> float:
         return max(finding.ratio for _, finding in self._findings)
+
+    def remark(self, kind: Inputs, strays: Strays) -> None:
+        """What differs from the reference and is not held against a candidate."""
+        if strays:
+            self.remarks.append(f"{kind}: {strays}")
 
     def spend(self, what: str, seconds: float) -> None:
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds

@@ -13,6 +13,7 @@ SEEDS = range(20)
 OTHER_TYPES = (
     Inputs.OWN,
     Inputs.EXTREMES,
+    Inputs.ALIKE,
     Inputs.EVERY,
     Inputs.MASKS,
     Inputs.EMPTY,
@@ -157,6 +158,32 @@ def test_tensors_of_one_kind_of_draw_are_not_alike() -> None:
     for kind in (Inputs.MOVING, Inputs.SORTED):
         first, second = derive(kind, [torch.empty(8, 9), torch.empty(8, 9)], 3)
         assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:5])
+def test_large_rows_lie_past_half_precision_and_some_below_all_that_seems_low(seed: int) -> None:
+    for kind, size in ((Inputs.LARGE, 1e6), (Inputs.HUGE, 1e18)):
+        rows = draw(kind, (9, 60), seed).amax(-1)
+        assert float(rows.max()) > size
+        assert float(rows.min()) < -size
+        assert int((rows.abs() < 10).sum()) == 3
+
+
+@pytest.mark.parametrize("seed", SEEDS[:5])
+def test_one_element_of_a_row_is_no_number_and_other_rows_are_whole(seed: int) -> None:
+    for kind, values in ((Inputs.INFINITE, {"inf", "-inf"}), (Inputs.NAN, {"nan"})):
+        rows = draw(kind, (12, 60), seed)
+        strange = ~rows.isfinite()
+        each = 12 // (len(values) + 1)
+        assert sorted(strange.sum(-1).tolist()) == [0] * each + [1] * (12 - each)
+        assert {str(float(x)) for x in rows[strange]} == values
+
+
+def test_integers_are_all_alike_the_least_that_there_are() -> None:
+    own = [torch.randint(5, (8, 3)), torch.arange(4)]
+    drawn = derive(Inputs.ALIKE, own, 1, [(-100, 4), None])
+    assert drawn[0].unique().tolist() == [-100]
+    assert torch.equal(drawn[1], own[1])
 
 
 def test_lines_rise_and_fall() -> None:

@@ -8,19 +8,25 @@ import torch
 import torch.nn.functional as F
 
 from cuagent.verify.draws import Way
-from cuagent.verify.inputs import Inputs
+from cuagent.verify.inputs import Inputs, Range
 from cuagent.verify.repertoire import Repertoire, Turns, repertoire
 from cuagent.verify.selections import follow
 
 
-def suited(run: Callable[..., torch.Tensor], *own: torch.Tensor, call_s: float = 0) -> Repertoire:
+def suited(
+    run: Callable[..., torch.Tensor],
+    *own: torch.Tensor,
+    call_s: float = 0,
+    ranges: tuple[Range | None, ...] = (),
+) -> Repertoire:
     """What a reference of one output is tried on."""
     selections = follow(lambda: [run(*own)]).selections
     return repertoire(
         own,
-        [None] * len(own),
+        ranges or [None] * len(own),
         selections,
         lambda inputs: [run(*inputs)],
+        lambda inputs: [run(*(x.double() if x.is_floating_point() else x for x in inputs))],
         discrete=False,
         call_s=call_s,
     )
@@ -50,6 +56,8 @@ def test_what_chooses_nothing_is_tried_twice() -> None:
     assert found.turns[Inputs.MOVING].made == 2
     assert Inputs.SORTED not in found.kinds
     assert Inputs.SINGLE not in found.kinds
+    assert Inputs.NAN in found.kinds
+    assert Inputs.NAN not in suited(lambda x: x.sort(-1).values, torch.randn(8, 60)).kinds
 
 
 def test_any_and_all_are_swept_with_the_rest_below_and_above() -> None:
@@ -57,3 +65,20 @@ def test_any_and_all_are_swept_with_the_rest_below_and_above() -> None:
     assert found.turns[Inputs.MOVING].needed == 12
     masked = suited(lambda x, m: (x * m).sum(1), torch.randn(10, 60), torch.ones(10, 60).bool())
     assert masked.turns[Inputs.SINGLE] == Turns(24, 24)  # along either axis
+
+
+def test_huge_numbers_are_for_what_squares_nothing() -> None:
+    x = torch.randn(6, 40)
+    for run in (lambda x: x.softmax(-1), lambda x: x.amax(-1), lambda x: x.sum(-1)):
+        assert Inputs.HUGE in suited(run, x).kinds
+    for run in (lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True)), lambda x: x.exp()):
+        assert Inputs.HUGE not in suited(run, x).kinds
+
+
+def test_what_a_task_may_draw_by_itself_is_tried_though_the_reference_is_not_finite_there() -> None:
+    x, labels, mask = torch.randn(6, 5), torch.randint(5, (6,)), torch.ones(6, 5).bool()
+    loss = suited(F.cross_entropy, x, labels, ranges=(None, (-100, 4)))
+    assert {Inputs.ALIKE, Inputs.EXTREMES, Inputs.EVERY} <= set(loss.kinds)
+    mean = suited(lambda x, m: (x * m).sum(-1) / m.sum(-1), x, mask)
+    assert {Inputs.EMPTY, Inputs.MASKS, Inputs.SINGLE} <= set(mean.kinds)
+    assert Inputs.FLAT not in suited(lambda x: x / x.norm(dim=-1, keepdim=True), x).kinds
