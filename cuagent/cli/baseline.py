@@ -39,8 +39,9 @@ def baseline(
     Eager, torch.compile's modes, memory formats and precisions, in one interleaved run. With --out
     the best becomes a package: a function that makes your module run that way, and a check.
     """
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise Refused(f"{out}: exists already; name a folder that is empty or not there yet")
+    if out is not None:
+        options.refuse_full(out)
+    only = _named(rungs)
     from cuagent.config import resolve
 
     settings = resolve({"device": device, "precision": precision})
@@ -49,7 +50,6 @@ def baseline(
     from cuagent.measure.timing import Effort
     from cuagent.verify.referee import Referee
 
-    only = tuple(name.strip() for name in rungs.split(",") if name.strip())
     with (
         options.activity(f"timing {opened.name} on {opened.device}", silent=json) as emit,
         Referee(opened, settings.isolation) as referee,
@@ -68,6 +68,19 @@ def baseline(
         from cuagent.cli.export import write_result
 
         print(write_result(opened, None, found, {}, out), file=sys.stderr)
+
+
+def _named(rungs: str) -> tuple[str, ...]:
+    """The rungs that were asked for. Raises Refused for one that there cannot be."""
+    from cuagent.worker.arms import MODES, OPTIONS
+
+    names = tuple(name.strip() for name in rungs.split(",") if name.strip())
+    for name in names:
+        mode, *behind = name.split("+")
+        if mode not in MODES or not set(behind) <= set(OPTIONS):
+            known = f"{', '.join(MODES)}, with +{', +'.join(OPTIONS)} behind them"
+            raise Refused(f"--rungs: no {name!r}; there are {known}")
+    return names
 
 
 def lines(found: Ladder) -> list[str]:

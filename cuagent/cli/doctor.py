@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from cuagent.measure.machine import Finding
 
 
+HEAD = 27
+"""Columns of what comes before the finding."""
+
+
 def doctor(
     device: options.Device = None,
     timing: Annotated[
@@ -24,8 +28,11 @@ def doctor(
 
     Exit code 1 where something is missing without which cuagent does not work.
     """
+    from cuagent.config import resolve
     from cuagent.measure.machine import examine
     from cuagent.task import Device
+
+    asked = resolve({"device": device}).device
 
     with options.activity("looking at this machine", silent=json) as emit:
         found = examine()
@@ -34,7 +41,7 @@ def doctor(
             from cuagent.measure.gates import gates
 
             has_gpu = any(x.name == "GPU" and x.good for x in found)
-            chosen = device if device in ("cpu", "cuda") else "cuda" if has_gpu else "cpu"
+            chosen = "cuda" if asked == "auto" and has_gpu else asked.replace("auto", "cpu")
             measured = gates(Device(chosen), runs=runs, emit=emit)
     if json:
         from dataclasses import asdict
@@ -43,11 +50,14 @@ def doctor(
         about = {"machine": [asdict(x) for x in found]}
         print(dumps(about | ({"timing": asdict(measured)} if measured else {}), indent=2))
     else:
-        print("\n".join([*map(_line, found), *(measured.lines() if measured else [])]))
+        for line in options.fitted(map(_line, found), indent=HEAD):
+            print(line)
+        for line in options.fitted(measured.lines() if measured else [], indent=4):
+            print(line)
     raise typer.Exit(1 if any(x.needed and not x.good for x in found) else 0)
 
 
 def _line(finding: Finding) -> str:
     sign = "ok" if finding.good else "MISSING" if finding.needed else "lacks"
     advice = f"; {finding.advice}" if finding.advice and not finding.good else ""
-    return f"{sign:<8}{finding.name:<18} {finding.said}{advice}"
+    return f"{f'{sign:<8}{finding.name}':<{HEAD}}{finding.said}{advice}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -139,6 +139,32 @@ def refuse_full(out: Path) -> None:
     """Where something is to be written, nothing may be. Raises Refused."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refused(f"{out}: exists already; name a folder that is empty or not there yet")
+
+
+def refuse_nowhere(file: Path | None) -> None:
+    """Before the work: where a file is to be written there is a folder. Raises Refused."""
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise Refused(f"{file}: cannot be written; name a file in a folder that is there")
+
+
+def fitted(lines: Iterable[str], indent: int = 2) -> Iterator[str]:
+    """Lines as wide as the terminal is, the rest of each further in; in a pipe as they are."""
+    import shutil
+
+    from cuagent.ui.text import wrap
+
+    if not sys.stdout.isatty():
+        yield from lines
+        return
+    width = shutil.get_terminal_size().columns
+    for line in lines:
+        if len(line) <= width or "|" in line:  # a row of a table: cut to fit already
+            yield line
+            continue
+        first, *_ = wrap(line, width)
+        yield first
+        rest = " ".join(line[len(first) :].split())
+        yield from (" " * indent + piece for piece in wrap(rest, max(width - indent, 20)))
 
 
 @contextmanager

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cuagent.cli import options
 
-if TYPE_CHECKING:
-    from cuagent.measure.profile import Profile
+WIDTH = 100
+"""Columns where nobody looks on."""
 
 
 def profile(
@@ -37,20 +37,23 @@ def profile(
 
     By operator and by kernel; bytes and operations against what this machine can do.
     """
+    options.refuse_nowhere(svg)
     from cuagent.config import resolve
 
     settings = resolve({"device": device, "precision": precision})
     opened = options.open_task(task, inputs, init, settings)
     attempt = options.open_candidate(candidate) if candidate is not None else None
-    from cuagent.judge import Judge
+    from cuagent.build import build
+    from cuagent.measure.counted import count
+    from cuagent.measure.profile import profile as profile_task
+    from cuagent.worker import Nursery
 
-    with (
-        options.activity(
-            f"profiling {candidate or opened.name} on {opened.device}", silent=json
-        ) as emit,
-        Judge(opened, settings.isolation, emit) as judge,
-    ):
-        found = judge.profile(attempt, counters=counters)
+    # No judge: its oracle takes longer to open than the profile itself.
+    what = f"profiling {candidate or opened.name} on {opened.device}"
+    with options.activity(what, silent=json), Nursery() as nursery:
+        built = build(attempt, opened.device) if attempt is not None else None
+        count(opened, nursery)  # what is wrong with the task is said as such
+        found = profile_task(opened, attempt, built, nursery=nursery, counters=counters)
     if svg is not None:
         from cuagent.measure.chart import svg as chart
 
@@ -60,24 +63,6 @@ def profile(
 
         print(dumps(found.to_json(), indent=2))
         return
-    for line in _fitted(found):
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    for line in options.fitted(found.lines(width)):
         print(line)
-
-
-def _fitted(found: Profile) -> Iterator[str]:
-    """The lines as wide as the terminal is; in a pipe as wide as they are meant to be."""
-    import shutil
-
-    from cuagent.ui.text import wrap
-
-    if not sys.stdout.isatty():
-        yield from found.lines()
-        return
-    width = shutil.get_terminal_size().columns
-    for line in found.lines(width):
-        if "|" in line:  # a row of a table: cut to fit already
-            yield line
-        else:
-            first, *rest = wrap(line, max(width - 2, 20))
-            yield first
-            yield from (f"  {piece}" for piece in rest)

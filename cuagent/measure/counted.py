@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from cuagent.measure.roofline import Work, count_work, matrix_unit
-from cuagent.task import Task, TaskError, open_reference
+from cuagent.task import Task, TaskError, check_runs, open_reference
 from cuagent.worker import Nursery
 from cuagent.worker.arms import task_from_json, task_to_json
 from cuagent.worker.channel import receive_message, send_message
@@ -58,7 +58,10 @@ def serve(channel: socket.socket, folder: Path) -> None:
     """Count what the order names and say it."""
     try:
         reference = open_reference(task_from_json(json.loads((folder / ORDER).read_text())))
+        check_runs(reference)
         answer = {"work": count_work(reference).to_json(), "unit": matrix_unit(reference)}
+    except TaskError as error:
+        answer = {"error": str(error)}
     except Exception as error:  # noqa: BLE001 - the process boundary: the user's module failed
         text = " ".join(str(error).split())[:300]
         answer = {"error": f"cannot count the work: {type(error).__name__}: {text}"}

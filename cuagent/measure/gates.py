@@ -18,7 +18,7 @@ from statistics import median
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.events import Emit, Phase, ignore
-from cuagent.measure.protocol import Timer
+from cuagent.measure.protocol import BUSY, Timer
 from cuagent.measure.timing import MARGIN, Effort, Standing
 from cuagent.task import Device, load_task
 from cuagent.verify.referee import Referee
@@ -77,19 +77,22 @@ class Gates:
 
     def lines(self) -> list[str]:
         """What this machine can tell apart, for a person."""
-        text = [f"{self.device}, {self.effort} timings"]
+        seconds = median([s for gate in self.gates for s in gate.seconds])
+        text = [f"{self.device}: {self.effort} timings, {seconds:.1f} s each"]
         for gate in self.gates:
             what = "the same against itself" if gate.delay == 0 else f"{gate.delay:.0%} more work"
-            said = f"{len(gate.called) - gate.wrong} of {len(gate.called)} right"
-            text.append(
-                f"  {what:<24} {said}, median {median(gate.ratios):.4f}x, "
-                f"{median(gate.seconds):.1f} s each"
-                + (f", {gate.busy:.0%} of the processors taken by others" * (gate.busy > 0.05))
-            )
+            right = f"{len(gate.called) - gate.wrong} of {len(gate.called)} right"
+            middle = f", median {median(gate.ratios):.4f}x" if gate.ratios else ""
+            text.append(f"  {what:<24} {right}{middle}")
+        busy = max(gate.busy for gate in self.gates)
+        if busy > BUSY:
+            text.append(f"  others took {busy:.0%} of the processors; in peace it can tell more")
         finest = max(gate.resolution for gate in self.gates)
         for share in (0.01, 0.03, 0.10):
             can = "can" if share + MARGIN / 10 >= finest else "cannot"
             text.append(f"  {can} tell {share:.0%} apart in one timing")
+        if share + MARGIN / 10 < finest < math.inf:
+            text.append(f"  the least that one timing tells apart is a factor of {1 + finest:.2g}")
         return text
 
 
@@ -109,7 +112,8 @@ def gates(
         with Referee(task) as referee, Timer(referee, (EAGER,)) as timer:
             done = []
             for delay in delays:
-                emit(Phase(f"timing: {delay:.0%} more work, {runs} times"))
+                what = f"{delay:.0%} more work" if delay else "the same against itself"
+                emit(Phase(f"timing: {what}, {runs} times"))
                 done.append(_gate(timer, device, delay, effort, runs))
             from cuagent.measure.ceilings import describe
 

@@ -30,6 +30,7 @@ from cuagent.measure.profiled import ORDER, RESULT
 from cuagent.measure.roofline import OperatorWork, Roofline, Work, amount, seconds_text
 from cuagent.sandbox import Policy, SandboxError, Tier, probe, wrap
 from cuagent.task import Device, Task, TaskError
+from cuagent.verify.failures import build_failure
 from cuagent.worker import Nursery, Order
 from cuagent.worker.arms import CANDIDATE, EAGER
 from cuagent.worker.channel import send_message
@@ -201,6 +202,8 @@ def profile(
     `nursery` saves the seconds that importing torch takes; `cache` is where ceilings are kept;
     `counters` asks for hardware counters too, which takes some ten seconds and a GPU.
     """
+    if build is not None and not build.ok:
+        raise ProfileError(str(build_failure(build)))
     folder = Path(tempfile.mkdtemp(prefix="cuagent-profile-"))
     try:
         folder.chmod(0o755)
@@ -348,8 +351,11 @@ def _costs(
     for row in sorted(rows, key=lambda row: -row["seconds"]):
         name, seconds = str(row["name"]), float(row["seconds"])
         known = work.get(_operator(name))
-        # On CUDA an operator's own time is the host's; what it moves, it moves in its kernels.
-        working = float(row.get("device_seconds") or (0 if on_cuda else seconds))
+        # On CUDA an operator's own time is the host's; what it moves, it moves in its kernels. On
+        # the CPU one that leaves the work to others (logsumexp) is held against their time too.
+        total_s = float(row.get("total_seconds") or seconds)
+        on_cpu = total_s if total_s > 2 * seconds else seconds
+        working = float(row.get("device_seconds") or (0 if on_cuda else on_cpu))
         counted = known is not None and working > 0
         costs.append(
             Cost(

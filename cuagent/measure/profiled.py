@@ -162,6 +162,7 @@ def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, An
             "name": e.key,
             "calls": e.count / count,
             "seconds": e.self_cpu_time_total * 1e-6 / count,
+            "total_seconds": e.cpu_time_total * 1e-6 / count,
             "device_seconds": e.self_device_time_total * 1e-6 / count if cuda else None,
         }
         for e in trace.key_averages()

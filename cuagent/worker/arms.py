@@ -25,6 +25,8 @@ EAGER = "eager"
 COMPILE = "compile"
 """torch.compile as it is by default; any other name is passed to it as its mode, and may have
 options behind it: `+tf32`, `+fp32`, `+bf16` (autocast), `+channels_last`."""
+MODES = (EAGER, COMPILE, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+OPTIONS = ("tf32", "fp32", "bf16", "channels_last")
 
 
 @dataclass(frozen=True)

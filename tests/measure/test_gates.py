@@ -38,6 +38,14 @@ def test_the_lines_say_which_differences_the_machine_can_tell_apart(half: float,
     assert "1 of 1 right" in lines[1]
     told = [line.split("tell ")[1].split("%")[0] for line in lines if "  can tell" in line]
     assert " ".join(told) == can
+    assert ("the least that one timing tells apart is a factor of" in lines[-1]) == (can == "")
+
+
+def test_a_busy_machine_is_named_and_no_line_is_wider_than_a_terminal() -> None:
+    busy = Gate(0.03, (1.0428,), (OPEN,), (2.0,), (15.7,), busy=0.9)
+    lines = Gates("a processor of a long name, 2 threads", Effort.QUICK, (busy,)).lines()
+    assert "  others took 90% of the processors; in peace it can tell more" in lines
+    assert max(map(len, lines)) <= 80
 
 
 def test_gates_time_the_reference_against_itself_on_this_machine(

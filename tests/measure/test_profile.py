@@ -11,8 +11,9 @@ import pytest
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.measure.profile import MOST_LINES, ProfileError, _short, profile
+from cuagent.measure.profile import MOST_LINES, ProfileError, _costs, _short, profile
 from cuagent.measure.profiled import _kernels
+from cuagent.measure.roofline import OperatorWork
 from cuagent.task import Device, load_task
 from cuagent.worker import Nursery
 
@@ -98,6 +99,16 @@ def test_an_attempt_that_raises_is_one_line(nursery: Nursery, folder: Path) -> N
         profile(task, broken, nursery=nursery, cache=folder)
 
 
+def test_an_attempt_that_did_not_compile_is_the_compilers_line(
+    nursery: Nursery, folder: Path
+) -> None:
+    broken = attempt(CPU_KERNEL.replace("v > 0 ?", "v > 0 !"), "cpp")
+    built = build(broken, Device.CPU, cache=folder / "cache")
+    task = load_task(folder / "task.py", device="cpu")
+    with pytest.raises(ProfileError, match=r"^kernels/act.cpp:3: "):
+        profile(task, broken, built, nursery=nursery, cache=folder)
+
+
 def test_an_attempt_that_leaves_is_an_error_and_not_a_hang(nursery: Nursery, folder: Path) -> None:
     gone = Attempt((("model_new.py", "import os\nos._exit(0)"),))
     task = load_task(folder / "task.py", device="cpu")
@@ -117,6 +128,13 @@ def test_a_forged_profile_is_an_error(nursery: Nursery, folder: Path) -> None:
     task = load_task(folder / "task.py", device="cpu")
     with pytest.raises(ProfileError, match="cannot be read"):
         profile(task, forger, nursery=nursery, cache=folder)
+
+
+def test_an_operator_that_leaves_the_work_to_others_is_held_against_their_time() -> None:
+    row = {"name": "aten::logsumexp", "calls": 1, "seconds": 1e-5, "total_seconds": 1e-2}
+    (cost,) = _costs([row], {"logsumexp": OperatorWork(calls=1, bytes=10**6, flops=0)}, False)
+    assert cost.bytes_per_s == pytest.approx(1e8)
+    assert cost.seconds == 1e-5
 
 
 def test_a_kernel_without_a_namespace_keeps_its_name() -> None:
