@@ -1,6 +1,6 @@
 """The gates of timing in one command that fits a time budget and goes on where its file ends.
 
-    python benchmarks/gates.py --device cuda --minutes 8 --out gates.json
+    python benchmarks/gates.py --device cuda --minutes 7 --out gates.json
         [--problems FOLDER] [--kernelbench FOLDER] [--cuda-agent FOLDER] [--only aa,delays]
 
 Call it again with the same file until it says that all is done. The parts, in their order:
@@ -76,7 +76,7 @@ def main() -> int:
 def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--minutes", type=float, default=8.0, help="begin nothing after these")
+    parser.add_argument("--minutes", type=float, default=7.0, help="begin nothing after these")
     parser.add_argument("--out", type=Path, required=True, help="goes on where it ends")
     parser.add_argument("--problems", type=Path, help="KernelBench problem files")
     parser.add_argument("--kernelbench", type=Path)
@@ -195,9 +195,11 @@ def _same(done: list[Row], runs: int, device: Device, effort: Effort) -> Rows:
 
 def _ladder(done: list[Row], folder: Path, most: int, device: Device) -> Rows:
     known = {row["problem"] for row in done}
-    for path in ladder_agreement.problems(folder)[:most]:
-        if path.name not in known:
-            yield ladder_agreement.compared(path, device)
+    wanted = ladder_agreement.problems(folder)[:most]
+    missing = [path for path in wanted if path.name not in known]
+    ladder_agreement.warm(missing, device)
+    for path in missing:
+        yield ladder_agreement.compared(path, device)
 
 
 def _do_bench(done: list[Row], kernelbench: Path | None) -> Rows:

@@ -11,6 +11,7 @@ call by call, medians. Compared are the ratios eager over rung. Needs a GPU.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,6 +28,7 @@ from typing import Any
 import torch
 
 from cuagent.measure.ladder import ladder
+from cuagent.measure.protocol import compiled_graphs
 from cuagent.task import Device, Task, TaskError, load_task, open_reference
 from cuagent.verify.referee import Referee
 from cuagent.worker import NurseryError
@@ -33,6 +36,17 @@ from cuagent.worker.arms import COMPILE, EAGER, set_precision
 
 RUNGS = {Device.CUDA: (EAGER, COMPILE, f"{EAGER}+tf32"), Device.CPU: (EAGER, COMPILE)}
 WITHIN = 0.03
+WARM_S = 45.0
+COMPILE_ONE = """
+import sys, torch
+from cuagent.task import load_task, open_reference
+reference = open_reference(load_task(sys.argv[1], device=sys.argv[2]))
+model = reference.model(0)
+model.compile()
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+torch.set_grad_enabled(False)
+model(*reference.inputs(0))
+"""
 
 
 def main() -> int:
@@ -43,7 +57,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     if asked.warm:
-        return _warm(asked.problems)
+        print(warm(problems(asked.problems), Device.CUDA), "compiled")
+        return 0
     begun = time.perf_counter()
     rows: list[dict[str, Any]] = []
     for path in problems(asked.problems):
@@ -89,30 +104,23 @@ def compared(path: Path, device: Device) -> dict[str, Any]:
         torch._dynamo.reset()
 
 
-def _warm(problems: Path) -> int:
-    """Compile everything once, several at a time.
+def warm(paths: list[Path], device: Device) -> int:
+    """Compile the reference of each into the cache of the ladder's processes, several at a time.
 
-    Into the ladder's own cache if TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR name the folders
-    `inductor` and `triton` of ~/.cache/cuagent.
+    What comes back is how many compiled. This process looks there from now on.
     """
-    from concurrent.futures import ThreadPoolExecutor
+    caches = {k: v for k, v in compiled_graphs().items() if k.endswith("_CACHE_DIR")}
+    os.environ.update(caches)
 
-    program = (
-        "import sys, torch; from cuagent.task import load_task, open_reference;"
-        "r = open_reference(load_task(sys.argv[1], device='cuda')); m = r.model(0); m.compile();"
-        "torch.backends.cuda.matmul.allow_tf32 = False;"
-        "torch.backends.cudnn.allow_tf32 = False;"
-        "torch.set_grad_enabled(False); m(*r.inputs(0))"
-    )
+    def one(path: Path) -> bool:
+        argv = [sys.executable, "-c", COMPILE_ONE, str(path), device.value]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(argv, capture_output=True, timeout=WARM_S, check=False)
+            return done.returncode == 0
+        return False
 
-    def one(path: Path) -> int:
-        return subprocess.run(
-            [sys.executable, "-c", program, str(path)], env=os.environ, check=False
-        ).returncode
-
-    with ThreadPoolExecutor(6) as pool:
-        print(sum(code == 0 for code in pool.map(one, sorted(problems.rglob("*.py")))), "compiled")
-    return 0
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        return sum(pool.map(one, paths))
 
 
 def _compare(path: Path, device: Device) -> dict[str, Any]:

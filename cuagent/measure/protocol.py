@@ -329,7 +329,7 @@ class Timer:
         free = _free_memory(self.device)
         begun = time.perf_counter()
         arm = EAGER if name == TWIN else name
-        session = self.referee.reference(arm, environment=_compiled_graphs())
+        session = self.referee.reference(arm, environment=compiled_graphs())
         lane = self._warmed(name, session, batch, begun)
         lane.memory = None if free is None else free - (_free_memory(self.device) or 0)
         return lane
@@ -405,7 +405,7 @@ def _free_memory(device: Device) -> int | None:
     return torch.cuda.mem_get_info()[0] if device is Device.CUDA else None
 
 
-def _compiled_graphs() -> dict[str, str]:
+def compiled_graphs() -> dict[str, str]:
     """Where torch.compile keeps what it compiled: ours, and no candidate can write there."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuagent"
     threads = "TORCHINDUCTOR_COMPILE_THREADS"
