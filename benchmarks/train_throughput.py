@@ -9,7 +9,8 @@ rows: agent episodes, of which two sevenths of the tokens were sampled. An arm's
 median over rounds in which the arms take turns; a step is one optimizer step over the whole batch.
 Rows of one length show the trainers alone; rows of many lengths what padding costs as well.
 With several processes only our own updates are timed, in replicas and in shards: strong scaling,
-the batch stays as it is. TRL has no PPO with a critic any more, so that one is ours alone.
+the batch stays as it is. TRL (`pip install trl`, with datasets) has no PPO with a critic any more,
+so that one is ours alone.
 """
 
 from __future__ import annotations

@@ -75,10 +75,12 @@ def run_ablation(
 
 
 def share(full: Path, own: Path, last: str) -> None:
-    """Copy the stages up to `last`, where they are not there yet."""
+    """Copy the stages up to `last`, each whole or not at all, where they are not there yet."""
     for stage in STAGES[: STAGES.index(last) + 1]:
         if not (own / stage).exists():
-            shutil.copytree(full / stage, own / stage)
+            partial = own / f"{stage}.partial"
+            shutil.copytree(full / stage, partial, dirs_exist_ok=True)
+            partial.rename(own / stage)
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:

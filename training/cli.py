@@ -49,8 +49,7 @@ def demo(
         float | None, typer.Option(help="Wall time to fit in, by fewer iterations of PPO.")
     ] = None,
     ablation: Annotated[
-        str | None,
-        typer.Option(help="An arm of docs/ABLATIONS.md, after --seeds."),
+        str | None, typer.Option(help="An arm of docs/ABLATIONS.md, after --seeds.")
     ] = None,
     config: Config = None,
     set: Sets = None,

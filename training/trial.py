@@ -33,6 +33,7 @@ from cuagent.training.lend import Borrowed, lend
 from cuagent.training.paired import best_of, difference, fast, means, table
 from cuagent.training.pool import JudgePool
 from cuagent.training.presets import DemoConfig
+from cuagent.training.report import write_report
 from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.teacher import Habits, Teacher, given
 
@@ -148,6 +149,7 @@ def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: P
         pool = Borrowed(address)
         demo = Demo(config, device, out, pool, shared, say, until)
         demo.run()
+        say(f"curves: {write_report(out)}")
         if not (out / "audit.json").exists():
             effort = Effort.QUICK if config.timed else None
             _, heldout = demo.tasks()
