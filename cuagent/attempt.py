@@ -8,6 +8,7 @@ recorded is one and the same text, whatever happens to the folder meanwhile.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,8 @@ MODULE = "model_new.py"
 KERNELS = "kernels"
 SOURCES = (".cu", ".cpp")
 HEADERS = (".h", ".hpp", ".cuh")
+_NAMED = re.compile(r"""["']([\w./-]+\.(?:cu|cpp|h|hpp|cuh))["']""")
+"""Files as code names them: in quotes."""
 LARGEST_FILE = 4 << 20
 """Bytes; a candidate is source text, not data."""
 
@@ -60,7 +63,12 @@ class Attempt:
 
 
 def freeze(path: Path) -> Attempt:
-    """Read a candidate folder or file. Raises AttemptError."""
+    """Read a candidate folder or file; a model_new.py beside kernels/ is its folder's.
+
+    Raises AttemptError.
+    """
+    if path.name == MODULE and (path.parent / KERNELS).is_dir():
+        path = path.parent
     if path.is_file():
         return Attempt(((MODULE, _text(path)),), str(path))
     if not (path / MODULE).is_file():
@@ -69,7 +77,22 @@ def freeze(path: Path) -> Attempt:
     for file in sorted((path / KERNELS).rglob("*")):
         if file.suffix in SOURCES + HEADERS and file.is_file():
             found[file.relative_to(path).as_posix()] = _text(file)
+    _refuse_strays(path, found)
     return Attempt(tuple(sorted(found.items())))
+
+
+def _refuse_strays(folder: Path, found: dict[str, str]) -> None:
+    """Raises AttemptError for a source that is named in the attempt and would be left behind."""
+    for name in _NAMED.findall("\n".join(found.values())):
+        inside = f"{KERNELS}/{Path(name).name}"
+        if name in found or inside in found:
+            continue
+        for file in (folder / name, folder / Path(name).name):
+            if file.is_file():
+                raise AttemptError(
+                    f"{file}: lies outside {KERNELS}/, and only what lies there is built and "
+                    f"judged; move it to {inside} and name it so"
+                )
 
 
 def _text(file: Path) -> str:

@@ -42,6 +42,8 @@ def verify(
     Exit code 0 accepted, 1 rejected, 2 usage, 3 infrastructure.
     """
     effort = options.effort(timing)
+    if evidence is not None and not evidence.absolute().parent.is_dir():
+        raise Refused(f"--evidence {evidence}: no such folder; name a file in one that is there")
     from cuagent.config import resolve
 
     settings = resolve({"device": device, "precision": precision})

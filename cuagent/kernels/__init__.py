@@ -58,7 +58,9 @@ def load(path: str | Path) -> Kernels:
         caller = sys._getframe(1).f_globals.get("__file__")
         source = (Path(caller).parent if caller else Path.cwd()) / source
     if not source.is_file():
-        raise FileNotFoundError(f"no kernel source {source}")
+        beside = sorted(file.name for file in source.parent.glob("*.c*"))
+        there = f"there is {', '.join(beside)}" if beside else "no source lies in that folder"
+        raise FileNotFoundError(f"no kernel source {source}; {there}")
     how = recipe(source)
     library = shared_library(how)
     if library not in _LOADED:

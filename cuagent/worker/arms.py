@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cuagent.attempt import ENTRY, MODULE
@@ -107,8 +109,17 @@ def import_arm(order: Order, folder: Path) -> Callable[[], nn.Module]:
     sys.path.insert(0, str(folder))
     spec.loader.exec_module(module)
     if not hasattr(module, ENTRY):
-        raise ImportError(f"{MODULE} has no class {ENTRY}")
+        raise ImportError(f"{MODULE} has no class {ENTRY}{_other_class(module)}")
     return lambda: _constructed(getattr(module, ENTRY), order)
+
+
+def _other_class(module: ModuleType) -> str:
+    """A hint where a class that could be meant is called something else."""
+    import torch
+
+    own = [c for c in vars(module).values() if getattr(c, "__module__", None) == module.__name__]
+    names = [c.__name__ for c in own if isinstance(c, type) and issubclass(c, torch.nn.Module)]
+    return f"; it has {', '.join(names)}: rename one" if names else ""
 
 
 def _constructed(cls: Any, order: Order) -> nn.Module:
@@ -116,10 +127,28 @@ def _constructed(cls: Any, order: Order) -> nn.Module:
 
     torch.manual_seed(order.seed)
     args, named = unflatten([], order.init)
+    if isinstance(cls, type) and not issubclass(cls, torch.nn.Module):
+        raise TypeError(f"{ENTRY} is not a torch.nn.Module")
+    _fits(cls, args, named, f"{ENTRY} is constructed as the reference is, with")
     model = cls(*args, **named)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{ENTRY} is not a torch.nn.Module")
+    fed = [spec["kind"] for spec in order.inputs["items"]]
+    _fits(model.forward, fed, {}, f"{ENTRY}.forward is called as the reference's is, with")
     return model.eval().to(order.device.value)
+
+
+def _fits(function: Any, args: Sequence[Any], named: Mapping[str, Any], what: str) -> None:
+    """Raises TypeError in words that say what is wanted, where a call would raise it anyway."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # none that could be told
+        return
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        shown = ", ".join([*map(str, args), *(f"{k}={v}" for k, v in named.items())])
+        raise TypeError(f"{what} ({shown[:100]}): {error}") from None
 
 
 def _compiled(model: nn.Module, arm: str, device: Device) -> nn.Module:

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +102,10 @@ class _Worker:
                 self.model = self.construct()
         state = dict(zip(self.order.state, weights.tensors(slot), strict=True))
         with _user_code(Status.STATE_MISMATCH):
-            self.model.load_state_dict(state, strict=True)
+            try:
+                self.model.load_state_dict(state, strict=True)
+            except RuntimeError as error:
+                raise RuntimeError(_mismatch(self.model, state, error)) from None
 
     def run(self, message: dict[str, Any]) -> list[int]:
         """Call forward on each pair of slots in turn; nanoseconds of each."""
@@ -138,7 +141,10 @@ class _Worker:
         except TreeError as error:
             raise Refusal(Status.WRONG_FORM, str(error)) from error
         if _loose(spec) != _loose(self.order.output):
-            raise Refusal(Status.WRONG_FORM, "output: not the reference's nesting of tensors")
+            wanted = _nesting(self.order.output)
+            raise Refusal(
+                Status.WRONG_FORM, f"forward gives {_nesting(spec)}; the reference gives {wanted}"
+            )
         for index, (leaf, view) in enumerate(zip(leaves, views, strict=True)):
             if leaf.shape != view.shape or leaf.dtype != view.dtype or leaf.device != view.device:
                 raise Refusal(
@@ -222,6 +228,27 @@ def _loose(spec: dict[str, Any]) -> Any:
     if spec["kind"] in ("list", "tuple", "namedtuple"):
         return ["sequence", items]
     return [spec["kind"], spec.get("keys"), items]
+
+
+def _nesting(spec: dict[str, Any]) -> str:
+    if spec["kind"] in ("tensor", "const"):
+        return "a tensor" if spec["kind"] == "tensor" else repr(spec["value"])
+    items = [_nesting(item) for item in spec["items"]]
+    if spec["kind"] == "dict":
+        pairs = zip(spec["keys"], items, strict=True)
+        return f"{{{', '.join(f'{key!r}: {item}' for key, item in pairs)}}}"
+    return f"({', '.join(items)},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def _mismatch(model: nn.Module, state: Mapping[str, Tensor], error: Exception) -> str:
+    """Why the reference's weights do not go in, in one line and by the candidate's names."""
+    own = model.state_dict().keys()
+    lacks, besides = sorted(state.keys() - own), sorted(own - state.keys())
+    if not (lacks or besides):
+        return " ".join(str(error).split())
+    parts = [f"lacks {', '.join(lacks)}"] if lacks else []
+    parts += [f"has {', '.join(besides)} besides"] if besides else []
+    return f"the reference's weights must fit by name: ModelNew {' and '.join(parts)}"
 
 
 def _form(tensor: Tensor) -> str:

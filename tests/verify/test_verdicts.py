@@ -196,6 +196,49 @@ def test_a_file_that_cannot_be_imported_is_named_as_the_user_named_it(
     assert "model_new.py" not in verdict.detail + verdict.output
 
 
+FORM = """
+import torch
+class {name}(torch.nn.Module):
+    def __init__(self{construct}):
+        super().__init__()
+    def forward(self{forward}):
+        return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (FORM.format(name="Mine", construct=", n", forward=", x"), "ModelNew; it has Mine: rename"),
+        ("class ModelNew: pass", "ModelNew is not a torch.nn.Module"),
+        (
+            FORM.format(name="ModelNew", construct="", forward=", x"),
+            "constructed as the reference is, with (512): too many positional arguments",
+        ),
+        (
+            FORM.format(name="ModelNew", construct=", n", forward=", x, y"),
+            "forward is called as the reference's is, with (tensor): missing a required argument",
+        ),
+        (
+            FORM.format(name="ModelNew", construct=", n", forward=", x"),
+            "ModelNew lacks linear.bias, linear.weight, scale",
+        ),
+    ],
+    ids=["name", "no module", "constructor", "forward", "weights"],
+)
+def test_a_class_of_another_form_is_told_what_is_wanted(
+    task: Task, referee: Referee, text: str, said: str
+) -> None:
+    attempt = Attempt((("model_new.py", text),))
+    verdict = referee.verify(attempt, build(attempt, task.device))
+    assert said in verdict.detail
+
+
+def test_an_output_of_another_nesting_is_told_what_is_wanted(judged: Judged) -> None:
+    assert judged("pass").detail == "forward gives None; the reference gives a tensor"
+    assert judged("return {'y': (x,)}").detail.startswith("forward gives {'y': (a tensor,)};")
+
+
 def test_a_crash_names_its_signal(judged: Judged) -> None:
     assert judged("import ctypes; ctypes.string_at(0)").detail == "killed by SIGSEGV"
 
