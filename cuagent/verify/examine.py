@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.inputs import Inputs, derive
+from cuagent.verify.watching import watching
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -87,20 +88,15 @@ def _ignored(
 
 def _watched(run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], set[str]]:
     """The result of a call, and which random operators ran in it."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     seen: set[str] = set()
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            name = function.overloadpacket.__name__
-            if any(word in name for word in _RANDOM):
-                seen.add(name)
-            return function(*args, **(kwargs or {}))
+    def watch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        name = function.overloadpacket.__name__
+        if any(word in name for word in _RANDOM):
+            seen.add(name)
+        return function(*args, **kwargs)
 
-    with Watch():
+    with watching(watch):
         return run(), seen
 
 

@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cuagent.verify.watching import watching
+
 _PRODUCTS = {"mm": 0, "bmm": 0, "dot": 0, "vdot": 0, "mv": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
 """Position of the argument whose last axis is summed over."""
 _SUMS = (
@@ -42,23 +44,19 @@ _MOVING = frozenset(_MOVES.split())
 def longest_sum(run: Callable[[], Any]) -> int:
     """Call `run` and count."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     longest = 1
 
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            nonlocal longest
-            result = function(*args, **(kwargs or {}))
-            tensors = list(_tensors([args, kwargs or {}]))
-            if tensors and not function.is_view and torch.Tag.pointwise not in function.tags:
-                name = function.overloadpacket.__name__
-                longest = max(longest, _terms(name.rstrip("_"), args, tensors, result))
-            return result
+    def count(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        nonlocal longest
+        result = function(*args, **kwargs)
+        tensors = list(_tensors([args, kwargs]))
+        if tensors and not function.is_view and torch.Tag.pointwise not in function.tags:
+            name = function.overloadpacket.__name__
+            longest = max(longest, _terms(name.rstrip("_"), args, tensors, result))
+        return result
 
-    with Count():
+    with watching(count):
         run()
     return longest
 

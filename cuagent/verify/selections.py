@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cuagent.verify.watching import watching
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -91,32 +93,26 @@ class Followed:
 
 def follow(run: Callable[[], list[Tensor]]) -> Followed:
     """Run the reference and follow what it chooses."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     selections: list[Selection] = []
     known: dict[int, tuple[Tensor, Traced]] = {}
     """By identity; the tensor is kept, so that its number is not given to another."""
 
-    class Follow(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            chosen = _selection(function, args, kwargs)
-            result = function(*args, **kwargs)
-            if chosen is not None:
-                index = _index_of(chosen.name, result)
-                if index is not None:
-                    known[id(index)] = index, _untouched(len(selections), index)
-                selections.append(chosen)
-            elif args and id(args[0]) in known:
-                if function._schema.is_mutable:
-                    del known[id(args[0])]
-                else:
-                    _pass_on(known, function, args, kwargs, result)
-            return result
+    def pursue(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        chosen = _selection(function, args, kwargs)
+        result = function(*args, **kwargs)
+        if chosen is not None:
+            index = _index_of(chosen.name, result)
+            if index is not None:
+                known[id(index)] = index, _untouched(len(selections), index)
+            selections.append(chosen)
+        elif args and id(args[0]) in known:
+            if function._schema.is_mutable:
+                del known[id(args[0])]
+            else:
+                _pass_on(known, function, args, kwargs, result)
+        return result
 
-    with Follow():
+    with watching(pursue):
         outputs = run()
     traced = [
         known[id(output)][1] if id(output) in known and not _real(output) else None
