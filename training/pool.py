@@ -256,6 +256,7 @@ def kept(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
 
 def serve(pipe: Connection, isolation: str, gpu: int | None, core: int | None) -> None:
     """The owner's process: answers until the pipe closes."""
+    follow_parent()
     if core is not None:
         stay_on(core)
     if gpu is not None:
@@ -288,6 +289,19 @@ def serve(pipe: Connection, isolation: str, gpu: int | None, core: int | None) -
     finally:
         for judge in judges.values():
             judge.close()
+
+
+def follow_parent() -> None:
+    """End at once when the process that started this one is gone, even if it was killed: what it
+    wanted done here nobody waits for. Judges end with their owner."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def stay_on(core: int) -> None:

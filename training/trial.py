@@ -31,7 +31,7 @@ from cuagent.training.demo import Demo, Say, cores_of, deadline, judges, write_w
 from cuagent.training.gym import chain_of
 from cuagent.training.lend import Borrowed, lend
 from cuagent.training.paired import best_of, difference, fast, means, table
-from cuagent.training.pool import JudgePool
+from cuagent.training.pool import JudgePool, follow_parent
 from cuagent.training.presets import DemoConfig
 from cuagent.training.report import write_report
 from cuagent.training.segments import Episode, RecordError, read_episodes
@@ -133,6 +133,7 @@ def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: P
     """A seed's process."""
     import torch
 
+    follow_parent()
     until = deadline(config.minutes, PPO_SHARE)
     spare = os.sched_getaffinity(0) - set(cores_of(config))
     if spare:  # the others belong to the judges

@@ -4,12 +4,50 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from cuagent.training.pool import kept, stay_on
+
+STARTS_ANOTHER = """
+import multiprocessing, os, time
+from cuagent.training.pool import follow_parent
+
+def child():
+    follow_parent()
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=child).start()
+    time.sleep(60)
+"""
+
+
+def test_what_a_killed_process_started_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(STARTS_ANOTHER)
+    command = [sys.executable, str(tmp_path / "parent.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert runs(child)
+        parent.kill()
+        until = time.monotonic() + 20
+        while runs(child) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert not runs(child)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_one_processor_means_one_thread_whoever_imported_torch(
