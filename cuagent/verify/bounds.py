@@ -8,8 +8,10 @@ u, times 8 sqrt(K).
 Where the answer jumps (a softmax whose two largest scores lie within roundoff of each other, a
 threshold, a quantisation) it is not linear: perturbations by u see the jump by luck only, and an
 honest kernel falls on its other side. Before an error is held against anybody, the oracle is
-therefore asked for m, the furthest that each element goes when all is perturbed by `reach`. What
-moves further than the gate explains is `settled`: its error counts by what it exceeds m.
+therefore asked for m, the furthest that each element goes when inputs and weights are perturbed by
+`reach` and the result of each operator by what a sum of one sign errs, `sequential`. What moves
+further than the gate explains is `settled`: its error counts by what it exceeds m. And what is
+`carried` from large intermediates that cancel stands in for the size of the answer.
 
 Not covered: which draws there are, and how integers and NaN are judged.
 """
@@ -56,16 +58,18 @@ UNITS = {
 class Sums:
     """What the bounds need to know of a tensor, gathered block by block."""
 
-    def __init__(self) -> None:
+    def __init__(self, carried: float = 0.0) -> None:
+        """`carried`: rms change under roundoff in each operator, in units of u, where known."""
+        self.carried = carried
         self.count = 0
         self.squares = {"error": 0.0, "own": 0.0, "value": 0.0, "spread": 0.0}
         self.largest = {"error": 0.0, "own": 0.0, "value": 0.0}
         self._total = 0.0
 
     @classmethod
-    def of(cls, blocks: Iterable[tuple[Tensor, ...]]) -> Sums:
+    def of(cls, blocks: Iterable[tuple[Tensor, ...]], carried: float = 0.0) -> Sums:
         """Of blocks of x, r, y and s."""
-        sums = cls()
+        sums = cls(carried)
         for block in blocks:
             sums.add(*block)
         return sums
@@ -149,6 +153,11 @@ def reach(longest_sum: int, unit: float) -> float:
     return PRECISION_GATE * math.sqrt(longest_sum) * UNIT + _coarse(unit)
 
 
+def sequential(longest_sum: int) -> float:
+    """How far a sum of one sign may err, relative to itself, one term after the other."""
+    return min(SEQUENTIAL * UNIT * math.sqrt(longest_sum), MOST_SEQUENTIAL)
+
+
 def settled(x: Tensor, y: Tensor, moved: Tensor, most: float) -> Tensor:
     """`x`, but nearer to `y` by `moved` wherever that is more than `most`: a jump, no roundoff."""
     import torch
@@ -176,7 +185,7 @@ def _coarse(unit: float) -> float:
 def _honest(sums: Sums, longest_sum: int) -> float:
     """rms error that honest fp32 sums may have."""
     root = math.sqrt(longest_sum)
-    one_signed = min(SEQUENTIAL * UNIT * root, MOST_SEQUENTIAL) * sums.rms("value")
+    one_signed = sequential(longest_sum) * max(sums.rms("value"), sums.carried)
     return PRECISION_GATE * root * sums.rms("spread") + one_signed
 
 

@@ -26,7 +26,7 @@ from cuagent.verify.rounds import ROUNDS, Rejected, Round, Tally, Trial, When
 from cuagent.verify.seeds import Seeds
 from cuagent.verify.specials import numbers_only, strays
 from cuagent.verify.ties import places_of
-from cuagent.verify.tolerance import Expected, Finding, constants, strict
+from cuagent.verify.tolerance import Expected, Finding, Moved, constants, strict
 from cuagent.verify.verdict import Reason
 from cuagent.worker import Arena, Session
 from cuagent.worker.arena import POISONS
@@ -40,6 +40,8 @@ KEPT_BYTES = 1 << 30
 """Of inputs and outputs that the draws of a block need; it is of one call whatever its size."""
 FEW_OPPOSITES = 2
 """Pairs of perturbations by which a draw of a sweep, one of many, looks for ties."""
+DOUBTED = 3
+"""Pairs of perturbations in doubt for each of the spread: 24 where the reference is quick."""
 TOGETHER = 4
 """Draws whose calls are made in one block."""
 FLUSH = 256 << 20
@@ -83,7 +85,7 @@ class Stage:
         outputs: Sequence[Tensor],
         expected: Expected,
         kind: Inputs,
-        doubt: Callable[[], Sequence[Tensor]] | None = None,
+        doubt: Callable[[], Moved] | None = None,
     ) -> Finding:
         """The strict rule; an error is held against nobody before `doubt` says what moves."""
         finding = self._strict(outputs, expected, kind)
@@ -261,7 +263,8 @@ class Course:
             expected = self.stage.expected()
             # Equal outputs are judged once: that is nearly always, and halves the work.
             distinct = snapshots[:1] if _equal(snapshots[0], snapshots[-1]) else snapshots
-            doubt = None if self.tally.failed else partial(self._doubt, trial, slot)
+            ask = partial(self._doubt, trial, slot, answered.perturbations)
+            doubt = None if self.tally.failed else ask
             findings = [
                 self.stage.judged(snapshot, expected, trial.kind, doubt) for snapshot in distinct
             ]
@@ -278,9 +281,10 @@ class Course:
                     self.tally.constants, expected, trial.kind
                 )
 
-    def _doubt(self, trial: Trial, slot: int) -> list[Tensor]:
-        stage = self.stage
-        return self.oracle.doubt(stage.inputs, slot, stage.answers["moved"], trial.seed)
+    def _doubt(self, trial: Trial, slot: int, perturbations: int) -> Moved:
+        """By the more perturbations the quicker the reference is; an audit takes as many."""
+        stage, pairs = self.stage, DOUBTED * perturbations
+        return self.oracle.doubt(stage.inputs, slot, stage.answers["moved"], trial.seed, pairs)
 
     def _constant_passes(self, levels: Sequence[float], expected: Expected, kind: Inputs) -> bool:
         """One constant for all draws: a loss is one number in each of them, yet not the same."""

@@ -1,52 +1,116 @@
-"""How far each element of an answer moves when honest roundoff moves what it is made of.
+"""How far an answer moves when honest roundoff moves inputs, weights and every step of the way.
 
-Asked only where a candidate's output would else be refused (`bounds` says why). Runs in the
-oracle's process. Integers and booleans stay as they are, in inputs and in outputs.
+Asked only where a candidate's output would else be refused (`bounds` says why). The reference runs
+in fp64 while its operators' results are perturbed: Monte Carlo arithmetic (Parker, UCLA CSD-970002,
+1997). Runs in the oracle's process. Integers and booleans stay as they are.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.perturb import opposites, pairs, real
+from cuagent.verify.bounds import UNIT
+from cuagent.verify.perturb import pairs, perturbed, real
+from cuagent.verify.reductions import moves
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-MOST, FEWEST, PATIENCE_S = 24, 6, 1.0
-"""Pairs of opposite perturbations, and about how long more than the fewest may take."""
+
+@dataclass(frozen=True)
+class Reference:
+    """The reference in fp64: `run` on inputs, which uses the weights that `state` holds."""
+
+    run: Callable[[list[Tensor]], list[Tensor]]
+    state: dict[str, Tensor]
+    generator: Generator
 
 
 def move(
-    run: Callable[[list[Tensor]], list[Tensor]],
+    reference: Reference,
     inputs: Sequence[Tensor],
-    state: dict[str, Tensor],
     reach: float,
-    generator: Generator,
+    step: float,
+    count: int,
     moved: Sequence[Tensor],
 ) -> None:
-    """Write to `moved` the largest change of each element of what `run` gives.
+    """Write to `moved` the largest change of each element of the answer.
 
-    All is in fp64. `inputs` and the weights `state`, which are those that `run` uses and are put
-    back at the end, are multiplied by 1 +- `reach` N(0,1). A change that is no finite number counts
-    as none.
+    Inputs and weights are multiplied by 1 +- `reach` N(0,1), the result of each operator by
+    1 +- `step` N(0,1), in `count` runs and as many opposite ones. Weights are put back. A change
+    that is no finite number counts as none.
     """
-    base = run(list(inputs))
-    kept = [tensor.clone() for tensor in state.values()]
+    base = reference.run(list(inputs))
+    kept = [tensor.clone() for tensor in reference.state.values()]
     views = [pairs(view).zero_() for view in moved]
-    begun = time.perf_counter()
-    for number in range(MOST):
-        if number >= FEWEST and time.perf_counter() - begun > PATIENCE_S:
-            break
-        for tensors in opposites([*kept, *inputs], generator, reach):
-            _load(state, tensors[: len(kept)])
-            for view, result, before in zip(views, run(tensors[len(kept) :]), base, strict=True):
+    for _ in range(count):
+        for results in _opposites(reference, [*kept, *inputs], reach, step):
+            for view, result, before in zip(views, results, base, strict=True):
                 if real(before):
-                    change = pairs(result - before).abs().nan_to_num(nan=0.0, posinf=0.0)
-                    view.copy_(view.maximum(change))
-    _load(state, kept)
+                    view.copy_(view.maximum(_change(result, before)))
+    _load(reference.state, kept)
+
+
+def carried(reference: Reference, inputs: Sequence[Tensor], runs: int) -> list[float]:
+    """For each tensor of the answer the rms change under roundoff in each operator, in units of u.
+
+    Of a plain sum that is about rms(y); it is more where large intermediates cancel.
+    """
+    base = reference.run(list(inputs))
+    squares = [0.0] * len(base)
+    for _ in range(runs):
+        with _rounded(UNIT, reference.generator):
+            results = reference.run(list(inputs))
+        for index, (result, before) in enumerate(zip(results, base, strict=True)):
+            if real(before) and before.numel():
+                squares[index] += float(_change(result, before).square().mean())
+    return [math.sqrt(square / runs) / UNIT for square in squares]
+
+
+def _opposites(
+    reference: Reference, tensors: Sequence[Tensor], reach: float, step: float
+) -> Iterator[list[Tensor]]:
+    """Answers under one perturbation of all and under its opposite: a tie falls either way."""
+    generator, weights = reference.generator, len(reference.state)
+    begun = generator.get_state()
+    for sign in (1, -1):
+        generator.set_state(begun)
+        moved = [perturbed(tensor, generator, sign * reach) for tensor in tensors]
+        _load(reference.state, moved[:weights])
+        with _rounded(sign * step, generator):
+            yield reference.run(moved[weights:])
+
+
+def _rounded(step: float, generator: Generator) -> AbstractContextManager[Any]:
+    """Where it is entered, what operators compute comes out times 1 + step N(0,1)."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Rounded(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = function(*args, **(kwargs or {}))
+            if not moves(function):
+                for tensor in result if isinstance(result, tuple | list) else (result,):
+                    if _moving(tensor):
+                        tensor.copy_(perturbed(tensor, generator, step))
+            return result
+
+    return Rounded()
+
+
+def _moving(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and real(value)
+
+
+def _change(result: Tensor, before: Tensor) -> Tensor:
+    return pairs(result - before).abs().nan_to_num(nan=0.0, posinf=0.0)
 
 
 def _load(state: dict[str, Tensor], values: Sequence[Tensor]) -> None:

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cuagent.task import Task, TaskError
 from cuagent.verify.inputs import Inputs, Weights
+from cuagent.verify.tolerance import Moved
 from cuagent.worker import Arena, Nursery, NurseryError
 from cuagent.worker.arms import task_to_json
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.warm import DEFECT
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 ANSWER_S = 600.0
 OPPOSITES = 6
@@ -103,11 +104,11 @@ class Oracle:
         answer = self._ask(message | lent | how)
         return Answered(answer["finite"], answer["perturbations"])
 
-    def doubt(self, inputs: Arena, slot: int, moved: Arena, seed: int) -> list[Tensor]:
-        """How far each element of the answer moves when honest roundoff moves what it is of."""
+    def doubt(self, inputs: Arena, slot: int, moved: Arena, seed: int, pairs: int) -> Moved:
+        """How far the answer moves when honest roundoff moves what it is made of."""
         lent = {"inputs": self._lend(inputs), "moved": self._lend(moved)}
-        self._ask({"do": "doubt", "slot": slot, "seed": seed} | lent)
-        return moved.tensors()
+        answer = self._ask({"do": "doubt", "slot": slot, "seed": seed, "pairs": pairs} | lent)
+        return Moved(moved.tensors(), answer["carried"])
 
     def forget(self, arena: Arena) -> None:
         """Take back an arena before it is closed."""

@@ -30,7 +30,7 @@ from cuagent.task import (
 )
 from cuagent.task.memory import shortage
 from cuagent.verify import doubts
-from cuagent.verify.bounds import coarsest, reach
+from cuagent.verify.bounds import coarsest, reach, sequential
 from cuagent.verify.examine import examine
 from cuagent.verify.hidden import hidden
 from cuagent.verify.inputs import Inputs, Range, Weights, ranges_of, shake
@@ -117,7 +117,7 @@ class _Oracle:
             case "answer":
                 return self.answer(message)
             case "doubt":
-                self.doubt(message)
+                return self.doubt(message)
         return {}
 
     def describe(self) -> dict[str, Any]:
@@ -294,17 +294,18 @@ class _Oracle:
         with self._default_dtype():
             return self._followed(self.precise, wide)
 
-    def doubt(self, message: dict[str, Any]) -> None:
+    def doubt(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write how far each element of the answer moves within honest roundoff."""
-        inputs = self.arenas[message["inputs"]].tensors(message["slot"])
-        doubts.move(
+        inputs = self._wide(self.arenas[message["inputs"]].tensors(message["slot"]))
+        reference = doubts.Reference(
             lambda wide: self._exactly(wide).outputs,
-            self._wide(inputs),
             self.precise.state_dict(),
-            reach(self.longest, self.coarsest),
             self._generator(message["seed"]),
-            self.arenas[message["moved"]].tensors(),
         )
+        far, step = reach(self.longest, self.coarsest), sequential(self.longest)
+        views = self.arenas[message["moved"]].tensors()
+        doubts.move(reference, inputs, far, step, message["pairs"], views)
+        return {"carried": doubts.carried(reference, inputs, message["pairs"])}
 
     def _generator(self, seed: int) -> Generator:
         import torch

@@ -39,6 +39,16 @@ upsample_bicubic2d upsample_trilinear3d grid_sampler_2d im2col unfold
 """
 """Operators that move, choose or create: no sums, or short ones."""
 _MOVING = frozenset(_MOVES.split())
+_POINTWISE = (
+    "hardswish", "log_sigmoid_forward", "_prelu_kernel", "prelu", "glu", "rrelu_with_noise",
+    "polar", "cummax", "cummin", "_cummax_helper", "_cummin_helper", "diag", "diag_embed", "rot90",
+)  # fmt: skip
+"""Operators whose elements are made by themselves or moved, and that torch does not tag so."""
+
+
+def moves(function: Any) -> bool:
+    """Whether an operator makes no roundoff: a view, or one that moves, chooses or creates."""
+    return function.is_view or function.overloadpacket.__name__.rstrip("_") in _MOVING
 
 
 def longest_sum(run: Callable[[], Any]) -> int:
@@ -63,7 +73,7 @@ def longest_sum(run: Callable[[], Any]) -> int:
 
 def _terms(name: str, args: Any, tensors: Sequence[Any], result: Any) -> int:
     first = tensors[0]
-    if name in _MOVING:
+    if name in _MOVING or name in _POINTWISE:
         return 1
     if name in _PRODUCTS:
         return args[_PRODUCTS[name]].shape[-1]

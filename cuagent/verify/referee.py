@@ -31,7 +31,7 @@ from cuagent.verify.oracle import Oracle
 from cuagent.verify.repertoire import Turns
 from cuagent.verify.rounds import Tally, most_calls
 from cuagent.verify.seeds import Seeds
-from cuagent.verify.tolerance import Expected, Finding
+from cuagent.verify.tolerance import Expected, Finding, Moved
 from cuagent.verify.verdict import Reason, RuleResult, Verdict
 from cuagent.verify.versions import versions
 from cuagent.worker import (
@@ -56,6 +56,8 @@ VERDICT_S = 60.0
 """That a candidate's calls and weights may take together in one verdict, beside SLOWER times what
 the reference's would: time for what compiles at its first call, and for a slow first draft."""
 SLOWER = 10.0
+FEW_PAIRS = 8
+"""Of perturbations in doubt, where no verdict hangs on it alone."""
 
 
 class Referee:
@@ -213,8 +215,9 @@ class Referee:
     ) -> Finding:
         """The strict rule on an answer to what was last asked."""
 
-        def doubt() -> list[Tensor]:
-            return self._oracle.doubt(self.stage.inputs, 0, self.stage.answers["moved"], draw)
+        def doubt() -> Moved:
+            moved = self.stage.answers["moved"]
+            return self._oracle.doubt(self.stage.inputs, 0, moved, draw, FEW_PAIRS)
 
         return self.stage.judged(outputs, expected, kind, doubt)
 
@@ -294,10 +297,10 @@ class Referee:
     ) -> RuleResult:
         """The strict rule on `outputs` for one slot of `kind`, a trusted arm's where not given."""
 
-        def doubt() -> list[Tensor]:
+        def doubt() -> Moved:
             moved = self.stage.answers["moved"]
             self._weigh_as_timed()
-            return self._oracle.doubt(batch.inputs, slot, moved, batch.seeds[slot])
+            return self._oracle.doubt(batch.inputs, slot, moved, batch.seeds[slot], FEW_PAIRS)
 
         if slot not in batch.expected:
             self._weigh_as_timed()

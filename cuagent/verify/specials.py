@@ -57,12 +57,13 @@ def numbers_only(outputs: Sequence[Tensor], expected: Expected) -> tuple[list[Te
     def left(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensor[mask] for tensor, mask in zip(tensors, kept, strict=True)]
 
+    moved = expected.moved
     return left(outputs), replace(
         expected,
         declared=left(expected.declared),
         precise=left(expected.precise),
         spread=[tensor.nan_to_num(0.0, 0.0, 0.0) for tensor in left(expected.spread)],
-        moved=None if expected.moved is None else left(expected.moved),
+        moved=moved and replace(moved, furthest=left(moved.furthest)),
     )
 
 

@@ -18,8 +18,10 @@ strict  With y the fp64 oracle, r the reference, e = x - y, s the spread of the 
         first gate and five times that to the second.
 
 An error that is refused so is looked at again, once it is known how far m each element moves when
-inputs and weights are perturbed by as much as honest sums err: where m_i > 5 gate, the narrow one,
-the answer jumps, and m_i is taken off |e_i| (`bounds` says why). Exact probes have no such doubt.
+inputs, weights and the results of operators are perturbed by as much as honest sums err: where
+m_i > 5 gate, the narrow one, the answer jumps, and m_i is taken off |e_i|. In the gate's second
+term w / u, w the rms change when every operator errs by u, then stands for rms(y) where it is more
+(`bounds` says why). Exact probes have no such doubt.
 
 The second term of the gate is for sums of one sign inside a task (exponentials, squares) that are
 taken one term after the other: each addition rounds the partial sum, whose size s does not know.
@@ -74,6 +76,16 @@ BLOCK = 1 << 24
 
 
 @dataclass(frozen=True)
+class Moved:
+    """How far an answer moves within honest roundoff (`doubts`)."""
+
+    furthest: Sequence[Tensor]
+    """Per element, fp64: the largest change under perturbation by `bounds.reach`."""
+    carried: Sequence[float]
+    """For each tensor the rms change under roundoff in each operator, in units of u."""
+
+
+@dataclass(frozen=True)
 class Expected:
     """What the oracle says about one draw; one tensor each for every tensor of the output."""
 
@@ -85,8 +97,8 @@ class Expected:
     """Per element, fp64: rms change of `precise` under perturbation by UNIT."""
     places: Sequence[Places | None] = ()
     """What indices were chosen from, where the output holds some; empty where nowhere."""
-    moved: Sequence[Tensor] | None = None
-    """Per element, fp64: largest change under perturbation by `bounds.reach`; asked in doubt."""
+    moved: Moved | None = None
+    """Asked in doubt only."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +143,13 @@ def strict(
     """The strict rule on one draw of `kind`."""
     places = expected.places or [None] * len(outputs)
     parts = [outputs, expected.declared, expected.precise, expected.spread]
+    carried: Sequence[float] = [0.0] * len(outputs)
     if expected.moved is not None:
-        parts.append(expected.moved)
+        parts.append(expected.moved.furthest)
+        carried = expected.moved.carried
     unit = coarsest(expected.declared, admitted)
     findings = [
-        _real(index, tensors, kind, longest_sum, admitted, unit)
+        _real(index, tensors, kind, longest_sum, admitted, unit, carried[index])
         if _is_real(tensors[0])
         else _whole(index, tensors, kind, places[index])
         for index, tensors in enumerate(zip(*parts, strict=True))
@@ -182,22 +196,23 @@ def _real(
     longest_sum: int,
     admitted: Precision,
     unit: float,
+    carried: float,
 ) -> Finding:
     """The rule for real and complex numbers; `tensors` are x, r, y, s and in doubt m.
 
-    `unit` is the roundoff by which m was found (`bounds.coarsest`).
+    `unit` is the roundoff by which m was found (`bounds.coarsest`), `carried` is 0 before.
     """
     blocks = list(_blocks(*tensors))
     misplaced = sum(_misplaced(*_wide3(block)) for block in blocks)
     if misplaced:
         what = "NaN or Inf in the wrong place, or a wrong number there"
         return _refused(index, misplaced, tensors[0].numel(), what)
-    sums = Sums.of(_left(blocks, math.inf))
+    sums = Sums.of(_left(blocks, math.inf), carried)
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
     bound = gates(sums, tensors[0].dtype, kind, longest_sum, UNITS[admitted])
     most = steady(sums, kind, longest_sum, unit) if doubtful(sums, kind, admitted) else math.inf
-    left = Sums.of(_left(blocks, most)) if len(tensors) == IN_DOUBT else sums
+    left = Sums.of(_left(blocks, most), carried) if len(tensors) == IN_DOUBT else sums
     farthest, where = _farthest(_left(blocks, most), bound)
     ratio = max(left.rms("error") / bound.rms, farthest)
     return Finding(

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from cuagent.task import Precision, load_task
-from cuagent.verify import Referee
+from cuagent.verify import Referee, doubts
 from cuagent.verify.inputs import Inputs, Weights
-from cuagent.verify.tolerance import Expected, strict
+from cuagent.verify.tolerance import Expected, Moved, strict
 
 ATTENTION = """
 import torch
@@ -59,7 +59,9 @@ def steps(kind: Inputs, jumps: bool = True) -> tuple[torch.Tensor, Expected]:
     moved[3] = 1.0
     own = y.float() if kind is Inputs.INTEGER else (y + 1e-9).float()
     spread = torch.full_like(y, 1e-7)
-    known = Expected([own], [own.double()], [spread], moved=[moved] if jumps else None)
+    known = Expected(
+        [own], [own.double()], [spread], moved=Moved([moved], [0.0]) if jumps else None
+    )
     return own.clone(), known
 
 
@@ -87,7 +89,7 @@ def test_what_moves_in_proportion_is_judged_as_tightly_in_doubt() -> None:
     spread = torch.full_like(y, 1e-7)
     gate = 8 * math.sqrt(64) * 1e-7
     noise = torch.randn(1000, generator=generator, dtype=torch.float64)
-    for moved in (None, [3 * gate * torch.ones_like(y)]):
+    for moved in (None, Moved([3 * gate * torch.ones_like(y)], [0.0])):
         expected = Expected([y], [y], [spread], moved=moved)
         assert strict([y + 0.8 * gate * noise], expected, Inputs.NORMAL, 64).passed
         assert not strict([y + 1.5 * gate * noise], expected, Inputs.NORMAL, 64).passed
@@ -109,7 +111,7 @@ def test_a_kernel_may_round_to_the_type_of_its_outputs_before_a_jump() -> None:
         output, moved = own.clone(), torch.zeros(100, dtype=torch.float64)
         output[3] += size
         moved[3] = size
-        half = replace(expected, declared=[own.bfloat16()], moved=[moved])
+        half = replace(expected, declared=[own.bfloat16()], moved=Moved([moved], [0.0]))
         assert strict([output.bfloat16()], half, Inputs.NORMAL, 4).passed is passes
 
 
@@ -125,3 +127,19 @@ def test_where_coarser_arithmetic_is_admitted_only_small_integers_are_exact() ->
         (Inputs.INTEGER, Precision.TF32, False),
     ):
         assert strict([output], expected, kind, 4, admitted).passed is passes
+
+
+def test_what_cancels_on_the_way_is_known_from_the_roundoff_of_each_step() -> None:
+    def far_and_back(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [(tensors[0] + 1000) - 1000]
+
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    reference = doubts.Reference(far_and_back, {}, torch.Generator().manual_seed(2))
+    (carried,) = doubts.carried(reference, [x], 8)
+    assert 800 < carried < 1200
+    y, spread = far_and_back([x])[0], torch.zeros_like(x)
+    rounded = (x.float() + 1000 - 1000).double()
+    for known, passes in ((None, False), (Moved([spread], [carried]), True)):
+        expected = Expected([y.float()], [y], [spread], moved=known)
+        assert strict([rounded.float()], expected, Inputs.NORMAL, 1).passed is passes
+        assert not strict([rounded.bfloat16().float()], expected, Inputs.NORMAL, 1).passed
