@@ -85,6 +85,7 @@ def main() -> int:
             "called": len(called),
             "contradicted": sum(bool(run["contradiction"]) for run in runs),
             "mean": mean(ratios),
+            "median": median(ratios),
             "sd": stdev(ratios) if len(ratios) > 1 else 0.0,
             "median seconds": median(run["seconds"] for run in runs),
             "median half width": median(widths),
