@@ -23,8 +23,8 @@ FLAT_LEVELS = 3
 FEW_IN_A_LINE = 8
 SHORTEST_AXIS = 8
 """An axis of fewer has its extremes at the ends often enough."""
-REACH = 8.0
-"""Added at the ends of an axis: the largest of a million normal numbers is about 5."""
+REACH, FAR_REACH = 8.0, 200.0
+"""Of extremes: the largest of a million normal numbers is about 5, and exp of 89 overflows."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def edges(normal: Tensor, reach: float) -> Tensor:
     return normal
 
 
-def moving(normal: Tensor, way: Way, turn: int, order: Generator) -> Tensor:
+def moving(normal: Tensor, reach: float, way: Way, turn: int, order: Generator) -> Tensor:
     """The largest and the least of each line where they have not stood before.
 
     Over ceil(places / lines) turns with the same `order` both stand in every place, and over twice
@@ -138,7 +138,7 @@ def moving(normal: Tensor, way: Way, turn: int, order: Generator) -> Tensor:
     lines = way.lines(normal)
     at, opposite, sign = (column[:, None] for column in _stations(lines, turn, order))
     lines = sign * lines.abs()
-    high = lines.gather(1, at).abs() + REACH
+    high = lines.gather(1, at).abs() + reach
     lines = lines.scatter(1, opposite, -high).scatter(1, at, high)
     return way.back(lines, normal)
 
@@ -221,6 +221,14 @@ def balanced(tensor: Tensor, generator: Generator) -> Tensor:
     """+1 and -1 in equal numbers along the last axis, in an order drawn from the generator."""
     width = tensor.shape[-1] if tensor.dim() else 1
     return (_order(width, tensor, generator) % 2 * 2 - 1).to(tensor.dtype)
+
+
+def dealt(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
+    """Each of `values` as often as the others; the first where there is one element only."""
+    import torch
+
+    table = torch.tensor(list(values), device=tensor.device)
+    return table[_order(tensor.numel(), tensor, generator) % len(values)].view(tensor.shape)
 
 
 def randn(tensor: Tensor, generator: Generator) -> Tensor:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LARGE_OFFSET = 1e4
 """An offset of 500 is too small to show a one-pass variance in fp32."""
+OPPOSED_OFFSET = 1e3
 LARGE_SIZE, HUGE_SIZE = 2.0**20, 2.0**60
 """Fourth powers of the first still have room in fp32, so that no honest formula overflows there."""
 FAR_OFFSET = 5e4
@@ -52,6 +53,8 @@ class Inputs(StrEnum):
     """Rows of the size of 1e6, and rows all below zero: past what fp16 holds."""
     HUGE = "huge numbers"
     """The same of 1e18, where the reference bears still more: it squares nothing then."""
+    OPPOSED = "offsets of opposed signs"
+    """Normal around 1e3 and -1e3 by turns, tensor by tensor: products are very negative."""
     LEVELS = "rows far apart"
     """Normal around 5e4 in half of the rows, around -5e4 in the others: rows share nothing."""
     FLAT = "flat rows"
@@ -60,6 +63,8 @@ class Inputs(StrEnum):
     """The largest and the least of a line stand first or last: a maximum that leaves one out."""
     OTHER_EDGES = "extremes at the other ends"
     """The same with first and last exchanged: a task may have one line only."""
+    FAR_EDGES = "far extremes at the ends"
+    """So far that a softmax whose maximum leaves them out overflows."""
     INTEGER = "integer"
     """-2 .. 2; with integer weights a sum of products is exact in every admitted arithmetic."""
     CANCELLATION = "cancellation"
@@ -129,9 +134,10 @@ class Weights(StrEnum):
     SMALL = "small"
     """Scaled by 2^-8, but for gains: a norm behind them has little to divide by but its epsilon."""
     INTEGER = "integer"
-    """-1, 0, 1."""
+    """-1, 0, 1; gains, slopes and biases -2 .. 2."""
 
 
+WHOLE = (2, -1, 1, 0, -2)
 SMALL = 2.0**-8
 SMALL_VARIANCE = 2.0**-10
 """Of running variances, for which the gain makes up: what an epsilon adds to them shows."""
@@ -143,17 +149,19 @@ def derive(
     seed: int,
     ranges: Sequence[Range | None] = (),
     ways: Sequence[Sequence[Way]] = (),
+    reach: float = draws.REACH,
 ) -> list[Tensor]:
     """Inputs of `kind` in the forms of the task's own.
 
     `ranges` are the least and largest value of each integer tensor (`ranges_of`), `ways` the lines
     of each tensor that extremes are put into, by turns; those along its axes where none are given.
+    `reach` is how far moving extremes stand out.
     """
     if kind is Inputs.OWN:
         return list(own)
     generator = _generator(own, seed)
     if kind in SWEEPS or kind is Inputs.SORTED:
-        sweep = Sweep(kind, seed % TURNS, generator, _generator(own, seed // TURNS))
+        sweep = Sweep(kind, seed % TURNS, generator, _generator(own, seed // TURNS), reach)
         return [
             sweep.drawn(tensor, bounds, known or axes(tensor))
             for tensor, bounds, known in zip(
@@ -179,9 +187,10 @@ def derive(
         if not tensor.is_floating_point():
             drawn.append(tensor)
             continue
-        later = any(other.is_floating_point() for other in own[: len(drawn)])
-        what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and later else kind
-        drawn.append(_drawn(what, tensor, generator))
+        before = sum(other.is_floating_point() for other in own[: len(drawn)])
+        what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and before else kind
+        one = _drawn(what, tensor, generator)
+        drawn.append(one + OPPOSED_OFFSET * (-1) ** before if kind is Inputs.OPPOSED else one)
     return drawn
 
 
@@ -194,6 +203,8 @@ class Sweep:
     noise: Generator
     order: Generator
     """The same for all turns."""
+    reach: float
+    """Of moving extremes."""
 
     def drawn(self, tensor: Tensor, bounds: Range | None, ways: Sequence[Way]) -> Tensor:
         """A tensor of another type than the kind is for stays as it is."""
@@ -208,7 +219,7 @@ class Sweep:
         normal = draws.randn(tensor, self.noise)
         if self.kind is Inputs.SORTED:
             return draws.sorted_lines(normal, ways[0], self.order).to(tensor.dtype)
-        return draws.moving(normal, way, turn, self.order).to(tensor.dtype)
+        return draws.moving(normal, self.reach, way, turn, self.order).to(tensor.dtype)
 
 
 def ranges_of(several: Sequence[Sequence[Tensor]]) -> list[Range | None]:
@@ -252,6 +263,8 @@ def boolean(tensor: Tensor) -> bool:
 
 def _weighted(kind: Weights, name: str, tensor: Tensor, generator: Generator) -> Tensor:
     match kind:
+        case Weights.INTEGER if tensor.dim() < 2:
+            return draws.dealt(WHOLE, tensor, generator).to(tensor.dtype)
         case Weights.INTEGER:
             return draws.randn(tensor, generator).round().clamp(-1, 1).to(tensor.dtype)
         case Weights.SMALL:
@@ -315,6 +328,9 @@ def _drawn(kind: Inputs, tensor: Tensor, generator: Generator) -> Tensor:
             drawn = draws.edges(normal, draws.REACH)
         case Inputs.OTHER_EDGES:
             drawn = draws.edges(normal, -draws.REACH)
+        case Inputs.FAR_EDGES:
+            first = float(draws.randn(normal.new_empty(1), generator)) > 0
+            drawn = draws.edges(normal, draws.FAR_REACH if first else -draws.FAR_REACH)
         case Inputs.INTEGER:
             drawn = (normal * 1.2).round().clamp(-2, 2)
         case Inputs.CANCELLATION:

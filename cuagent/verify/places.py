@@ -51,7 +51,9 @@ class NearTies:
             for traced, output in zip(run.traced, run.outputs, strict=True)
         )
         pairs = self.opposites if opaque else max(1, self.opposites // KNOWN)
-        firm = [untied(tensor) for tensor in inputs]
+        # Where nothing tells an index, zeros stay zeros: to count them as well is wrong.
+        indexed = any(chosen.indexed for chosen in run.selections)
+        firm = [untied(tensor) for tensor in inputs] if indexed else list(inputs)
         for _ in range(pairs):
             yield from opposites(firm, generator, self.reach)
         for sign in (1, -1) if opaque else ():

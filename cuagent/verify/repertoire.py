@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cuagent.verify.draws import Way, axes
+from cuagent.verify.draws import FAR_REACH, REACH, Way, axes
 from cuagent.verify.inputs import (
     LENIENT,
     MOST_VALUES,
@@ -25,7 +25,7 @@ from cuagent.verify.inputs import (
     boolean,
     derive,
 )
-from cuagent.verify.selections import POOLS, Selection
+from cuagent.verify.selections import POOLS, SHIFTED, Selection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,10 +59,12 @@ class Repertoire:
     ways: tuple[tuple[Way, ...], ...]
     kinds: tuple[Inputs, ...]
     turns: dict[Inputs, Turns]
+    reach: float = FAR_REACH
+    """How far moving extremes stand out."""
 
     def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int) -> list[Tensor]:
         """Inputs of `kind` in the forms of the task's own."""
-        return derive(kind, own, seed, self.ranges, self.ways)
+        return derive(kind, own, seed, self.ranges, self.ways, self.reach)
 
 
 def repertoire(
@@ -79,14 +81,17 @@ def repertoire(
     `discrete` says whether integers are among its outputs, `call_s` how long a call takes."""
     ways = tuple(_ways(tensor, selections) for tensor in own)
     all_kinds = Repertoire(tuple(ranges), ways, tuple(Inputs), {})
+    if not _bears(forward, exactly, all_kinds, Inputs.MOVING, own):
+        all_kinds = replace(all_kinds, reach=REACH)
+    selects = any(chosen.name not in SHIFTED for chosen in selections)
     kinds = tuple(
         kind
         for kind in Inputs
-        if _concerns(kind, own, ranges, discrete=discrete, selects=bool(selections))
+        if _concerns(kind, own, ranges, discrete=discrete, selects=selects)
         and (kind is Inputs.OWN or _bears(forward, exactly, all_kinds, kind, own))
     )
     turns = {kind: _turns(kind, own, ranges, ways, selections, call_s) for kind in SWEEPS}
-    return Repertoire(tuple(ranges), ways, kinds, turns)
+    return replace(all_kinds, kinds=kinds, turns=turns)
 
 
 def _concerns(
@@ -113,7 +118,7 @@ def _concerns(
             return False
         case Inputs.NAN if selects:
             return False  # by how they compare it, sorts put numbers into other places
-    return any(tensor.is_floating_point() for tensor in own)
+    return sum(map(_is_float, own)) > (kind is Inputs.OPPOSED)
 
 
 def _bears(

@@ -33,6 +33,10 @@ POOLS = {
     "adaptive_max_pool3d": 3,
 }
 """How many of the last axes a pooling goes over."""
+WITHOUT_INDEX = frozenset(("any", "all", "amax", "amin", "aminmax", "linalg_vector_norm"))
+"""Which tell what they chose, and never where it stands."""
+SHIFTED = frozenset(("_softmax", "_log_softmax", "logsumexp"))
+"""That look for a maximum first, so that nothing overflows."""
 DISTINCT = ("topk", "sort")
 """Whose indices in one line are never twice the same."""
 BOUNDED = (*POOLS, "cummax", "cummin")
@@ -62,6 +66,11 @@ class Selection:
     @property
     def lines(self) -> int:
         return self.operand.numel() // max(1, self.places)
+
+    @property
+    def indexed(self) -> bool:
+        """Whether it can tell where what it chose stands."""
+        return self.name not in WITHOUT_INDEX and self.name not in SHIFTED
 
     @property
     def stable(self) -> bool:
@@ -130,7 +139,7 @@ def _selection(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Se
     operand, count = args[0], args[0].dim()
     if name in POOLS:
         dims: Sequence[int] = range(count - POOLS[name], count)
-    elif name in BY_DIM or name == "linalg_vector_norm":
+    elif name in BY_DIM or name in SHIFTED or name == "linalg_vector_norm":
         dims = _dims(function, args, kwargs) or range(count)
     else:
         return None

@@ -460,6 +460,8 @@ BUGS: tuple[Bug, ...] = (
     Bug("attention_plain", "** -0.5", "** -0.25", "a wrong scale"),
     Bug("attention_plain", 'float("-inf")', "-10.0", "a mask that leaks where scores are small"),
     Bug("attention_online", "j <= i", "j < i", "does not see itself"),
+    Bug("attention_online", "top = -INFINITY", "top = 0", "the running maximum starts at zero"),
+    Bug("attention_online", "top = -INFINITY", "top = -1e4f", "the running maximum starts at -1e4"),
     Bug("attention_online", "total * old + now", "total + now", "the sum is not rescaled"),
     Bug("attention_online", "sum[d] * old + now", "sum[d] + now", "the values are not rescaled"),
     Bug(
@@ -689,6 +691,12 @@ BUGS: tuple[Bug, ...] = (
         "sum * std::exp(top - value) + 1",
         "sum * std::exp(top - value)",
         "a new maximum does not count itself",
+    ),
+    Bug(
+        "logsumexp_shifted",
+        "x.amax",
+        "x[..., :-1].amax",
+        "the maximum does not see the last element: it overflows",
     ),
     Bug(
         "logsumexp_shifted",
@@ -923,6 +931,12 @@ BUGS: tuple[Bug, ...] = (
         "seen > 0 ? sum / seen : 0",
         "sum / seen",
         "nothing is said of an empty mask: NaN",
+    ),
+    Bug(
+        "masked_mean_kernel",
+        "seen > 0 ? sum / seen : 0",
+        "sum / (seen > 2 ? seen : 2)",
+        "the count is two at least",
     ),
     Bug(
         "masked_mean_kernel",

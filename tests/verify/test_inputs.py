@@ -96,6 +96,27 @@ def test_a_maximum_that_leaves_out_an_end_errs_on_every_seed(axis: int) -> None:
                 assert not torch.equal(short.amin(-1), lines.amin(-1))
 
 
+def test_an_extreme_at_an_end_is_so_far_off_that_exp_overflows_without_it() -> None:
+    for seed in SEEDS:
+        lines = draw(Inputs.FAR_EDGES, (24, 33), seed)
+        for short in (lines[:, 1:], lines[:, :-1]):
+            assert bool((lines - short.amax(-1, keepdim=True)).exp().isinf().any())
+
+
+def test_of_several_tensors_every_second_is_offset_the_other_way() -> None:
+    own = [torch.empty(9, 20), torch.arange(3), torch.empty(9, 20), torch.empty(4)]
+    means = [float(x.float().mean()) for x in derive(Inputs.OPPOSED, own, 3)]
+    assert means == pytest.approx([1e3, 1, -1e3, 1e3], abs=5)
+
+
+def test_whole_gains_and_slopes_are_sometimes_two() -> None:
+    state = {"slope": torch.tensor([0.25]), "gain": torch.ones(40), "matrix": torch.ones(9, 9)}
+    drawn = shake(Weights.INTEGER, state, frozenset(state), 3)
+    assert drawn["slope"].tolist() == [2]
+    assert set(drawn["gain"].tolist()) == {-2, -1, 0, 1, 2}
+    assert set(drawn["matrix"].flatten().tolist()) == {-1, 0, 1}
+
+
 def test_a_single_line_has_its_largest_value_first_or_last() -> None:
     places = {int(draw(k, (300,), 1).argmax()) for k in (Inputs.EDGES, Inputs.OTHER_EDGES)}
     assert places == {0, 299}

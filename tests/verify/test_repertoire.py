@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from cuagent.verify.draws import Way
+from cuagent.verify.draws import FAR_REACH, REACH, Way
 from cuagent.verify.inputs import Inputs, Range
 from cuagent.verify.repertoire import Repertoire, Turns, repertoire
 from cuagent.verify.selections import follow
@@ -39,6 +39,7 @@ def test_lines_are_those_that_the_reference_chooses_from() -> None:
         (lambda x: x.relu().flatten(1).max(-1).values, Way((4, 300), (1,))),
         (lambda x: x.amax((0, 2)), Way((4, 6, 50), (0, 2))),
         (lambda x: x.norm(p=float("inf"), dim=2), Way((4, 6, 50), (2,))),
+        (lambda x: x.softmax(1), Way((4, 6, 50), (1,))),
         (lambda x: x.amax(1).sum() + x.max(), Way((4, 6, 50), (1,))),
     ):
         found = suited(run, x)
@@ -82,3 +83,9 @@ def test_what_a_task_may_draw_by_itself_is_tried_though_the_reference_is_not_fin
     mean = suited(lambda x, m: (x * m).sum(-1) / m.sum(-1), x, mask)
     assert {Inputs.EMPTY, Inputs.MASKS, Inputs.SINGLE} <= set(mean.kinds)
     assert Inputs.FLAT not in suited(lambda x: x / x.norm(dim=-1, keepdim=True), x).kinds
+
+
+def test_extremes_stand_out_as_far_as_the_reference_bears() -> None:
+    x = torch.randn(6, 40)
+    assert suited(lambda x: x.logsumexp(-1), x).reach == FAR_REACH
+    assert suited(lambda x: x.exp().sum(-1), x).reach == REACH

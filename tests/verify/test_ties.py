@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from cuagent.task import Precision
 from cuagent.verify.inputs import Inputs
-from cuagent.verify.places import find_places
+from cuagent.verify.oracle import OPPOSITES
+from cuagent.verify.places import NearTies, find_places
 from cuagent.verify.selections import follow
 from cuagent.verify.tolerance import Expected, strict
 
@@ -82,3 +84,16 @@ def test_indices_are_followed_through_views_and_types(run: Run) -> None:
     assert passes(run, x, given)
     x[2, 1] = 0
     assert not passes(run, x, given)
+
+
+@pytest.mark.parametrize(
+    ("run", "moves"),
+    [(lambda x: (x > 0).sum(-1), False), (lambda x: x.argmax(-1) + 1, True)],
+)
+def test_zeros_are_ties_for_an_index_and_none_for_a_count(run: Run, moves: bool) -> None:
+    x = torch.tensor([[0.0, 0.0, -1.0, 0.0]])
+    exact, spread = follow(lambda: [run(x.double())]), [torch.zeros(1).long()]
+    near = NearTies(1, Precision.MATCH, OPPOSITES)
+    moved = near.moved([x.double()], torch.Generator().manual_seed(1), exact)
+    near.settle(exact, exact, (follow(lambda w=w: [run(*w)]) for w in moved), spread)
+    assert bool(spread[0].any()) == moves
