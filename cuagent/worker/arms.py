@@ -133,8 +133,9 @@ def _constructed(cls: Any, order: Order) -> nn.Module:
     model = cls(*args, **named)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{ENTRY} is not a torch.nn.Module")
-    fed = [spec["kind"] for spec in order.inputs["items"]]
-    _fits(model.forward, fed, {}, f"{ENTRY}.forward is called as the reference's is, with")
+    if order.inputs:  # a profile is not told their form
+        fed = [spec["kind"] for spec in order.inputs["items"]]
+        _fits(model.forward, fed, {}, f"{ENTRY}.forward is called as the reference's is, with")
     return model.eval().to(order.device.value)
 
 
