@@ -70,7 +70,7 @@ def demo(
     where = choose_device(device)
     if kernels not in ("auto", *Device):
         raise ConfigError(f"--kernels {kernels}: there are auto, {', '.join(Device)}")
-    target = Device(where if kernels == "auto" else kernels)
+    target = Device(where if kernels == "auto" else choose_device(kernels))
     start = replace(preset(where, target, seed), minutes=minutes)
     settings = configure(start, config, set or [])
     if ablation is not None:
@@ -255,16 +255,20 @@ def needs_extra() -> None:
 
 
 def choose_device(name: str) -> str:
-    """`auto` is a GPU where there is one. Raises ConfigError."""
+    """`auto` is a GPU where there is one. Raises ConfigError where what is named is not there."""
     from cuagent.training.config import ConfigError
 
-    if name in ("cpu", "cuda"):
+    if name == "cpu":
         return name
-    if name != "auto":
+    if name not in ("auto", "cuda"):
         raise ConfigError(f"--device {name}: there are auto, cpu, cuda")
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if name == "cuda":
+        raise ConfigError("cuda: torch sees no CUDA device here")
+    return "cpu"
 
 
 @contextmanager

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from dictated import SOURCE
 from test_stages import small_actor
 from typer.testing import CliRunner
 
 from cuagent.training.chat import Chat
 from cuagent.training.cli import app
+from cuagent.training.config import ConfigError
 from cuagent.training.model import new_critic, save_model
 from cuagent.training.segments import RecordError
 
@@ -37,6 +39,23 @@ def test_doctor_says_what_is_here_and_tries_a_policy(policy: Path) -> None:
     assert "its chat template appends" in said
     with pytest.raises(RecordError, match="not a Hugging Face model"):
         call("doctor", "--policy", policy.parent)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("--kernels", "metal"), "there are auto, cpu, cuda"),
+        (("--kernels", "cuda"), "no CUDA device here"),
+        (("--device", "cuda"), "no CUDA device here"),
+        (("--device", "cpu", "--ablation", "no-value"), "no finished seed 0"),
+    ],
+)
+def test_a_demo_that_cannot_be_played_is_refused_in_one_line(
+    asked: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=said):
+        call("demo", "--out", tmp_path, *asked)
 
 
 def test_export_verl_leaves_a_script_to_start(policy: Path, tmp_path: Path) -> None:
