@@ -1,12 +1,14 @@
-"""Shared by all tests: Ctrl-C works, and what needs a GPU is deselected where there is none.
+"""Shared by all tests: one cache, Ctrl-C that works, and GPU tests deselected where there is none.
 
 Deselected, never silently skipped: the closing line of pytest counts them.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +28,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     config.hook.pytest_deselected(items=gpu)
     items[:] = [item for item in items if "gpu" not in item.keywords]
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all processes of this run of the tests."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_cache(run_folder: Path) -> Iterator[None]:
+    """What one test has measured or compiled serves the others, as it does a user.
+
+    It begins empty, and the cache of whoever runs the tests is neither used nor filled.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(run_folder / "cache"))
+        yield
 
 
 @pytest.fixture(scope="session")

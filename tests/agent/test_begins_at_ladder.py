@@ -25,6 +25,7 @@ from cuagent.agent import (
 )
 from cuagent.events import Climbed, Event, RunEnded
 from cuagent.judge import Judge, Result, result_of
+from cuagent.measure import protocol
 from cuagent.measure.timing import Effort
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import ladder_of, read_records
@@ -42,7 +43,7 @@ class Model(torch.nn.Module):
 
     def forward(self, x):
         quick = self.conv.weight.is_contiguous(memory_format=torch.channels_last)
-        time.sleep(0.005 if quick else 0.04)
+        time.sleep(0.002 if quick else 0.02)
         return self.conv(x)
 
 
@@ -65,6 +66,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
     (folder / "conv.py").write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setitem(protocol.BUDGET_S, Effort.RECORD, 3.0)  # as few repeats as are admitted
         patch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: RUNGS)
         patch.setattr("cuagent.measure.ladder.COMPILE", RUNGS[1])  # nothing is compiled here
         with Judge(load_task(str(folder / "conv.py"), device="cpu")) as opened:
@@ -128,7 +130,7 @@ def test_a_run_whose_model_fails_measures_no_more(run: Run) -> None:
 
 
 def test_an_attempt_is_timed_against_the_best_rung(run: Run) -> None:
-    text = SOURCE.replace("class Model(", "class ModelNew(").replace("0.005", "0.03")
+    text = SOURCE.replace("class Model(", "class ModelNew(").replace("0.002", "0.015")
     slow = [
         {"name": "write", "arguments": {"path": "model_new.py", "text": text}},
         {"name": "verify", "arguments": {}},

@@ -13,6 +13,8 @@ from cuagent.agent import TOOLS, Budget, Run, Stop, run_agent, start_run
 from cuagent.agent.hooks import HOOKS
 from cuagent.events import Event, Judged, RunEnded
 from cuagent.judge import Judge
+from cuagent.measure import protocol
+from cuagent.measure.timing import Effort
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import find_run, read_records
 from cuagent.record.audit import audit
@@ -48,8 +50,10 @@ class ModelNew(torch.nn.Module):
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
     file = tmp_path_factory.mktemp("task") / "scale.py"
     file.write_text(SOURCE)
-    with Judge(load_task(str(file), device="cpu")) as judge:
-        yield judge
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(protocol.BUDGET_S, Effort.RECORD, 3.0)  # as few repeats as are admitted
+        with Judge(load_task(str(file), device="cpu")) as judge:
+            yield judge
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-"""What the tests that run `optimize` make faster; its ladder is measured once (`ladder_known`)."""
+"""What the tests that run commands make faster; its ladder is measured once (`ladder_known`)."""
 
 
 def clean_environment(home: Path) -> dict[str, str]:

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from commands import TASK, Cuagent, clean_environment
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a command has measured or compiled serves those of the other tests, as it does a user.
-
-    Else each run would time the ladder of the same small task again.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="session")
-def ladder_known(one_cache: None, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The ladder of `TASK`, measured before the tests that wait for what comes after it."""
-    folder = tmp_path_factory.mktemp("ladder")
-    (folder / "task.py").write_text(TASK)
-    subprocess.run(
-        [sys.executable, "-m", "cuagent", "baseline", "task.py"],
-        cwd=folder,
-        env=clean_environment(folder / "home"),
-        capture_output=True,
-        timeout=300,
-        check=True,
-    )
+def ladder_known(run_folder: Path) -> None:
+    """The ladder of `TASK`, measured once before the tests that wait for what comes after it."""
+    folder = run_folder / "ladder"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of these tests may be at it
+        if (folder / "known").exists():
+            return
+        (folder / "task.py").write_text(TASK)
+        subprocess.run(
+            [sys.executable, "-m", "cuagent", "baseline", "task.py"],
+            cwd=folder,
+            env=clean_environment(folder / "home"),
+            capture_output=True,
+            timeout=300,
+            check=True,
+        )
+        (folder / "known").touch()
 
 
 @pytest.fixture

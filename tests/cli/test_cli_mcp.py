@@ -9,21 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import clean_environment
+from commands import TASK, clean_environment
 
 pytest.importorskip("mcp")
 from mcp import Client, StdioServerParameters
 
-TASK = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.softmax(x, -1)
-def get_inputs():
-    return [torch.randn(4, 8)]
-def get_init_inputs():
-    return []
-"""
 RIGHT = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n" + (
     "        return torch.softmax(x, -1)\n"
 )
@@ -84,7 +74,7 @@ def test_another_agent_can_use_the_verifier(tmp_path: Path) -> None:
     with_client(tmp_path, talk)
 
 
-def test_another_agent_gets_what_is_free(tmp_path: Path) -> None:
+def test_another_agent_gets_what_is_free(tmp_path: Path, ladder_known: None) -> None:
     (tmp_path / "task.py").write_text(TASK)
 
     async def talk(client: Client) -> None:
