@@ -144,7 +144,7 @@ class _Oracle:
         self.repertoire = repertoire(
             leaves,
             self._ranges(leaves),
-            followed.selections,
+            followed,
             lambda inputs: self._forward(self.declared, inputs),
             lambda inputs: self._exactly(self._wide(inputs)).outputs,
             discrete=self.discrete,

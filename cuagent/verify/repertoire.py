@@ -9,7 +9,7 @@ places in R lines, D draws reach min(1, D R / n).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from cuagent.verify.inputs import (
     boolean,
     derive,
 )
-from cuagent.verify.selections import POOLS, SHIFTED, Selection
+from cuagent.verify.selections import POOLS, SHIFTED, Followed, Selection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,15 +70,16 @@ class Repertoire:
 def repertoire(
     own: Sequence[Tensor],
     ranges: Sequence[Range | None],
-    selections: Sequence[Selection],
+    seen: Followed,
     forward: Forward,
     exactly: Forward,
     *,
     discrete: bool,
     call_s: float,
 ) -> Repertoire:
-    """What suits a reference: `forward` runs it, `exactly` in fp64, `selections` ran in it,
+    """What suits a reference: `forward` runs it, `exactly` in fp64, `seen` is a run of it,
     `discrete` says whether integers are among its outputs, `call_s` how long a call takes."""
+    selections = seen.selections
     ways = tuple(_ways(tensor, selections) for tensor in own)
     all_kinds = Repertoire(tuple(ranges), ways, tuple(Inputs), {})
     if not _bears(forward, exactly, all_kinds, Inputs.MOVING, own):
@@ -88,6 +89,7 @@ def repertoire(
         kind
         for kind in Inputs
         if _concerns(kind, own, ranges, discrete=discrete, selects=selects)
+        and not (kind is Inputs.HUGE and _squares(seen.names))
         and (kind is Inputs.OWN or _bears(forward, exactly, all_kinds, kind, own))
     )
     turns = {kind: _turns(kind, own, ranges, ways, selections, call_s) for kind in SWEEPS}
@@ -137,6 +139,11 @@ def _bears(
     if not all(bool(tensor.isfinite().all()) for tensor in results):
         return False
     return kind is not Inputs.HUGE or _agree(results, exactly(given))
+
+
+def _squares(names: Iterable[str]) -> bool:
+    """Whether an operator squares what it is given, in fp64 perhaps, where nothing overflows."""
+    return any(word in name for name in names for word in ("var", "std", "norm", "dist"))
 
 
 def _agree(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:

@@ -98,15 +98,19 @@ class Followed:
     selections: list[Selection]
     traced: list[Traced | None]
     """For each output."""
+    names: frozenset[str] = frozenset()
+    """Of all operators that ran."""
 
 
 def follow(run: Callable[[], list[Tensor]]) -> Followed:
     """Run the reference and follow what it chooses."""
     selections: list[Selection] = []
+    names: set[str] = set()
     known: dict[int, tuple[Tensor, Traced]] = {}
     """By identity; the tensor is kept, so that its number is not given to another."""
 
     def pursue(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        names.add(function.overloadpacket.__name__)
         chosen = _selection(function, args, kwargs)
         result = function(*args, **kwargs)
         if chosen is not None:
@@ -127,7 +131,7 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         known[id(output)][1] if id(output) in known and not _real(output) else None
         for output in outputs
     ]
-    return Followed(outputs, selections, traced)
+    return Followed(outputs, selections, traced, frozenset(names))
 
 
 def _selection(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Selection | None:
