@@ -158,19 +158,34 @@ def sequential(longest_sum: int) -> float:
     return min(SEQUENTIAL * UNIT * math.sqrt(longest_sum), MOST_SEQUENTIAL)
 
 
-def settled(x: Tensor, y: Tensor, moved: Tensor, most: float) -> Tensor:
-    """`x`, but nearer to `y` by `moved` wherever that is more than `most`: a jump, no roundoff."""
+def settled(x: Tensor, y: Tensor, s: Tensor, moved: Tensor, most: Steady) -> Tensor:
+    """`x`, but nearer to `y` by `moved` wherever that is a jump and no roundoff.
+
+    A jump is more than `most.gate`, and either five times as far as s foretells in proportion, or
+    less than half: that is an answer that had jumped already under perturbation by u.
+    """
     import torch
 
     error = x - y
     left = (error.abs() - moved).clamp(min=0).copysign(error)
-    return torch.where(moved > most, y + left, x)
+    foretold = most.reach / UNIT * s
+    linear = (moved >= foretold / 2) & (moved <= LOCAL_GATE / PRECISION_GATE * foretold)
+    return torch.where((moved > most.gate) & ~linear, y + left, x)
 
 
-def steady(sums: Sums, kind: Inputs, longest_sum: int, unit: float) -> float:
-    """How far an element may move under perturbation by `reach` without a jump."""
+@dataclass(frozen=True)
+class Steady:
+    """What is no jump yet."""
+
+    gate: float
+    """How far an element may move under perturbation by `reach`."""
+    reach: float
+
+
+def steady(sums: Sums, kind: Inputs, longest_sum: int, unit: float) -> Steady:
     most = LOCAL_GATE / PRECISION_GATE * _narrow(sums, longest_sum, unit)
-    return min(most, QUARTER) if sums.exact(kind) else most
+    gate = min(most, QUARTER) if sums.exact(kind) else most
+    return Steady(gate, reach(longest_sum, unit))
 
 
 def _narrow(sums: Sums, longest_sum: int, unit: float) -> float:

@@ -19,9 +19,9 @@ strict  With y the fp64 oracle, r the reference, e = x - y, s the spread of the 
 
 An error that is refused so is looked at again, once it is known how far m each element moves when
 inputs, weights and the results of operators are perturbed by as much as honest sums err: where
-m_i > 5 gate, the narrow one, the answer jumps, and m_i is taken off |e_i|. In the gate's second
-term w / u, w the rms change when every operator errs by u, then stands for rms(y) where it is more
-(`bounds` says why). Exact probes have no such doubt.
+m_i > 5 gate, the narrow one, and out of proportion to s_i, the answer jumps, and m_i is taken off
+|e_i|. In the gate's second term w / u, w the rms change when every operator errs by u, then stands
+for rms(y) where it is more (`bounds` says why). Exact probes have no such doubt.
 
 The second term of the gate is for sums of one sign inside a task (exponentials, squares) that are
 taken one term after the other: each addition rounds the partial sum, whose size s does not know.
@@ -50,6 +50,7 @@ from cuagent.task import Precision
 from cuagent.verify.bounds import (
     UNITS,
     Gates,
+    Steady,
     Sums,
     coarsest,
     doubtful,
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
     Block = tuple[Tensor, ...]
 
 LAX = 1e-2
+NOTHING = Steady(math.inf, 0.0)
+"""No motion is a jump."""
 IN_DOUBT = 5
 """Tensors that the rule looks at once it is known how far each element moves."""
 BLOCK = 1 << 24
@@ -207,11 +210,11 @@ def _real(
     if misplaced:
         what = "NaN or Inf in the wrong place, or a wrong number there"
         return _refused(index, misplaced, tensors[0].numel(), what)
-    sums = Sums.of(_left(blocks, math.inf), carried)
+    sums = Sums.of(_left(blocks, NOTHING), carried)
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
     bound = gates(sums, tensors[0].dtype, kind, longest_sum, UNITS[admitted])
-    most = steady(sums, kind, longest_sum, unit) if doubtful(sums, kind, admitted) else math.inf
+    most = steady(sums, kind, longest_sum, unit) if doubtful(sums, kind, admitted) else NOTHING
     left = Sums.of(_left(blocks, most), carried) if len(tensors) == IN_DOUBT else sums
     farthest, where = _farthest(_left(blocks, most), bound)
     ratio = max(left.rms("error") / bound.rms, farthest)
@@ -226,11 +229,11 @@ def _real(
     )
 
 
-def _left(blocks: Iterable[Block], most: float) -> Iterator[Block]:
+def _left(blocks: Iterable[Block], most: Steady) -> Iterator[Block]:
     """x, r, y and s of each block; of the errors what a jump of more than `most` leaves over."""
     for block in blocks:
         x, r, y, s, *moved = _finite(block)
-        yield (settled(x, y, moved[0], most) if moved else x), r, y, s
+        yield (settled(x, y, s, moved[0], most) if moved else x), r, y, s
 
 
 def _farthest(blocks: Iterable[Block], bound: Gates) -> tuple[float, int]:

@@ -143,3 +143,17 @@ def test_what_cancels_on_the_way_is_known_from_the_roundoff_of_each_step() -> No
         expected = Expected([y.float()], [y], [spread], moved=known)
         assert strict([rounded.float()], expected, Inputs.NORMAL, 1).passed is passes
         assert not strict([rounded.bfloat16().float()], expected, Inputs.NORMAL, 1).passed
+
+
+def test_an_element_of_greater_sensitivity_is_no_jump_unless_it_had_jumped_already() -> None:
+    """One element of 10,000 moves a hundred times as far as the others, in proportion."""
+    y = torch.zeros(10_000, dtype=torch.float64)
+    spread, moved = torch.full_like(y, 1e-7), torch.full_like(y, 2 * 64e-7)
+    spread[3] *= 100
+    error = torch.zeros_like(y)
+    error[3] = 2 * 64e-5
+    for far, passes in ((2 * 64e-5, False), (0.4 * 64e-5, True)):
+        moved[3] = far
+        expected = Expected([y], [y], [spread], moved=Moved([moved], [0.0]))
+        found = strict([error * far / error[3]], expected, Inputs.NORMAL, 64)
+        assert found.passed is passes
