@@ -94,7 +94,7 @@ def run(arguments: list[str]) -> int:
     except usage_error as error:
         complain(_usage(error))
         return Exit.USAGE
-    except Exception as error:
+    except Exception as error:  # the process boundary; `exit_for` tells which are foreseen
         code = exit_for(error)
         if code is None:
             raise

@@ -67,7 +67,7 @@ class Bench:
             try:
                 with crashes_to(None):
                     return function(*arguments)
-            except Exception as error:
+            except Exception as error:  # the process boundary; `exit_for` tells which are foreseen
                 if exit_for(error) is None:
                     raise
                 return answer_of(str(error), failed=True)

@@ -84,8 +84,7 @@ async def check(
     precision: Precision = None,
 ) -> CallToolResult:
     """Say whether a task can be judged at all: one right answer, and work to find it."""
-    given = Given(task, inputs, init, device, precision)
-    return await _work(context, _check, given)
+    return await _work(context, _check, Given(task, inputs, init, device, precision))
 
 
 async def baseline(
@@ -100,8 +99,7 @@ async def baseline(
 
     What a kernel adds is counted from the best of them. Takes up to some minutes once.
     """
-    given = Given(task, inputs, init, device, precision)
-    return await _work(context, _baseline, given)
+    return await _work(context, _baseline, Given(task, inputs, init, device, precision))
 
 
 async def compile(
@@ -114,8 +112,7 @@ async def compile(
     precision: Precision = None,
 ) -> CallToolResult:
     """Compile a candidate's kernels: errors with their lines, registers, spills."""
-    given = Given(task, inputs, init, device, precision)
-    return await _work(context, _compile, given, candidate)
+    return await _work(context, _compile, Given(task, inputs, init, device, precision), candidate)
 
 
 async def verify(
@@ -136,8 +133,9 @@ async def verify(
     Timing is paired, against eager PyTorch and torch.compile. The reward is -1 wrong, 1 right, 2
     more than 5 % faster than eager, 3 than torch.compile as well.
     """
-    given = Given(task, inputs, init, device, precision)
-    return await _work(context, _verify, given, candidate, timing)
+    return await _work(
+        context, _verify, Given(task, inputs, init, device, precision), candidate, timing
+    )
 
 
 async def profile(
@@ -152,8 +150,7 @@ async def profile(
     precision: Precision = None,
 ) -> CallToolResult:
     """Show where the time goes, by operator and by kernel, against the roofline."""
-    given = Given(task, inputs, init, device, precision)
-    return await _work(context, _profile, given, candidate)
+    return await _work(context, _profile, Given(task, inputs, init, device, precision), candidate)
 
 
 async def export(
@@ -167,8 +164,9 @@ async def export(
     precision: Precision = None,
 ) -> CallToolResult:
     """Judge a candidate afresh and write it as a package that works without cuagent."""
-    given = Given(task, inputs, init, device, precision)
-    return await _work(context, _export, given, candidate, out)
+    return await _work(
+        context, _export, Given(task, inputs, init, device, precision), candidate, out
+    )
 
 
 async def _work(

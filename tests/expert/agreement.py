@@ -21,7 +21,7 @@ class Made:
     inputs: Callable[[], list[Any]]
 
 
-def agrees(made: Made, device: str = "cpu", seed: int = 0) -> torch.nn.Module:
+def assert_agrees(made: Made, device: str = "cpu", seed: int = 0) -> torch.nn.Module:
     """The candidate's output has the reference's form and its error against fp64; gives it back."""
     torch.manual_seed(seed)
     reference = made.reference().eval().to(device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import agrees  # type: ignore[import-not-found]
+from agreement import assert_agrees  # type: ignore[import-not-found]
 from modules import INPUTS, Gated, Mlp, OneElement, task_text  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate
@@ -15,13 +15,13 @@ from cuagent.task import load_task
 
 @pytest.mark.parametrize("cls", INPUTS, ids=lambda cls: cls.__name__)
 def test_a_candidate_computes_what_its_reference_does(make, cls):
-    agrees(make(task_text(cls), cls.__name__))
+    assert_agrees(make(task_text(cls), cls.__name__))
 
 
 def test_stacked_linear_layers_compute_the_same(make):
     made = make(task_text(Gated), "Gated", Options(merge=True))
     assert made.candidate.files["model_new.py"].count("F.linear") == 1
-    agrees(made)
+    assert_agrees(made)
 
 
 def test_folded_weights_follow_a_parameter_that_changes(make):
@@ -39,7 +39,7 @@ def get_inputs(): return [torch.randn(4, 6)]
 def get_init_inputs(): return []
 """
     made = make(text, "Model")
-    new, x = agrees(made), torch.randn(4, 6)
+    new, x = assert_agrees(made), torch.randn(4, 6)
     with torch.no_grad():
         new(x)
         new.norm.weight.mul_(-3)
@@ -50,7 +50,7 @@ def get_init_inputs(): return []
 
 def test_other_shapes_training_and_autograd_run_the_reference(make):
     made = make(task_text(Mlp), "Mlp")
-    new = agrees(made)
+    new = assert_agrees(made)
     x = torch.randn(3, 24)
     torch.testing.assert_close(new(x), made.reference.forward(new, x))
     wanted = torch.randn(11, 24)
@@ -68,7 +68,7 @@ def test_operators_that_are_kept_stay_with_torch(make):
         "F.layer_norm" in fewer.candidate.files["model_new.py"]
         or "layer_norm.default" in (fewer.candidate.files["model_new.py"])
     )
-    agrees(fewer)
+    assert_agrees(fewer)
 
 
 @pytest.mark.parametrize("shape", ["1, 1", "1, 7", "7, 1", "3, 8", "2, 65", "5, 4099"])
@@ -85,7 +85,7 @@ class Model(torch.nn.Module):
 def get_inputs(): return [torch.randn({shape})]
 def get_init_inputs(): return []
 """
-    agrees(make(text, "Model"))
+    assert_agrees(make(text, "Model"))
 
 
 def test_a_large_offset_costs_no_precision(make):
@@ -97,7 +97,7 @@ class Model(torch.nn.Module):
 def get_inputs(): return [torch.randn(6, 300) + 1e4]
 def get_init_inputs(): return []
 """
-    agrees(make(text, "Model"))
+    assert_agrees(make(text, "Model"))
 
 
 def _subject(tmp_path, text, entry="Model"):

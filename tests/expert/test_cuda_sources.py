@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from agreement import agrees  # type: ignore[import-not-found]
+from agreement import assert_agrees  # type: ignore[import-not-found]
 from modules import INPUTS, task_text  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
@@ -12,7 +12,7 @@ from cuagent.expert.candidate import Options
 @pytest.mark.gpu
 @pytest.mark.parametrize("cls", INPUTS, ids=lambda cls: cls.__name__)
 def test_on_the_device(make, cls):
-    agrees(make(task_text(cls), cls.__name__, device="cuda"), "cuda")
+    assert_agrees(make(task_text(cls), cls.__name__, device="cuda"), "cuda")
 
 
 @pytest.mark.gpu
@@ -28,4 +28,4 @@ class Model(torch.nn.Module):
 def get_inputs(): return [torch.randn({shape})]
 def get_init_inputs(): return []
 """
-    agrees(make(text, "Model", options, "cuda"), "cuda")
+    assert_agrees(make(text, "Model", options, "cuda"), "cuda")

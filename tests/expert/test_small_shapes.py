@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from agreement import agrees  # type: ignore[import-not-found]
+from agreement import assert_agrees  # type: ignore[import-not-found]
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -41,4 +41,4 @@ def get_init_inputs(): return []
 """
     made = make(text, "Model")
     torch.manual_seed(0)
-    agrees(made)
+    assert_agrees(made)

@@ -16,7 +16,7 @@ FOLDER = Path(__file__).with_name("snapshots")
 
 
 @pytest.fixture
-def same_as_before() -> Callable[[str, str], None]:
+def assert_looks_as_before() -> Callable[[str, str], None]:
     """Compares a text with the snapshot of that name."""
 
     def check(name: str, text: str) -> None:

@@ -57,9 +57,9 @@ def test_the_newest_attempt_is_always_in_sight() -> None:
     assert "attempts" in text, "those left out are counted"
 
 
-def test_it_looks_as_before(same_as_before: Callable[[str, str], None]) -> None:
+def test_it_looks_as_before(assert_looks_as_before: Callable[[str, str], None]) -> None:
     lines = panel_lines(STATUS, HEARD, board(5), 123.0, 120, 40, tick=3)
-    same_as_before("panel_120", "\n".join(line.plain.rstrip() for line in lines) + "\n")
+    assert_looks_as_before("panel_120", "\n".join(line.plain.rstrip() for line in lines) + "\n")
 
 
 def test_two_sides_need_room_and_something_to_show() -> None:

@@ -34,11 +34,13 @@ EVERY = (GAIN, REJECTED, BROKEN, SLOWER)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_judgements_look_as_before(width: int, same_as_before: Callable[[str, str], None]) -> None:
+def test_judgements_look_as_before(
+    width: int, assert_looks_as_before: Callable[[str, str], None]
+) -> None:
     blocks = [judgement_lines(judgement, width) for judgement in EVERY]
     blocks.append(build_lines(BUILT, width))
     text = "\n\n".join("\n".join(line.plain for line in block) for block in blocks)
-    same_as_before(f"judgements_{width}", text + "\n")
+    assert_looks_as_before(f"judgements_{width}", text + "\n")
 
 
 @pytest.mark.parametrize("width", range(28, 130, 7))
@@ -67,11 +69,11 @@ def test_worth_is_over_the_better_baseline() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_the_table_of_attempts_looks_as_before(
-    width: int, same_as_before: Callable[[str, str], None]
+    width: int, assert_looks_as_before: Callable[[str, str], None]
 ) -> None:
     rows = [attempt_row(n, judgement) for n, judgement in enumerate(EVERY, 1)]
     text = "\n".join(line.plain for line in table_lines(baseline_rows(GAIN.timing), rows, width))
-    same_as_before(f"attempts_{width}", text + "\n")
+    assert_looks_as_before(f"attempts_{width}", text + "\n")
 
 
 @pytest.mark.parametrize("width", range(28, 130, 7))

@@ -105,11 +105,11 @@ def screen(written: str, width: int, moves: bool = False) -> list[str]:
     return rows
 
 
-def test_a_pipe_gets_plain_lines(same_as_before: Callable[[str, str], None]) -> None:
+def test_a_pipe_gets_plain_lines(assert_looks_as_before: Callable[[str, str], None]) -> None:
     for width in (40, 80, 120):
         shown = in_a_pipe(width)
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown)
-        same_as_before(f"run_{width}", re.sub(r"\d+:\d\d", "0:00", shown))
+        assert_looks_as_before(f"run_{width}", re.sub(r"\d+:\d\d", "0:00", shown))
 
 
 def test_a_pipe_that_cannot_take_the_signs_gets_ascii() -> None:

@@ -197,7 +197,9 @@ def test_a_candidate_that_takes_the_gpus_memory_is_at_fault_itself(referee: Refe
 
 def test_memory_is_shared_from_a_thread_that_never_used_the_device(referee: Referee) -> None:
     with ThreadPoolExecutor(1) as thread:
-        referee.discard(thread.submit(referee.batch, 2).result())
+        batch = thread.submit(referee.batch, 2).result()
+    assert all(tensor.is_cuda for slot in (0, 1) for tensor in batch.inputs.tensors(slot))
+    referee.discard(batch)
 
 
 def test_all_arms_run_on_shared_buffers(task: Task, referee: Referee) -> None:
