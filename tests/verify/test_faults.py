@@ -21,9 +21,12 @@ Judged = Callable[[str], Verdict]
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_ends_in_its_class_and_the_next_attempt_is_judged(
-    referee: Referee, judged: Judged, name: str
+    referee: Referee, judged: Judged, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = FAULTS[name]
+    # a worker may be stopped before its first call: while it opens, or takes its weights
+    monkeypatch.setattr("cuagent.worker.session.OPEN_S", 8.0)
+    monkeypatch.setattr("cuagent.verify.referee.VERDICT_S", 8.0)
     before, referee.call_s = referee.call_s, 2.0
     try:
         verdict = suffer(referee, judged, fault, random.Random())
