@@ -254,11 +254,12 @@ class _Oracle:
         model = self.precise
         kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         totals = [torch.zeros_like(pairs(view)) for view in spread]
+        wide = self._wide(inputs)
         for number in range(count):
             weights = self._moved_weights(number, kept, generator)
             for name, tensor in model.state_dict().items():
                 tensor.copy_(weights[name])
-            moved = [perturbed(tensor, generator) for tensor in self._wide(inputs)]
+            moved = [perturbed(tensor, generator) for tensor in wide]
             with self._default_dtype():
                 results = self._forward(model, moved)
             for total, result, base in zip(totals, results, exact, strict=True):

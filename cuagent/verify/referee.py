@@ -211,13 +211,18 @@ class Referee:
         return stage.expected(), stage.inputs.tensors()
 
     def judged(
-        self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs, draw: int
+        self,
+        outputs: Sequence[Tensor],
+        expected: Expected,
+        kind: Inputs,
+        draw: int,
+        pairs: int = FEW_PAIRS,
     ) -> Finding:
-        """The strict rule on an answer to what was last asked."""
+        """The strict rule on an answer to what was last asked; `pairs` are perturbed in doubt."""
 
         def doubt() -> Moved:
             moved = self.stage.answers["moved"]
-            return self._oracle.doubt(self.stage.inputs, 0, moved, draw, FEW_PAIRS)
+            return self._oracle.doubt(self.stage.inputs, 0, moved, draw, pairs)
 
         return self.stage.judged(outputs, expected, kind, doubt)
 
