@@ -34,7 +34,7 @@ UNIT = 2.0**-24
 """Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
 OWN_ERROR = 3.0
 PRECISION_GATE, LOCAL_GATE = 8.0, 40.0
-SEQUENTIAL, MOST_SEQUENTIAL = 1.0, 1e-4
+MOST_SEQUENTIAL = 1e-4
 COARSE_GATE = 2.5
 """Of rms(s), scaled to TF32 or bf16: rounding factors of products to them errs by 0.7, truncating
 by about 2, and the next coarser one by 6. No sqrt(K): the perturbation is this very rounding."""
@@ -150,12 +150,12 @@ def doubtful(sums: Sums, kind: Inputs, admitted: Precision) -> bool:
 
 def reach(longest_sum: int, unit: float) -> float:
     """How far honest arithmetic may err, relative to what it starts from."""
-    return PRECISION_GATE * math.sqrt(longest_sum) * UNIT + _coarse(unit)
+    return PRECISION_GATE * math.sqrt(longest_sum) * UNIT + coarse(unit)
 
 
 def sequential(longest_sum: int) -> float:
     """How far a sum of one sign may err, relative to itself, one term after the other."""
-    return min(SEQUENTIAL * UNIT * math.sqrt(longest_sum), MOST_SEQUENTIAL)
+    return min(UNIT * math.sqrt(longest_sum), MOST_SEQUENTIAL)
 
 
 def settled(x: Tensor, y: Tensor, s: Tensor, moved: Tensor, most: Steady) -> Tensor:
@@ -190,10 +190,11 @@ def steady(sums: Sums, kind: Inputs, longest_sum: int, unit: float) -> Steady:
 
 def _narrow(sums: Sums, longest_sum: int, unit: float) -> float:
     """The gate of precision, in the arithmetic that the task admits."""
-    return _honest(sums, longest_sum) + _coarse(unit) * sums.rms("spread") / UNIT
+    return _honest(sums, longest_sum) + coarse(unit) * sums.rms("spread") / UNIT
 
 
-def _coarse(unit: float) -> float:
+def coarse(unit: float) -> float:
+    """Factor of rms(s) / 2^-24 by which products in that unit roundoff widen the gate."""
     return COARSE_GATE * unit if unit > UNIT else 0.0
 
 

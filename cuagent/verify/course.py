@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from cuagent.task import Device, Task
@@ -201,7 +201,7 @@ class Course:
             self._draw(trial, slot)
         for slot, output in enumerate(self._block(trials)):
             if not _equal(output, before[slot][1]):
-                self._compare(trials[slot], slot, [output])
+                self._compare(trials[slot], slot, [output], POISONS[0])
 
     def _alone(self, trial: Trial, slot: int, poison: int) -> list[Tensor]:
         """The output of one call by itself; `poison` lies in whatever memory the candidate gets."""
@@ -241,7 +241,7 @@ class Course:
             self.oracle.draw(trial.kind, trial.seed, self.stage.inputs, slot)
 
     def _compare(
-        self, trial: Trial, slot: int, snapshots: Sequence[Sequence[Tensor]], poison: int = 0
+        self, trial: Trial, slot: int, snapshots: Sequence[Sequence[Tensor]], poison: int
     ) -> None:
         """Judge what calls on one draw gave; `poison` lay in the memory of the first."""
         with self.tally.clock("oracle"):
@@ -263,7 +263,7 @@ class Course:
             expected = self.stage.expected()
             # Equal outputs are judged once: that is nearly always, and halves the work.
             distinct = snapshots[:1] if _equal(snapshots[0], snapshots[-1]) else snapshots
-            ask = partial(self._doubt, trial, slot, answered.perturbations)
+            ask = cache(partial(self._doubt, trial, slot, answered.perturbations))
             doubt = None if self.tally.failed else ask
             findings = [
                 self.stage.judged(snapshot, expected, trial.kind, doubt) for snapshot in distinct

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.bounds import UNIT
-from cuagent.verify.perturb import pairs, perturbed, real
+from cuagent.verify.perturb import opposites, pairs, perturbed, real
 from cuagent.verify.reductions import moves
+from cuagent.verify.watching import watching
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -47,12 +48,14 @@ def move(
     base = reference.run(list(inputs))
     kept = [tensor.clone() for tensor in reference.state.values()]
     views = [pairs(view).zero_() for view in moved]
-    for _ in range(count):
-        for results in _opposites(reference, [*kept, *inputs], reach, step):
-            for view, result, before in zip(views, results, base, strict=True):
-                if real(before):
-                    view.copy_(view.maximum(_change(result, before)))
-    _load(reference.state, kept)
+    try:
+        for _ in range(count):
+            for results in _opposites(reference, [*kept, *inputs], reach, step):
+                for view, result, before in zip(views, results, base, strict=True):
+                    if real(before):
+                        view.copy_(view.maximum(_change(result, before)))
+    finally:
+        _load(reference.state, kept)
 
 
 def carried(reference: Reference, inputs: Sequence[Tensor], runs: int) -> list[float]:
@@ -76,10 +79,7 @@ def _opposites(
 ) -> Iterator[list[Tensor]]:
     """Answers under one perturbation of all and under its opposite: a tie falls either way."""
     generator, weights = reference.generator, len(reference.state)
-    begun = generator.get_state()
-    for sign in (1, -1):
-        generator.set_state(begun)
-        moved = [perturbed(tensor, generator, sign * reach) for tensor in tensors]
+    for sign, moved in zip((1, -1), opposites(tensors, generator, reach), strict=True):
         _load(reference.state, moved[:weights])
         with _rounded(sign * step, generator):
             yield reference.run(moved[weights:])
@@ -87,20 +87,16 @@ def _opposites(
 
 def _rounded(step: float, generator: Generator) -> AbstractContextManager[Any]:
     """Where it is entered, what operators compute comes out times 1 + step N(0,1)."""
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Rounded(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            result = function(*args, **(kwargs or {}))
-            if not moves(function):
-                for tensor in result if isinstance(result, tuple | list) else (result,):
-                    if _moving(tensor):
-                        tensor.copy_(perturbed(tensor, generator, step))
-            return result
+    def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        result = function(*args, **kwargs)
+        if not moves(function):
+            for tensor in result if isinstance(result, tuple | list) else (result,):
+                if _moving(tensor):
+                    tensor.copy_(perturbed(tensor, generator, step))
+        return result
 
-    return Rounded()
+    return watching(call)
 
 
 def _moving(value: Any) -> bool:

@@ -42,8 +42,11 @@ LATER_LENGTHS = (100, 1_000)
 ROUNDING = 4.0
 """Units of the dtype, relative to the largest value, by which equal work may differ."""
 NOISES = 10.0
-FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a module may raise when a counter was carried on to where calls would never bring it."""
+FAILURES = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
+"""What a module may raise when a clock is ahead or a counter was carried on."""
 
 Findings = dict[str, Any]
 """hangs_on: "construction", "clock", "calls", "later" or nothing; read: clocks that were asked;
@@ -160,7 +163,7 @@ class _Experiment:
         for number in range(MOST_CALLS):
             if number >= FEWEST_CALLS and time.monotonic() - begun > WATCH_S:
                 break
-            if not self._answers(model):
+            if self._fails_or_differs(model):
                 return "calls"
         return ""
 
@@ -210,6 +213,13 @@ class _Experiment:
             return not self._answers(model)
         except FAILURES:
             return False
+
+    def _fails_or_differs(self, model: _Model) -> bool:
+        """Under no other conditions than its first calls: there it has no excuse."""
+        try:
+            return not self._answers(model)
+        except FAILURES:
+            return True
 
     def _on_the_clock(self, model: _Model) -> str:
         """ "clock" if the same model answers otherwise when it is later, and does so twice."""

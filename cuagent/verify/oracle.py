@@ -15,7 +15,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from cuagent.task import Task, TaskError
 from cuagent.verify.inputs import Inputs, Weights
@@ -24,9 +24,6 @@ from cuagent.worker import Arena, Nursery, NurseryError
 from cuagent.worker.arms import task_to_json
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.warm import DEFECT
-
-if TYPE_CHECKING:
-    pass
 
 ANSWER_S = 600.0
 OPPOSITES = 6

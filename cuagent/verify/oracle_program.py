@@ -235,9 +235,7 @@ class _Oracle:
             runs = (self._exactly(wide) for wide in moved)
             places = near.settle(exact, run, runs, spread)
             tell_places(places, self.arenas[message["places"]].tensors())
-        finite = all(
-            bool(x.isfinite().all()) for x in declared if x.is_floating_point() or x.is_complex()
-        )
+        finite = all(bool(x.isfinite().all()) for x in declared if real(x))
         return {"finite": finite, "perturbations": count}
 
     def _perturb(
@@ -255,18 +253,20 @@ class _Oracle:
         kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         totals = [torch.zeros_like(pairs(view)) for view in spread]
         wide = self._wide(inputs)
-        for number in range(count):
-            weights = self._moved_weights(number, kept, generator)
+        try:
+            for number in range(count):
+                weights = self._moved_weights(number, kept, generator)
+                for name, tensor in model.state_dict().items():
+                    tensor.copy_(weights[name])
+                moved = [perturbed(tensor, generator) for tensor in wide]
+                with self._default_dtype():
+                    results = self._forward(model, moved)
+                for total, result, base in zip(totals, results, exact, strict=True):
+                    if real(base):
+                        total += pairs(result - base).square()
+        finally:
             for name, tensor in model.state_dict().items():
-                tensor.copy_(weights[name])
-            moved = [perturbed(tensor, generator) for tensor in wide]
-            with self._default_dtype():
-                results = self._forward(model, moved)
-            for total, result, base in zip(totals, results, exact, strict=True):
-                if real(base):
-                    total += pairs(result - base).square()
-        for name, tensor in model.state_dict().items():
-            tensor.copy_(kept[name])
+                tensor.copy_(kept[name])
         for view, total in zip(spread, totals, strict=True):
             if real(view):
                 pairs(view).copy_((total / count).sqrt())

@@ -80,9 +80,8 @@ class NearTies:
                         view.copy_(torch.maximum(view.long(), apart(other, base)))
                 yield run
 
-        unit = UNITS[self.admitted]
-        coarse = bounds.COARSE_GATE * unit / self.reach if unit > UNIT else 0.0
-        one_signed = min(UNIT * math.sqrt(self.longest_sum), bounds.MOST_SEQUENTIAL)
+        coarse = bounds.coarse(UNITS[self.admitted]) / self.reach
+        one_signed = bounds.sequential(self.longest_sum)
         return find_places(exact, declared, seen(), 1 + coarse, one_signed)
 
 

@@ -35,21 +35,20 @@ bernoulli randint randperm max_pool2d_with_indices max_pool3d_with_indices adapt
 _local_scalar_dense item equal any all where bucketize searchsorted one_hot isin reflection_pad1d
 reflection_pad2d replication_pad1d replication_pad2d pixel_shuffle pixel_unshuffle channel_shuffle
 upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_linear1d
-upsample_bicubic2d upsample_trilinear3d grid_sampler_2d im2col unfold rot90 diagonal_copy cummax
-cummin hardswish log_sigmoid_forward _prelu_kernel glu rrelu_with_noise polar
+upsample_bicubic2d upsample_trilinear3d grid_sampler_2d im2col unfold rot90 diag diag_embed
+diagonal_copy cummax cummin _cummax_helper _cummin_helper
 """
-"""Operators that move, choose or create, and elementwise ones that torch does not mark as such: no
-sums, or short ones."""
+"""Operators that move, choose or create: no roundoff, or that of a short sum."""
 _MOVING = frozenset(_MOVES.split())
 _POINTWISE = (
     "hardswish", "log_sigmoid_forward", "_prelu_kernel", "prelu", "glu", "rrelu_with_noise",
-    "polar", "cummax", "cummin", "_cummax_helper", "_cummin_helper", "diag", "diag_embed", "rot90",
+    "polar",
 )  # fmt: skip
-"""Operators whose elements are made by themselves or moved, and that torch does not tag so."""
+"""Operators whose elements are made by themselves, and that torch does not tag so."""
 
 
 def moves(function: Any) -> bool:
-    """Whether an operator makes no roundoff: a view, or one that moves, chooses or creates."""
+    """Whether an operator is a view, or moves, chooses or creates: no roundoff worth the name."""
     return function.is_view or function.overloadpacket.__name__.rstrip("_") in _MOVING
 
 

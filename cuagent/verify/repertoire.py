@@ -25,6 +25,7 @@ from cuagent.verify.inputs import (
     boolean,
     derive,
 )
+from cuagent.verify.perturb import real
 from cuagent.verify.selections import POOLS, SHIFTED, Followed, Selection
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _agree(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:
     return all(
         bool(((r - y).abs().double() <= FAR * y.abs().double().max()).all())
         for r, y in zip(results, exact, strict=True)
-        if r.numel() and (r.is_floating_point() or r.is_complex())
+        if r.numel() and real(r)
     )
 
 

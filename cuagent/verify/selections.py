@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from cuagent.verify.perturb import real
 from cuagent.verify.watching import watching
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
     with watching(pursue):
         outputs = run()
     traced = [
-        known[id(output)][1] if id(output) in known and not _real(output) else None
+        known[id(output)][1] if id(output) in known and not real(output) else None
         for output in outputs
     ]
     return Followed(outputs, selections, traced, frozenset(names))
@@ -187,8 +188,6 @@ def _pass_on(
     result: Any,
 ) -> None:
     """What a view or a copy of known indices holds."""
-    from dataclasses import replace
-
     name = function.overloadpacket.__name__
     if not (function.is_view or name in COPIES):
         return
@@ -202,7 +201,3 @@ def _pass_on(
             known[id(part)] = part, replace(traced, numbers=of_part)
     else:
         known[id(result)] = result, replace(traced, numbers=numbers)
-
-
-def _real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from cuagent.verify.perturb import real
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -50,7 +52,7 @@ class Strays:
 def numbers_only(outputs: Sequence[Tensor], expected: Expected) -> tuple[list[Tensor], Expected]:
     """Of each tensor, in one line, what the strict rule is asked about."""
     kept = [
-        x.isfinite() & r.isfinite() & y.isfinite() if _real(x) else (x != x)
+        x.isfinite() & r.isfinite() & y.isfinite() if real(x) else (x != x)
         for x, r, y in zip(outputs, expected.declared, expected.precise, strict=True)
     ]
 
@@ -71,7 +73,7 @@ def strays(outputs: Sequence[Tensor], expected: Expected) -> Strays:
     """What `numbers_only` leaves out, counted."""
     lost = gained = other = 0
     for x, r, y in zip(outputs, expected.declared, expected.precise, strict=True):
-        if not _real(x):
+        if not real(x):
             other += int((x != r).sum())
             continue
         here, there = x.isfinite(), r.isfinite() & y.isfinite()
@@ -80,7 +82,3 @@ def strays(outputs: Sequence[Tensor], expected: Expected) -> Strays:
         same = (x == r) | (x == y) | (x.isnan() & (r.isnan() | y.isnan()))
         other += int((~here & ~there & ~same).sum())
     return Strays(lost, gained, other, sum(x.numel() for x in outputs))
-
-
-def _real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()

@@ -61,6 +61,7 @@ from cuagent.verify.bounds import (
     steady,
 )
 from cuagent.verify.inputs import ROUND, Inputs
+from cuagent.verify.perturb import pairs, real
 from cuagent.verify.ties import Places, wrong_places
 from cuagent.verify.verdict import RuleResult
 
@@ -125,7 +126,7 @@ def lax(outputs: Sequence[Tensor], declared: Sequence[Tensor]) -> RuleResult:
 
     worst = 0.0
     for output, reference in zip(outputs, declared, strict=True):
-        if not _is_real(output):
+        if not real(output):
             worst = worst if torch.equal(output, reference) else math.inf
             continue
         for x, r in _blocks(output, reference):
@@ -153,7 +154,7 @@ def strict(
     unit = coarsest(expected.declared, admitted)
     findings = [
         _real(index, tensors, kind, longest_sum, admitted, unit, carried[index])
-        if _is_real(tensors[0])
+        if real(tensors[0])
         else _whole(index, tensors, kind, places[index])
         for index, tensors in enumerate(zip(*parts, strict=True))
         if tensors[0].numel()
@@ -175,7 +176,7 @@ def strict(
 
 def constants(expected: Expected) -> list[float]:
     """For each output the best constant answer to one draw: its mean."""
-    return [number(y.double().mean()) if y.numel() else 0.0 for y in expected.declared]
+    return [number(pairs(y).double().mean()) if y.numel() else 0.0 for y in expected.declared]
 
 
 def _whole(index: int, tensors: Sequence[Tensor], kind: Inputs, places: Places | None) -> Finding:
@@ -275,9 +276,8 @@ def _refused(index: int, count: int, total: int, what: str) -> Finding:
 
 def _blocks(*tensors: Tensor) -> Iterator[Block]:
     """The same stretch of each tensor, BLOCK elements at most, complex numbers as pairs."""
-    import torch
 
-    flat = [(torch.view_as_real(t) if t.is_complex() else t).reshape(-1) for t in tensors]
+    flat = [pairs(tensor).reshape(-1) for tensor in tensors]
     for begin in range(0, flat[0].numel(), BLOCK):
         yield tuple(tensor[begin : begin + BLOCK] for tensor in flat)
 
@@ -311,7 +311,3 @@ def _misplaced(x: Tensor, r: Tensor, y: Tensor) -> int:
 def _plain(*tensors: Tensor) -> bool:
     """Surely no NaN or Inf: either would stay in the sum, a sixteenth of `isfinite`'s time."""
     return all(bool(tensor.sum().isfinite()) for tensor in tensors)
-
-
-def _is_real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()

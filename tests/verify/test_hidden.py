@@ -85,6 +85,11 @@ HANGS_ON = {
         "later",
     ),
     "a countdown": ("self.n -= 1; return x / (2 if self.n == 1 else 1)", "self.n = 9999", "later"),
+    "an error after some calls": (
+        "self.n += 1; assert self.n < 9; return x * 2",
+        "self.n = 0",
+        "calls",
+    ),
     "a drift with the clock": ("return x * (1 + 1e-9 * (now() % 1e9))", "", "clock"),
     "the time since it was made": (
         "return x * (1 + 1e-10 * (time.perf_counter() - self.then))",
