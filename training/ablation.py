@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -63,12 +64,9 @@ def run_ablation(
         sets = [*arm.sets, f"seed={seed}", f"ppo.iterations={iterations}", "more_rounds=0"]
         configs.append(configure(config, None, sets))
 
-    def compare(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
-        return against(full, out, seeds)
-
     allow_files()
     with judges(config, full) as pool, lend(pool) as address:
-        train_seeds(address, configs, device, full, out, say, compare)
+        train_seeds(address, configs, device, full, out, say, partial(against, full))
     found = against(full, out, seeds)
     say(describe(name, found))
     return found
@@ -78,9 +76,9 @@ def share(full: Path, own: Path, last: str) -> None:
     """Copy the stages up to `last`, each whole or not at all, where they are not there yet."""
     for stage in STAGES[: STAGES.index(last) + 1]:
         if not (own / stage).exists():
-            partial = own / f"{stage}.partial"
-            shutil.copytree(full / stage, partial, dirs_exist_ok=True)
-            partial.rename(own / stage)
+            begun = own / f"{stage}.partial"
+            shutil.copytree(full / stage, begun, dirs_exist_ok=True)
+            begun.rename(own / stage)
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:

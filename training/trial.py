@@ -122,11 +122,16 @@ def train_seeds(
 def opening(tasks: Sequence[Task], pool: JudgePool) -> Iterator[None]:
     """Have every task judged once while something else goes on: that opens it, which takes long."""
     flawless = Habits(0, 0, 0, 0, 0)
-    with ThreadPoolExecutor(max(1, len(tasks))) as threads:
+    threads = ThreadPoolExecutor(max(1, len(pool.cores), len(pool.gpus)))  # one for each owner
+    try:
         for task in tasks:
             teacher = Teacher(task.device, chain_of(task), 0, flawless)
+            # What comes of it nobody asks: a failure is forgotten by the pool, and the seed that
+            # needs the task meets it again and reports it.
             threads.submit(pool.judge, task, teacher.attempt(given(task)))
         yield
+    finally:  # those not begun are not wanted any more; the pool cannot close before the others end
+        threads.shutdown(cancel_futures=True)
 
 
 def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: Path) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,7 @@ from cuagent.training.config import ConfigError, configure
 from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.segments import RecordError, read_episodes
 from cuagent.training.teacher import given
-from cuagent.training.trial import compared, run_trial
+from cuagent.training.trial import compared, opening, run_trial
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,31 @@ def test_the_kernel_that_was_scored_is_found_in_the_episodes_calls(trial: Path) 
         assert solution_of(episode, given(task)).digest == episode.solution
     with pytest.raises(RecordError, match="do not make the kernel"):
         solution_of(replace(scored[0], solution="another"), given(task))
+
+
+def test_where_seeds_fail_tasks_that_are_not_opened_yet_stay_so(trial: Path) -> None:
+    from cuagent.task import load_task
+
+    task = load_task(str(next((trial / "tasks").glob("*.py"))), device="cpu")
+    begun, failed = threading.Event(), threading.Event()
+    opened = list[object]()
+
+    def judge(task: object, _: object) -> None:
+        opened.append(task)
+        begun.set()
+        assert failed.wait(10)
+
+    pool: Any = SimpleNamespace(judge=judge, cores=(0,), gpus=())
+
+    def train() -> None:
+        with opening([task] * 3, pool):
+            assert begun.wait(10)
+            threading.Timer(0.1, failed.set).start()
+            raise RecordError("a seed failed")
+
+    with pytest.raises(RecordError, match="a seed failed"):
+        train()
+    assert len(opened) == 1
 
 
 def test_a_trial_that_was_cut_off_says_what_it_has(trial: Path, tmp_path: Path) -> None:
