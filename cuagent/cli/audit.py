@@ -24,6 +24,8 @@ def audit(
     """Re-run a recorded verdict from its own content, on its own seeds: does every figure hold?
 
     Recorded timings are held against their own samples; measured again only if asked for.
+    The task's Python in the file is run as your own module is, with your rights: read it first if
+    the file is a stranger's.
     Exit code 0 it holds, 1 it does not, 2 usage, 3 infrastructure.
     """
     from cuagent.config import resolve

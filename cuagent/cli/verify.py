@@ -42,8 +42,7 @@ def verify(
     Exit code 0 accepted, 1 rejected, 2 usage, 3 infrastructure.
     """
     effort = options.effort(timing)
-    if evidence is not None and not evidence.absolute().parent.is_dir():
-        raise Refused(f"--evidence {evidence}: no such folder; name a file in one that is there")
+    options.refuse_nowhere(evidence)
     from cuagent.config import resolve
 
     settings = resolve({"device": device, "precision": precision})

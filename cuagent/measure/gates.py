@@ -39,6 +39,8 @@ MORE = "torch.tanh(x[:{rows}])"
 ROWS, COLUMNS = {Device.CPU: 2000, Device.CUDA: 32000}, 2048
 """On a GPU so many that the launch of the delay itself is small beside it."""
 DELAYS = (0.03, 0.10)
+TOLD = (0.01, 0.03, 0.10)
+"""Differences of which a person is told whether the machine can tell them."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,10 @@ class Gates:
         if busy > BUSY:
             text.append(f"  others took {busy:.0%} of the processors; in peace it can tell more")
         finest = max(gate.resolution for gate in self.gates)
-        for share in (0.01, 0.03, 0.10):
+        for share in TOLD:
             can = "can" if share + MARGIN / 10 >= finest else "cannot"
             text.append(f"  {can} tell {share:.0%} apart in one timing")
-        if share + MARGIN / 10 < finest < math.inf:
+        if TOLD[-1] + MARGIN / 10 < finest < math.inf:
             text.append(f"  the least that one timing tells apart is a factor of {1 + finest:.2g}")
         return text
 

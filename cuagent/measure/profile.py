@@ -354,8 +354,8 @@ def _costs(
         # On CUDA an operator's own time is the host's; what it moves, it moves in its kernels. On
         # the CPU one that leaves the work to others (logsumexp) is held against their time too.
         total_s = float(row.get("total_seconds") or seconds)
-        on_cpu = total_s if total_s > 2 * seconds else seconds
-        working = float(row.get("device_seconds") or (0 if on_cuda else on_cpu))
+        own_s = total_s if total_s > 2 * seconds else seconds
+        working = float(row.get("device_seconds") or (0 if on_cuda else own_s))
         counted = known is not None and working > 0
         costs.append(
             Cost(

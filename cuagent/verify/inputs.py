@@ -1,8 +1,9 @@
 """What a candidate is tried on: kinds of inputs and of weights, each drawn from a secret seed.
 
 A derived kind replaces the floating tensors of the task's own inputs and leaves integers, booleans
-and scalars as they are; three kinds do it the other way round. Each is used only where the
-reference stays finite on it.
+and scalars as they are; the kinds for indices and masks do it the other way round. Each is used
+only where the reference takes it, and only where its answer is finite besides, but for PLACED and
+LENIENT kinds.
 
 Only zero-mean inputs judge precision: on one-signed sums a sequential fp32 kernel and a TF32 kernel
 have errors of one size (research: ratios 48 and 42), on zero-mean ones they lie 90 apart.
@@ -95,7 +96,8 @@ class Inputs(StrEnum):
     SINGLE = "single places of masks"
     """One boolean of a line is set, or all but one: another one from draw to draw."""
     EVERY = "every index"
-    """Integers take on every value between the least and the largest that the task draws."""
+    """Integers take on every value between the least and the largest that the task draws; of
+    negative ones the least only, which may be a mark for what does not count."""
 
 
 EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW)

@@ -32,9 +32,9 @@ largest output is below what a single operation on that output can resolve, twic
 4096 times the smallest normal fp32.
 
 NaN and Inf must stand where they stand in the reference; integers and booleans must be equal to
-the reference in either precision, but for those that change when the inputs are perturbed by u:
-near-ties, of which every choice is right (`ties` says which there are, for indices). On round
-numbers a comparison has no such excuse.
+the reference in either precision, but for those that change when the inputs are perturbed by as
+much as honest sums err, 8 sqrt(K) u (`bounds.reach`): near-ties, of which every choice is right
+(`ties` says which there are, for indices). On round numbers a comparison has no such excuse.
 
 Tensors are gone through in blocks, so that an output of gigabytes needs no second gigabytes.
 """
@@ -98,7 +98,8 @@ class Expected:
     precise: Sequence[Tensor]
     """The reference in fp64."""
     spread: Sequence[Tensor]
-    """Per element, fp64: rms change of `precise` under perturbation by UNIT."""
+    """Per element, in the type of `precise`: its rms change under perturbation by UNIT; of integers
+    and booleans the largest change under perturbation by `bounds.reach`."""
     places: Sequence[Places | None] = ()
     """What indices were chosen from, where the output holds some; empty where nowhere."""
     moved: Moved | None = None
