@@ -60,13 +60,18 @@ def judgement_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) 
 
 
 def why_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-    """What a row of the table does not say: why an attempt was refused, what to mind."""
+    """What a row of the table does not say: why an attempt was refused, what to mind.
+
+    What a verdict could not judge is told once, with the figures of record.
+    """
     verdict, timing = judgement.verdict, judgement.timing
     if not judgement.build.ok:
         return build_lines(judgement.build, width, glyphs)[1:]
     if not verdict.accepted:
         return verdict_lines(verdict, width, glyphs)[1:]
     lines = [] if timing is None else remark_lines(timing, width)
+    if timing is not None and timing.effort is Effort.QUICK:
+        return lines
     return lines + [line for note in verdict.notes for line in _paragraph(note, width, "dim")]
 
 

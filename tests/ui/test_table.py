@@ -27,7 +27,7 @@ from cuagent.ui.attempts import (
     table_lines,
     trend,
 )
-from cuagent.ui.table import build_lines, judgement_lines, least_ratio
+from cuagent.ui.table import build_lines, judgement_lines, least_ratio, why_lines
 from cuagent.ui.text import ASCII
 
 EVERY = (GAIN, REJECTED, BROKEN, SLOWER)
@@ -166,3 +166,15 @@ def test_a_timing_is_shown_with_its_doubts_and_its_share_of_the_roofline() -> No
     assert "machine busy: 40 % by others" in text
     assert "49% of the roofline (floor 6.00 us, memory)" in text
     assert attempt_row(1, DOUBTFUL).sign == "unsure"
+
+
+def test_what_a_verdict_could_not_judge_is_told_with_the_figures_of_record_alone() -> None:
+    assert GAIN.timing is not None
+    noted = replace(GAIN, verdict=replace(GAIN.verdict, notes=("NaN: not judged",)))
+
+    def told(effort: Effort) -> str:
+        timed = replace(noted, timing=replace(GAIN.timing, effort=effort))
+        return "\n".join(line.plain for line in why_lines(timed, 80))
+
+    assert "NaN: not judged" in told(Effort.RECORD)
+    assert "NaN: not judged" not in told(Effort.QUICK)
