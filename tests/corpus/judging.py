@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from corpus import HERE, NO_GAIN, REFUSED, Candidate, everything, honest, task_path
+from corpus import ACCEPTED, HERE, NO_GAIN, REFUSED, Candidate, everything, honest, task_path
 
 from cuagent.judge import Judge, Judgement
 from cuagent.measure.timing import Effort
@@ -101,9 +101,14 @@ def safe(candidate: Candidate) -> bool:
 
 
 def judged(judge: Judge, candidate: Candidate) -> Outcome:
-    """Judge it, with quick timing where the candidate asks for it."""
+    """Judge it, with quick timing where the candidate asks for it.
+
+    A gain in a quick look is no claim: what counts is the timing of record.
+    """
     begun = time.perf_counter()
     judgement = judge.judge(candidate.attempt, Effort.QUICK if candidate.timed else None)
+    if candidate.timed and _word(judgement) == ACCEPTED and ACCEPTED not in candidate.expect:
+        judgement = judge.judge(candidate.attempt, Effort.RECORD)
     word, detail = _word(judgement), judgement.verdict.detail
     right = word in candidate.expect
     if candidate.expect == (REFUSED,):
@@ -142,5 +147,5 @@ def _word(judgement: Judgement) -> str:
     verdict, timing = judgement.verdict, judgement.timing
     if verdict.reason is Reason.ACCEPTED and timing is not None:
         ratio = timing.ratios.get(EAGER)
-        return NO_GAIN if ratio is None or ratio.low <= GAIN else "accepted"
+        return NO_GAIN if ratio is None or ratio.low <= GAIN else ACCEPTED
     return verdict.reason.name.lower().replace("_", " ")
