@@ -26,6 +26,8 @@ class Provider:
     def __init__(self, answers: Sequence[Answer]) -> None:
         self.answers = list(answers)
         self.requests: list[dict[str, Any]] = []
+        self.greeted: list[str] = []
+        """Paths that were asked for without a body."""
         self.url = ""
 
 
@@ -38,6 +40,7 @@ def serve(*answers: Answer, greeting: int = 404) -> Iterator[Provider]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            provider.greeted.append(self.path)
             self._error({"status": greeting, "error": "no such key"})
 
         def do_POST(self) -> None:

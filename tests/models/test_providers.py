@@ -358,6 +358,7 @@ def test_a_greeting_finds_a_refused_key_before_any_work(make: Any) -> None:
 def test_a_greeting_that_says_nothing_certain_is_no_obstacle(answer: int) -> None:
     with serve(greeting=answer) as p:
         openai(p).greet()
+        assert p.greeted == ["/v1/models/gpt-5"]
 
 
 def test_a_greeting_finds_that_nobody_listens() -> None:

@@ -59,7 +59,7 @@ def test_the_ratio_is_shown_at_any_width(width: int) -> None:
 def test_ascii_lines_are_ascii() -> None:
     for judgement in EVERY:
         for line in judgement_lines(judgement, 60, ASCII):
-            line.plain.encode("ascii")
+            assert line.plain.isascii()
 
 
 def test_worth_is_over_the_better_baseline() -> None:
