@@ -27,7 +27,7 @@ from torch import Tensor
 
 from cuagent.verify.bounds import UNIT
 from cuagent.verify.inputs import Inputs
-from cuagent.verify.reductions import longest_sum
+from cuagent.verify.reductions import terms as terms_of
 from cuagent.verify.tolerance import Expected, strict
 
 Function = Callable[..., Tensor]
@@ -442,8 +442,8 @@ def rows_of(family: Family, device: str) -> list[Row]:
         generator = torch.Generator(device=device).manual_seed(1000 + draw)
         tensors = [torch.randn(s, generator=generator, device=device) for s in family.shapes]
         expected = _expected(family.reference, tensors, generator)
-        terms = longest_sum(lambda given=tensors: family.reference(*given))  # type: ignore[misc]
-        unit = math.sqrt(terms) * _rms(expected.spread[0])
+        terms = terms_of(lambda given=tensors: family.reference(*given))  # type: ignore[misc]
+        unit = math.sqrt(terms.longest) * _rms(expected.spread[0])
         own = _rms(expected.declared[0].double() - expected.precise[0]) / unit
         everyone = [(family.honest, True), (coarser(family), False)]
         for name, function, honest in ((n, f, h) for fs, h in everyone for n, f in fs.items()):
@@ -451,7 +451,7 @@ def rows_of(family: Family, device: str) -> list[Row]:
             error = output.double() - expected.precise[0]
             finding = strict([output], expected, Inputs.NORMAL, terms)
             row = Row(
-                family.name, family.size, name, honest, terms,
+                family.name, family.size, name, honest, terms.longest,
                 _rms(error) / unit, float(error.abs().max()) / unit, own,
                 finding.ratio, finding.passed,
             )  # fmt: skip

@@ -73,7 +73,7 @@ def admit(referee: Referee) -> Admission:
         reasons=tuple(reasons),
         notes=tuple(notes),
         kinds=tuple(kind.value for kind in Inputs if kind in referee.stage.kinds),
-        longest_sum=referee.stage.longest_sum,
+        longest_sum=referee.stage.terms.longest,
         fp64=referee.about["fp64"],
     )
 

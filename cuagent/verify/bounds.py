@@ -3,7 +3,8 @@
 `tolerance` states them. A backward-stable kernel gives the exact answer to inputs and weights that
 differ from the given by a factor of 1 +- `reach`, 8 sqrt(K) u (Higham, Accuracy and Stability of
 Numerical Algorithms, 1.5). The gate is that statement made linear: s, seen under perturbations by
-u, times 8 sqrt(K).
+u, times 8 sqrt(K). Here K leaves out what a softmax sums (`reductions.Terms`): that comes after its
+exponents, and none of them err more for it.
 
 Where the answer jumps (a softmax whose two largest scores lie within roundoff of each other, a
 threshold, a quantisation) it is not linear: perturbations by u see the jump by luck only, and an
@@ -30,10 +31,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from cuagent.verify.reductions import Terms
+
 UNIT = 2.0**-24
 """Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
 OWN_ERROR = 3.0
-PRECISION_GATE, LOCAL_GATE = 8.0, 40.0
+PRECISION_GATE = 8.0
+LOCAL = 5.0
+"""The bound on one element over that on the rms."""
 MOST_SEQUENTIAL = 1e-4
 COARSE_GATE = 2.5
 """Of rms(s), scaled to TF32 or bf16: rounding factors of products to them errs by 0.7, truncating
@@ -100,31 +105,32 @@ class Sums:
 
 @dataclass(frozen=True)
 class Gates:
-    """Bound on rms(e); |e_i| <= max(local + 2 unit |y_i|, own)."""
+    """Bound on rms(e); |e_i| <= max(local + each |y_i|, own)."""
 
     rms: float
     local: float
     own: float
-    unit: float
+    each: float
 
 
-def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, longest_sum: int, unit: float) -> Gates:
+def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, terms: Terms, unit: float) -> Gates:
     import torch
 
     info = torch.finfo(dtype)
     unit_out = info.eps / 2
     exact = sums.exact(kind)
     few = exact and kind is Inputs.FEW
-    gate = _narrow(sums, min(longest_sum, FEW_TERMS) if few else longest_sum, unit)
+    gate = _narrow(sums, terms.at_most(FEW_TERMS) if few else terms, unit)
     if kind is not Inputs.NORMAL and not exact:
         gate = min(gate * LOGIC_FACTOR, max(gate, FORGIVEN * sums.variation))
     floor = unit_out**2 * sums.largest["value"] + max(info.tiny, LEAST)
-    local = gate * LOCAL_GATE / PRECISION_GATE
+    local = gate * LOCAL
+    one_signed = 0.0 if exact else sequential(terms.longest)
     return Gates(
         rms=max(gate + unit_out * sums.rms("value"), OWN_ERROR * sums.rms("own")) + floor,
         local=(min(local, QUARTER) if exact else local) + floor,
         own=OWN_ERROR * sums.largest["own"] + floor,
-        unit=unit_out,
+        each=2 * unit_out + LOCAL * one_signed,
     )
 
 
@@ -148,14 +154,15 @@ def doubtful(sums: Sums, kind: Inputs, admitted: Precision) -> bool:
     return not (sums.exact(kind) and fine)
 
 
-def reach(longest_sum: int, unit: float) -> float:
-    """How far honest arithmetic may err, relative to what it starts from."""
-    return PRECISION_GATE * math.sqrt(longest_sum) * UNIT + coarse(unit)
+def reach(signed: int, unit: float) -> float:
+    """How far honest arithmetic with sums of so many terms may err, relative to what it starts
+    from."""
+    return PRECISION_GATE * math.sqrt(signed) * UNIT + coarse(unit)
 
 
-def sequential(longest_sum: int) -> float:
+def sequential(longest: int) -> float:
     """How far a sum of one sign may err, relative to itself, one term after the other."""
-    return min(UNIT * math.sqrt(longest_sum), MOST_SEQUENTIAL)
+    return min(UNIT * math.sqrt(longest), MOST_SEQUENTIAL)
 
 
 def settled(x: Tensor, y: Tensor, s: Tensor, moved: Tensor, most: Steady) -> Tensor:
@@ -169,7 +176,7 @@ def settled(x: Tensor, y: Tensor, s: Tensor, moved: Tensor, most: Steady) -> Ten
     error = x - y
     left = (error.abs() - moved).clamp(min=0).copysign(error)
     foretold = most.reach / UNIT * s
-    linear = (moved >= foretold / 2) & (moved <= LOCAL_GATE / PRECISION_GATE * foretold)
+    linear = (moved >= foretold / 2) & (moved <= LOCAL * foretold)
     return torch.where((moved > most.gate) & ~linear, y + left, x)
 
 
@@ -182,15 +189,15 @@ class Steady:
     reach: float
 
 
-def steady(sums: Sums, kind: Inputs, longest_sum: int, unit: float) -> Steady:
-    most = LOCAL_GATE / PRECISION_GATE * _narrow(sums, longest_sum, unit)
+def steady(sums: Sums, kind: Inputs, terms: Terms, unit: float) -> Steady:
+    most = LOCAL * _narrow(sums, terms, unit)
     gate = min(most, QUARTER) if sums.exact(kind) else most
-    return Steady(gate, reach(longest_sum, unit))
+    return Steady(gate, reach(terms.signed, unit))
 
 
-def _narrow(sums: Sums, longest_sum: int, unit: float) -> float:
+def _narrow(sums: Sums, terms: Terms, unit: float) -> float:
     """The gate of precision, in the arithmetic that the task admits."""
-    return _honest(sums, longest_sum) + coarse(unit) * sums.rms("spread") / UNIT
+    return _honest(sums, terms) + coarse(unit) * sums.rms("spread") / UNIT
 
 
 def coarse(unit: float) -> float:
@@ -198,19 +205,19 @@ def coarse(unit: float) -> float:
     return COARSE_GATE * unit if unit > UNIT else 0.0
 
 
-def _honest(sums: Sums, longest_sum: int) -> float:
+def _honest(sums: Sums, terms: Terms) -> float:
     """rms error that honest fp32 sums may have."""
-    root = math.sqrt(longest_sum)
-    one_signed = sequential(longest_sum) * max(sums.rms("value"), sums.carried)
+    root = math.sqrt(terms.signed)
+    one_signed = sequential(terms.longest) * max(sums.rms("value"), sums.carried)
     return PRECISION_GATE * root * sums.rms("spread") + one_signed
 
 
-def explains(sums: Sums, longest_sum: int, bound: float, admitted: Precision) -> Precision | None:
+def explains(sums: Sums, terms: Terms, bound: float, admitted: Precision) -> Precision | None:
     """The finest arithmetic whose roundoff accounts for errors of this size and evenness."""
     error, spread = sums.rms("error"), sums.rms("spread")
     if error <= bound and admitted is Precision.MATCH:
         return Precision.MATCH
-    fine = _honest(sums, longest_sum)
+    fine = _honest(sums, terms)
     if error <= fine:
         return Precision.MATCH
     if sums.largest["error"] > UNEVEN * error:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from cuagent.task import Device, Task
 from cuagent.verify.inputs import LENIENT, PLACED, SWEEPS, Inputs, Weights
 from cuagent.verify.oracle import OPPOSITES, Oracle
+from cuagent.verify.reductions import Terms
 from cuagent.verify.repertoire import Turns
 from cuagent.verify.rounds import ROUNDS, Rejected, Round, Tally, Trial, When
 from cuagent.verify.seeds import Seeds
@@ -69,7 +70,7 @@ class Stage:
     """Outputs whose indices can be followed to what they were chosen from."""
     kinds: frozenset[Inputs]
     turns: Mapping[Inputs, Turns]
-    longest_sum: int
+    terms: Terms
 
     def expected(self) -> Expected:
         declared, precise, spread, chosen = (
@@ -96,7 +97,7 @@ class Stage:
     def _strict(self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs) -> Finding:
         if kind in LENIENT:
             outputs, expected = numbers_only(outputs, expected)
-        return strict(outputs, expected, kind, self.longest_sum, self.task.precision)
+        return strict(outputs, expected, kind, self.terms, self.task.precision)
 
 
 class Course:

@@ -36,7 +36,7 @@ from cuagent.verify.hidden import hidden
 from cuagent.verify.inputs import Inputs, Range, Weights, ranges_of, shake
 from cuagent.verify.perturb import pairs, perturbed, real, widened
 from cuagent.verify.places import NearTies, find_places, tell_places
-from cuagent.verify.reductions import longest_sum
+from cuagent.verify.reductions import terms
 from cuagent.verify.repertoire import Repertoire, repertoire
 from cuagent.verify.selections import Followed, follow
 from cuagent.worker.arena import Arena, layout_of, settle
@@ -126,8 +126,7 @@ class _Oracle:
         arguments = self.reference.inputs(0)
         leaves, self.inputs = flatten(arguments, "inputs")
         outputs: list[Any] = []
-        longest = longest_sum(lambda: outputs.append(self.declared(*arguments)))
-        self.longest = longest
+        self.terms = terms(lambda: outputs.append(self.declared(*arguments)))
         peak = self._peak()
         results, spec = flatten(outputs[0], "output")
         init, init_spec = flatten([list(self.reference.init_args[0]), self.reference.init_args[1]])
@@ -164,7 +163,7 @@ class _Oracle:
             "init": init_spec,
             "state": list(state),
             "state_layout": layout_of(list(state.values()), dense=True).to_json(),
-            "longest_sum": longest,
+            "terms": astuple(self.terms),
             "peak": peak,
             "fp64": self.fp64,
             "call_s": call_s,
@@ -230,7 +229,7 @@ class _Oracle:
         generator = self._generator(message["seed"])
         self._perturb(inputs, exact.outputs, spread, count, generator)
         if self.discrete:
-            near = NearTies(self.longest, self.reference.task.precision, message["opposites"])
+            near = NearTies(self.terms.longest, self.reference.task.precision, message["opposites"])
             moved = near.moved(self._wide(inputs), generator, exact)
             runs = (self._exactly(wide) for wide in moved)
             places = near.settle(exact, run, runs, spread)
@@ -303,7 +302,8 @@ class _Oracle:
             self.precise.state_dict(),
             self._generator(message["seed"]),
         )
-        far, step = reach(self.longest, self.coarsest), sequential(self.longest)
+        far = reach(self.terms.signed, self.coarsest)
+        step = sequential(self.terms.longest)
         views = self.arenas[message["moved"]].tensors()
         doubts.move(reference, inputs, far, step, message["pairs"], views)
         return {"carried": doubts.carried(reference, inputs, message["pairs"])}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
 from cuagent.verify import bounds
-from cuagent.verify.bounds import LOCAL_GATE, OWN_ERROR, PRECISION_GATE, UNIT, UNITS
+from cuagent.verify.bounds import LOCAL, OWN_ERROR, UNIT, UNITS
 from cuagent.verify.perturb import apart, opposites, real, tilted, untied
 from cuagent.verify.selections import BOUNDED, DISTINCT, Followed, Selection, Traced
 from cuagent.verify.ties import Places, places_of
@@ -21,8 +21,6 @@ from cuagent.verify.ties import Places, places_of
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-LOCAL = LOCAL_GATE / PRECISION_GATE
-"""The bound on one element over that on the rms."""
 KNOWN = 3
 """So many times fewer pairs of perturbations do where one knows what is tied."""
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from cuagent.verify.selections import SHIFTED
 from cuagent.verify.watching import watching
 
 _PRODUCTS = {"mm": 0, "bmm": 0, "dot": 0, "vdot": 0, "mv": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
@@ -52,24 +54,47 @@ def moves(function: Any) -> bool:
     return function.is_view or function.overloadpacket.__name__.rstrip("_") in _MOVING
 
 
-def longest_sum(run: Callable[[], Any]) -> int:
+@dataclass(frozen=True)
+class Terms:
+    """Of the longest sums in one forward."""
+
+    longest: int
+    """K."""
+    signed: int
+    """The same without what a softmax sums: exponentials, all of one sign, so that their sum errs
+    in proportion to itself and not to what it was made from."""
+
+    @classmethod
+    def of(cls, longest: int) -> Terms:
+        """Of a sum that may cancel."""
+        return cls(longest, longest)
+
+    def at_most(self, count: int) -> Terms:
+        """As if no sum were longer than `count`."""
+        return Terms(min(self.longest, count), min(self.signed, count))
+
+
+def terms(run: Callable[[], Any]) -> Terms:
     """Call `run` and count."""
     import torch
 
-    longest = 1
+    longest = signed = 1
 
     def count(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        nonlocal longest
+        nonlocal longest, signed
         result = function(*args, **kwargs)
         tensors = list(_tensors([args, kwargs]))
         if tensors and not function.is_view and torch.Tag.pointwise not in function.tags:
-            name = function.overloadpacket.__name__
-            longest = max(longest, _terms(name.rstrip("_"), args, tensors, result))
+            name = function.overloadpacket.__name__.rstrip("_")
+            found = _terms(name, args, tensors, result)
+            longest = max(longest, found)
+            if name not in SHIFTED:
+                signed = max(signed, found)
         return result
 
     with watching(count):
         run()
-    return longest
+    return Terms(longest, signed)
 
 
 def _terms(name: str, args: Any, tensors: Sequence[Any], result: Any) -> int:
@@ -78,6 +103,8 @@ def _terms(name: str, args: Any, tensors: Sequence[Any], result: Any) -> int:
         return 1
     if name in _PRODUCTS:
         return args[_PRODUCTS[name]].shape[-1]
+    if name in ("_softmax", "_log_softmax"):
+        return first.shape[args[1]] if first.dim() else 1
     if name == "convolution":
         weight = args[1]
         kernel = weight[0, 0].numel()

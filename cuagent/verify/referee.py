@@ -28,6 +28,7 @@ from cuagent.verify.course import KEPT_BYTES, LOGIC_SPREAD_S, TOGETHER, Course, 
 from cuagent.verify.failures import FORESEEN, build_failure, explain
 from cuagent.verify.inputs import PLACED, Inputs, Weights
 from cuagent.verify.oracle import Oracle
+from cuagent.verify.reductions import Terms
 from cuagent.verify.repertoire import Turns
 from cuagent.verify.rounds import Tally, most_calls
 from cuagent.verify.seeds import Seeds
@@ -131,7 +132,7 @@ class Referee:
             traced=frozenset(self.about["traced"]),
             kinds=frozenset(Inputs(kind) for kind in self.about["kinds"]),
             turns={Inputs(kind): Turns(*n) for kind, n in self.about["turns"].items()},
-            longest_sum=self.about["longest_sum"],
+            terms=Terms(*self.about["terms"]),
         )
         self._timed_seed = Seeds().draw()
         self._oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)

@@ -4,11 +4,12 @@ lax     |x - r| <= 1e-2 + 1e-2 |r| for every element, r the reference in its dec
         (KernelBench, CUDA Agent). Reported beside the verdict, never instead of the strict rule.
 
 strict  With y the fp64 oracle, r the reference, e = x - y, s the spread of the oracle when every
-        input and weight is multiplied by 1 + u N(0,1), K the longest sum, u_o the unit roundoff of
-        the output's dtype:
-            gate        8 sqrt(K) rms(s) + min(u sqrt(K), 1e-4) rms(y)
-            precision   rms(e) <= max(  gate + rms(u_o y),   3 rms(r - y)) + floor
-            local       |e_i|  <= max(5 gate + 2 u_o |y_i|,  3 max|r - y|) + floor
+        input and weight is multiplied by 1 + u N(0,1), K the longest sum, K' the longest but for
+        those inside a softmax, u_o the unit roundoff of the output's dtype:
+            q           min(u sqrt(K), 1e-4)
+            gate        8 sqrt(K') rms(s) + q rms(y)
+            precision   rms(e) <= max(  gate + rms(u_o y),           3 rms(r - y)) + floor
+            local       |e_i|  <= max(5 gate + (2 u_o + 5 q) |y_i|,  3 max|r - y|) + floor
             floor       u_o^2 max|y| + max(smallest normal of the dtype, 2^-114)
         Either bound admits. Inputs that are not zero-mean judge logic: there the gate is 12.5 times
         as wide, but no more than 5 % of the output's own variation is forgiven that way.
@@ -25,6 +26,7 @@ for rms(y) where it is more (`bounds` says why). Exact probes have no such doubt
 
 The second term of the gate is for sums of one sign inside a task (exponentials, squares) that are
 taken one term after the other: each addition rounds the partial sum, whose size s does not know.
+It errs in proportion to the sum, and so does each element that is made from it.
 
 The floor is for outputs on which perturbations have no hold: a one-hot softmax has no spread, and
 an honest exp that clamps at -87 leaves 3e-38 where the oracle has 0. An error of u_o^2 of the
@@ -67,6 +69,8 @@ from cuagent.verify.verdict import RuleResult
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from cuagent.verify.reductions import Terms
 
     Block = tuple[Tensor, ...]
 
@@ -142,7 +146,7 @@ def strict(
     outputs: Sequence[Tensor],
     expected: Expected,
     kind: Inputs,
-    longest_sum: int,
+    terms: Terms,
     admitted: Precision = Precision.MATCH,
 ) -> Finding:
     """The strict rule on one draw of `kind`."""
@@ -154,7 +158,7 @@ def strict(
         carried = expected.moved.carried
     unit = coarsest(expected.declared, admitted)
     findings = [
-        _real(index, tensors, kind, longest_sum, admitted, unit, carried[index])
+        _real(index, tensors, kind, terms, admitted, unit, carried[index])
         if real(tensors[0])
         else _whole(index, tensors, kind, places[index])
         for index, tensors in enumerate(zip(*parts, strict=True))
@@ -198,7 +202,7 @@ def _real(
     index: int,
     tensors: Sequence[Tensor],
     kind: Inputs,
-    longest_sum: int,
+    terms: Terms,
     admitted: Precision,
     unit: float,
     carried: float,
@@ -215,8 +219,8 @@ def _real(
     sums = Sums.of(_left(blocks, NOTHING), carried)
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
-    bound = gates(sums, tensors[0].dtype, kind, longest_sum, UNITS[admitted])
-    most = steady(sums, kind, longest_sum, unit) if doubtful(sums, kind, admitted) else NOTHING
+    bound = gates(sums, tensors[0].dtype, kind, terms, UNITS[admitted])
+    most = steady(sums, kind, terms, unit) if doubtful(sums, kind, admitted) else NOTHING
     left = Sums.of(_left(blocks, most), carried) if len(tensors) == IN_DOUBT else sums
     farthest, where = _farthest(_left(blocks, most), bound)
     ratio = max(left.rms("error") / bound.rms, farthest)
@@ -225,7 +229,7 @@ def _real(
         ratio=ratio,
         max_error=sums.largest["error"],
         rms_error=sums.rms("error"),
-        precision=explains(left, longest_sum, bound.rms, admitted),
+        precision=explains(left, terms, bound.rms, admitted),
         note="" if ratio <= 1 else f"output {index}, element {where} of {sums.count}",
         rms_bound=bound.rms,
     )
@@ -243,7 +247,7 @@ def _farthest(blocks: Iterable[Block], bound: Gates) -> tuple[float, int]:
     worst, where, begun = 0.0, 0, 0
     for x, _, y, _ in blocks:
         if y.numel():
-            relative = (x - y).abs() / (bound.local + 2 * bound.unit * y.abs()).clamp(bound.own)
+            relative = (x - y).abs() / (bound.local + bound.each * y.abs()).clamp(bound.own)
             position = int(relative.argmax())
             if (found := number(relative[position])) > worst:
                 worst, where = found, begun + position

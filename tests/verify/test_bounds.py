@@ -11,6 +11,7 @@ import torch
 from cuagent.task import Precision, load_task
 from cuagent.verify import Referee, doubts
 from cuagent.verify.inputs import Inputs, Weights
+from cuagent.verify.reductions import Terms
 from cuagent.verify.tolerance import Expected, Moved, strict
 
 ATTENTION = """
@@ -69,16 +70,16 @@ def test_a_jump_within_roundoff_is_no_error() -> None:
     for kind in (Inputs.NORMAL, Inputs.OWN):
         output, expected = steps(kind)
         output[3] += 1.0
-        assert strict([output], expected, kind, 4).passed
-        assert not strict([output], steps(kind, jumps=False)[1], kind, 4).passed
+        assert strict([output], expected, kind, Terms.of(4)).passed
+        assert not strict([output], steps(kind, jumps=False)[1], kind, Terms.of(4)).passed
         output[3] += 0.01
-        assert not strict([output], expected, kind, 4).passed
+        assert not strict([output], expected, kind, Terms.of(4)).passed
 
 
 def test_a_jump_elsewhere_excuses_no_other_element() -> None:
     output, expected = steps(Inputs.NORMAL)
     output[4] += 0.01
-    found = strict([output], expected, Inputs.NORMAL, 4)
+    found = strict([output], expected, Inputs.NORMAL, Terms.of(4))
     assert not found.passed
     assert found.note == "output 0, element 4 of 100"
 
@@ -91,8 +92,8 @@ def test_what_moves_in_proportion_is_judged_as_tightly_in_doubt() -> None:
     noise = torch.randn(1000, generator=generator, dtype=torch.float64)
     for moved in (None, Moved([3 * gate * torch.ones_like(y)], [0.0])):
         expected = Expected([y], [y], [spread], moved=moved)
-        assert strict([y + 0.8 * gate * noise], expected, Inputs.NORMAL, 64).passed
-        assert not strict([y + 1.5 * gate * noise], expected, Inputs.NORMAL, 64).passed
+        assert strict([y + 0.8 * gate * noise], expected, Inputs.NORMAL, Terms.of(64)).passed
+        assert not strict([y + 1.5 * gate * noise], expected, Inputs.NORMAL, Terms.of(64)).passed
 
 
 def test_round_numbers_have_no_such_excuse() -> None:
@@ -100,9 +101,9 @@ def test_round_numbers_have_no_such_excuse() -> None:
     whole = expected.declared[0].round()
     expected = replace(expected, declared=[whole], precise=[whole.double()])
     output = whole.clone()
-    assert strict([output], expected, Inputs.INTEGER, 4).passed
+    assert strict([output], expected, Inputs.INTEGER, Terms.of(4)).passed
     output[3] += 1.0
-    assert not strict([output], expected, Inputs.INTEGER, 4).passed
+    assert not strict([output], expected, Inputs.INTEGER, Terms.of(4)).passed
 
 
 def test_a_kernel_may_round_to_the_type_of_its_outputs_before_a_jump() -> None:
@@ -112,7 +113,7 @@ def test_a_kernel_may_round_to_the_type_of_its_outputs_before_a_jump() -> None:
         output[3] += size
         moved[3] = size
         half = replace(expected, declared=[own.bfloat16()], moved=Moved([moved], [0.0]))
-        assert strict([output.bfloat16()], half, Inputs.NORMAL, 4).passed is passes
+        assert strict([output.bfloat16()], half, Inputs.NORMAL, Terms.of(4)).passed is passes
 
 
 def test_where_coarser_arithmetic_is_admitted_only_small_integers_are_exact() -> None:
@@ -126,7 +127,7 @@ def test_where_coarser_arithmetic_is_admitted_only_small_integers_are_exact() ->
         (Inputs.CANCELLATION, Precision.TF32, True),
         (Inputs.INTEGER, Precision.TF32, False),
     ):
-        assert strict([output], expected, kind, 4, admitted).passed is passes
+        assert strict([output], expected, kind, Terms.of(4), admitted).passed is passes
 
 
 def test_what_cancels_on_the_way_is_known_from_the_roundoff_of_each_step() -> None:
@@ -141,8 +142,8 @@ def test_what_cancels_on_the_way_is_known_from_the_roundoff_of_each_step() -> No
     rounded = (x.float() + 1000 - 1000).double()
     for known, passes in ((None, False), (Moved([spread], [carried]), True)):
         expected = Expected([y.float()], [y], [spread], moved=known)
-        assert strict([rounded.float()], expected, Inputs.NORMAL, 1).passed is passes
-        assert not strict([rounded.bfloat16().float()], expected, Inputs.NORMAL, 1).passed
+        assert strict([rounded.float()], expected, Inputs.NORMAL, Terms.of(1)).passed is passes
+        assert not strict([rounded.bfloat16().float()], expected, Inputs.NORMAL, Terms.of(1)).passed
 
 
 def test_an_element_of_greater_sensitivity_is_no_jump_unless_it_had_jumped_already() -> None:
@@ -155,5 +156,5 @@ def test_an_element_of_greater_sensitivity_is_no_jump_unless_it_had_jumped_alrea
     for far, passes in ((2 * 64e-5, False), (0.4 * 64e-5, True)):
         moved[3] = far
         expected = Expected([y], [y], [spread], moved=Moved([moved], [0.0]))
-        found = strict([error * far / error[3]], expected, Inputs.NORMAL, 64)
+        found = strict([error * far / error[3]], expected, Inputs.NORMAL, Terms.of(64))
         assert found.passed is passes

@@ -7,6 +7,7 @@ import math
 import torch
 
 from cuagent.verify.inputs import Inputs
+from cuagent.verify.reductions import Terms
 from cuagent.verify.specials import numbers_only, strays
 from cuagent.verify.tolerance import Expected, strict
 
@@ -22,7 +23,7 @@ def expected() -> Expected:
 
 def passes(output: torch.Tensor, places: torch.Tensor = PLACES) -> bool:
     left, what = numbers_only([output, places], expected())
-    return strict(left, what, Inputs.NAN, 1).passed
+    return strict(left, what, Inputs.NAN, Terms.of(1)).passed
 
 
 def test_a_wrong_number_among_numbers_is_refused() -> None:

@@ -12,6 +12,7 @@ from cuagent.task import Precision
 from cuagent.verify.inputs import Inputs
 from cuagent.verify.oracle import OPPOSITES
 from cuagent.verify.places import NearTies, find_places
+from cuagent.verify.reductions import Terms
 from cuagent.verify.selections import follow
 from cuagent.verify.tolerance import Expected, strict
 
@@ -28,7 +29,7 @@ def passes(run: Run, x: torch.Tensor, output: torch.Tensor) -> bool:
     expected = Expected(
         declared.outputs, [right], [torch.ones_like(right)], find_places(exact, declared, moved)
     )
-    return strict([output], expected, Inputs.TIES, 1).passed
+    return strict([output], expected, Inputs.TIES, Terms.of(1)).passed
 
 
 def test_any_tied_place_will_do_and_no_other() -> None:

@@ -10,7 +10,7 @@ import torch
 from cuagent.task import Precision
 from cuagent.verify.bounds import UNIT
 from cuagent.verify.inputs import Inputs
-from cuagent.verify.reductions import longest_sum
+from cuagent.verify.reductions import Terms, terms
 from cuagent.verify.tolerance import Expected, lax, strict
 
 
@@ -36,29 +36,29 @@ def test_a_sequential_sum_is_admitted_and_tf32_and_bf16_are_not() -> None:
         running = torch.zeros(64, 64)
         for index in range(k):
             running += a[:, index : index + 1] * b[index]
-        assert strict([running], expected, Inputs.NORMAL, k).passed
+        assert strict([running], expected, Inputs.NORMAL, Terms.of(k)).passed
         tf32 = [(x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b)]
-        found = strict([tf32[0] @ tf32[1]], expected, Inputs.NORMAL, k)
+        found = strict([tf32[0] @ tf32[1]], expected, Inputs.NORMAL, Terms.of(k))
         assert not found.passed
         assert found.precision in (Precision.TF32, Precision.BF16)
         assert not strict(
-            [(a.bfloat16() @ b.bfloat16()).float()], expected, Inputs.NORMAL, k
+            [(a.bfloat16() @ b.bfloat16()).float()], expected, Inputs.NORMAL, Terms.of(k)
         ).passed
 
 
 def test_what_the_task_admits_is_not_held_against_an_attempt() -> None:
     a, b, expected = product(512)
     coarse = a.bfloat16().float() @ b.bfloat16().float()
-    assert not strict([coarse], expected, Inputs.NORMAL, 512).passed
-    assert not strict([coarse], expected, Inputs.NORMAL, 512, Precision.TF32).passed
-    assert strict([coarse], expected, Inputs.NORMAL, 512, Precision.BF16).passed
+    assert not strict([coarse], expected, Inputs.NORMAL, Terms.of(512)).passed
+    assert not strict([coarse], expected, Inputs.NORMAL, Terms.of(512), Precision.TF32).passed
+    assert strict([coarse], expected, Inputs.NORMAL, Terms.of(512), Precision.BF16).passed
 
 
 def test_one_bad_element_does_not_hide_in_an_average() -> None:
     a, b, expected = product(256)
     output = a @ b
     output[3, 4] += 0.01
-    found = strict([output], expected, Inputs.NORMAL, 256)
+    found = strict([output], expected, Inputs.NORMAL, Terms.of(256))
     assert not found.passed
     assert found.note == f"output 0, element {3 * 64 + 4} of 4096"
 
@@ -66,37 +66,37 @@ def test_one_bad_element_does_not_hide_in_an_average() -> None:
 def test_either_bound_admits() -> None:
     y = torch.linspace(1, 2, 100, dtype=torch.float64)
     unsteady = Expected([(y + 1e-3).float()], [y], [torch.zeros_like(y)])
-    assert strict([(y - 2e-3).float()], unsteady, Inputs.NORMAL, 1).passed
-    assert not strict([(y - 4e-3).float()], unsteady, Inputs.NORMAL, 1).passed
+    assert strict([(y - 2e-3).float()], unsteady, Inputs.NORMAL, Terms.of(1)).passed
+    assert not strict([(y - 4e-3).float()], unsteady, Inputs.NORMAL, Terms.of(1)).passed
 
 
 def test_on_small_integers_roundoff_is_admitted_and_a_wrong_index_is_not() -> None:
     a, b, expected = product(128, Inputs.INTEGER)
     running = a @ b  # exact
-    assert strict([running], expected, Inputs.INTEGER, 128).passed
+    assert strict([running], expected, Inputs.INTEGER, Terms.of(128)).passed
     rounded = running + 1e-6  # a mean that runs along, a transform with thirds
-    assert strict([rounded], expected, Inputs.INTEGER, 128).passed
+    assert strict([rounded], expected, Inputs.INTEGER, Terms.of(128)).passed
     wrong = running.clone()
     wrong[0, 0] += 1
-    assert not strict([wrong], expected, Inputs.INTEGER, 128).passed
+    assert not strict([wrong], expected, Inputs.INTEGER, Terms.of(128)).passed
 
 
 def test_nan_and_inf_must_stand_where_the_reference_has_them() -> None:
     y = torch.tensor([1.0, math.nan, math.inf, -math.inf], dtype=torch.float64)
     expected = Expected([y.float()], [y], [torch.zeros(4, dtype=torch.float64)])
-    assert strict([y.float()], expected, Inputs.OWN, 1).passed
+    assert strict([y.float()], expected, Inputs.OWN, Terms.of(1)).passed
     for index, value in ((0, math.nan), (1, 1.0), (2, 3e38), (2, -math.inf), (3, math.nan)):
         output = y.float()
         output[index] = value
-        assert not strict([output], expected, Inputs.OWN, 1).passed, (index, value)
+        assert not strict([output], expected, Inputs.OWN, Terms.of(1)).passed, (index, value)
 
 
 def test_integer_outputs_must_be_equal_to_either_reference() -> None:
     declared, precise = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4])
     expected = Expected([declared], [precise], [torch.zeros(3)])
-    assert strict([torch.tensor([1, 2, 3])], expected, Inputs.OWN, 1).passed
-    assert strict([torch.tensor([1, 2, 4])], expected, Inputs.OWN, 1).passed
-    assert not strict([torch.tensor([1, 2, 5])], expected, Inputs.OWN, 1).passed
+    assert strict([torch.tensor([1, 2, 3])], expected, Inputs.OWN, Terms.of(1)).passed
+    assert strict([torch.tensor([1, 2, 4])], expected, Inputs.OWN, Terms.of(1)).passed
+    assert not strict([torch.tensor([1, 2, 5])], expected, Inputs.OWN, Terms.of(1)).passed
 
 
 def test_an_integer_that_hangs_on_a_near_tie_may_differ_but_no_comparison_of_round_numbers() -> (
@@ -104,13 +104,15 @@ def test_an_integer_that_hangs_on_a_near_tie_may_differ_but_no_comparison_of_rou
 ):
     count, near = torch.tensor([1, 2, 3]), torch.tensor([0, 0, 1])
     expected = Expected([count], [count], [near])
-    assert strict([torch.tensor([1, 2, 4])], expected, Inputs.TIES, 1).passed
-    assert not strict([torch.tensor([1, 2, 5])], expected, Inputs.TIES, 1).passed
-    assert not strict([torch.tensor([0, 2, 3])], expected, Inputs.TIES, 1).passed
+    assert strict([torch.tensor([1, 2, 4])], expected, Inputs.TIES, Terms.of(1)).passed
+    assert not strict([torch.tensor([1, 2, 5])], expected, Inputs.TIES, Terms.of(1)).passed
+    assert not strict([torch.tensor([0, 2, 3])], expected, Inputs.TIES, Terms.of(1)).passed
     above = torch.tensor([True, False, False])
     expected = Expected([above], [above], [near.bool()])
-    assert strict([torch.tensor([True, False, True])], expected, Inputs.NORMAL, 1).passed
-    assert not strict([torch.tensor([True, False, True])], expected, Inputs.TIES, 1).passed
+    assert strict([torch.tensor([True, False, True])], expected, Inputs.NORMAL, Terms.of(1)).passed
+    assert not strict(
+        [torch.tensor([True, False, True])], expected, Inputs.TIES, Terms.of(1)
+    ).passed
 
 
 def test_a_sequential_sum_of_one_sign_is_admitted() -> None:
@@ -121,8 +123,33 @@ def test_a_sequential_sum_of_one_sign_is_admitted() -> None:
     for index in range(8192):
         running += terms[:, index]
     expected = Expected([terms.sum(-1)], [y], [spread])
-    assert strict([running], expected, Inputs.NORMAL, 8192).ratio < 0.5
-    assert not strict([terms.bfloat16().sum(-1).float()], expected, Inputs.NORMAL, 8192).passed
+    assert strict([running], expected, Inputs.NORMAL, Terms.of(8192)).ratio < 0.5
+    assert not strict(
+        [terms.bfloat16().sum(-1).float()], expected, Inputs.NORMAL, Terms.of(8192)
+    ).passed
+
+
+def test_a_softmax_whose_factor_is_short_shows_on_any_draw_and_one_summed_in_order_on_none() -> (
+    None
+):
+    """1.4427 for the logarithm of e: what a sum of 512 terms may err, and exponents may not."""
+    for seed in range(10):
+        x = torch.randn(16, 512, generator=torch.Generator().manual_seed(seed))
+        y, total = x.double().softmax(-1), torch.zeros(16, 512, dtype=torch.float64)
+        for _ in range(4):
+            moved = x.double() * (1 + UNIT * torch.randn_like(x).double())
+            total += (moved.softmax(-1) - y).square()
+        expected = Expected([x.softmax(-1)], [y], [(total / 4).sqrt()])
+        shifted, running = x - x.amax(-1, keepdim=True), torch.zeros(16)
+        for column in shifted.exp().unbind(-1):
+            running += column
+        powers = torch.exp2(shifted * 1.4427)
+        for output, passes in (
+            (shifted.exp() / running[:, None], True),
+            (powers / powers.sum(-1, keepdim=True), False),
+        ):
+            found = strict([output], expected, Inputs.NORMAL, Terms(longest=512, signed=1))
+            assert found.passed is passes
 
 
 def test_an_exp_that_clamps_is_no_error_beside_a_one() -> None:
@@ -130,8 +157,8 @@ def test_an_exp_that_clamps_is_no_error_beside_a_one() -> None:
     y[:, 0] = 1
     expected = Expected([y.float()], [y], [torch.zeros_like(y)])
     clamped = y.float() + 3.3e-38
-    assert strict([clamped], expected, Inputs.OFFSET, 8).passed
-    assert not strict([y.float() + 1e-4], expected, Inputs.OFFSET, 8).passed
+    assert strict([clamped], expected, Inputs.OFFSET, Terms.of(8)).passed
+    assert not strict([y.float() + 1e-4], expected, Inputs.OFFSET, Terms.of(8)).passed
 
 
 def test_the_lax_tolerance_grows_with_the_reference_not_with_the_candidate() -> None:
@@ -142,7 +169,7 @@ def test_the_lax_tolerance_grows_with_the_reference_not_with_the_candidate() -> 
 
 
 @pytest.mark.parametrize(
-    ("run", "terms"),
+    ("run", "count"),
     [
         (lambda: torch.ones(4, 300) @ torch.ones(300, 5), 300),
         (lambda: torch.ones(4, 700).softmax(-1), 700),
@@ -154,5 +181,11 @@ def test_the_lax_tolerance_grows_with_the_reference_not_with_the_candidate() -> 
         (lambda: torch.nn.functional.prelu(torch.ones(2, 1000), torch.ones(1)), 1),
     ],
 )
-def test_the_longest_sum_is_counted(run: object, terms: int) -> None:
-    assert longest_sum(run) == terms  # type: ignore[arg-type]
+def test_the_longest_sum_is_counted(run: object, count: int) -> None:
+    assert terms(run).longest == count  # type: ignore[arg-type]
+
+
+def test_what_a_softmax_sums_is_of_one_sign() -> None:
+    both = terms(lambda: (torch.ones(40, 30) @ torch.ones(30, 500)).softmax(-1))
+    assert both == Terms(longest=500, signed=30)
+    assert terms(lambda: torch.ones(40, 30).logsumexp(-1).sum()) == Terms(longest=40, signed=40)
