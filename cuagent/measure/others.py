@@ -1,7 +1,7 @@
-"""Who else uses the machine while something is timed, and where our own processes run.
+"""Who else uses the machine while something is timed, and where our own processes may run.
 
-Shares of the processors and the GPU's state are only read; what is set is which processors our own
-children run on. On Linux /proc tells how much processor time went to processes outside our
+Nothing is set here, only read: sessions are held on their processors when they begin
+(`worker/session.py`). On Linux /proc tells how much processor time went to processes outside our
 own tree; NVML tells clocks, throttling and other processes on the GPU. Where neither is there,
 nothing is known and nothing is said.
 """
@@ -108,11 +108,17 @@ def cores_for(threads: int) -> set[int]:
     return set((chosen + spare)[:threads])
 
 
-def hold(pid: int, cores: set[int]) -> None:
-    """Hold a process, as many threads as it has now and those they start, on `cores`."""
-    for task in Path(f"/proc/{pid}/task").glob("*") if cores else ():
-        with contextlib.suppress(OSError, ValueError):
-            os.sched_setaffinity(int(task.name), cores)
+def astray(pid: int, cores: set[int]) -> int:
+    """How many threads of a process and of all below it may run elsewhere than on `cores`.
+
+    None where there are no `cores` to hold them on. Daemons, which are never woken, do not count.
+    """
+    found = 0
+    for process in _tree(pid) if cores else ():
+        for task in Path(f"/proc/{process}/task").glob("*"):
+            with contextlib.suppress(OSError, ValueError):
+                found += not os.sched_getaffinity(int(task.name)) <= cores
+    return found
 
 
 def _siblings(core: int) -> set[int]:

@@ -88,7 +88,7 @@ class Timer:
         self._failed: dict[str, str] = {}
         self._batch: Batch | None = None
         self._draw_s = 0.0
-        self._cores = _cores(self.device)
+        self._cores = _cores(referee)
         self._apart: list[float] = []
         """How far twins lay apart in each timing so far."""
         self._roofline: Roofline | None = None
@@ -208,7 +208,7 @@ class Timer:
         lanes = self._baseline_lanes(batch)
         if subject is not None:
             self.emit(Phase("timing: opening the attempt", passing=True))
-        session = None if subject is None else self.referee.candidate(*subject)
+        session = None if subject is None else self.referee.candidate(*subject, self._cores)
         before = others.cpu_times()
         try:
             if session is not None:
@@ -218,6 +218,8 @@ class Timer:
             self.emit(Phase(_timing(effort, before_it, len(lanes.keys() - {TWIN})), passing=True))
             with _one_thread(self.device):
                 wrong = self._repeats(lanes, batch, effort) if lanes else ""
+            if session is not None and others.astray(session.pid, self._cores):
+                wrong = wrong or "it left the processors that all arms are timed on"
             busy = others.others_share(before, others.cpu_times())
         except SessionEnded as ended:
             if (session is not None and session.closed) or not self._bury(str(ended)):
@@ -329,7 +331,8 @@ class Timer:
         free = _free_memory(self.device)
         begun = time.perf_counter()
         arm = EAGER if name == TWIN else name
-        session = self.referee.reference(arm, environment=compiled_graphs())
+        graphs = compiled_graphs()
+        session = self.referee.reference(arm, environment=graphs, cores=self._cores)
         lane = self._warmed(name, session, batch, begun)
         lane.memory = None if free is None else free - (_free_memory(self.device) or 0)
         return lane
@@ -344,8 +347,6 @@ class Timer:
     ) -> Lane:
         """A lane whose model has run; three calls tell about how long one takes."""
         slot = batch.inputs.count - 1
-        if self.device is Device.CPU:
-            others.hold(session.pid, self._cores)
         lane = Lane(name, session, opened_s)
         if begun is not None:
             outputs = batch.outputs_of(name)
@@ -392,11 +393,10 @@ def _one_thread(device: Device) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _cores(device: Device) -> set[int]:
-    """Where all arms are held, empty for everywhere."""
-    import torch
-
-    return others.cores_for(torch.get_num_threads()) if device is Device.CPU else set()
+def _cores(referee: Referee) -> set[int]:
+    """Where all arms are held, empty for everywhere: as many as eager has threads."""
+    on_cpu = referee.task.device is Device.CPU
+    return others.cores_for(referee.nursery.threads) if on_cpu else set()
 
 
 def _free_memory(device: Device) -> int | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -252,20 +252,22 @@ class Referee:
 
     # -- sessions and batches, for measuring
 
-    def candidate(self, attempt: Attempt, build: Build) -> Session:
+    def candidate(self, attempt: Attempt, build: Build, cores: Collection[int] = ()) -> Session:
         """A session of the attempt with the weights all timed arms share. Raises SessionEnded."""
-        session = self._session(CANDIDATE, self._timed_seed, attempt, build)
+        session = self._session(CANDIDATE, self._timed_seed, attempt, build, cores=cores)
         # A copy: it could write to what the arms after it are to load.
         self._lent_weights.lay(self._timed_weights)
         session.load(self._lent_weights)
         return session
 
-    def reference(self, mode: str, *, environment: dict[str, str] | None = None) -> Session:
+    def reference(
+        self, mode: str, *, environment: dict[str, str] | None = None, cores: Collection[int] = ()
+    ) -> Session:
         """A session of the reference: "eager", "compile", or a mode of torch.compile.
 
         `environment` is for caches of compiled graphs, which a candidate must never share.
         """
-        session = self._session(mode, self._timed_seed, extra=environment or {})
+        session = self._session(mode, self._timed_seed, extra=environment or {}, cores=cores)
         session.load(self._timed_weights)
         return session
 
@@ -338,10 +340,11 @@ class Referee:
         attempt: Attempt | None = None,
         build: Build | None = None,
         extra: dict[str, str] | None = None,
+        cores: Collection[int] = (),
     ) -> Session:
         order = self.order(seed, arm)
         if build is None:
-            return Session.open(self._nursery, order, environment=extra)
+            return Session.open(self._nursery, order, environment=extra, cores=cores)
         read = tuple(library.path for library in build.libraries)
         return Session.open(
             self._nursery,
@@ -351,6 +354,7 @@ class Referee:
             read=read,
             environment=environment(build),
             memory_bytes=self.memory_bytes,
+            cores=cores,
         )
 
     def order(self, seed: int, arm: str = CANDIDATE) -> Order:

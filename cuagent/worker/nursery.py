@@ -110,6 +110,7 @@ class Nursery:
         )
         theirs.close()
         self._ready = False
+        self._threads = 0
         self.pid = self._process.pid
         self.living: set[int] = set()
         """Processes of children that were not ended yet."""
@@ -164,6 +165,15 @@ class Nursery:
             child.close()
 
     @property
+    def threads(self) -> int:
+        """That torch computes with in each child, which need not be as many as it has with us.
+
+        Raises NurseryError.
+        """
+        self._await_ready()
+        return self._threads
+
+    @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
@@ -189,7 +199,7 @@ class Nursery:
 
     def _await_ready(self) -> None:
         if not self._ready:
-            self._receive(_START_S)
+            self._threads = self._receive(_START_S)["threads"]
             self._ready = True
 
     def _ask(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> dict[str, Any]:

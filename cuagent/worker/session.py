@@ -19,7 +19,7 @@ import select
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -115,6 +115,7 @@ class Session:
         environment: dict[str, str] | None = None,
         deadline_s: float | None = None,
         memory_bytes: int | None = None,
+        cores: Collection[int] = (),
     ) -> Session:
         """Fork a process and import the model's code there. Raises SessionEnded, NurseryError.
 
@@ -123,6 +124,7 @@ class Session:
 
         `attempt` is laid down in a folder of the session's own, which goes when the session does.
         A candidate is held in the sandbox at `tier`, where it may read `read` beside that folder.
+        `cores` are the processors that it and all it starts are held on; none given, all.
         """
         folder = Path(tempfile.mkdtemp(dir=nursery.folder))
         # A worker under another user id must be able to enter it.
@@ -153,6 +155,11 @@ class Session:
         except BaseException:
             remove(folder)
             raise
+        if cores:
+            # Before any code of its own runs: threads and processes inherit it, and in a sandbox
+            # none can change it. One that is gone already is told of by the command.
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(session.pid, cores)
         session._command({"do": "open"}, deadline_s or _patience(attempt))
         return session
 

@@ -53,8 +53,7 @@ def _serve(control: socket.socket) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the referee to interpret
     _pin_allocator()
-    _warm_up()
-    send_message(control, {"ready": os.getpid()})
+    send_message(control, {"ready": os.getpid(), "threads": _warm_up()})
     children: set[int] = set()
     while (received := receive_message(control)) is not None:
         message, descriptors = received
@@ -87,17 +86,20 @@ def _pin_allocator() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def _warm_up() -> None:
+def _warm_up() -> int:
+    """What children need, in memory; how many threads torch will compute with in each of them."""
     import numpy  # noqa: F401
-    import torch  # noqa: F401
+    import torch
 
     # In memory now, so that a child that may not read our files still has them.
     import cuagent.kernels.calls
     import cuagent.kernels.driver
     import cuagent.worker.program  # noqa: F401
 
+    threads = torch.get_num_threads()
     # What is alive now stays; the collector must not touch, and so copy, its pages in every child.
     gc.freeze()
+    return threads
 
 
 def _child(control: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import time
 
 from cuagent.measure import others
 from cuagent.measure.machine import examine
@@ -41,16 +40,6 @@ def test_threads_get_all_processors_or_as_many_as_they_are() -> None:
         held = others.cores_for(1)
         assert len(held) == 1
         assert held <= free
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(5)"])
-        try:
-            others.hold(child.pid, held)
-            deadline = time.time() + 5
-            while os.sched_getaffinity(child.pid) != held and time.time() < deadline:
-                time.sleep(0.01)
-            assert os.sched_getaffinity(child.pid) == held
-        finally:
-            child.kill()
-            child.wait()
 
 
 def test_the_machine_is_described_with_advice_for_every_lack() -> None:

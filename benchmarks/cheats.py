@@ -1,0 +1,105 @@
+"""The cheats of timing before this judge again and again: how often is one believed?
+
+    python benchmarks/cheats.py [--only REGEX] [--repeats N] [--effort quick|record] [--json OUT]
+
+A machine's noise decides what a clock can tell, so one timing of a cheat says little. Each exploit
+that needs a clock is judged so many times on fresh seeds; it is believed where it is accepted and
+its speed-up over eager is surely above what the corpora allow. A quick look is no claim, a timing
+of record is. Exit 1 if any was believed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests" / "corpus"))
+
+import torch  # noqa: E402, F401  (as in a run of the whole corpora: before threads are limited)
+from corpus import ACCEPTED, Candidate, exploits  # noqa: E402
+from judging import GAIN, Judges, judges, safe  # noqa: E402
+
+from cuagent.measure.timing import Effort  # noqa: E402
+from cuagent.worker.arms import EAGER  # noqa: E402
+
+
+@dataclass
+class Record:
+    """What came of one cheat in all its timings."""
+
+    name: str
+    words: dict[str, int] = field(default_factory=dict)
+    """How often each reason was given."""
+    ratios: list[tuple[float, float, float]] = field(default_factory=list)
+    """Over eager, with limits, of those that were accepted."""
+    busy: list[float] = field(default_factory=list)
+    """Shares of the processors that others took."""
+
+    @property
+    def believed(self) -> int:
+        return sum(low > GAIN for _, low, _ in self.ratios)
+
+
+def main() -> int:
+    options = _options()
+    pattern = re.compile(options.only)
+    chosen = [
+        c
+        for c in exploits()
+        if c.timed
+        and c.device == "cpu"
+        and ACCEPTED not in c.expect
+        and pattern.search(c.name)
+        and safe(c)
+    ]
+    records = []
+    with judges() as opened:
+        for candidate in chosen:
+            records.append(_repeated(opened, candidate, Effort(options.effort), options.repeats))
+            print(_line(records[-1]), flush=True)
+    believed = sum(record.believed for record in records)
+    timings = sum(sum(record.words.values()) for record in records)
+    print(f"{len(records)} cheats, {timings} timings ({options.effort}), {believed} believed")
+    if options.json:
+        Path(options.json).write_text(json.dumps([asdict(r) for r in records], indent=1) + "\n")
+    return int(bool(believed))
+
+
+def _repeated(opened: Judges, candidate: Candidate, effort: Effort, repeats: int) -> Record:
+    record = Record(candidate.name)
+    for _ in range(repeats):
+        judgement = opened.of(candidate).judge(candidate.attempt, effort)
+        word = judgement.verdict.reason.name.lower().replace("_", " ")
+        record.words[word] = record.words.get(word, 0) + 1
+        if judgement.timing is not None:
+            record.busy.append(judgement.timing.busy)
+            if judgement.verdict.accepted and (ratio := judgement.timing.ratios.get(EAGER)):
+                record.ratios.append((ratio.value, ratio.low, ratio.high))
+    return record
+
+
+def _line(record: Record) -> str:
+    words = ", ".join(f"{word} {count}" for word, count in record.words.items())
+    best = max(record.ratios, key=lambda ratio: ratio[1], default=None)
+    text = "" if best is None else f"; at best {best[0]:.2f} [{best[1]:.2f}, {best[2]:.2f}]"
+    load = os.getloadavg()[0]
+    return f"{record.name:28} believed {record.believed}: {words}{text} (load {load:.1f})"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", default="", help="of the name")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--effort", choices=(Effort.QUICK, Effort.RECORD), default=Effort.QUICK)
+    parser.add_argument("--json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

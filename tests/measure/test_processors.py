@@ -1,0 +1,121 @@
+"""Whatever a timed process starts, and whenever, stays on the processors that all arms have."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.measure import others
+from cuagent.measure.protocol import Timer
+from cuagent.measure.timing import Effort
+from cuagent.task import Device, load_task
+from cuagent.verify import Referee
+from cuagent.worker import Nursery
+
+TASK = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+"""
+STARTS_MORE = """
+import os, threading, torch
+
+def turn():
+    while True:
+        pass
+
+if os.fork() == 0:  # before anything is asked of it
+    turn()
+threading.Thread(target=turn, daemon=True).start()
+
+class ModelNew(torch.nn.Module):
+    calls = 0
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 3:
+            torch.set_num_threads(8)  # a team that OpenMP makes in its first region
+            os.fork() or (os.setsid(), threading.Thread(target=turn).start(), turn())
+        return torch.relu(x)
+"""
+LEAVES = """
+import os, torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        os.sched_setaffinity(0, range(os.cpu_count()))
+        return torch.relu(x)
+"""
+PROCESSORS = os.sched_getaffinity(0)
+
+
+@pytest.fixture(scope="module")
+def referee(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Referee]:
+    path = tmp_path_factory.mktemp("processors") / "task.py"
+    path.write_text(TASK)
+    task = load_task(path, inputs="f32[512,512]", device="cpu")
+    with Referee(task, isolation="none", nursery=nursery) as opened:
+        yield opened
+
+
+def ticks(pids: set[int]) -> int:
+    """Of processor time that they have had."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(used) for field in fields for used in field[11:13])
+
+
+def test_threads_teams_and_processes_that_a_candidate_starts_are_held_and_rest(
+    referee: Referee,
+) -> None:
+    core = {min(PROCESSORS)}
+    attempt = Attempt((("model_new.py", STARTS_MORE),))
+    batch = referee.batch(1)
+    with referee.candidate(attempt, build(attempt, Device.CPU), core) as session:
+        for _ in range(4):
+            session.block(batch.lent, batch.outputs_of("candidate"), [(0, 0)], deadline_s=20)
+        family = others._tree(session.pid)
+        threads = [int(task.name) for p in family for task in Path(f"/proc/{p}/task").iterdir()]
+        assert len(family) == 3
+        assert len(threads) >= 2 + 7 + 3, "its team was not made"
+        assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {frozenset(core)}
+        assert others.astray(session.pid, core) == 0
+        before = ticks(family)
+        time.sleep(0.1)
+        assert ticks(family) == before, "something of it ran between blocks"
+        if len(PROCESSORS) > 1:
+            os.sched_setaffinity(threads[-1], PROCESSORS)
+            assert others.astray(session.pid, core) == 1
+    referee.discard(batch)
+
+
+def test_arms_are_held_on_as_many_processors_as_they_have_threads_whatever_we_have(
+    referee: Referee, nursery: Nursery
+) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, nursery.threads - 1))
+    try:
+        with Timer(referee, ("eager",)) as timer:
+            timer.compare(Effort.GLANCE)
+            held = os.sched_getaffinity(timer.opened()["eager"].session.pid)
+    finally:
+        torch.set_num_threads(before)
+    assert len(held) == min(nursery.threads, len(PROCESSORS))
+
+
+@pytest.mark.skipif(len(PROCESSORS) < 2, reason="there is nowhere to go to")
+def test_a_candidate_that_leaves_its_processors_where_no_sandbox_holds_it_has_no_ratio(
+    referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(others, "cores_for", lambda threads: {min(PROCESSORS)})
+    attempt = Attempt((("model_new.py", LEAVES),))
+    with Timer(referee, ("eager",)) as timer:
+        timing = timer.time(attempt, build(attempt, Device.CPU), Effort.GLANCE)
+    assert "left the processors" in timing.contradiction
+    assert not timing.ratios
