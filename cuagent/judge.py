@@ -9,6 +9,7 @@ itself takes the acceptance back.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -19,7 +20,7 @@ from cuagent.events import Emit, Phase, ignore
 from cuagent.measure.ceilings import describe
 from cuagent.measure.ladder import Gains, Ladder, climb, gains, ladder
 from cuagent.measure.profile import Profile
-from cuagent.measure.profile import profile as profile_task
+from cuagent.measure.profiling import Profiling
 from cuagent.measure.protocol import Timer
 from cuagent.measure.timing import Effort, Ratio, Standing, Timing
 from cuagent.score import Score, milestone
@@ -28,7 +29,7 @@ from cuagent.verify.admission import Admission, admit
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
 from cuagent.verify.verdict import WHILE_TIMED, Reason, Verdict
-from cuagent.worker import Nursery
+from cuagent.worker import Nursery, NurseryError
 from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 
@@ -112,6 +113,10 @@ class Judge:
         self.known: Ladder | None = None
         """What the attempts are measured against, once it was climbed."""
         self._timer = Timer(self.referee, emit=emit)
+        self._profiling: Profiling | None = None
+        """That of the last attempt, begun before it was asked for."""
+        self._profiles = False
+        """Whether one of an attempt was ever asked for."""
 
     def admission(self) -> Admission:
         """Whether the task itself can be certified; worth asking before any work."""
@@ -150,6 +155,7 @@ class Judge:
             building = aside.submit(self.build, attempt)
             # On a CPU it would take the processors that the compiler needs.
             if effort is not None and self.task.device is Device.CUDA:
+                self._begin_profile(attempt)
                 self._timer.prepare()
             build = building.result()
         self.emit(Phase("verifying on secret inputs", passing=True))
@@ -158,6 +164,8 @@ class Judge:
             verdict = gated(self.referee, attempt, build, verdict)
         timing = None
         if verdict.accepted and effort is not None:
+            if self._profiling is not None:
+                self._profiling.await_opened()
             timing = self._timer.time(attempt, build, effort)
             verdict = _after_timing(verdict, timing)
         known = self.known if verdict.accepted else None
@@ -167,11 +175,29 @@ class Judge:
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Where the time goes in the reference, or in an attempt. Raises ProfileError."""
         build = None if attempt is None else self.build(attempt)
-        nursery = self.referee.nursery
-        return profile_task(self.task, attempt, build, nursery=nursery, counters=counters)
+        self._profiles |= attempt is not None
+        begun, self._profiling = self._profiling, None
+        if begun is not None and (begun.attempt != attempt or not begun.alive):
+            begun.close()
+            begun = None
+        with closing(begun or Profiling(self.task, attempt, self.referee.nursery)) as profiling:
+            return profiling.finish(build, counters=counters)
+
+    def _begin_profile(self, attempt: Attempt) -> None:
+        """For an agent that has asked for profiles before: it will want this attempt's too."""
+        self._drop_profile()
+        if self._profiles:
+            with suppress(NurseryError):  # told where it is asked for
+                self._profiling = Profiling(self.task, attempt, self.referee.nursery)
+
+    def _drop_profile(self) -> None:
+        if self._profiling is not None:
+            self._profiling.close()
+            self._profiling = None
 
     def close(self) -> None:
         """End every process and give all memory back."""
+        self._drop_profile()
         self._timer.close()
         self.referee.close()
 

@@ -45,7 +45,7 @@ def profile(
     attempt = options.open_candidate(candidate) if candidate is not None else None
     from cuagent.build import build
     from cuagent.measure.counted import count
-    from cuagent.measure.profile import profile as profile_task
+    from cuagent.measure.profiling import profile as profile_task
     from cuagent.worker import Nursery
 
     # No judge: its oracle takes longer to open than the profile itself.

@@ -1,64 +1,23 @@
 """Where the time of a task or an attempt goes, for an agent to act on.
 
 Operators and kernels with their time, what they move and compute against the device's ceilings, and
-notes that say what bounds the whole. The figures come from a child process that the attempt's code
-shares (`profiled.py`): feedback, never a verdict or a time of record. Hardware counters (ncu) have
-their place in `Profile.counters`, filled where they were asked for and may be read.
+notes that say what bounds the whole. Hardware counters (ncu) have their place in
+`Profile.counters`, filled where they were asked for and may be read. Not covered: how the figures
+come about (`profiling.py`).
 """
 
 from __future__ import annotations
 
-import json
-import select
-import shutil
-import sys
-import tempfile
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from cuagent import kernels
-from cuagent.attempt import Attempt
-from cuagent.build.result import Build, KernelResources
-from cuagent.build.vectors import Loop, vectorised
-from cuagent.kernels.compiler import BUILD
-from cuagent.measure.ceilings import ceilings
-from cuagent.measure.counted import count
-from cuagent.measure.counters import Counters, CountersMissing, read, run
-from cuagent.measure.profiled import ORDER, RESULT
+from cuagent.build.result import KernelResources
+from cuagent.build.vectors import Loop
+from cuagent.measure.counters import Counters
 from cuagent.measure.roofline import OperatorWork, Roofline, Work, amount, seconds_text
-from cuagent.sandbox import Policy, SandboxError, Tier, probe, wrap
-from cuagent.task import Device, Task, TaskError
-from cuagent.verify.failures import build_failure
-from cuagent.worker import Nursery, Order
-from cuagent.worker.arms import CANDIDATE, EAGER
-from cuagent.worker.channel import send_message
-from cuagent.worker.nursery import kept_environment
 
-DEADLINE_S = 120.0
-COUNTERS_S = 60.0
-LARGEST_RESULT = 8 << 20
-"""Bytes; what the child writes is read no further."""
 MOST_LINES = 60
-KERNELS = Path(kernels.__file__).parent
-"""The loader, which an attempt imports; of cuagent it may read no more."""
-PACKAGE = KERNELS.parent
-TOOLS = (Path("/opt/nvidia"), Path("/usr/local/cuda"))
-"""Where Nsight Compute may lie."""
-ONCE = """
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-# By its file: the folder around the package may not be read.
-spec = spec_from_file_location(
-    "cuagent", "{package}/__init__.py", submodule_search_locations=["{package}"]
-)
-sys.modules["cuagent"] = module_from_spec(spec)
-spec.loader.exec_module(sys.modules["cuagent"])
-from cuagent.measure.profiled import once
-once(Path("{folder}"))
-"""
 SPENT_IN = {"clamp_min": "relu", "relu": ""}
 """Operators whose time the profiler books under another name than the one they are called by."""
 
@@ -187,165 +146,11 @@ class Profile:
         }
 
 
-def profile(
-    task: Task,
-    attempt: Attempt | None = None,
-    build: Build | None = None,
-    *,
-    nursery: Nursery | None = None,
-    cache: Path | None = None,
-    counters: bool = False,
-    deadline_s: float = DEADLINE_S,
-) -> Profile:
-    """Profile the reference, or an attempt that was built. Raises ProfileError, NurseryError.
-
-    `nursery` saves the seconds that importing torch takes; `cache` is where ceilings are kept;
-    `counters` asks for hardware counters too, which takes some ten seconds and a GPU.
-    """
-    if build is not None and not build.ok:
-        raise ProfileError(str(build_failure(build)))
-    folder = Path(tempfile.mkdtemp(prefix="cuagent-profile-"))
-    try:
-        folder.chmod(0o755)
-        if attempt is not None:
-            attempt.write(folder)
-        order = _order(task, EAGER if attempt is None else CANDIDATE)
-        (folder / ORDER).write_text(json.dumps(order.to_json()))
-        with nullcontext(nursery) if nursery is not None else Nursery() as warm:
-            asked = _work(task, warm)
-            environment = _environment(folder, build)
-            policy = None if attempt is None else _policy(task, folder, environment)
-            figures = _run(warm, folder, environment, policy, deadline_s)
-        launches, missing = _counted(folder, environment, policy) if counters else ((), "")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    subject = task.name if attempt is None else f"attempt {attempt.digest[:8]}"
-    try:
-        roof = Roofline(asked[0], ceilings(task.device, cache=cache), asked[1])
-        found = _profile(subject, figures, roof, task, build)
-        if found.roofline.beaten(found.seconds):
-            limits = ceilings(task.device, cache=cache, doubted=True)
-            found = replace(found, roofline=replace(found.roofline, ceilings=limits))
-        return replace(found, counters=launches, missing=missing, loops=_loops(attempt, build))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        # The child's process is the attempt's too: it may have written anything.
-        raise ProfileError(f"the profile cannot be read: {error!r}") from error
-
-
-def _loops(attempt: Attempt | None, build: Build | None) -> tuple[Loop, ...]:
-    """What the compiler vectorised of an attempt's sources for the CPU."""
-    if attempt is None or build is None:
-        return ()
-    return tuple(loop for library in build.libraries for loop in vectorised(attempt, library))
-
-
-def _counted(
-    folder: Path, environment: dict[str, str], policy: Policy | None
-) -> tuple[tuple[Counters, ...], str]:
-    """What ncu reads of one call, and why it reads nothing."""
-
-    def confined(argv: list[str]) -> list[str]:
-        if policy is None or probe() is Tier.NONE:
-            return argv
-        tools = (Path(argv[0]).resolve().parent, *filter(Path.exists, TOOLS))
-        # ncu and what it injects talk through a socket, and start each other.
-        wider = replace(policy, read=(*policy.read, PACKAGE, *tools), network=True, children=True)
-        return wrap(argv, replace(wider, fds=(0, 1, 2)), Tier.LANDLOCK)
-
-    argv = [sys.executable, "-I", "-B", "-c", ONCE.format(package=PACKAGE, folder=folder)]
-    try:
-        text = run(argv, kept_environment() | environment, folder, COUNTERS_S, confined)
-    except (CountersMissing, SandboxError) as why:
-        return (), str(why)
-    return tuple(read(text)), ""
-
-
-def _order(task: Task, arm: str) -> Order:
-    """Specs stay empty: the child opens the task and finds them out itself."""
-    return Order(arm, task.device, task.precision, {}, {}, (), {}, 0, task)
-
-
-def _environment(folder: Path, build: Build | None) -> dict[str, str]:
-    places = dict.fromkeys(
-        str(library.path.parent) for library in (build.libraries if build else ())
-    )
-    private = {"HOME": str(folder), "TMPDIR": str(folder)}
-    return private | ({BUILD: ":".join(places)} if places else {})
-
-
-def _policy(task: Task, folder: Path, environment: dict[str, str]) -> Policy:
-    libraries = [Path(place) for place in environment.get(BUILD, "").split(":") if place]
-    return Policy(
-        read=(task.path.parent, KERNELS, *libraries),
-        write=(folder,),
-        gpu=task.device is Device.CUDA,
-        fds=(0, 1, 2, 3),
-        environment=tuple(environment.items()),
-    )
-
-
-def _run(
-    nursery: Nursery,
-    folder: Path,
-    environment: dict[str, str],
-    policy: Policy | None,
-    seconds: float,
-) -> Any:
-    message: dict[str, Any] = {"policy": None}
-    if policy is not None:
-        message = {"policy": policy.to_json(), "tier": probe()}
-    child = nursery.fork("cuagent.measure.profiled", folder, environment)
-    try:
-        send_message(child.channel, message)
-        # The child never sends: the channel becomes readable when it has ended.
-        ended, _, _ = select.select([child.channel], [], [], seconds)
-    finally:
-        nursery.end(child)
-    if not ended:
-        raise ProfileError(f"no profile within {seconds:.0f} s")
-    try:
-        with (folder / RESULT).open("rb") as file:
-            text = file.read(LARGEST_RESULT)
-        figures = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ProfileError(f"the process ended without a profile ({error})") from error
-    if "error" in figures:
-        raise ProfileError(str(figures["error"]))
-    return figures
-
-
-def _work(task: Task, nursery: Nursery) -> tuple[Work, str]:
-    """What a call of the reference asks for, and the matrix rate that applies."""
-    try:
-        return count(task, nursery)
-    except TaskError as error:
-        raise ProfileError(str(error)) from error
-
-
-def _profile(
-    subject: str, figures: dict[str, Any], roof: Roofline, task: Task, build: Build | None
-) -> Profile:
-    own = Work.from_json(figures["own_work"]) if figures["own_work"] else roof.work
-    libraries = build.libraries if build else ()
-    on_cuda = task.device is Device.CUDA
-    return Profile(
-        subject=subject,
-        seconds=float(figures["seconds"]),
-        operators=_costs(figures["operators"], own.operators, on_cuda),
-        kernels=_costs(figures["kernels"], {}, on_cuda),
-        roofline=roof,
-        own=own,
-        busy=float(figures["busy"]) if on_cuda else None,
-        busy_threads=float(figures["busy_threads"]),
-        threads=int(figures["threads"]),
-        memory=figures["memory"],
-        resources=tuple(r for library in libraries for r in library.resources),
-    )
-
-
-def _costs(
-    rows: list[dict[str, Any]], work: dict[str, OperatorWork], on_cuda: bool
+def costs_of(
+    rows: Iterable[Mapping[str, Any]], work: Mapping[str, OperatorWork], *, on_cuda: bool
 ) -> tuple[Cost, ...]:
+    """What the profiler's rows come to, longest first."""
+    rows = list(rows)
     total = sum(row["seconds"] for row in rows) or 1.0
     costs = []
     for row in sorted(rows, key=lambda row: -row["seconds"]):

@@ -25,7 +25,7 @@ from cuagent.sandbox.policy import policy_from_json
 from cuagent.task import Device, TaskError, flatten, open_reference
 from cuagent.task.reference import Reference
 from cuagent.worker.arms import CANDIDATE, Order, import_arm, set_precision
-from cuagent.worker.channel import receive_message
+from cuagent.worker.channel import receive_message, send_message
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,11 @@ MOST_CALLS = 20
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Profile what the order names once told to; the channel's end tells that it is done."""
+    """Open what the order names, say so, and profile it once told to.
+
+    What does not depend on an attempt's libraries is done before that, while they are compiled. The
+    channel's end tells that all is done.
+    """
     received = receive_message(channel)
     if received is None:
         return
@@ -48,7 +52,11 @@ def serve(channel: socket.socket, folder: Path) -> None:
     if message["policy"] is not None:
         enter(policy_from_json(message["policy"]), Tier(message["tier"]))
     try:
-        result = _profile(Order.from_json(json.loads((folder / ORDER).read_text())), folder)
+        opened = _open(Order.from_json(json.loads((folder / ORDER).read_text())))
+        send_message(channel, {"opened": True})
+        if receive_message(channel) is None:
+            return
+        result = _profile(opened, folder)
     except TaskError as error:
         result = {"error": str(error)}
     except BaseException as error:  # noqa: BLE001 - the process boundary: candidates raise anything
@@ -82,17 +90,35 @@ def once(folder: Path) -> None:
         torch.cuda.cudart().cudaProfilerStop()
 
 
-def _profile(order: Order, folder: Path) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    order: Order
+    reference: Reference
+    inputs: list[Any]
+    model: torch.nn.Module
+    """The reference's."""
+
+
+def _open(order: Order) -> _Opened:
+    """The task, the device and the profiler, each of which is slow the first time."""
     import torch
 
     assert order.task is not None
     set_precision(order.precision)
     reference = open_reference(order.task)
-    inputs = reference.inputs(order.seed)
-    model: Any = reference.model(order.seed)
+    opened = _Opened(order, reference, reference.inputs(order.seed), reference.model(order.seed))
+    _traced(lambda: torch.zeros(1, device=order.device.value).add_(1), order.device, 1)
+    return opened
+
+
+def _profile(opened: _Opened, folder: Path) -> dict[str, Any]:
+    import torch
+
+    order, inputs = opened.order, opened.inputs
+    model: Any = opened.model
     own_work: Work | None = None
     if order.arm == CANDIDATE:
-        model = _candidate(order, reference, model, folder)
+        model = _candidate(order, opened.reference, opened.model, folder)
     with torch.no_grad():
         warm = _seconds(lambda: model(*inputs), order.device, 3)
         if order.arm == CANDIDATE:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BLOCK_S = {Device.CPU: 0.005, Device.CUDA: 0.02}
 """About how long the slowest arm's block takes. Short on the CPU: the shorter, the likelier that
 nobody interrupts it."""
-GLANCE_S = {Device.CPU: 0.001, Device.CUDA: 0.02}
+GLANCE_S = BLOCK_S | {Device.CPU: 0.001}
 """The same at a glance, which has no repeats to waste: within a slice of the scheduler, since many
 judges at once are a busy machine by themselves."""
 REPEATS = {Device.CPU: (15, 60), Device.CUDA: (5, 15)}

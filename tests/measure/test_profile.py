@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.measure.profile import MOST_LINES, ProfileError, _costs, _short, profile
+from cuagent.measure.profile import MOST_LINES, ProfileError, _short, costs_of
 from cuagent.measure.profiled import _kernels
+from cuagent.measure.profiling import Profiling, profile
 from cuagent.measure.roofline import OperatorWork
 from cuagent.task import Device, load_task
 from cuagent.worker import Nursery
@@ -80,9 +82,10 @@ def test_an_attempt_is_profiled_in_the_sandbox_and_shows_its_own_kernel(
     nursery: Nursery, folder: Path
 ) -> None:
     made = attempt(CPU_KERNEL, "cpp")
-    built = build(made, Device.CPU, cache=folder / "cache")
     task = load_task(folder / "task.py", device="cpu")
-    seen = profile(task, made, built, nursery=nursery, cache=folder)
+    with closing(Profiling(task, made, nursery)) as begun:  # beside the compiler
+        built = build(made, Device.CPU, cache=folder / "cache")
+        seen = begun.finish(built, cache=folder)
     names = [cost.name for cost in seen.operators]
     assert "own kernel: act" in names
     assert "aten::mul" not in names
@@ -90,6 +93,19 @@ def test_an_attempt_is_profiled_in_the_sandbox_and_shows_its_own_kernel(
     assert loop.vector_bytes >= 16
     assert any("byte vectors" in line for line in seen.lines())
     json.dumps(seen.to_json())
+
+
+def test_a_profile_that_nobody_finishes_leaves_no_process_and_no_folder(
+    nursery: Nursery, folder: Path
+) -> None:
+    living = set(nursery.living)
+    begun = Profiling(load_task(folder / "task.py", device="cpu"), None, nursery)
+    begun.await_opened()
+    assert begun.alive
+    begun.close()
+    assert not begun.alive
+    assert nursery.living == living
+    assert not begun.folder.exists()
 
 
 def test_an_attempt_that_raises_is_one_line(nursery: Nursery, folder: Path) -> None:
@@ -132,7 +148,8 @@ def test_a_forged_profile_is_an_error(nursery: Nursery, folder: Path) -> None:
 
 def test_an_operator_that_leaves_the_work_to_others_is_held_against_their_time() -> None:
     row = {"name": "aten::logsumexp", "calls": 1, "seconds": 1e-5, "total_seconds": 1e-2}
-    (cost,) = _costs([row], {"logsumexp": OperatorWork(calls=1, bytes=10**6, flops=0)}, False)
+    work = {"logsumexp": OperatorWork(calls=1, bytes=10**6, flops=0)}
+    (cost,) = costs_of([row], work, on_cuda=False)
     assert cost.bytes_per_s == pytest.approx(1e8)
     assert cost.seconds == 1e-5
 
