@@ -23,6 +23,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -62,10 +64,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     rows = []
-    for task, arms in subjects():
-        for row in compared(task, arms, asked.kernelbench):
-            print(json.dumps(row), flush=True)
-            rows.append(row)
+    for subject in SUBJECTS:
+        with opened(subject) as task:
+            for row in compared(task, subject.arms, asked.kernelbench):
+                print(json.dumps(row), flush=True)
+                rows.append(row)
     if asked.out:
         about = {"command": " ".join(["python", *sys.argv]), "rows": rows}
         asked.out.write_text(json.dumps(about, indent=1) + "\n")
@@ -100,19 +103,33 @@ def compared(task: Task, arms: tuple[str, ...], kernelbench: Path | None) -> lis
     return rows
 
 
-def subjects() -> Iterator[tuple[Task, tuple[str, ...]]]:
-    for inputs in ("f32[2048,1024]", "f32[8192,1024]"):
-        task = load_task("examples/softmax_bias_scale.py", inputs=inputs, device="cuda")
-        yield task, ("eager", "compile")
+@dataclass(frozen=True)
+class Subject:
+    """A task to be timed under every condition, and its arms."""
+
+    name: str
+    source: str
+    """Empty: that of `EXAMPLE`."""
+    inputs: str
+    arms: tuple[str, ...]
+
+
+EXAMPLE = Path(__file__).parents[1] / "examples/softmax_bias_scale.py"
+SUBJECTS = (
+    Subject("softmax 2048", "", "f32[2048,1024]", ("eager", "compile")),
+    Subject("softmax 8192", "", "f32[8192,1024]", ("eager", "compile")),
+    Subject("product", PRODUCT, "f32[2048,8192],f32[4096,8192]", ("eager", "eager+tf32")),
+    Subject("small", SMALL, "f32[256,1024]", ("eager", "compile", "reduce-overhead")),
+)
+
+
+@contextmanager
+def opened(subject: Subject) -> Iterator[Task]:
+    """Its task, in a file that goes afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "product.py"
-        path.write_text(PRODUCT)
-        inputs = "f32[2048,8192],f32[4096,8192]"
-        yield load_task(path, inputs=inputs, device="cuda"), ("eager", "eager+tf32")
-        path = Path(folder) / "small.py"
-        path.write_text(SMALL)
-        arms = ("eager", "compile", "reduce-overhead")
-        yield load_task(path, inputs="f32[256,1024]", device="cuda"), arms
+        path = Path(folder) / f"{subject.name.split()[0]}.py"
+        path.write_text(subject.source or EXAMPLE.read_text())
+        yield load_task(path, inputs=subject.inputs, device="cuda")
 
 
 def shapes(task: Task) -> list[list[int]]:

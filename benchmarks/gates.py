@@ -1,287 +1,224 @@
 """The gates of timing in one command that fits a time budget and goes on where its file ends.
 
     python benchmarks/gates.py --device cuda --minutes 7 --out gates.json
-        [--problems FOLDER] [--kernelbench FOLDER] [--cuda-agent FOLDER] [--only aa,delays]
+        [--kernelbench FOLDER] [--cuda-agent FOLDER] [--only aa,delays]
 
 Call it again with the same file until it says that all is done. The parts, in their order:
-`turnaround`, the seconds from a changed source to verdict, timing and profile; `peers`, the same
-kernels through KernelBench's eval and CUDA-Agent's scripts, one at a time, on the same machine;
-`delays`, whether a delay of 3 % is found; `ladder`, its ratios against a plain clock, on problem
-files of the KernelBench form; `do_bench`, the same data by do_bench and KernelBench's timing; `aa`,
-the reference against itself. FOLDERs are checkouts that are no part of this repository; a part that
-lacks what it needs says so. Each row is in the file as soon as it is known. Exit code 0: all that
-was asked for is done and every gate holds; 1: a gate is missed; 2: there is more to do, or the call
-was not understood; 3: what could be done holds, and a part lacks what it needs.
+`turnaround`, the seconds from a changed source to verdict, timing and profile, in turn with the
+same kernel through KernelBench's eval and CUDA-Agent's scripts; `peers`, how many times longer
+those took; `delays`, whether a delay of 3 % is found; `ladder`, its ratios against a plain clock,
+on KernelBench problems; `do_bench`, the same data by do_bench and KernelBench's timing; `aa`, the
+reference against itself. FOLDERs are checkouts that are no part of this repository; a part that
+lacks what it needs says so. Each row is in the file as soon as it is known; a step that fails is
+recorded and not tried again, unless with `--retry`. Exit code 0: all that was asked for is done and
+every gate holds; 1: a gate is missed; 2: there is more to do, or the call was not understood; 3:
+what could be done holds, and a part lacks what it needs.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import aa
 import ladder_agreement
 import turnaround
-from ladder_agreement import WITHIN
+from gate_verdicts import (
+    OURS,
+    all_ran,
+    delays_found,
+    ladder_agrees,
+    peers_are_slower,
+    quick_enough,
+    rarely_called,
+    said_of_aa,
+    said_of_delays,
+    said_of_peers,
+    said_of_waits,
+)
+from slices import MORE, Part, Row, Rows, concluded, forget_failed, go_on, read
 
 from cuagent.measure.ceilings import describe
-from cuagent.measure.timing import Effort, Standing
+from cuagent.measure.timing import Effort
 from cuagent.task import Device
 
-Row = dict[str, Any]
-Rows = Generator[Row, None, None]
 PARTS = ("turnaround", "peers", "delays", "ladder", "do_bench", "aa")
-RUNS = {"turnaround": 4, "delays": 40, "ladder": 20, "aa": 300}
-"""Of turnaround: changes of each example, of which the first also opens torch.compile's process."""
-FOUND, FALSE, SLOWEST_S, QUICKER = 0.95, 0.01, 8.0, 10.0
-DONE, MISSED, MORE, LACKING = range(4)
+COUNTS = {"turnaround": 1, "delays": 40, "ladder": 20, "aa": 300}
+"""Of turnaround: how often each other tool runs on each example, ours before and after it."""
+FOLDERS = ("problems", "kernelbench", "cuda_agent")
 
 
-@dataclass(frozen=True)
-class Part:
-    """One kind of row, how to get those that are still missing, and what they say together."""
-
-    name: str
-    rows: Callable[[list[Row]], Rows]
-    """Given the rows that are there; ends when there is nothing left to do."""
-    said: Callable[[list[Row]], str]
-    held: Callable[[list[Row]], bool]
-    lacks: str = ""
-    """What it needs and was not given."""
-
-
-def main() -> int:
-    asked = _asked()
+def main(argv: list[str] | None = None) -> int:
+    """`argv` is what the command was given; by default that of this process."""
+    argv = sys.argv[1:] if argv is None else argv
+    asked = _asked(argv)
     device = Device(asked.device)
-    found = _read(asked.out) or {"device": describe(device), "commands": [], "rows": {}}
+    try:
+        found = read(asked.out) or {"device": describe(device), "commands": [], "rows": {}}
+    except (OSError, ValueError) as error:
+        return _refused(f"{asked.out}: {error}")
     if found["device"] != describe(device):
-        sys.exit(f"{asked.out} is of {found['device']}; this is {describe(device)}")
-    found["commands"].append(" ".join(["python", *sys.argv]))
+        return _refused(f"{asked.out} is of {found['device']}; this is {describe(device)}")
+    found["commands"].append(_command(argv, asked))
+    if asked.retry:
+        forget_failed(found)
     end = time.monotonic() + 60 * asked.minutes
-    chosen = gates(asked, device, found["rows"])
-    parts = [part for part in chosen if not part.lacks]
-    unfinished = [part.name for part in parts if not _go_on(part, found, asked.out, end)]
-    for part in chosen:
-        rows = found["rows"].get(part.name, [])
-        what = f"needs {part.lacks}" if part.lacks else part.said(rows) if rows else "not begun"
-        print(f"{part.name:<11}{what}" + "; there is more to do" * (part.name in unfinished))
-    if unfinished:
-        return MORE
-    if not all(part.held(found["rows"][part.name]) for part in parts):
-        return MISSED
-    return DONE if parts == chosen else LACKING
+    parts = gates(asked, device)
+    go_on([part for part in parts if not part.lacks], found, asked.out, end)
+    return concluded(parts, found)
 
 
-def _asked() -> argparse.Namespace:
+def _refused(why: str) -> int:
+    print(why, file=sys.stderr)
+    return MORE
+
+
+def _asked(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--minutes", type=float, default=7.0, help="begin nothing after these")
     parser.add_argument("--out", type=Path, required=True, help="goes on where it ends")
-    parser.add_argument("--problems", type=Path, help="KernelBench problem files")
+    parser.add_argument("--problems", type=Path, help="problem files, not those of --kernelbench")
     parser.add_argument("--kernelbench", type=Path)
     parser.add_argument("--cuda-agent", type=Path)
     parser.add_argument("--only", default="", help="names of parts, with commas")
-    for name, count in RUNS.items():
+    parser.add_argument("--retry", action="store_true", help="take the failed steps again")
+    for name, count in COUNTS.items():
         parser.add_argument(f"--{name}", type=int, default=count, metavar="N")
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
     asked.only = [name for name in asked.only.split(",") if name] or list(PARTS)
     if unknown := [name for name in asked.only if name not in PARTS]:
         parser.error(f"--only {unknown[0]}: there are {', '.join(PARTS)}")
+    for name in FOLDERS:
+        if (folder := getattr(asked, name)) is not None and not folder.is_dir():
+            parser.error(f"--{name.replace('_', '-')}: no folder {folder}")
     return asked
 
 
-def _go_on(part: Part, found: dict[str, Any], out: Path, end: float) -> bool:
-    """Get rows until there are all or the time is over. Whether there are all."""
-    rows = found["rows"].setdefault(part.name, [])
-    with closing(part.rows(list(rows))) as more:
-        while time.monotonic() < end:
-            begun = time.monotonic()
-            row = next(more, None)
-            if row is None:
-                return True
-            rows.append(row)
-            _write(out, found)
-            print(f"{part.name} {len(rows)}: {time.monotonic() - begun:.1f} s", flush=True)
-    return False
+def _command(argv: list[str], asked: argparse.Namespace) -> str:
+    """As it was called, without the names of this machine's folders."""
+    own = {str(getattr(asked, name)): "FOLDER" for name in FOLDERS} | {str(asked.out): "FILE"}
+    return " ".join(["python", "benchmarks/gates.py", *(own.get(word, word) for word in argv)])
 
 
-def gates(asked: argparse.Namespace, device: Device, rows: dict[str, list[Row]]) -> list[Part]:
-    """All parts that were asked for; `rows` are all that are known, of every part."""
+def gates(asked: argparse.Namespace, device: Device) -> list[Part]:
+    """All parts that were asked for."""
     on_cuda = device is Device.CUDA
     names = sorted(path.name for path in turnaround.ATTEMPTS.iterdir())
-    jobs = turnaround.peers_of(asked.kernelbench, asked.cuda_agent, names)
-    effort = Effort.QUICK
+    jobs = turnaround.peers_of(asked.kernelbench, asked.cuda_agent, names) if on_cuda else {}
+    problems = _problems(asked)
+    subjects = _subjects(asked.kernelbench) if on_cuda and "do_bench" in asked.only else {}
+    plan = _plan(names, list(dict.fromkeys(tool for tool, _ in jobs)), asked.turnaround)
+    both = "" if asked.kernelbench and asked.cuda_agent else "--kernelbench and --cuda-agent"
     gpu = "" if on_cuda else "a GPU"
+    delays, same = (partial(_against_itself, device=device, late=late) for late in (True, False))
+    waits = partial(_in_turn, plan=plan, jobs=jobs, device=device)
+    ladder = partial(_ladder, problems=problems, device=device)
+    conditions = partial(_each, subjects)
+    asks = "" if asked.problems or asked.kernelbench else "--kernelbench or --problems"
     parts = [
-        Part(
-            "turnaround",
-            lambda done: _turnaround(done, names, asked.turnaround, device),
-            lambda all_: f"median {_waits(all_)[1]:.1f} s ({SLOWEST_S:.0f} are allowed)",
-            lambda all_: _waits(all_)[1] <= SLOWEST_S,
-        ),
-        Part(
-            "peers",
-            lambda done: _peers(done, jobs),
-            lambda all_: _said_of_peers(all_, rows.get("turnaround", [])),
-            lambda all_: min(_quicker(all_, rows.get("turnaround", [])), default=0.0) >= QUICKER,
-            gpu or ("" if jobs else "--kernelbench or --cuda-agent"),
-        ),
-        Part(
-            "delays",
-            lambda done: _late(done, asked.delays, device, effort),
-            lambda all_: f"{_called(all_, Standing.SLOWER)} of {len(all_)} delays of 3 % found",
-            lambda all_: _called(all_, Standing.SLOWER) >= FOUND * len(all_),
-        ),
-        Part(
-            "ladder",
-            lambda done: _ladder(done, asked.problems, asked.ladder, device),
-            ladder_agreement.said,
-            lambda all_: max(ladder_agreement.differences(all_), default=1.0) <= WITHIN,
-            "" if asked.problems else "--problems",
-        ),
-        Part(
-            "do_bench",
-            lambda done: _do_bench(done, asked.kernelbench),
-            lambda all_: f"{len(all_)} arms under every condition",
-            lambda all_: True,
-            gpu,
-        ),
-        Part(
-            "aa",
-            lambda done: _same(done, asked.aa, device, effort),
-            _said_of_aa,
-            lambda all_: _wrong(all_) <= FALSE * len(all_),
-        ),
+        Part("turnaround", list(plan), waits, said_of_waits, quick_enough),
+        Part("peers", [], _none, said_of_peers, peers_are_slower, gpu or both, of="turnaround"),
+        Part("delays", _numbers(asked.delays), delays, said_of_delays, delays_found),
+        Part("ladder", list(problems), ladder, ladder_agreement.said, ladder_agrees, asks),
+        Part("do_bench", list(subjects), conditions, _said_of_arms, all_ran, gpu),
+        Part("aa", _numbers(asked.aa), same, said_of_aa, rarely_called),
     ]
     return [part for part in parts if part.name in asked.only]
+
+
+def _problems(asked: argparse.Namespace) -> dict[str, Path]:
+    """By name: those of a folder of one's own, else a selection out of KernelBench."""
+    if "ladder" not in asked.only:
+        return {}
+    if asked.problems is not None:
+        paths = ladder_agreement.problems(asked.problems)[: asked.ladder]
+    elif asked.kernelbench is not None:
+        paths = ladder_agreement.picked(asked.kernelbench, asked.ladder)
+    else:
+        return {}
+    return {f"{path.parent.name}/{path.name}": path for path in paths}
+
+
+def _subjects(kernelbench: Path | None) -> dict[str, Callable[[], Row]]:
+    import against_do_bench
+
+    def compared(subject: against_do_bench.Subject) -> Row:
+        with against_do_bench.opened(subject) as task:
+            return {"arms": against_do_bench.compared(task, subject.arms, kernelbench)}
+
+    return {s.name: partial(compared, s) for s in against_do_bench.SUBJECTS}
+
+
+def _plan(names: list[str], tools: list[str], rounds: int) -> dict[str, tuple[str, str]]:
+    """Steps of turnaround, each an example and whose turn it is: ours before and after theirs."""
+    turns = [OURS]
+    for _ in range(rounds):
+        for tool in tools or [OURS]:
+            turns += [tool, OURS]
+    return {
+        f"{name} {at} {whose}": (name, whose) for name in names for at, whose in enumerate(turns)
+    }
 
 
 # -- the rows that are missing
 
 
-def _turnaround(done: list[Row], names: list[str], runs: int, device: Device) -> Rows:
-    """A judge's runs belong together: an example that was broken off is taken again."""
-    for name in names:
-        if sum(row["example"] == name for row in done) < runs:
-            yield from turnaround.judged(name, runs, device.value)
+def _in_turn(
+    missing: list[str],
+    plan: dict[str, tuple[str, str]],
+    jobs: dict[tuple[str, str], Callable[[], Row]],
+    device: Device,
+) -> Rows:
+    """Ours with a judge that stays open for an example; its first run opens what stays too."""
+    for name, steps in groupby(missing, key=lambda step: plan[step][0]):
+        with turnaround.judging(name, device.value) as once:
+            opening = once()["all"]
+            for step in steps:
+                whose = plan[step][1]
+                row = {"opening": opening} | once() if whose == OURS else jobs[whose, name]()
+                yield row
 
 
-def _peers(done: list[Row], jobs: dict[tuple[str, str], Callable[[], Row]]) -> Rows:
-    known = {(row["tool"], row["example"]) for row in done}
-    for key, job in jobs.items():
-        if key not in known:
-            yield job()
-
-
-def _late(done: list[Row], runs: int, device: Device, effort: Effort) -> Rows:
-    if len(done) >= runs:
-        return
+def _against_itself(missing: list[str], device: Device, late: bool) -> Rows:
+    """The reference as its own candidate, with a known delay if `late`."""
     with aa.known(device) as ours:
-        delay = ours.delay()
+        delay = ours.delay() if late else {"source": ours.same}
         about = {key: value for key, value in delay.items() if key != "source"}
-        with closing(aa.timings(ours.task, delay["source"], effort)) as timings:
-            for _ in range(runs - len(done)):
-                yield next(timings) | {"delay": about}
+        with closing(aa.timings(ours.task, delay["source"], Effort.QUICK)) as timings:
+            for _ in missing:
+                row = next(timings)
+                yield row | {"delay": about} if late else row
 
 
-def _same(done: list[Row], runs: int, device: Device, effort: Effort) -> Rows:
-    if len(done) >= runs:
-        return
-    with (
-        aa.known(device) as ours,
-        closing(aa.timings(ours.task, ours.same, effort)) as timings,
-    ):
-        for _ in range(runs - len(done)):
-            yield next(timings)
+def _ladder(missing: list[str], problems: dict[str, Path], device: Device) -> Rows:
+    ladder_agreement.warm([problems[step] for step in missing], device)
+    for step in missing:
+        yield ladder_agreement.compared(problems[step], device)
 
 
-def _ladder(done: list[Row], folder: Path, most: int, device: Device) -> Rows:
-    known = {row["problem"] for row in done}
-    wanted = ladder_agreement.problems(folder)[:most]
-    missing = [path for path in wanted if path.name not in known]
-    ladder_agreement.warm(missing, device)
-    for path in missing:
-        yield ladder_agreement.compared(path, device)
+def _each(jobs: dict[str, Callable[[], Row]], missing: list[str]) -> Rows:
+    for step in missing:
+        yield jobs[step]()
 
 
-def _do_bench(done: list[Row], kernelbench: Path | None) -> Rows:
-    import against_do_bench
-
-    known = {(row["task"], str(row["inputs"])) for row in done}
-    for task, arms in against_do_bench.subjects():
-        if (task.name, str(against_do_bench.shapes(task))) not in known:
-            yield from against_do_bench.compared(task, arms, kernelbench)
+def _none(missing: list[str]) -> Rows:
+    """Of a part that reads another's rows."""
+    yield from ()
 
 
-# -- what rows say together
+def _said_of_arms(rows: list[Row]) -> str:
+    return f"{sum(len(row['arms']) for row in rows)} arms under every condition"
 
 
-def _waits(rows: list[Row]) -> tuple[dict[str, float], float]:
-    """Median seconds of each example over the runs after the first, and the median of those."""
-    waits = {
-        name: median(row["all"] for row in rows if row["example"] == name and row["run"] > 0)
-        for name in dict.fromkeys(row["example"] for row in rows if row["run"] > 0)
-    }
-    return waits, median(waits.values()) if waits else float("nan")
-
-
-def _quicker(rows: list[Row], ours: list[Row]) -> list[float]:
-    """Median, over the examples, of how many times longer each tool takes than we."""
-    waits = _waits(ours)[0]
-    of_tools = (
-        [row["seconds"]["all"] / waits[row["example"]] for row in rows if row["tool"] == tool]
-        for tool in dict.fromkeys(row["tool"] for row in rows)
-        if waits
-    )
-    return [median(times) for times in of_tools if times]
-
-
-def _said_of_peers(rows: list[Row], ours: list[Row]) -> str:
-    tools = dict.fromkeys(row["tool"] for row in rows)
-    pairs = zip(tools, _quicker(rows, ours), strict=False)
-    said = ", ".join(f"{tool} takes {times:.1f} times as long" for tool, times in pairs)
-    return said or "ours are not timed"
-
-
-def _called(rows: list[Row], word: Standing) -> int:
-    return sum(row["standing"] == word for row in rows)
-
-
-def _wrong(rows: list[Row]) -> int:
-    """A/A runs that did not end as they should: called, contradicted or failed."""
-    return sum(
-        row["standing"] != Standing.INCONCLUSIVE or bool(row["contradiction"]) for row in rows
-    )
-
-
-def _said_of_aa(rows: list[Row]) -> str:
-    ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
-    busy = median(row["busy"] for row in rows)
-    middle = f", median ratio {median(ratios):.4f}" if ratios else ""
-    return f"{_wrong(rows)} of {len(rows)} called{middle}, {busy:.0%} of the processors by others"
-
-
-# -- the file
-
-
-def _read(out: Path) -> dict[str, Any] | None:
-    return json.loads(out.read_text()) if out.exists() else None
-
-
-def _write(out: Path, found: dict[str, Any]) -> None:
-    """Whole or not at all: the command may be killed at any moment."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_suffix(".part")
-    partial.write_text(json.dumps(found, indent=1) + "\n")
-    partial.replace(out)
+def _numbers(count: int) -> list[str]:
+    return [f"run {at}" for at in range(count)]
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -37,6 +38,8 @@ from cuagent.worker.arms import COMPILE, EAGER, set_precision
 RUNGS = {Device.CUDA: (EAGER, COMPILE, f"{EAGER}+tf32"), Device.CPU: (EAGER, COMPILE)}
 WITHIN = 0.03
 WARM_S = 45.0
+SMALL_BYTES, FEW_MODULES = 256 << 20, 40
+"""Of inputs, weights and output together; submodules of a model."""
 COMPILE_ONE = """
 import sys, torch
 from cuagent.task import load_task, open_reference
@@ -75,6 +78,31 @@ def main() -> int:
 def problems(folder: Path) -> list[Path]:
     """All of a folder, in the order of their names."""
     return sorted(folder.rglob("*.py"))
+
+
+def picked(checkout: Path, most: int) -> list[Path]:
+    """Of KernelBench's levels 1 to 3, evenly spread, those that one GPU times in seconds."""
+    small = [path for path in sorted(checkout.glob("KernelBench/level[1-3]/*.py")) if _small(path)]
+    spread = {round(i * (len(small) - 1) / max(1, most - 1)) for i in range(most)} if small else ()
+    return [small[i] for i in sorted(spread)]
+
+
+def _small(path: Path) -> bool:
+    """Few bytes and few submodules (they compile quickly), by a call that computes nothing."""
+    source: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    try:
+        with torch.device("meta"), torch.no_grad(), warnings.catch_warnings(action="ignore"):
+            exec(compile(path.read_text(), str(path), "exec"), source)
+            inputs = source["get_inputs"]()
+            model = source["Model"](*source["get_init_inputs"]())
+            parts = list(model.modules())
+            # A recurrent net is a loop there, of seconds.
+            if len(parts) > FEW_MODULES or any(isinstance(x, torch.nn.RNNBase) for x in parts):
+                return False
+            moved = [*inputs, *model.state_dict().values(), model(*inputs)]
+    except Exception:  # noqa: BLE001 - a stranger's file
+        return False
+    return sum(x.nbytes for x in moved if isinstance(x, torch.Tensor)) <= SMALL_BYTES
 
 
 def differences(rows: list[dict[str, Any]]) -> list[float]:

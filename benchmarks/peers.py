@@ -40,20 +40,28 @@ print(json.dumps({"correct": found.correctness, "runtime": found.runtime,
 
 
 def kernelbench(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
-    """Seconds that its eval takes: compile, 5 checks, 100 timed trials of both models."""
+    """Seconds that its eval takes: compile, 5 checks, 100 timed trials of both models.
+
+    `ended`: it came to an answer, right or wrong. Raises subprocess.TimeoutExpired.
+    """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "model.py").write_text(example.read_text())
         (folder / "model_new.py").write_text(_one_file(attempt))
         argv = [sys.executable, "-c", EVALUATE, str(checkout.resolve())]
-        seconds, said = _timed(argv, folder)
+        seconds, said, _ = _timed(argv, folder)
     last = said.strip().splitlines()[-1:] or [""]
-    answer = json.loads(last[0]) if last[0].startswith("{") else {"said": said[-1000:]}
-    return {"tool": "KernelBench", "example": example.stem, "seconds": {"all": seconds}} | answer
+    ended = last[0].startswith("{")
+    what = said[-1000:].replace(str(checkout.resolve()), "KERNELBENCH")
+    about = {"tool": "KernelBench", "example": example.stem, "seconds": {"all": seconds}}
+    return about | {"ended": ended} | (json.loads(last[0]) if ended else {"said": what})
 
 
 def cuda_agent(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
-    """Seconds that its three scripts take: compile.sh, verification, profiling."""
+    """Seconds that its three scripts take: compile.sh, verification, profiling.
+
+    `ended`: all three ended well. Raises subprocess.TimeoutExpired.
+    """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "work"
         shutil.copytree(checkout / "agent_workdir", folder)
@@ -71,29 +79,33 @@ def cuda_agent(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
             "verification": [sys.executable, "-m", "utils.verification"],
             "profiling": [sys.executable, "-m", "utils.profiling"],
         }
-        seconds, said = {}, {}
+        seconds, said, ended = {}, {}, True
         for name, argv in commands.items():
-            seconds[name], text = _timed(argv, folder)
+            seconds[name], text, well = _timed(argv, folder)
+            ended = ended and well
             said[name] = text.strip().splitlines()[-1][:300] if text.strip() else ""
     seconds["all"] = sum(seconds.values())
     correct = "[PASS] verify success" in said["verification"]
     about = {"tool": "CUDA-Agent", "example": example.stem, "seconds": seconds}
-    return about | {"correct": correct, "said": said}
+    return about | {"ended": ended, "correct": correct, "said": said}
 
 
-def _timed(argv: list[str], folder: Path) -> tuple[float, str]:
-    """Seconds of a command, and what it printed."""
+def _timed(argv: list[str], folder: Path) -> tuple[float, str, bool]:
+    """Seconds of a command, what it printed, and whether it ended with 0."""
+    # compile.sh says `python3`: it is to be the one that runs here.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     begun = time.perf_counter()
     done = subprocess.run(
         argv,
         cwd=folder,
-        env=os.environ | ARCHITECTURE,
+        env=os.environ | ARCHITECTURE | {"PATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         timeout=MOST_S,
         check=False,
     )
-    return time.perf_counter() - begun, done.stdout.decode(errors="replace")
+    taken = time.perf_counter() - begun
+    return taken, done.stdout.decode(errors="replace"), done.returncode == 0
 
 
 def _source(attempt: Path) -> Path:

@@ -16,8 +16,9 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -65,39 +66,48 @@ def main() -> int:
     return 0
 
 
-def judged(name: str, runs: int, device: str) -> Generator[dict[str, Any], None, None]:
-    """Seconds of each stage, for each change of the source."""
+def judged(name: str, runs: int, device: str) -> list[dict[str, Any]]:
+    """Seconds of each stage, for each change of the source; the first also opens what stays."""
     begun = time.perf_counter()
+    with judging(name, device) as once:
+        opened = time.perf_counter() - begun
+        rows = []
+        for run in range(runs):
+            rows.append({"run": run, "open": opened if run == 0 else 0.0} | once())
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+@contextmanager
+def judging(name: str, device: str) -> Iterator[Callable[[], dict[str, Any]]]:
+    """A judge that stays open, and what has it judge the example's attempt, changed once more."""
     task = load_task(EXAMPLES / f"{name}.py", device=device)
     files = attempted(task)
     with Judge(task) as judge:
-        opened = time.perf_counter() - begun
-        for run in range(runs):
-            attempt = changed(files, f"// change {time.time_ns()}\n")
-            marks = [time.perf_counter()]
-            judgement = judge.judge(attempt, Effort.QUICK)
-            marks.append(time.perf_counter())
-            lines = judge.profile(attempt).lines()
-            marks.append(time.perf_counter())
-            timing = judgement.timing
-            row = {
-                "example": name,
-                "run": run,
-                "open": opened if run == 0 else 0.0,
-                "judge": marks[1] - marks[0],
-                "build": judgement.build.seconds,
-                "verdict": judgement.verdict.seconds,
-                "accepted": judgement.verdict.accepted,
-                "detail": judgement.verdict.detail,
-                "timing": timing.seconds if timing is not None else None,
-                "arms": {a.name: a.median for a in timing.arms} if timing is not None else {},
-                "busy": timing.busy if timing is not None else None,
-                "profile": marks[2] - marks[1],
-                "profile lines": len(lines),
-                "all": marks[2] - marks[0],
-            }
-            print(json.dumps(row), flush=True)
-            yield row
+        yield lambda: {"example": name} | _once(judge, files)
+
+
+def _once(judge: Judge, files: dict[str, str]) -> dict[str, Any]:
+    attempt = changed(files, f"// change {time.time_ns()}\n")
+    marks = [time.perf_counter()]
+    judgement = judge.judge(attempt, Effort.QUICK)
+    marks.append(time.perf_counter())
+    lines = judge.profile(attempt).lines()
+    marks.append(time.perf_counter())
+    timing = judgement.timing
+    return {
+        "judge": marks[1] - marks[0],
+        "build": judgement.build.seconds,
+        "verdict": judgement.verdict.seconds,
+        "accepted": judgement.verdict.accepted,
+        "detail": judgement.verdict.detail,
+        "timing": timing.seconds if timing is not None else None,
+        "arms": {a.name: a.median for a in timing.arms} if timing is not None else {},
+        "busy": timing.busy if timing is not None else None,
+        "profile": marks[2] - marks[1],
+        "profile lines": len(lines),
+        "all": marks[2] - marks[0],
+    }
 
 
 def attempted(task: Task) -> dict[str, str]:

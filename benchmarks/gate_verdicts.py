@@ -1,0 +1,145 @@
+"""What the rows of each gate say together, and whether it holds.
+
+Rows are those that `gates.py` records, those with an `error` too. Invariant: a row that failed, or
+whose attempt was refused, never counts for a gate.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from statistics import median
+
+from ladder_agreement import WITHIN, differences
+from slices import Row, well
+
+from cuagent.measure.timing import Standing
+
+FOUND, FALSE, SLOWEST_S, QUICKER = 0.95, 0.01, 8.0, 10.0
+OURS = "ours"
+
+
+# -- the agent's wait, and the same with other tools; a step is named `EXAMPLE NUMBER WHOSE`
+
+
+def _whose(row: Row) -> str:
+    return row["step"].split()[2]
+
+
+def waits(rows: list[Row]) -> dict[str, float]:
+    """Median seconds of each example from a changed source to verdict, timing and profile."""
+    ours = [row for row in well(rows) if _whose(row) == OURS]
+    return {
+        name: median(row["all"] for row in ours if row["example"] == name)
+        for name in dict.fromkeys(row["example"] for row in ours)
+    }
+
+
+def said_of_waits(rows: list[Row]) -> str:
+    all_ = sorted(waits(rows).values())
+    if not all_:
+        return "none of ours was timed"
+    refused = sum(not _judged_whole(row) for row in well(rows) if _whose(row) == OURS)
+    middle = (
+        f"median {median(all_):.1f} s [{all_[0]:.1f}, {all_[-1]:.1f}] over {len(all_)} examples"
+    )
+    return f"{middle} ({SLOWEST_S:.0f} are allowed)" + f"; {refused} not accepted" * bool(refused)
+
+
+def quick_enough(rows: list[Row]) -> bool:
+    """No run failed or was refused, and the median of the examples' medians is small enough."""
+    ours = [row for row in rows if _whose(row) == OURS]
+    whole = all("error" not in row and _judged_whole(row) for row in ours)
+    return whole and bool(ours) and median(waits(rows).values()) <= SLOWEST_S
+
+
+def _judged_whole(row: Row) -> bool:
+    """A refused attempt is through sooner: it has no timing."""
+    return bool(row["accepted"]) and row["timing"] is not None
+
+
+def times_as_long(rows: list[Row]) -> dict[str, list[float]]:
+    """Of each tool, for each run that came to its end: its seconds over ours before and after it.
+
+    The runs of an example take turns, so that what disturbs one disturbs its neighbours.
+    """
+    found: dict[str, list[float]] = {}
+    ordered = sorted(rows, key=lambda row: row["step"].split()[0])
+    for _, taken in groupby(ordered, key=lambda row: row["step"].split()[0]):
+        turns = sorted(taken, key=lambda row: int(row["step"].split()[1]))
+        for at, row in enumerate(turns):
+            beside = [
+                other["all"]
+                for other in turns[max(0, at - 1) : at + 2]
+                if "error" not in other and _whose(other) == OURS
+            ]
+            if "error" not in row and _whose(row) != OURS and row["ended"] and beside:
+                ratio = row["seconds"]["all"] / (sum(beside) / len(beside))
+                found.setdefault(row["tool"], []).append(ratio)
+    return found
+
+
+def said_of_peers(rows: list[Row]) -> str:
+    said = [
+        f"{tool} takes {median(times):.1f} times as long [{min(times):.1f}, {max(times):.1f}] "
+        f"in {len(times)} runs"
+        for tool, times in times_as_long(rows).items()
+    ]
+    broken = [
+        f"{row['tool']} on {row['example']} came to no end"
+        for row in well(rows)
+        if _whose(row) != OURS and not row["ended"]
+    ]
+    return ", ".join(said or ["no run of theirs came to its end"]) + "".join(
+        f"; {what}" for what in broken
+    )
+
+
+def peers_are_slower(rows: list[Row]) -> bool:
+    """Each tool takes at least ten times as long, in the median."""
+    return min(map(median, times_as_long(rows).values()), default=0.0) >= QUICKER
+
+
+# -- the same against itself, and with a delay
+
+
+def called(rows: list[Row]) -> int:
+    """A/A runs that did not end as they should: called, contradicted or failed."""
+    return sum(
+        "error" in row or row["standing"] != Standing.INCONCLUSIVE or bool(row["contradiction"])
+        for row in rows
+    )
+
+
+def rarely_called(rows: list[Row]) -> bool:
+    return called(rows) <= FALSE * len(rows)
+
+
+def said_of_aa(rows: list[Row]) -> str:
+    ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
+    busy = median(row["busy"] for row in rows)
+    middle = f", median ratio {median(ratios):.4f}" if ratios else ""
+    return f"{called(rows)} of {len(rows)} called{middle}, {busy:.0%} of the processors by others"
+
+
+def found_slower(rows: list[Row]) -> int:
+    return sum(row["standing"] == Standing.SLOWER for row in well(rows))
+
+
+def said_of_delays(rows: list[Row]) -> str:
+    return f"{found_slower(rows)} of {len(rows)} delays of 3 % found"
+
+
+def delays_found(rows: list[Row]) -> bool:
+    return found_slower(rows) >= FOUND * len(rows)
+
+
+# -- the ladder, and the conditions of other tools
+
+
+def ladder_agrees(rows: list[Row]) -> bool:
+    """Every problem was compared, and every ratio is within 3 %."""
+    return len(well(rows)) == len(rows) and max(differences(rows), default=1.0) <= WITHIN
+
+
+def all_ran(rows: list[Row]) -> bool:
+    return len(well(rows)) == len(rows)
