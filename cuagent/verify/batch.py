@@ -48,7 +48,7 @@ class Batch:
         return [(number, number) for number in range(self.inputs.count)]
 
 
-def kept(expected: Expected) -> Expected:
+def copied(expected: Expected) -> Expected:
     """A copy that the oracle's next answer does not overwrite."""
     parts = (expected.declared, expected.precise, expected.spread)
     declared, precise, spread = ([tensor.clone() for tensor in part] for part in parts)

@@ -46,16 +46,16 @@ def move(
     that is no finite number counts as none.
     """
     base = reference.run(list(inputs))
-    kept = [tensor.clone() for tensor in reference.state.values()]
+    given = [tensor.clone() for tensor in reference.state.values()]
     views = [pairs(view).zero_() for view in moved]
     try:
         for _ in range(count):
-            for results in _opposites(reference, [*kept, *inputs], reach, step):
+            for results in _opposites(reference, [*given, *inputs], reach, step):
                 for view, result, before in zip(views, results, base, strict=True):
                     if real(before):
                         view.copy_(view.maximum(_change(result, before)))
     finally:
-        _load(reference.state, kept)
+        _load(reference.state, given)
 
 
 def carried(reference: Reference, inputs: Sequence[Tensor], runs: int) -> list[float]:
@@ -79,10 +79,10 @@ def _opposites(
 ) -> Iterator[list[Tensor]]:
     """Answers under one perturbation of all and under its opposite: a tie falls either way."""
     generator, weights = reference.generator, len(reference.state)
-    for sign, moved in zip((1, -1), opposites(tensors, generator, reach), strict=True):
-        _load(reference.state, moved[:weights])
+    for sign, near in zip((1, -1), opposites(tensors, generator, reach), strict=True):
+        _load(reference.state, near[:weights])
         with _rounded(sign * step, generator):
-            yield reference.run(moved[weights:])
+            yield reference.run(near[weights:])
 
 
 def _rounded(step: float, generator: Generator) -> AbstractContextManager[Any]:

@@ -52,8 +52,8 @@ class Way:
 
     def back(self, lines: Tensor, like: Tensor) -> Tensor:
         """What `lines` came from."""
-        kept = [side for dim, side in enumerate(self.shape) if dim not in self.dims]
-        wide = lines.reshape([*kept, *(self.shape[dim] for dim in self.dims)])
+        others = [side for dim, side in enumerate(self.shape) if dim not in self.dims]
+        wide = lines.reshape([*others, *(self.shape[dim] for dim in self.dims)])
         last = tuple(range(-len(self.dims), 0))
         return wide.movedim(last, self.dims).reshape(like.shape)
 

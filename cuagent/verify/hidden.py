@@ -22,7 +22,7 @@ from cuagent.task.reference import root_folder
 from cuagent.verify.examine import NOISE, SEEDS, distance
 from cuagent.verify.inputs import Inputs, derive
 from cuagent.verify.kept import Kept, changed, kept
-from cuagent.verify.world import World, moved, of_the_user
+from cuagent.verify.world import World, of_the_user, set_ahead
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -67,7 +67,7 @@ def hidden(reference: Reference, known: Mapping[str, Any]) -> Findings:
     """`known` is what `examine` found; where that is enough to refuse, nothing more is asked."""
     if known["random"] or known["changed_state"] or known["noise"] > NOISE:
         return NOTHING
-    with _imports_kept(reference), moved(root_folder(reference.task)) as world:
+    with _imports_kept(reference), set_ahead(root_folder(reference.task)) as world:
         try:
             return _Experiment(reference, world, known["noise"]).run()
         except (*FAILURES, TaskError):  # it runs as it is used, and not under these conditions

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
 MOST_PERTURBATIONS, FEWEST_PERTURBATIONS = 8, 2
-MOVED_BYTES = 1 << 28
+PERTURBED_BYTES = 1 << 28
 """Of perturbed weights that are kept."""
 RANGE_DRAWS = 8
 """Own draws in which the range of integer inputs is looked for."""
@@ -92,7 +92,7 @@ class _Oracle:
         self.precise = self.declared
         """The same in fp64, where it runs in that."""
         self.fp64 = self.discrete = False
-        self.moved: list[dict[str, Tensor]] = []
+        self.perturbed_weights: list[dict[str, Tensor]] = []
         """The weights perturbed, once for each perturbation."""
         self.inputs: dict[str, Any] = {}
         self.repertoire = Repertoire((), (), (), {})
@@ -230,8 +230,8 @@ class _Oracle:
         self._perturb(inputs, exact.outputs, spread, count, generator)
         if self.discrete:
             near = NearTies(self.terms.longest, self.reference.task.precision, message["opposites"])
-            moved = near.moved(self._wide(inputs), generator, exact)
-            runs = (self._exactly(wide) for wide in moved)
+            perturbed_inputs = near.perturbed(self._wide(inputs), generator, exact)
+            runs = (self._exactly(wide) for wide in perturbed_inputs)
             places = near.settle(exact, run, runs, spread)
             tell_places(places, self.arenas[message["places"]].tensors())
         finite = all(bool(x.isfinite().all()) for x in declared if real(x))
@@ -249,38 +249,38 @@ class _Oracle:
         import torch
 
         model = self.precise
-        kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         totals = [torch.zeros_like(pairs(view)) for view in spread]
         wide = self._wide(inputs)
         try:
             for number in range(count):
-                weights = self._moved_weights(number, kept, generator)
+                weights = self._weights(number, given, generator)
                 for name, tensor in model.state_dict().items():
                     tensor.copy_(weights[name])
-                moved = [perturbed(tensor, generator) for tensor in wide]
+                near = [perturbed(tensor, generator) for tensor in wide]
                 with self._default_dtype():
-                    results = self._forward(model, moved)
+                    results = self._forward(model, near)
                 for total, result, base in zip(totals, results, exact, strict=True):
                     if real(base):
                         total += pairs(result - base).square()
         finally:
             for name, tensor in model.state_dict().items():
-                tensor.copy_(kept[name])
+                tensor.copy_(given[name])
         for view, total in zip(spread, totals, strict=True):
             if real(view):
                 pairs(view).copy_((total / count).sqrt())
 
-    def _moved_weights(
+    def _weights(
         self, number: int, weights: dict[str, Tensor], generator: Any
     ) -> dict[str, Tensor]:
         """Of one perturbation; where they fit, the same for all draws: noise takes its time."""
-        if number < len(self.moved):
-            return self.moved[number]
-        moved = {name: perturbed(tensor, generator) for name, tensor in weights.items()}
-        size = sum(tensor.nbytes for tensor in moved.values())
-        if size * (number + 1) <= MOVED_BYTES:
-            self.moved.append(moved)
-        return moved
+        if number < len(self.perturbed_weights):
+            return self.perturbed_weights[number]
+        near = {name: perturbed(tensor, generator) for name, tensor in weights.items()}
+        size = sum(tensor.nbytes for tensor in near.values())
+        if size * (number + 1) <= PERTURBED_BYTES:
+            self.perturbed_weights.append(near)
+        return near
 
     def _followed(self, model: nn.Module, inputs: list[Tensor]) -> Followed:
         """A run of which, where outputs are integers, their origin is known."""
@@ -318,7 +318,7 @@ class _Oracle:
         return flatten(model(*unflatten([x.clone() for x in inputs], self.inputs)), "output")[0]
 
     def _make_precise(self) -> None:
-        self.moved = []
+        self.perturbed_weights = []
         self.precise = copy.deepcopy(self.declared).double() if self.fp64 else self.declared
 
     def _fp64_works(self, inputs: list[Tensor], results: list[Tensor]) -> bool:

@@ -39,7 +39,7 @@ class NearTies:
         """As large as what honest sums may err, since a kernel breaks ties by its own roundoff."""
         return bounds.reach(self.longest_sum, UNIT)
 
-    def moved(
+    def perturbed(
         self, inputs: Sequence[Tensor], generator: Generator, run: Followed
     ) -> Iterator[list[Tensor]]:
         """The inputs perturbed. Each perturbation comes with its opposite, and where integers of
@@ -61,7 +61,7 @@ class NearTies:
         self,
         exact: Followed,
         declared: Followed,
-        moved: Iterable[Followed],
+        runs: Iterable[Followed],
         spread: Sequence[Tensor],
     ) -> list[Places]:
         """What indices were chosen from; in `spread`, how far other integers move."""
@@ -72,7 +72,7 @@ class NearTies:
                 view.zero_()
 
         def seen() -> Iterator[Followed]:
-            for run in moved:
+            for run in runs:
                 for view, base, other in zip(spread, exact.outputs, run.outputs, strict=True):
                     if not real(base):
                         view.copy_(torch.maximum(view.long(), apart(other, base)))
@@ -86,18 +86,18 @@ class NearTies:
 def find_places(
     exact: Followed,
     declared: Followed,
-    moved: Iterable[Followed],
+    runs: Iterable[Followed],
     gate: float = 1.0,
     one_signed: float = 0.0,
 ) -> list[Places]:
     """For each traced output what its indices were chosen from.
 
-    `moved` are runs under perturbation; `gate` and `one_signed` are factors of rms(m) and rms(z).
+    `runs` are those under perturbation; `gate` and `one_signed` are factors of rms(m) and rms(z).
     """
     outputs = [traced for traced in exact.traced if traced is not None]
     values = [_lines(exact.selections[traced.selection]) for traced in outputs]
     spreads = [tensor.new_zeros(tensor.shape) for tensor in values]
-    for run in moved:
+    for run in runs:
         spreads = [
             spread.maximum(_apart(value, run, traced))
             for spread, value, traced in zip(spreads, values, outputs, strict=True)

@@ -23,7 +23,7 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build, environment
 from cuagent.sandbox import Tier, harden, memory_bound, probe, stamp
 from cuagent.task import Device, Task
-from cuagent.verify.batch import Batch, kept
+from cuagent.verify.batch import Batch, copied
 from cuagent.verify.course import KEPT_BYTES, LOGIC_SPREAD_S, TOGETHER, Course, Stage
 from cuagent.verify.failures import FORESEEN, build_failure, explain
 from cuagent.verify.inputs import PLACED, Inputs, Weights
@@ -318,7 +318,7 @@ class Referee:
             if not answered.finite and kind not in PLACED:
                 return RuleResult(True, 0.0, "the reference is not finite here")
             batch.expected.clear()
-            batch.expected[slot] = kept(self.stage.expected())
+            batch.expected[slot] = copied(self.stage.expected())
         given = batch.outputs.tensors(slot) if outputs is None else outputs
         finding = self.stage.judged(given, batch.expected[slot], kind, doubt)
         return RuleResult(finding.passed, finding.ratio, finding.note)

@@ -153,8 +153,8 @@ def _selection(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Se
     if elementwise or (name == "linalg_vector_norm" and not math.isinf(second or 2)):
         return None
     around = tuple(sorted({dim % count for dim in dims}))
-    kept = operand.detach().clone() if function._schema.is_mutable else operand
-    return Selection(name, kept, around, function, tuple(args[1:]), kwargs)
+    before = operand.detach().clone() if function._schema.is_mutable else operand
+    return Selection(name, before, around, function, tuple(args[1:]), kwargs)
 
 
 def _dims(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:

@@ -51,13 +51,13 @@ class Strays:
 
 def numbers_only(outputs: Sequence[Tensor], expected: Expected) -> tuple[list[Tensor], Expected]:
     """Of each tensor, in one line, what the strict rule is asked about."""
-    kept = [
+    numbers = [
         x.isfinite() & r.isfinite() & y.isfinite() if real(x) else (x != x)
         for x, r, y in zip(outputs, expected.declared, expected.precise, strict=True)
     ]
 
     def left(tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [tensor[mask] for tensor, mask in zip(tensors, kept, strict=True)]
+        return [tensor[mask] for tensor, mask in zip(tensors, numbers, strict=True)]
 
     moved = expected.moved
     return left(outputs), replace(

@@ -1,7 +1,7 @@
 """What a module sees of the world beside its inputs: clock, process number, files. Set ahead here.
 
-While `moved` holds, Python's clocks and the number of the process answer by `World.ahead` more than
-they should, what the user's files asked for is noted, and so are the files that are opened. A
+While `set_ahead` holds, Python's clocks and the number of the process answer by `World.ahead` more
+than they should, what the user's files asked for is noted, and so are the files that are opened. A
 module must be imported meanwhile to be seen through `from time import time` as well. Not covered:
 clocks that C code reads by itself.
 """
@@ -62,7 +62,7 @@ class _Replaced:
 
 
 @contextmanager
-def moved(folder: Path) -> Iterator[World]:
+def set_ahead(folder: Path) -> Iterator[World]:
     """All of it, until the block ends."""
     world = World(folder)
     with ExitStack() as stack:

@@ -95,6 +95,6 @@ def test_zeros_are_ties_for_an_index_and_none_for_a_count(run: Run, moves: bool)
     x = torch.tensor([[0.0, 0.0, -1.0, 0.0]])
     exact, spread = follow(lambda: [run(x.double())]), [torch.zeros(1).long()]
     near = NearTies(1, Precision.MATCH, OPPOSITES)
-    moved = near.moved([x.double()], torch.Generator().manual_seed(1), exact)
-    near.settle(exact, exact, (follow(lambda w=w: [run(*w)]) for w in moved), spread)
+    inputs = near.perturbed([x.double()], torch.Generator().manual_seed(1), exact)
+    near.settle(exact, exact, (follow(lambda w=w: [run(*w)]) for w in inputs), spread)
     assert bool(spread[0].any()) == moves
