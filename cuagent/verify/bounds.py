@@ -36,21 +36,28 @@ if TYPE_CHECKING:
 UNIT = 2.0**-24
 """Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
 OWN_ERROR = 3.0
+"""How many times the reference's own error a candidate's may be."""
 PRECISION_GATE = 8.0
+"""rms error over sqrt(K) rms(s) up to which fp32 is honest (docs/calibration.json)."""
 LOCAL = 5.0
 """The bound on one element over that on the rms."""
 MOST_SEQUENTIAL = 1e-4
+"""However long a sum of one sign is, relative to itself."""
 COARSE_GATE = 2.5
 """Of rms(s), scaled to TF32 or bf16: rounding factors of products to them errs by 0.7, truncating
 by about 2, and the next coarser one by 6. No sqrt(K): the perturbation is this very rounding."""
 UNEVEN = 30.0
 """Largest error over rms error, above which it is no roundoff but a wrong element."""
 LOGIC_FACTOR = 12.5
+"""The gate of draws that judge logic over that of those that judge precision."""
 FORGIVEN = 0.05
+"""Of the output's variation: more is not forgiven for the sake of `LOGIC_FACTOR`."""
 QUARTER = 0.25
+"""On exact draws results are integers, or sums of them: this much off is no roundoff."""
 FEW_TERMS = 32
 """The longest sum on draws in which nearly all terms are zero."""
 LEAST = 2.0**-114
+"""Absolute error that is always admitted: 4,096 times the smallest normal fp32."""
 UNITS = {
     Precision.MATCH: UNIT,
     Precision.TF32: 2.0**-11,
@@ -80,6 +87,7 @@ class Sums:
         return sums
 
     def add(self, x: Tensor, r: Tensor, y: Tensor, s: Tensor) -> None:
+        """A candidate's values, the reference's, the oracle's and its spread, of any one shape."""
         if not y.numel():
             return
         self.count += y.numel()
@@ -90,6 +98,7 @@ class Sums:
                 self.largest[name] = max(self.largest[name], number(tensor.abs().max()))
 
     def rms(self, name: str) -> float:
+        """Of `error`, `own`, `value` or `spread`."""
         return math.sqrt(self.squares[name] / self.count)
 
     def exact(self, kind: Inputs) -> bool:
@@ -109,11 +118,19 @@ class Gates:
 
     rms: float
     local: float
+    """Absolute."""
     own: float
+    """Absolute, by the reference's own largest error."""
     each: float
+    """Relative to the element."""
 
 
 def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, terms: Terms, unit: float) -> Gates:
+    """The bounds on one tensor of `dtype`, on a draw of that `kind`.
+
+    `unit` is the unit roundoff of the coarsest arithmetic that the task admits. `tolerance` states
+    the formulas.
+    """
     import torch
 
     info = torch.finfo(dtype)
@@ -187,9 +204,11 @@ class Steady:
     gate: float
     """How far an element may move under perturbation by `reach`."""
     reach: float
+    """By how much, relative to them, inputs and weights are perturbed."""
 
 
 def steady(sums: Sums, kind: Inputs, terms: Terms, unit: float) -> Steady:
+    """How far an element of this tensor may move before that is a jump."""
     most = LOCAL * _narrow(sums, terms, unit)
     gate = min(most, QUARTER) if sums.exact(kind) else most
     return Steady(gate, reach(terms.signed, unit))
@@ -229,4 +248,5 @@ def explains(sums: Sums, terms: Terms, bound: float, admitted: Precision) -> Pre
 
 
 def number(tensor: Tensor) -> float:
+    """Of a tensor that holds one; waits for the GPU."""
     return float(tensor.item())

@@ -173,7 +173,7 @@ class Course:
                 return
         if len(trials) < turns.needed:
             reached = f"{len(trials)} of the {turns.needed} draws that would reach every place"
-            self.tally.remarks.append(f"{kind}: {reached}")
+            self.tally.remark(f"{kind}: {reached}")
 
     def _in_a_fresh_model(self, trial: Trial) -> None:
         """What went wrong in the model in use once more: is it the use, or are it the inputs?"""
@@ -269,8 +269,8 @@ class Course:
             findings = [
                 self.stage.judged(snapshot, expected, trial.kind, doubt) for snapshot in distinct
             ]
-            if trial.kind in LENIENT:
-                self.tally.remark(trial.kind, strays(distinct[0], expected))
+            if trial.kind in LENIENT and (told := strays(distinct[0], expected)):
+                self.tally.remark(f"{trial.kind}: {told}")
             unwritten = not findings[0].passed and _poisoned(distinct[0], poison)
             if findings[0].passed and not findings[-1].passed:
                 trial = replace(trial, when=When.TIMED)

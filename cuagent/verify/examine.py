@@ -7,7 +7,7 @@ answer that a candidate could be held to. Runs in the oracle's process, on the u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from cuagent.verify.inputs import Inputs, derive
 from cuagent.verify.watching import watching
@@ -24,7 +24,10 @@ Forward = Callable[[list["Tensor"]], "list[Tensor]"]
 
 
 def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tensor]]) -> Findings:
-    """`forward` runs `model` on tensors as they are; `draw` gives own inputs by seed."""
+    """`forward` runs `model` on tensors as they are; `draw` gives own inputs by seed.
+
+    Some six calls of the reference. Raises what it raises.
+    """
     import torch
 
     first, second = draw(SEEDS[0]), draw(SEEDS[1])
@@ -54,10 +57,27 @@ def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tenso
     }
 
 
-Findings = dict[str, Any]
-"""random: operators; changed_inputs, ignored, not_finite: numbers of tensors; changed_state: names;
-noise: relative; fixed: whether every draw gives the same inputs; constant: whether other inputs
-give the same output; level: the number that the output is everywhere, None where it is several."""
+class Findings(TypedDict):
+    """What two draws and five kinds of calls show of a reference."""
+
+    random: list[str]
+    """Random operators that ran, by name."""
+    changed_inputs: list[int]
+    """Numbers of the inputs that a call changes."""
+    changed_state: list[str]
+    """Names in the state dict that a call changes."""
+    noise: float
+    """Largest difference between two equal calls, relative to the largest value."""
+    fixed: bool
+    """Whether every draw gives the same inputs."""
+    constant: bool
+    """Whether other inputs give the same output."""
+    level: float | None
+    """The number that the output is everywhere; None where it is several."""
+    ignored: list[int]
+    """Numbers of the inputs that may be exchanged without any effect."""
+    not_finite: list[int]
+    """Numbers of the outputs that hold NaN or Inf."""
 
 
 def _level(outputs: Sequence[Tensor]) -> float | None:

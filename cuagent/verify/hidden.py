@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from cuagent.task import Reference, TaskError, flatten, open_reference, unflatten
 from cuagent.task.reference import root_folder
@@ -48,10 +48,26 @@ FAILURES = (
 )  # fmt: skip
 """What a module may raise when a clock is ahead or a counter was carried on."""
 
-Findings = dict[str, Any]
-"""hangs_on: "construction", "clock", "calls", "later" or nothing; read: clocks that were asked;
-changes: names of what each call changes; later: the counter that changes the output later; draws:
-modules of random numbers; opens: files; calls: how many were watched."""
+
+class Findings(TypedDict):
+    """What the answer of a reference hangs on, beside its inputs."""
+
+    hangs_on: str
+    """`construction`, `clock`, `calls`, `later` or nothing."""
+    read: list[str]
+    """Clocks and process numbers that were asked."""
+    changes: list[str]
+    """Names of what each call changes."""
+    later: str
+    """The counter that changes the output of later calls."""
+    draws: list[str]
+    """Modules whose random numbers are drawn."""
+    opens: list[str]
+    """Files that are opened."""
+    calls: int
+    """How many were watched."""
+
+
 NOTHING: Findings = {
     "hangs_on": "",
     "read": [],

@@ -10,7 +10,7 @@ import copy
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
@@ -45,6 +45,8 @@ from cuagent.worker.channel import receive_message, send_message
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
+
+    from cuagent.verify.ties import Places
 
 MOST_PERTURBATIONS, FEWEST_PERTURBATIONS = 8, 2
 PERTURBED_BYTES = 1 << 28
@@ -103,7 +105,7 @@ class _Oracle:
                 return self.describe()
             case "examine":
                 found = examine(self.declared, self._as_they_are, self._own)
-                return found | hidden(self.reference, found)
+                return {**found, **hidden(self.reference, found)}
             case "attach":
                 self.arenas[message["arena"]] = Arena.attach(message["description"], descriptors)
             case "detach":
@@ -121,7 +123,10 @@ class _Oracle:
         return {}
 
     def describe(self) -> dict[str, Any]:
-        """Forms of everything, the longest sum, the kinds of inputs the reference is finite on."""
+        """Forms of everything, the longest sum, the kinds of inputs the reference is finite on.
+
+        Raises TaskError where the reference does not run.
+        """
         check_runs(self.reference)
         arguments = self.reference.inputs(0)
         leaves, self.inputs = flatten(arguments, "inputs")
@@ -129,10 +134,7 @@ class _Oracle:
         self.terms = terms(lambda: outputs.append(self.declared(*arguments)))
         peak = self._peak()
         results, spec = flatten(outputs[0], "output")
-        init, init_spec = flatten([list(self.reference.init_args[0]), self.reference.init_args[1]])
-        if init:
-            raise TaskError(f"{self.reference.task.path}: get_init_inputs() holds a tensor")
-        state = self.declared.state_dict()
+        init = self._init_form()
         self.coarsest = coarsest(results, self.reference.task.precision)
         self.fp64 = self._fp64_works(leaves, results)
         self._make_precise()
@@ -152,23 +154,38 @@ class _Oracle:
         harden()  # on CUDA not before it has named its threads through /proc/self
         return {
             "inputs": self.inputs,
-            "inputs_layout": layout_of(leaves).to_json(),
             "output": spec,
-            "output_layout": layout_of(results, dense=True).to_json(),
-            "precise_layout": layout_of(results, dense=True, wide=True).to_json(),
-            "places_layout": layout_of(
-                [t for p in places for t in p.tensors], dense=True
-            ).to_json(),
+            "init": init,
             "traced": [number for number, traced in enumerate(followed.traced) if traced],
-            "init": init_spec,
-            "state": list(state),
-            "state_layout": layout_of(list(state.values()), dense=True).to_json(),
             "terms": astuple(self.terms),
             "peak": peak,
             "fp64": self.fp64,
             "call_s": call_s,
             "kinds": self.repertoire.kinds,
             "turns": {kind: astuple(n) for kind, n in self.repertoire.turns.items()},
+        } | self._layouts(leaves, results, places)
+
+    def _init_form(self) -> Any:
+        """How the constructor's arguments are nested. Raises TaskError where one is a tensor."""
+        positional, named = self.reference.init_args
+        tensors, spec = flatten([list(positional), named])
+        if tensors:
+            raise TaskError(f"{self.reference.task.path}: get_init_inputs() holds a tensor")
+        return spec
+
+    def _layouts(
+        self, inputs: list[Tensor], results: list[Tensor], places: Sequence[Places]
+    ) -> dict[str, Any]:
+        """What memory the referee is to lend for everything, and the names of the weights."""
+        state = self.declared.state_dict()
+        chosen = [tensor for each in places for tensor in each.tensors]
+        return {
+            "state": list(state),
+            "state_layout": layout_of(list(state.values()), dense=True).to_json(),
+            "inputs_layout": layout_of(inputs).to_json(),
+            "output_layout": layout_of(results, dense=True).to_json(),
+            "precise_layout": layout_of(results, dense=True, wide=True).to_json(),
+            "places_layout": layout_of(chosen, dense=True).to_json(),
         }
 
     def _peak(self) -> int:

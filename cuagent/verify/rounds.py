@@ -13,7 +13,6 @@ from cuagent.task import Precision
 from cuagent.verify.bounds import UNITS
 from cuagent.verify.inputs import EXACT, SWEEPS, Inputs, Weights
 from cuagent.verify.repertoire import Turns
-from cuagent.verify.specials import Strays
 from cuagent.verify.tolerance import Expected, Finding, lax
 from cuagent.verify.verdict import Draw, Reason, RuleResult
 
@@ -140,8 +139,7 @@ class Tally:
         """Whether the constant that suits the first draw would have passed on all so far."""
         self.constants: list[float] | None = None
         self._unsteady: Trial | None = None
-        self.remarks: list[str] = []
-        """What a reader should know beside the verdict, a line each."""
+        self._remarks: list[str] = []
 
     def add(
         self,
@@ -227,8 +225,8 @@ class Tally:
         """What a reader of the verdict should know beside it."""
         if self._findings and not self._judges_precision:
             loose = "precision could not be judged tightly: the reference takes no zero-mean inputs"
-            return (loose, *self.remarks)
-        return tuple(self.remarks)
+            return (loose, *self._remarks)
+        return tuple(self._remarks)
 
     def lax_rule(self) -> RuleResult | None:
         if not self._lax:
@@ -258,10 +256,9 @@ class Tally:
     def _worst(self) -> float:
         return max(finding.ratio for _, finding in self._findings)
 
-    def remark(self, kind: Inputs, strays: Strays) -> None:
-        """What differs from the reference and is not held against a candidate."""
-        if strays:
-            self.remarks.append(f"{kind}: {strays}")
+    def remark(self, line: str) -> None:
+        """Have a reader of the verdict know this, which is not held against the candidate."""
+        self._remarks.append(line)
 
     def spend(self, what: str, seconds: float) -> None:
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds
