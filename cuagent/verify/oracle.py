@@ -86,14 +86,15 @@ class Oracle:
         slot: int,
         answers: dict[str, Arena],
         seed: int,
-        seconds: float,
+        seconds: float | None,
         opposites: int = OPPOSITES,
         count: int = 0,
     ) -> Answered:
         """Fill `answers` (declared, precise, spread, places).
 
         The spread gets as many perturbations as fit into about `seconds`, 2 to 8, or `count` where
-        an earlier verdict is given again; ties are looked for with `opposites` pairs of them.
+        an earlier verdict is given again; without `seconds` it is zero. Ties are looked for with
+        `opposites` pairs of them.
         """
         lent = {name: self._lend(arena) for name, arena in answers.items()}
         message = {"do": "answer", "inputs": self._lend(inputs), "slot": slot, "seed": seed}

@@ -79,8 +79,8 @@ NOTHING = Steady(math.inf, 0.0)
 """No motion is a jump."""
 IN_DOUBT = 5
 """Tensors that the rule looks at once it is known how far each element moves."""
-BLOCK = 1 << 24
-"""Elements that are held in fp64 at a time."""
+BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
+"""Elements that are held in fp64 at a time: on the CPU as many as stay in its caches."""
 
 
 @dataclass(frozen=True)
@@ -281,10 +281,10 @@ def _refused(index: int, count: int, total: int, what: str) -> Finding:
 
 def _blocks(*tensors: Tensor) -> Iterator[Block]:
     """The same stretch of each tensor, BLOCK elements at most, complex numbers as pairs."""
-
     flat = [pairs(tensor).reshape(-1) for tensor in tensors]
-    for begin in range(0, flat[0].numel(), BLOCK):
-        yield tuple(tensor[begin : begin + BLOCK] for tensor in flat)
+    size = BLOCK[flat[0].device.type]
+    for begin in range(0, flat[0].numel(), size):
+        yield tuple(tensor[begin : begin + size] for tensor in flat)
 
 
 def _wide3(block: Block) -> tuple[Tensor, Tensor, Tensor]:

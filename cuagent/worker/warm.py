@@ -30,11 +30,10 @@ from cuagent.sandbox import Tier, enter
 from cuagent.sandbox.policy import policy_from_json
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.folder import remove
+from cuagent.worker.heap import pin_allocator
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
 DEFECT = 70
 """Exit code of a child whose program failed by itself, not by what it was to run (EX_SOFTWARE)."""
 _PATIENCE_S = 10.0
@@ -52,7 +51,7 @@ def main(control: socket.socket, folder: str) -> None:
 def _serve(control: socket.socket) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the referee to interpret
-    _pin_allocator()
+    pin_allocator()
     send_message(control, {"ready": os.getpid(), "threads": _warm_up()})
     children: set[int] = set()
     while (received := receive_message(control)) is not None:
@@ -73,17 +72,6 @@ def _serve(control: socket.socket) -> None:
     for pid in children:
         _end(pid)
     _end_orphans(set())
-
-
-def _pin_allocator() -> None:
-    """Fix glibc's thresholds, which otherwise drift with the history of each process's heap.
-
-    Measured: equal modules whose temporaries are 8 MiB differed by a factor of two, because one
-    process gave its heap back after every call and took 2048 page faults to get it again.
-    """
-    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest that glibc accepts
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _warm_up() -> int:

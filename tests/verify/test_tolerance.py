@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,6 +45,16 @@ def test_a_sequential_sum_is_admitted_and_tf32_and_bf16_are_not() -> None:
         assert not strict(
             [(a.bfloat16() @ b.bfloat16()).float()], expected, Inputs.NORMAL, Terms.of(k)
         ).passed
+
+
+@pytest.mark.parametrize("kind", Inputs)
+def test_what_passes_without_the_spread_passes_with_it(kind: Inputs) -> None:
+    a, b, expected = product(64, Inputs.INTEGER if kind is Inputs.INTEGER else Inputs.NORMAL)
+    without = replace(expected, spread=[torch.zeros_like(s) for s in expected.spread])
+    for size in (1e-7, 1e-5, 1e-2):
+        output = (a @ b) * (1 + size * torch.randn(64, 64))
+        ratios = [strict([output], e, kind, Terms.of(64)).ratio for e in (expected, without)]
+        assert ratios[0] <= ratios[1]
 
 
 def test_what_the_task_admits_is_not_held_against_an_attempt() -> None:

@@ -28,6 +28,8 @@ def test_an_honest_candidate_is_accepted_by_both_rules(judged: Judged) -> None:
     assert verdict.strict.worst < 0.5
     assert verdict.precision is Precision.MATCH
     assert len(verdict.draws) >= 10
+    # the reference is perturbed only where something hangs on it
+    assert sum(count > 0 for count in verdict.perturbations) <= len(verdict.draws) / 3
 
 
 def test_a_second_verdict_takes_less_than_four_seconds(judged: Judged) -> None:
