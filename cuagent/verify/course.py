@@ -263,20 +263,8 @@ class Course:
             return
         with self.tally.clock("compare"):
             expected = self.stage.expected()
-<<<<<<< HEAD
-            # Equal outputs are judged once: that is nearly always, and halves the work.
-            distinct = snapshots[:1] if _equal(snapshots[0], snapshots[-1]) else snapshots
-            ask = cache(partial(self._doubt, trial, slot, answered.perturbations))
-            doubt = None if self.tally.failed else ask
-            findings = [
-                self.stage.judged(snapshot, expected, trial.kind, doubt) for snapshot in distinct
-            ]
             if trial.kind in LENIENT and (told := strays(distinct[0], expected)):
                 self.tally.remark(f"{trial.kind}: {told}")
-=======
-            if trial.kind in LENIENT:
-                self.tally.remark(trial.kind, strays(distinct[0], expected))
->>>>>>> 35fd5e3 (The reference is perturbed only where something hangs on it; the oracle uses its memory again)
             unwritten = not findings[0].passed and _poisoned(distinct[0], poison)
             if findings[0].passed and not findings[-1].passed:
                 trial = replace(trial, when=When.TIMED)

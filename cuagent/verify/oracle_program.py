@@ -258,13 +258,8 @@ class _Oracle:
         self._perturb(wide, exact.outputs, spread, count, generator)
         if self.discrete:
             near = NearTies(self.terms.longest, self.reference.task.precision, message["opposites"])
-<<<<<<< HEAD
-            perturbed_inputs = near.perturbed(self._wide(inputs), generator, exact)
-            runs = (self._exactly(wide) for wide in perturbed_inputs)
-=======
-            moved = near.moved(wide, generator, exact)
-            runs = (self._exactly(wide) for wide in moved)
->>>>>>> 35fd5e3 (The reference is perturbed only where something hangs on it; the oracle uses its memory again)
+            perturbed_inputs = near.perturbed(wide, generator, exact)
+            runs = (self._exactly(inputs) for inputs in perturbed_inputs)
             places = near.settle(exact, run, runs, spread)
             tell_places(places, self.arenas[message["places"]].tensors())
         return {"finite": finite, "perturbations": count}
