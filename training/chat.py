@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Chat:
                 "an assistant turn when a tool result follows; use one that only appends"
             )
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """sha256 over vocabulary and template, to tell which records belong to which model."""
         parts = [sorted(self.tokenizer.get_vocab().items()), self.tokenizer.chat_template]

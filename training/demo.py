@@ -324,12 +324,21 @@ def deadline(minutes: float | None, share: float) -> float | None:
 
 @contextmanager
 def judges(config: DemoConfig, out: Path) -> Iterator[JudgePool]:
-    """The pool that a configuration asks for; it remembers what it judged in `out`."""
+    """The pool that a configuration asks for; it remembers what it judged in `out`.
+
+    Meanwhile this process, and what it starts, keeps off the processors that judge, if others are
+    left: what trains and what compiles would disturb them.
+    """
     out.mkdir(parents=True, exist_ok=True)
     memory = Path(config.judgements or out / "judgements.pickle")
     effort = Effort.GLANCE if config.timed else None
-    with JudgePool(effort, gpus=config.gpus, memory=memory, cores=cores_of(config)) as pool:
-        yield pool
+    cores, before = cores_of(config), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, before - set(cores) or before)
+    try:
+        with JudgePool(effort, gpus=config.gpus, memory=memory, cores=cores) as pool:
+            yield pool
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def cores_of(config: DemoConfig) -> list[int]:

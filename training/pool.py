@@ -3,8 +3,8 @@
 For: rollouts, where hundreds of episodes want verdicts. All timing on a device happens in its one
 owner, so that no measurement runs beside another; a processor can be such a device (`cores`).
 Compiling happens in the threads of the episodes, whose results the owner finds in the build cache;
-not where processors time, for compilers beside them would disturb. What was judged once is
-remembered by content, for a policy repeats itself. Not covered: several machines.
+not where these run on a processor that times, which compilers would disturb. What was judged once
+is remembered by content, for a policy repeats itself. Not covered: several machines.
 Invariant: a judgement never depends on which episode asked for it, so one that failed for reasons
 of the machine is not remembered.
 """
@@ -135,7 +135,7 @@ class JudgePool:
         if known is not None:
             return known.result()
         try:
-            if not self.cores:
+            if os.sched_getaffinity(0).isdisjoint(self.cores):
                 build(attempt, task.device)  # in this thread, beside others; the owner finds it
             found = self._owner(task).judge(task, attempt, self.effort if timed else None)
         except BaseException as error:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from typing import Any
 from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task
 from cuagent.training.audit import audit
-from cuagent.training.demo import Demo, Say, cores_of, deadline, judges, write_whole
+from cuagent.training.demo import Demo, Say, deadline, judges, write_whole
 from cuagent.training.gym import chain_of
 from cuagent.training.lend import Borrowed, lend
 from cuagent.training.paired import best_of, difference, fast, means, table
@@ -140,9 +139,6 @@ def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: P
 
     follow_parent()
     until = deadline(config.minutes, PPO_SHARE)
-    spare = os.sched_getaffinity(0) - set(cores_of(config))
-    if spare:  # the others belong to the judges
-        os.sched_setaffinity(0, spare)
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")  # on a GPU TF32: what differs, PPO weighs
     out.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from cuagent.training.demo import judges
 from cuagent.training.pool import kept, stay_on
+from cuagent.training.presets import DemoConfig
 
 STARTS_ANOTHER = """
 import multiprocessing, os, time
@@ -74,3 +76,15 @@ def test_judgements_follow_those_of_a_run_that_was_killed_while_it_wrote(tmp_pat
     with file.open("ab") as more:
         more.write(whole[2])
     assert [key for key, _ in kept(file)] == [("task", "a"), ("task", "c")]
+
+
+def test_what_trains_and_compiles_keeps_off_the_processors_that_judge(tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("needs two processors")
+    with judges(DemoConfig(cores=1), tmp_path) as pool:
+        assert len(pool.cores) == 1
+        assert os.sched_getaffinity(0) == before - set(pool.cores)
+    assert os.sched_getaffinity(0) == before
+    with judges(DemoConfig(cores=len(before)), tmp_path):  # none is left over
+        assert os.sched_getaffinity(0) == before
