@@ -197,6 +197,8 @@ def _work(session: Session) -> None:
         _tell(session.settings, f"cuagent: {run.task.name}: {stop}")
     if stop in LIMITS:
         session.say(f"{stop}: say something, or press Enter, to go on with a wider one")
+    if stop is Stop.CONTEXT_FULL:
+        session.say(f"{stop}, even summed up: go on with /model NAME, one with a larger context")
 
 
 def _widen(session: Session) -> None:

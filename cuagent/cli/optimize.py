@@ -54,8 +54,8 @@ def optimize(
     Time what is free, write kernels, compile, verify, time, and keep the best. Where no kernel
     adds to what is free, the result is the quickest way to run the module without one.
 
-    Exit code 0 when the run ended by itself or at a limit, with a gain or without; 1 when the
-    model failed; 2 usage; 3 infrastructure; 130 interrupted.
+    Exit code 0 when the run ended by itself or at a limit (the model's context is one), with a
+    gain or without; 1 when the model failed; 2 usage; 3 infrastructure; 130 interrupted.
     """
     from cuagent.config import resolve
 
@@ -247,10 +247,28 @@ def _code(run: Run, stop: Stop, run_dir: Path) -> Exit:
         case Stop.INTERRUPTED:
             complain(f"interrupted; what was kept: cuagent show {run.folder.id}; {on}")
             return Exit.INTERRUPTED
-    complain(f"{stop}; {on}")
+    complain(f"{stop}{_overlong(run)}; {on}")
     match stop:
+        case Stop.CONTEXT_FULL if not _spoke(run):
+            return Exit.NO
         case Stop.MODEL_FAILED:
             return Exit.NO
         case Stop.JUDGE_FAILED:
             return Exit.INFRASTRUCTURE
     return Exit.OK
+
+
+def _overlong(run: Run) -> str:
+    """What a full context means for what there is, where that is why the run ended."""
+    from cuagent.agent import Stop
+
+    if run.stop is not Stop.CONTEXT_FULL:
+        return ""
+    if not _spoke(run):
+        return ": the model does not even take the task with its instructions"
+    return ", even summed up: the run was cut short, and what it found stands"
+
+
+def _spoke(run: Run) -> bool:
+    """Whether the model answered at all."""
+    return run.usage.output > 0 or any(message.role == "assistant" for message in run.messages)

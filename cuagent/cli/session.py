@@ -151,7 +151,10 @@ def budget(settings: Settings) -> Budget:
 
 
 def resume_command(run: Run, run_dir: Path) -> str:
-    """What goes on with this run; where it ended at a limit, with a wider one."""
+    """What goes on with this run; where it ended at a limit, with a wider one.
+
+    Where the context was full that is another model, to be put in by the user.
+    """
     from cuagent.agent import Stop
     from cuagent.record import RUNS
 
@@ -167,4 +170,6 @@ def resume_command(run: Run, run_dir: Path) -> str:
     if run.stop in wider:
         flag, limit = wider[run.stop]
         words += [flag, f"{2 * (limit or 0):g}"]
+    if run.stop is Stop.CONTEXT_FULL:
+        words += ["--model", "ONE-WITH-A-LARGER-CONTEXT"]
     return shlex.join(words)

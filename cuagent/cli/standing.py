@@ -20,6 +20,7 @@ WHY = {
     Stop.ANSWERED: "it waits for you",
     Stop.MODEL_FAILED: "the model failed",
     Stop.JUDGE_FAILED: "the judge failed",
+    Stop.CONTEXT_FULL: "the model's context was full",
 }
 
 

@@ -9,9 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import TASK, Cuagent, clean_environment
+
+from cuagent.agent import Stop, start_run
+from cuagent.cli.optimize import _code
+from cuagent.cli.standing import standing
+from cuagent.message import Message
+from cuagent.task import load_task
 
 NO_GAIN = [
     {"text": "I look around.", "calls": [{"name": "bash", "arguments": {"command": "ls"}}]},
@@ -86,6 +93,25 @@ def test_a_model_that_fails_gives_code_1(cuagent: Cuagent, task: str, tmp_path: 
     done = cuagent("optimize", task, "--model", script(tmp_path, NO_GAIN[:1]))
     assert done.returncode == 1
     assert "the script ended" in done.stdout
+
+
+@pytest.mark.parametrize("spoke", [True, False])
+def test_a_full_context_is_a_limit_unless_the_model_never_spoke(
+    spoke: bool, task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unused: Any = None  # nothing is judged here
+    run = start_run(
+        load_task(tmp_path / task, device="cpu"), unused, model="m", root=tmp_path / "runs"
+    )
+    if spoke:
+        run.add(Message("assistant", "I look around."))
+    run.stop = Stop.CONTEXT_FULL
+    assert _code(run, run.stop, tmp_path / "runs") == (0 if spoke else 1)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert ("what it found stands" if spoke else "does not even take the task") in said
+    assert f"--resume {run.folder.id}" in said
+    assert said.endswith("--model ONE-WITH-A-LARGER-CONTEXT")
+    assert "it ended" not in next(standing(run))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
