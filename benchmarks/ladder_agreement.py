@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from cuagent.measure.ladder import ladder
-from cuagent.measure.protocol import compiled_graphs
+from cuagent.measure.surroundings import compiled_graphs
 from cuagent.task import Device, Task, TaskError, load_task, open_reference
 from cuagent.verify.referee import Referee
 from cuagent.worker import NurseryError

@@ -153,16 +153,23 @@ class Judge:
         self.emit(Phase("building", passing=True))
         with ThreadPoolExecutor(1) as aside:
             building = aside.submit(self.build, attempt)
-            # On a CPU it would take the processors that the compiler needs.
-            if effort is not None and self.task.device is Device.CUDA:
-                self._begin_profile(attempt)
-                self._timer.prepare()
-            build = building.result()
+            begun = self.referee.begin(attempt)
+            try:
+                # On a CPU it would take the processors that the compiler needs.
+                if effort is not None and self.task.device is Device.CUDA:
+                    self._begin_profile(attempt)
+                    self._timer.prepare(attempt)
+                build = building.result()
+            except BaseException:
+                begun.close()
+                raise
         self.emit(Phase("verifying on secret inputs", passing=True))
-        verdict = self.referee.verify(attempt, build)
+        verdict = self.referee.complete(begun, build)
         if effort is Effort.RECORD:
             verdict = gated(self.referee, attempt, build, verdict)
         timing = None
+        if not verdict.accepted:
+            self._timer.dismiss()
         if verdict.accepted and effort is not None:
             if self._profiling is not None:
                 self._profiling.await_opened()

@@ -12,14 +12,11 @@ honest candidate is refused because the machine is busy.
 
 from __future__ import annotations
 
-import os
-import platform
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
@@ -31,6 +28,13 @@ from cuagent.measure.lane import Lane, counted, hidden
 from cuagent.measure.repeats import Repeats, clock
 from cuagent.measure.roofline import Roofline
 from cuagent.measure.rounds import LOOKS, TWIN, Round, arm_of, enough, ratio, twins
+from cuagent.measure.surroundings import (
+    compiled_graphs,
+    cores_of,
+    free_memory,
+    one_thread,
+    versions,
+)
 from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.task import Device, TaskError
 from cuagent.verify.batch import Batch
@@ -83,12 +87,14 @@ class Timer:
         self._random = random.SystemRandom()
         self._warm: dict[str, Lane] = {}
         self._prepared = False
+        self._waiting: tuple[Attempt, Session] | None = None
+        """A process of an attempt that may be timed, and has not begun."""
         self._lost: set[str] = set()
         """Baselines whose process ended while they were timed, once so far."""
         self._failed: dict[str, str] = {}
         self._batch: Batch | None = None
         self._draw_s = 0.0
-        self._cores = _cores(referee)
+        self._cores = cores_of(referee)
         self._apart: list[float] = []
         """How far twins lay apart in each timing so far."""
         self._roofline: Roofline | None = None
@@ -109,15 +115,19 @@ class Timer:
         for name in self._warm.keys() - {*self.baselines, TWIN}:
             self._warm.pop(name).session.close()
 
-    def prepare(self) -> None:
+    def prepare(self, attempt: Attempt) -> None:
         """Open anew what each timing opens anew, while something else takes its time.
 
         The compiler, that is. Nothing happens before the first timing, in which torch.compile may
         take long and a compiler's error would have to wait for it. What fails here fails again
         where it is used, and is told there.
         """
-        if self._warm and not self._prepared:
-            with suppress(NurseryError, OracleLost):
+        if not self._warm:
+            return
+        self.dismiss()
+        with suppress(NurseryError, OracleLost):
+            self._waiting = attempt, self.referee.waiting(attempt, cores=self._cores)
+            if not self._prepared:
                 self._renew(Effort.QUICK, 0.0)
                 self._baseline_lanes(self._fresh_batch())
                 self._prepared = True
@@ -159,7 +169,7 @@ class Timer:
             device=describe(self.referee.task.device),
             seconds=time.perf_counter() - begun,
             contradiction=contradiction,
-            versions=_versions(),
+            versions=versions(),
             busy=busy,
             floor=self._floor(arms),
             notes=(f"machine busy: {busy:.0%} by others",) if busy > BUSY else (),
@@ -185,6 +195,7 @@ class Timer:
 
     def close(self) -> None:
         """End the baselines' processes and give the memory back. Idempotent."""
+        self.dismiss()
         for lane in self._warm.values():
             lane.session.close()
         self._warm.clear()
@@ -208,7 +219,7 @@ class Timer:
         lanes = self._baseline_lanes(batch)
         if subject is not None:
             self.emit(Phase("timing: opening the attempt", passing=True))
-        session = None if subject is None else self.referee.candidate(*subject, self._cores)
+        session = None if subject is None else self._candidate(*subject)
         before = others.cpu_times()
         try:
             if session is not None:
@@ -216,7 +227,7 @@ class Timer:
                 lane = self._warmed(CANDIDATE, session, batch, time.perf_counter())
                 lanes = {CANDIDATE: lane, **lanes}
             self.emit(Phase(_timing(effort, before_it, len(lanes.keys() - {TWIN})), passing=True))
-            with _one_thread(self.device):
+            with one_thread(self.device):
                 wrong = self._repeats(lanes, batch, effort) if lanes else ""
             if session is not None and others.astray(session.pid, self._cores):
                 wrong = wrong or "it left the processors that all arms are timed on"
@@ -230,6 +241,19 @@ class Timer:
                 session.close()
         said = hidden(lanes, self.device)
         return Round(lanes, counted(lanes, self.device), wrong, said, busy)
+
+    def _candidate(self, attempt: Attempt, build: Build) -> Session:
+        """In a process of its own: the one that waits for this attempt, once, else a new one."""
+        waiting = None
+        if self._waiting is not None and self._waiting[0] == attempt:
+            (_, waiting), self._waiting = self._waiting, None
+        return self.referee.candidate(attempt, build, self._cores, waiting)
+
+    def dismiss(self) -> None:
+        """End the process that waits for an attempt, if one does: it will not be timed."""
+        if self._waiting is not None:
+            self._waiting[1].close()
+            self._waiting = None
 
     def _enough(
         self,
@@ -328,13 +352,13 @@ class Timer:
     def _open(self, name: str, batch: Batch) -> Lane:
         if name != TWIN:
             self.emit(Phase(f"timing: opening {name}"))
-        free = _free_memory(self.device)
+        free = free_memory(self.device)
         begun = time.perf_counter()
         arm = EAGER if name == TWIN else name
         graphs = compiled_graphs()
         session = self.referee.reference(arm, environment=graphs, cores=self._cores)
         lane = self._warmed(name, session, batch, begun)
-        lane.memory = None if free is None else free - (_free_memory(self.device) or 0)
+        lane.memory = None if free is None else free - (free_memory(self.device) or 0)
         return lane
 
     def _warmed(
@@ -377,46 +401,3 @@ def _timing(effort: Effort, before_it: int, models: int) -> str:
     text = f"timing {models} models by turns"
     last = LOOKS.rounds[-1]
     return f"{text}: round {before_it + 1} of at most {last}" if effort is Effort.RECORD else text
-
-
-@contextmanager
-def _one_thread(device: Device) -> Iterator[None]:
-    """Keep the referee's own thread pool asleep, or it spins while an arm is timed."""
-    import torch
-
-    threads = torch.get_num_threads()
-    if device is Device.CPU:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _cores(referee: Referee) -> set[int]:
-    """Where all arms are held, empty for everywhere: as many as eager has threads."""
-    on_cpu = referee.task.device is Device.CPU
-    return others.cores_for(referee.nursery.threads) if on_cpu else set()
-
-
-def _free_memory(device: Device) -> int | None:
-    import torch
-
-    return torch.cuda.mem_get_info()[0] if device is Device.CUDA else None
-
-
-def compiled_graphs() -> dict[str, str]:
-    """Where torch.compile keeps what it compiled: ours, and no candidate can write there."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuagent"
-    threads = "TORCHINDUCTOR_COMPILE_THREADS"
-    return {name: os.environ[name] for name in (threads,) if name in os.environ} | {
-        "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),
-        "TRITON_CACHE_DIR": str(base / "triton"),
-        "HOME": str(Path.home()),
-    }
-
-
-def _versions() -> dict[str, str]:
-    import torch
-
-    return {"torch": torch.__version__, "python": platform.python_version()}

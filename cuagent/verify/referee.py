@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cuagent.attempt import Attempt
-from cuagent.build import Build, environment
+from cuagent.build import Build
 from cuagent.sandbox import Tier, harden, memory_bound, probe, stamp
 from cuagent.task import Device, Task
 from cuagent.verify.batch import Batch, copied
+from cuagent.verify.begun import Begun
 from cuagent.verify.course import KEPT_BYTES, LOGIC_SPREAD_S, TOGETHER, Course, Stage
 from cuagent.verify.failures import FORESEEN, build_failure, explain
 from cuagent.verify.inputs import PLACED, Inputs, Weights
@@ -164,19 +165,42 @@ class Referee:
         `again` is an earlier verdict, to be given once more on its seeds; secret ones are drawn
         else.
         """
-        begun = time.perf_counter()
+        return self.complete(self.begin(attempt, again=again), build)
+
+    def begin(self, attempt: Attempt, *, again: Verdict | None = None) -> Begun:
+        """What of a verdict can be done while a compiler makes the libraries.
+
+        The attempt is frozen, so that its seeds may be drawn. None of its code runs before
+        `complete`, and what compiles it is held in a sandbox.
+        """
+        begun = Begun(attempt, Seeds(again.seeds if again else ()), again)
+        begun.seed = begun.seeds.draw()
+        try:
+            self._mend()
+            begun.session = self.waiting(attempt, begun.seed)
+        except FORESEEN as failure:
+            begun.failure = failure
+        return begun
+
+    def complete(self, begun: Begun, build: Build) -> Verdict:
+        """The verdict. Raises ValueError if the build is of another attempt than was begun."""
+        attempt, again, seeds = begun.attempt, begun.again, begun.seeds
+        if build.attempt != attempt.digest:
+            begun.close()
+            raise ValueError("the build is of another attempt than the verdict was begun for")
+        since = time.perf_counter()
         tally = Tally(again.perturbations if again else ())
-        seeds = Seeds(again.seeds if again else ())
         output = ""
         try:
             if not build.ok:
                 raise build_failure(build)
-            self._mend()
-            output = self._judge(attempt, build, tally, seeds)
+            output = self._judge(begun, build, tally)
             reason, detail = tally.conclusion()
         except FORESEEN as failure:
             reason, detail, output = explain(failure)
-        tally.spend("total", time.perf_counter() - begun)
+        finally:
+            begun.close()
+        tally.spend("total", time.perf_counter() - since)
         return Verdict(
             accepted=reason is Reason.ACCEPTED,
             reason=reason,
@@ -239,22 +263,48 @@ class Referee:
             self._oracle.describe()
             self._oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)
 
-    def _judge(self, attempt: Attempt, build: Build, tally: Tally, seeds: Seeds) -> str:
+    def _judge(self, begun: Begun, build: Build, tally: Tally) -> str:
         """Go through the rounds; what the candidate printed. Raises Rejected, SessionEnded."""
-        seed = seeds.draw()
-        with tally.clock("worker"):
-            session = self._session(CANDIDATE, seed, attempt, build)
-        with session:
+        if begun.failure is not None:
+            raise begun.failure
+        assert begun.session is not None
+        with begun.session as session:
+            with tally.clock("worker"):
+                session.import_model([library.path for library in build.libraries])
             session.patience_s = self.patience_s(most_calls(self.stage.turns))
             call_s = max(self.call_s, SLOWER * self.about["call_s"])
-            Course(self.stage, self._oracle, session, tally, call_s).run(seed, seeds)
+            course = Course(self.stage, self._oracle, session, tally, call_s)
+            course.run(begun.seed, begun.seeds)
             return session.output()
 
     # -- sessions and batches, for measuring
 
-    def candidate(self, attempt: Attempt, build: Build, cores: Collection[int] = ()) -> Session:
-        """A session of the attempt with the weights all timed arms share. Raises SessionEnded."""
-        session = self._session(CANDIDATE, self._timed_seed, attempt, build, cores=cores)
+    def waiting(
+        self, attempt: Attempt, seed: int | None = None, cores: Collection[int] = ()
+    ) -> Session:
+        """A process of the attempt that waits for its libraries; to be timed where no `seed`."""
+        return Session.begin(
+            self._nursery,
+            self.order(self._timed_seed if seed is None else seed),
+            attempt,
+            tier=self.tier,
+            memory_bytes=self.memory_bytes,
+            cores=cores,
+        )
+
+    def candidate(
+        self,
+        attempt: Attempt,
+        build: Build,
+        cores: Collection[int] = (),
+        waiting: Session | None = None,
+    ) -> Session:
+        """A session of the attempt with the weights all timed arms share. Raises SessionEnded.
+
+        `waiting` is one that was begun for it, if any.
+        """
+        session = waiting or self.waiting(attempt, cores=cores)
+        session.import_model([library.path for library in build.libraries])
         # A copy: it could write to what the arms after it are to load.
         self._lent_weights.lay(self._timed_weights)
         session.load(self._lent_weights)
@@ -267,7 +317,8 @@ class Referee:
 
         `environment` is for caches of compiled graphs, which a candidate must never share.
         """
-        session = self._session(mode, self._timed_seed, extra=environment or {}, cores=cores)
+        order = self.order(self._timed_seed, mode)
+        session = Session.open(self._nursery, order, environment=environment, cores=cores)
         session.load(self._timed_weights)
         return session
 
@@ -332,30 +383,6 @@ class Referee:
         self._oracle.forget(batch.inputs)
         for arena in (batch.inputs, batch.lent, batch.outputs, batch.untrusted):
             arena.close()
-
-    def _session(
-        self,
-        arm: str,
-        seed: int,
-        attempt: Attempt | None = None,
-        build: Build | None = None,
-        extra: dict[str, str] | None = None,
-        cores: Collection[int] = (),
-    ) -> Session:
-        order = self.order(seed, arm)
-        if build is None:
-            return Session.open(self._nursery, order, environment=extra, cores=cores)
-        read = tuple(library.path for library in build.libraries)
-        return Session.open(
-            self._nursery,
-            order,
-            attempt,
-            tier=self.tier,
-            read=read,
-            environment=environment(build),
-            memory_bytes=self.memory_bytes,
-            cores=cores,
-        )
 
     def order(self, seed: int, arm: str = CANDIDATE) -> Order:
         """What a process is told to run. A candidate is not told the reference."""

@@ -40,8 +40,9 @@ class Refusal(Exception):
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Obey until the referee hangs up."""
+    """Obey until the referee hangs up; the device is ready before the first command comes."""
     worker = _Worker(folder)
+    worker.warm_up()
     while (received := receive_message(channel)) is not None:
         message, descriptors = received
         nonce = message["nonce"]
@@ -63,7 +64,7 @@ class _Worker:
     def __init__(self, folder: Path):
         self.folder = folder
         self.arenas: dict[int, Arena] = {}
-        self.order: Order
+        self.order = Order.from_json(json.loads((folder / "order.json").read_text()))
         self.construct: Callable[[], nn.Module]
         self.model: nn.Module
 
@@ -82,10 +83,16 @@ class _Worker:
                 return self.run(message)
         return [0]
 
+    def warm_up(self) -> None:
+        """What takes long and is the same for every model: a context on the GPU."""
+        import torch
+
+        if self.order.device == "cuda":
+            torch.zeros(1, device="cuda")
+
     def open(self) -> None:
         import torch
 
-        self.order = Order.from_json(json.loads((self.folder / "order.json").read_text()))
         set_precision(self.order.precision)
         if self.order.device_bytes is not None:
             # So that torch says what is too much; the referee sees to those who do not ask torch.

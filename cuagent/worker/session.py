@@ -13,10 +13,9 @@ import itertools
 import json
 import math
 import os
-import re
 import secrets
 import select
-import signal
+import shutil
 import tempfile
 import time
 from collections.abc import Collection, Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cuagent.attempt import Attempt
+from cuagent.kernels.compiler import BUILD
 from cuagent.sandbox import Policy, Tier, resident
 from cuagent.task import Device
 from cuagent.worker import rest
@@ -38,9 +38,13 @@ from cuagent.worker.channel import (
     send_message,
 )
 from cuagent.worker.device_memory import DeviceExcess, DeviceUse
+from cuagent.worker.ending import conclusion, how_it_died
 from cuagent.worker.folder import remove, size
 from cuagent.worker.nursery import Nursery, NurseryError
+from cuagent.worker.printed import Printed
 
+LIBRARIES = "libraries"
+"""Where in its folder a candidate finds what was compiled."""
 OPEN_S = 60.0
 OPEN_WITH_COMPILER_S = 300.0
 """A candidate that compiles while it is imported (load_inline) needs over a minute."""
@@ -52,8 +56,6 @@ LEAD = 40
 """Flushes before a timed block on a GPU, some 2.5 ms: after a pause its clocks have dropped, and so
 has the host's pace. Without this lead over the GPU the first call of a process that was just woken
 measures up to 200 us of launching (docs/TIMING.md)."""
-OUTPUT_CAP = 64 << 10
-"""Bytes of what a worker prints that are kept: the first half and the last."""
 
 
 class SessionEnded(Exception):
@@ -78,7 +80,7 @@ class Block:
 
 
 class Session:
-    """Open one with `Session.open`; then `load` weights and `run` calls; then `close`."""
+    """`open` one, or `begin` it and `import_model`; `load` weights, `run` calls, `close` it."""
 
     def __init__(
         self,
@@ -95,14 +97,15 @@ class Session:
         self.patience_s = math.inf
         """Seconds that all further commands may take together."""
         self._nursery = nursery
-        self._folder = folder
+        self.folder = folder
+        """Its own, which it may write to."""
         self._ids = itertools.count()
         self._lent: dict[Arena, int] = {}
         self._apart: set[int] = set()
-        self._head = b""
-        self._tail = b""
+        self._open_s = OPEN_S
         self.closed = False
         self._child = nursery.fork("cuagent.worker.program", folder, environment, policy, tier)
+        self._printed = Printed(self._child.output)
 
     @staticmethod
     def open(
@@ -110,58 +113,75 @@ class Session:
         order: Order,
         attempt: Attempt | None = None,
         *,
-        tier: Tier = Tier.NONE,
-        read: tuple[Path, ...] = (),
         environment: dict[str, str] | None = None,
-        deadline_s: float | None = None,
+        cores: Collection[int] = (),
+    ) -> Session:
+        """Fork a process and import the model's code there. Raises SessionEnded, NurseryError."""
+        session = Session.begin(nursery, order, attempt, environment=environment, cores=cores)
+        session.import_model()
+        return session
+
+    @staticmethod
+    def begin(
+        nursery: Nursery,
+        order: Order,
+        attempt: Attempt | None = None,
+        *,
+        tier: Tier = Tier.NONE,
+        environment: dict[str, str] | None = None,
         memory_bytes: int | None = None,
         cores: Collection[int] = (),
     ) -> Session:
-        """Fork a process and import the model's code there. Raises SessionEnded, NurseryError.
+        """Fork a process that waits, in its sandbox and with its device ready. Raises NurseryError.
 
-        A candidate ends, as crashed, when its processes have more than `memory_bytes` resident, or
-        more of the GPU's memory than its order allows.
-
-        `attempt` is laid down in a folder of the session's own, which goes when the session does.
-        A candidate is held in the sandbox at `tier`, where it may read `read` beside that folder.
-        `cores` are the processors that it and all it starts are held on; none given, all.
+        So much can be done while a compiler makes the libraries: none of the attempt's code runs
+        before `import_model`. `attempt` is laid down in a folder of the session's own, which goes
+        when the session does. A candidate is held in the sandbox at `tier`, where it may read
+        nothing beside that folder. It ends, as crashed, when its processes have more than
+        `memory_bytes` resident, or more of the GPU's memory than its order allows. `cores` are the
+        processors that it and all it starts are held on; none given, all.
         """
         folder = Path(tempfile.mkdtemp(dir=nursery.folder))
         # A worker under another user id must be able to enter it.
         folder.chmod(0o755)
         (folder / "order.json").write_text(json.dumps(order.to_json()))
+        given = dict(environment or {})
         if attempt is not None:
             attempt.write(folder)
+            (folder / LIBRARIES).mkdir()
+            given[BUILD] = str(folder / LIBRARIES)
         policy = None
         if order.arm == CANDIDATE:
             policy = Policy(
-                read=read,
                 write=(folder,),
                 gpu=order.device is Device.CUDA,
                 fds=(0, 1, 2, 3),
                 memory_bytes=memory_bytes,
-                environment=tuple((environment or {}).items()),
+                environment=tuple(given.items()),
             )
+        bounds = memory_bytes, order.device_bytes
         try:
-            session = Session(
-                nursery,
-                folder,
-                environment or {},
-                policy,
-                tier,
-                memory_bytes,
-                order.device_bytes,
-            )
+            session = Session(nursery, folder, given, policy, tier, *bounds)
         except BaseException:
             remove(folder)
             raise
+        session._open_s = _patience(attempt)
         if cores:
             # Before any code of its own runs: threads and processes inherit it, and in a sandbox
             # none can change it. One that is gone already is told of by the command.
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(session.pid, cores)
-        session._command({"do": "open"}, deadline_s or _patience(attempt))
         return session
+
+    def import_model(self, libraries: Collection[Path] = ()) -> None:
+        """Let it import the model's code, with copies of `libraries`. Raises SessionEnded."""
+        try:
+            for library in libraries:
+                shutil.copy(library, self.folder / LIBRARIES)
+        except BaseException:
+            self.close()
+            raise
+        self._command({"do": "open"}, self._open_s)
 
     @property
     def pid(self) -> int:
@@ -234,23 +254,21 @@ class Session:
     def output(self) -> str:
         """What the process has printed so far, capped; its own files by their relative names."""
         if not self.closed:
-            self._drain()
-        cut = b"\n[...]\n" if len(self._tail) == OUTPUT_CAP // 2 else b""
-        text = (self._head + cut + self._tail).decode(errors="replace")
-        return text.replace(f"{self._folder}/", "")
+            self._printed.drain()
+        return self._printed.text.replace(f"{self.folder}/", "")
 
     def close(self) -> int | None:
         """Kill the process and all it left; its wait status. Idempotent."""
         if self.closed:
             return None
-        self._drain()
+        self._printed.drain()
         self.closed = True
         try:
             return self._nursery.end(self._child)
         except NurseryError:
             return None  # its parent is gone, and it with its parent
         finally:
-            remove(self._folder)
+            remove(self.folder)
 
     def __enter__(self) -> Session:
         return self
@@ -343,7 +361,7 @@ class Session:
                 return record
             if pidfd in ready:
                 raise ConnectionResetError
-            if output in ready and not self._drain():
+            if output in ready and not self._printed.drain():
                 poll.unregister(output)
 
     def _watch(self) -> None:
@@ -354,24 +372,8 @@ class Session:
             return
         if resident(self._child.pid) > self._memory_bytes:
             raise _Excess(f"used more than {self._memory_bytes >> 20} MiB of memory")
-        if size(self._folder) > DISK_BYTES:
+        if size(self.folder) > DISK_BYTES:
             raise _Excess(f"wrote more than {DISK_BYTES >> 20} MiB of files")
-
-    def _drain(self) -> bool:
-        """Take what it printed; keep the first and the last of it. False at the end of the pipe."""
-        half = OUTPUT_CAP // 2
-        # A bounded number of turns: a process that prints without pause must not hold us here.
-        for _ in range(64):
-            try:
-                piece = os.read(self._child.output, 1 << 16)
-            except BlockingIOError:
-                return True
-            if not piece:
-                return False
-            room = half - len(self._head)
-            self._head += piece[:room]
-            self._tail = (self._tail + piece[room:])[-half:]
-        return True
 
     def _stop(self, status: Status, detail: str = "", suspect: DeviceUse | None = None) -> NoReturn:
         if status is Status.CRASHED and self._child.pidfd is not None:
@@ -380,12 +382,12 @@ class Session:
         ended = self.close()
         text = self.output()
         if status is Status.CRASHED and ended is not None:
-            detail = detail or _how_it_died(ended)
+            detail = detail or how_it_died(ended)
         if suspect is not None and not suspect.came_back():
             status, detail = Status.LOST, "others took the GPU's memory meanwhile"
         if ended is None:
             status, detail = Status.LOST, "the process could not be ended in an orderly way"
-        raise SessionEnded(status, detail or _conclusion(status, text), text)
+        raise SessionEnded(status, detail or conclusion(status, text), text)
 
 
 class _Excess(Exception):
@@ -397,30 +399,3 @@ def _patience(attempt: Attempt | None) -> float:
         word in text for _, text in attempt.files for word in ("cpp_extension", "load_inline")
     )
     return OPEN_WITH_COMPILER_S if compiles else OPEN_S
-
-
-def _how_it_died(wait_status: int) -> str:
-    if os.WIFSIGNALED(wait_status):
-        number = os.WTERMSIG(wait_status)
-        with contextlib.suppress(ValueError):
-            return f"killed by {signal.Signals(number).name}"
-        return f"killed by signal {number}"
-    return f"left with exit status {os.WEXITSTATUS(wait_status)}"
-
-
-_OWN_FRAME = re.compile(r'^ *File "([^/<"][^"]*)", line (\d+)', re.MULTILINE)
-_EXCEPTIONS = (
-    Status.IMPORT_FAILED,
-    Status.CONSTRUCT_FAILED,
-    Status.STATE_MISMATCH,
-    Status.RAISED,
-)
-
-
-def _conclusion(status: Status, text: str) -> str:
-    """The last line; that of an exception behind `file:line` of the candidate's own, if known."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = lines[-1][:300] if lines else ""
-    _, _, trace = text.rpartition("Traceback (most recent call last):")
-    frames = _OWN_FRAME.findall(trace) if status in _EXCEPTIONS else []
-    return f"{frames[-1][0]}:{frames[-1][1]}: {last}" if frames else last

@@ -234,12 +234,15 @@ def test_what_was_prepared_is_used_once(timer: Timer) -> None:
     candidate = attempt(HONEST.format(seconds=0.005))
     timer.time(*candidate)
     before = timer.opened()["eager"].session.pid
-    timer.prepare()
+    living = len(timer.referee.nursery.living)
+    timer.prepare(candidate[0])
     fresh = timer.opened()["eager"].session.pid
-    timer.prepare()
+    timer.prepare(candidate[0])
+    assert len(timer.referee.nursery.living) == living + 1  # the attempt's own, which waits
     assert before != fresh == timer.opened()["eager"].session.pid
     timer.time(*candidate)
     assert timer.opened()["eager"].session.pid == fresh
+    assert len(timer.referee.nursery.living) == living
     timer.time(*candidate)
     assert timer.opened()["eager"].session.pid != fresh
 

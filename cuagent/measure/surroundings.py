@@ -1,0 +1,58 @@
+"""What the arms of a timing run in: processors, threads, caches of compiled graphs, versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cuagent.measure import others
+from cuagent.task import Device
+from cuagent.verify.referee import Referee
+
+
+@contextmanager
+def one_thread(device: Device) -> Iterator[None]:
+    """Keep the referee's own thread pool asleep, or it spins while an arm is timed."""
+    import torch
+
+    threads = torch.get_num_threads()
+    if device is Device.CPU:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def cores_of(referee: Referee) -> set[int]:
+    """Where all arms are held, empty for everywhere: as many as eager has threads."""
+    on_cpu = referee.task.device is Device.CPU
+    return others.cores_for(referee.nursery.threads) if on_cpu else set()
+
+
+def free_memory(device: Device) -> int | None:
+    """Bytes of the GPU that nobody has taken; None on a CPU."""
+    import torch
+
+    return torch.cuda.mem_get_info()[0] if device is Device.CUDA else None
+
+
+def compiled_graphs() -> dict[str, str]:
+    """Where torch.compile keeps what it compiled: ours, and no candidate can write there."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuagent"
+    threads = "TORCHINDUCTOR_COMPILE_THREADS"
+    return {name: os.environ[name] for name in (threads,) if name in os.environ} | {
+        "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),
+        "TRITON_CACHE_DIR": str(base / "triton"),
+        "HOME": str(Path.home()),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what the arms run on."""
+    import torch
+
+    return {"torch": torch.__version__, "python": platform.python_version()}
