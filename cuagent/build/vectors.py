@@ -40,7 +40,8 @@ class Loop:
 
     def __str__(self) -> str:
         said = f"{self.vector_bytes}-byte vectors" if self.vector_bytes else "not vectorised"
-        return f"{self.source}:{self.line} {self.text}: {said}{self.reason and f', {self.reason}'}"
+        why = f", {self.reason}" if self.reason else ""
+        return f"{self.source}:{self.line}: {said}{why}: {self.text}"  # who cuts it loses the text
 
 
 def reporting(run: compiler.Run, source: Path, library: Path) -> compiler.Run:

@@ -22,6 +22,10 @@ SPENT_IN = {"clamp_min": "relu", "relu": ""}
 """Operators whose time the profiler books under another name than the one they are called by."""
 
 
+RATES, NAME = 38, 20
+"""Columns of a table: of what is reached of the ceilings, at least of a name."""
+
+
 class ProfileError(Exception):
     """The model did not get through its profile. One line."""
 
@@ -90,7 +94,7 @@ class Profile:
         tables += [_resource_line(resource) for resource in self.resources[:12]]
         tables += [f"{_short(c.kernel, 40)}: {c.line()}" for c in self.counters[:12]]
         tables += [f"no hardware counters: {self.missing}"] if self.missing else []
-        tables += [f"loop {loop}"[:width] for loop in self.loops[:16]]
+        tables += [f"loop {loop}"[: max(width, 100)] for loop in self.loops[:16]]
         return [line[:width] if "|" in line else line for line in head + tables][:MOST_LINES]
 
     def notes(self) -> list[str]:
@@ -189,17 +193,20 @@ def _table(kind: str, costs: tuple[Cost, ...], width: int, roof: Roofline) -> li
         return []
     copy, rate = roof.ceilings.copy, roof.ceilings.rate(roof.unit)
     gaps = any(cost.gap for cost in costs)
-    rated = any(cost.bytes_per_s or cost.flop_per_s for cost in costs)
-    room = max(20, width - (76 if rated else 38) - 10 * gaps)
+    figures = 38 + 10 * gaps
+    known = any(cost.bytes_per_s or cost.flop_per_s for cost in costs)
+    rated = known and width >= figures + RATES
+    room = max(NAME, width - figures - RATES * rated)
+    room = max(len(kind), *(len(_short(cost.name, room)) for cost in costs))
     waited = f" {'gap':>9}" * gaps
     against = "against the ceilings" * rated
     head = f"{kind:<{room}} {'calls':>6} {'time':>9} {'share':>6}{waited} | {against}"
     lines = ["", head]
     for cost in costs:
         rates = []
-        if cost.bytes_per_s:
+        if rated and cost.bytes_per_s:
             rates.append(f"{amount(cost.bytes_per_s)}B/s {cost.bytes_per_s / copy:.0%}")
-        if cost.flop_per_s:
+        if rated and cost.flop_per_s:
             rates.append(f"{amount(cost.flop_per_s)}FLOP/s {cost.flop_per_s / rate:.0%}")
         name = _short(cost.name, room)
         lines.append(

@@ -66,8 +66,13 @@ def read_evidence(path: Path) -> dict[str, Any]:
     """Raises EvidenceError."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise EvidenceError(f"{path}: cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise EvidenceError(f"{path}: no text; give a file of verify --evidence") from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise EvidenceError(
+            f"{path}: cannot be read ({why}); give a file of verify --evidence"
+        ) from error
     except json.JSONDecodeError as error:
         raise EvidenceError(
             f"{path}: not JSON ({error}); give a file of verify --evidence"

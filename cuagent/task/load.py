@@ -162,7 +162,8 @@ def _names(source: str, path: Path) -> _Names:
     try:
         return _Names(ast.parse(source, filename=str(path)))
     except SyntaxError as error:
-        raise TaskError(f"{path}:{error.lineno}: syntax error: {error.msg}") from error
+        where = path if error.lineno is None else f"{path}:{error.lineno}"
+        raise TaskError(f"{where}: syntax error: {error.msg}") from error
     except (ValueError, RecursionError) as error:
         raise TaskError(f"{path}: not a Python file ({error})") from error
 

@@ -75,6 +75,10 @@ def test_the_reference_is_shown_by_operator_against_the_ceilings(
     lines = seen.lines()
     assert len(lines) <= MOST_LINES
     assert any("aten::addmm" in line and "FLOP/s" in line for line in lines)
+    narrow = [line for line in seen.lines(60) if "|" in line]
+    assert narrow[0].split() == ["operator", "calls", "time", "share", "|"]
+    assert all(line.count("·") + line.count("█") == 8 for line in narrow[1:])
+    assert max(map(len, narrow)) <= 60
     assert json.loads(json.dumps(seen.to_json()))["bound"] in ("memory", "compute")
 
 

@@ -84,6 +84,7 @@ def test_binary_file_is_not_python(file: Path) -> None:
     assert "not a Python file" in fails(file)
     file.write_bytes(b"a\0b")
     assert "Python file" in fails(file) or "syntax error" in fails(file)
+    assert "None" not in fails(file)
 
 
 def test_missing_class_suggests_a_near_one(file: Path) -> None:
