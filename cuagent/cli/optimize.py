@@ -59,7 +59,7 @@ def optimize(
     """
     from cuagent.config import resolve
 
-    _refuse_early(output_format, out)
+    _refuse_early(output_format, out, message)
     again = left(resume, run_dir) if goes_on or resume else None
     if task is None and again is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
@@ -83,8 +83,10 @@ def optimize(
     raise typer.Exit(_code(run, stop, run_dir))
 
 
-def _refuse_early(output_format: str, out: Path | None) -> None:
-    """What would be found out only at the end. Raises Refused."""
+def _refuse_early(output_format: str, out: Path | None, message: str | None) -> None:
+    """What would be found out only later. Raises Refused."""
+    if message is not None and not message.strip():
+        raise Refused("--message: it is empty; say what to try next")
     if output_format not in options.FORMATS:
         formats = ", ".join(options.FORMATS)
         raise Refused(f"--output-format: no {output_format!r}; use {formats}")

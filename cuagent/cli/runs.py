@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,12 +33,12 @@ def runs(run_dir: RunDir = RUNS, json: options.Json = False) -> None:
     if not rows:
         print(f"no runs in {run_dir}; start one with: cuagent optimize TASK")
     first, second = (max((len(row[key]) for row in rows), default=0) for key in ("run", "model"))
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for row in rows:
-        line = (
-            f"{row['run']:<{first}}  {row['model']:<{second}}  {row['stop']:<12} {row['summary']}"
-        )
-        print(line[:columns])
+    lines = (
+        f"{row['run']:<{first}}  {row['model']:<{second}}  {row['stop']:<12} {row['summary']}"
+        for row in rows
+    )
+    for line in options.fitted(lines):
+        print(line)
 
 
 def show(

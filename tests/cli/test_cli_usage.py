@@ -46,6 +46,7 @@ def task(tmp_path: Path) -> str:
         (["optimize", "task.py", "--model", "gpt"], "--model gpt: unknown model"),
         (["optimize", "task.py", "--model", "openai:gpt-5"], "OPENAI_API_KEY"),
         (["optimize", "task.py", "--output-format", "yaml"], "use text, json, stream-json"),
+        (["optimize", "task.py", "--message", " "], "--message: it is empty"),
         (["optimize", "task.py", "--inputs", "f99[1]"], "f99"),
         (["optimize", "task.py", "--out", "."], "exists already"),
         (["verify", "task.py"], "Missing argument 'CANDIDATE'"),
