@@ -163,12 +163,14 @@ def coarsest(outputs: Iterable[Tensor], admitted: Precision) -> float:
 
 
 def doubtful(sums: Sums, kind: Inputs, admitted: Precision) -> bool:
-    """Whether honest arithmetic may fall on the other side of a jump.
+    """Whether honest arithmetic may fall on the other side of a jump."""
+    return not (sums.exact(kind) and round_numbers(kind, admitted))
 
-    On small integers it makes no error in any precision, on the other exact probes none in fp32.
-    """
-    fine = admitted is Precision.MATCH or kind is Inputs.INTEGER
-    return not (sums.exact(kind) and fine)
+
+def round_numbers(kind: Inputs, admitted: Precision) -> bool:
+    """Whether honest arithmetic makes no error where the reference makes none: on small integers
+    in any precision, on the other exact probes in fp32."""
+    return kind in EXACT and (admitted is Precision.MATCH or kind is Inputs.INTEGER)
 
 
 def reach(signed: int, unit: float) -> float:
@@ -190,11 +192,15 @@ def settled(x: Tensor, y: Tensor, s: Tensor, moved: Tensor, most: Steady) -> Ten
     """
     import torch
 
-    error = x - y
-    left = (error.abs() - moved).clamp(min=0).copysign(error)
     foretold = most.reach / UNIT * s
     linear = (moved >= foretold / 2) & (moved <= LOCAL * foretold)
-    return torch.where((moved > most.gate) & ~linear, y + left, x)
+    return torch.where((moved > most.gate) & ~linear, nearer(x, y, moved), x)
+
+
+def nearer(x: Tensor, y: Tensor, by: Tensor) -> Tensor:
+    """`x`, but nearer to `y` by so much, and no further than it."""
+    error = x - y
+    return y + (error.abs() - by).clamp(min=0).copysign(error)
 
 
 @dataclass(frozen=True)

@@ -10,27 +10,22 @@ first by turns. The referee opens and closes all that is used here.
 from __future__ import annotations
 
 import itertools
-import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cuagent.task import Device, Precision, Task
+from cuagent.task import Device, Precision
 from cuagent.verify.inputs import LENIENT, PLACED, SWEEPS, Inputs, Weights
-from cuagent.verify.oracle import OPPOSITES, Answered, Oracle
-from cuagent.verify.perturb import real
-from cuagent.verify.reductions import Terms
-from cuagent.verify.repertoire import Turns
+from cuagent.verify.oracle import OPPOSITES, Answered, Doubt, Oracle
 from cuagent.verify.rounds import ROUNDS, Rejected, Round, Tally, Trial, When
 from cuagent.verify.seeds import Seeds
-from cuagent.verify.specials import numbers_only, strays
-from cuagent.verify.ties import places_of
-from cuagent.verify.tolerance import Expected, Finding, Moved, constants, strict
+from cuagent.verify.specials import strays
+from cuagent.verify.stage import Stage
+from cuagent.verify.tolerance import Expected, Finding, constants
 from cuagent.verify.verdict import Reason
-from cuagent.worker import Arena, Session
+from cuagent.worker import Session
 from cuagent.worker.arena import POISONS
 
 if TYPE_CHECKING:
@@ -52,58 +47,6 @@ without which a kernel of 10 us measures as 12."""
 FEW_ELEMENTS = 1 << 22
 """Below this many, comparing on the CPU takes one thread: a pool that must share its cores with
 other processes waits for itself (measured: 65 s for what one thread does in 0.1 s)."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What a task is judged with: the referee's memory and what the oracle said about the task."""
-
-    task: Task
-    inputs: Arena
-    """As the oracle drew them; no worker is lent these."""
-    lent: Arena
-    """The worker's copy."""
-    outputs: Arena
-    weights: Arena
-    answers: dict[str, Arena]
-    """declared, precise, spread, places; moved, which is asked for in doubt only."""
-    traced: frozenset[int]
-    """Outputs whose indices can be followed to what they were chosen from."""
-    kinds: frozenset[Inputs]
-    turns: Mapping[Inputs, Turns]
-    terms: Terms
-
-    @property
-    def discrete(self) -> bool:
-        """Whether integers or booleans are among the outputs."""
-        return not all(real(view) for view in self.outputs.tensors())
-
-    def expected(self) -> Expected:
-        declared, precise, spread, chosen = (
-            self.answers[name].tensors() for name in ("declared", "precise", "spread", "places")
-        )
-        found = iter(places_of(chosen))
-        outputs = range(len(declared))
-        places = [next(found) if number in self.traced else None for number in outputs]
-        return Expected(declared, precise, spread, places)
-
-    def judged(
-        self,
-        outputs: Sequence[Tensor],
-        expected: Expected,
-        kind: Inputs,
-        doubt: Callable[[], Moved] | None = None,
-    ) -> Finding:
-        """The strict rule; an error is held against nobody before `doubt` says what moves."""
-        finding = self._strict(outputs, expected, kind)
-        if doubt is None or finding.passed or math.isinf(finding.ratio):
-            return finding
-        return self._strict(outputs, replace(expected, moved=doubt()), kind)
-
-    def _strict(self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs) -> Finding:
-        if kind in LENIENT:
-            outputs, expected = numbers_only(outputs, expected)
-        return strict(outputs, expected, kind, self.terms, self.task.precision)
 
 
 class Course:
@@ -289,8 +232,8 @@ class Course:
         answered = self._answer(trial, slot, count, spread=spread)
         if not answered.finite and trial.kind not in (*PLACED, *LENIENT):
             return answered, []
-        ask = cache(partial(self._doubt, trial, slot, answered.perturbations))
-        doubt = ask if spread and not self.tally.failed else None
+        asked = spread and not self.tally.failed
+        doubt = self._doubt(trial, slot, answered.perturbations) if asked else None
         with self.tally.clock("compare"):
             expected = self.stage.expected()
             return answered, [
@@ -322,10 +265,10 @@ class Course:
                 count=count,
             )
 
-    def _doubt(self, trial: Trial, slot: int, perturbations: int) -> Moved:
+    def _doubt(self, trial: Trial, slot: int, perturbations: int) -> Doubt:
         """By the more perturbations the quicker the reference is; an audit takes as many."""
         stage, pairs = self.stage, DOUBTED * perturbations
-        return self.oracle.doubt(stage.inputs, slot, stage.answers["moved"], trial.seed, pairs)
+        return Doubt(self.oracle, stage.inputs, slot, stage.answers, trial.seed, pairs)
 
     def _constant_passes(self, levels: Sequence[float], expected: Expected, kind: Inputs) -> bool:
         """One constant for all draws: a loss is one number in each of them, yet not the same."""

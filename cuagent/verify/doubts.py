@@ -2,18 +2,21 @@
 
 Asked only where a candidate's output would else be refused (`bounds` says why). The reference runs
 in fp64 while its operators' results are perturbed: Monte Carlo arithmetic (Parker, UCLA CSD-970002,
-1997). Runs in the oracle's process. Integers and booleans stay as they are.
+1997). And it runs, in either precision, while its operators choose otherwise among equals
+(`orders`). Runs in the oracle's process. Integers and booleans stay as they are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.bounds import UNIT
+from cuagent.verify.orders import ORDERS, ordered
 from cuagent.verify.perturb import opposites, pairs, perturbed, real
 from cuagent.verify.reductions import moves
 from cuagent.verify.watching import watching
@@ -21,68 +24,104 @@ from cuagent.verify.watching import watching
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+    Answers = list[Tensor]
+
+FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a module may raise on inputs that are a little off: probabilities above one, say."""
+
 
 @dataclass(frozen=True)
 class Reference:
-    """The reference in fp64: `run` on inputs, which uses the weights that `state` holds."""
+    """The reference, with all that is moved."""
 
-    run: Callable[[list[Tensor]], list[Tensor]]
+    run: Callable[[list[Tensor]], Answers]
+    """In fp64, on other inputs, with the weights that `state` holds."""
+    inputs: Sequence[Tensor]
+    """fp64"""
     state: dict[str, Tensor]
     generator: Generator
+    declared: Callable[[], Answers]
+    """In its own precision, on the inputs as they are."""
+
+    def again(self) -> Answers:
+        """In fp64, on the inputs as they are."""
+        return self.run(list(self.inputs))
 
 
 def move(
-    reference: Reference,
-    inputs: Sequence[Tensor],
-    reach: float,
-    step: float,
-    count: int,
-    moved: Sequence[Tensor],
+    reference: Reference, reach: float, step: float, count: int, moved: Sequence[Tensor]
 ) -> None:
-    """Write to `moved` the largest change of each element of the answer.
+    """Write to `moved` the largest change of each element of the answer within roundoff.
 
     Inputs and weights are multiplied by 1 +- `reach` N(0,1), the result of each operator by
     1 +- `step` N(0,1), in `count` runs and as many opposite ones. Weights are put back. A change
-    that is no finite number counts as none.
+    that is no finite number counts as none; so does a run that fails.
     """
-    base = reference.run(list(inputs))
-    given = [tensor.clone() for tensor in reference.state.values()]
-    views = [pairs(view).zero_() for view in moved]
-    try:
-        for _ in range(count):
-            for results in _opposites(reference, [*given, *inputs], reach, step):
-                for view, result, before in zip(views, results, base, strict=True):
-                    if real(before):
-                        view.copy_(view.maximum(_change(result, before)))
-    finally:
-        _load(reference.state, given)
+    _spread(reference, _perturbed(reference, reach, step, count), moved)
 
 
-def carried(reference: Reference, inputs: Sequence[Tensor], runs: int) -> list[float]:
+def choose(reference: Reference, step: float, count: int, tied: Sequence[Tensor]) -> None:
+    """Write to `tied` the largest change of each element where equals are chosen otherwise.
+
+    In `count` orders at most, of what is equal in the reference's own precision, and of what lies
+    within `step` in fp64.
+    """
+    kinds = ((reference.declared, 0.0), (reference.again, step))
+    runs = (
+        attempted(run, ordered(order, slack)) for order in ORDERS[:count] for run, slack in kinds
+    )
+    _spread(reference, runs, tied)
+
+
+def _spread(reference: Reference, runs: Iterable[Answers | None], views: Sequence[Tensor]) -> None:
+    base = reference.again()
+    flat = [pairs(view).zero_() for view in views]
+    for results in runs:
+        for view, result, before in zip(flat, results or base, base, strict=True):
+            if real(before):
+                view.copy_(view.maximum(_change(result, before)))
+
+
+def carried(reference: Reference, runs: int) -> list[float]:
     """For each tensor of the answer the rms change under roundoff in each operator, in units of u.
 
     Of a plain sum that is about rms(y); it is more where large intermediates cancel.
     """
-    base = reference.run(list(inputs))
+    base = reference.again()
     squares = [0.0] * len(base)
     for _ in range(runs):
-        with _rounded(UNIT, reference.generator):
-            results = reference.run(list(inputs))
+        results = attempted(reference.again, _rounded(UNIT, reference.generator)) or base
         for index, (result, before) in enumerate(zip(results, base, strict=True)):
             if real(before) and before.numel():
                 squares[index] += float(_change(result, before).square().mean())
     return [math.sqrt(square / runs) / UNIT for square in squares]
 
 
-def _opposites(
-    reference: Reference, tensors: Sequence[Tensor], reach: float, step: float
-) -> Iterator[list[Tensor]]:
-    """Answers under one perturbation of all and under its opposite: a tie falls either way."""
-    generator, weights = reference.generator, len(reference.state)
-    for sign, near in zip((1, -1), opposites(tensors, generator, reach), strict=True):
-        _load(reference.state, near[:weights])
-        with _rounded(sign * step, generator):
-            yield reference.run(near[weights:])
+def _perturbed(
+    reference: Reference, reach: float, step: float, count: int
+) -> Iterator[Answers | None]:
+    """Answers under `count` perturbations and under their opposites: a tie falls either way."""
+    generator, state = reference.generator, reference.state
+    given = [tensor.clone() for tensor in state.values()]
+    tensors = [*given, *reference.inputs]
+    try:
+        for _ in range(count):
+            both = opposites(tensors, generator, reach)
+            for sign, near in zip((1, -1), both, strict=True):
+                _load(state, near[: len(given)])
+                run = partial(reference.run, near[len(given) :])
+                yield attempted(run, _rounded(sign * step, generator))
+    finally:
+        _load(state, given)
+
+
+def attempted(run: Callable[[], Answers], under: AbstractContextManager[Any]) -> Answers | None:
+    """None where it fails: the reference may not be made for what is a little off."""
+    try:
+        with under:
+            return run()
+    except FAILURES:
+        return None
 
 
 def _rounded(step: float, generator: Generator) -> AbstractContextManager[Any]:

@@ -14,16 +14,23 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cuagent.task import Task, TaskError
 from cuagent.verify.inputs import Inputs, Weights
+from cuagent.verify.orders import ORDERS
 from cuagent.verify.tolerance import Moved
 from cuagent.worker import Arena, Nursery, NurseryError
 from cuagent.worker.arms import task_to_json
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.warm import DEFECT
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ANSWER_S = 600.0
 OPPOSITES = 6
@@ -41,6 +48,30 @@ class Answered(NamedTuple):
     finite: bool
     """Whether the reference is, on these inputs."""
     perturbations: int
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """What an oracle is asked about one draw before an error is held against anybody."""
+
+    oracle: Oracle
+    inputs: Arena
+    slot: int
+    answers: dict[str, Arena]
+    seed: int
+    pairs: int
+    """Of perturbations."""
+
+    @cached_property
+    def moved(self) -> Moved:
+        return self.oracle.doubt(self.inputs, self.slot, self.answers, self.seed, self.pairs)
+
+    def reordered(self) -> Iterator[list[Tensor]]:
+        """The reference's answers where equals are chosen otherwise, each until the next."""
+        views = self.answers["reordered"].tensors()
+        for order in range(len(ORDERS[: self.pairs]) if views else 0):
+            if self.oracle.reorder(self.inputs, self.slot, self.answers, order):
+                yield views
 
 
 class Oracle:
@@ -102,11 +133,21 @@ class Oracle:
         answer = self._ask(message | lent | how)
         return Answered(answer["finite"], answer["perturbations"])
 
-    def doubt(self, inputs: Arena, slot: int, moved: Arena, seed: int, pairs: int) -> Moved:
-        """How far the answer moves when honest roundoff moves what it is made of."""
-        lent = {"inputs": self._lend(inputs), "moved": self._lend(moved)}
-        answer = self._ask({"do": "doubt", "slot": slot, "seed": seed, "pairs": pairs} | lent)
-        return Moved(moved.tensors(), answer["carried"])
+    def doubt(
+        self, inputs: Arena, slot: int, answers: dict[str, Arena], seed: int, pairs: int
+    ) -> Moved:
+        """How far the answer moves when honest roundoff moves what it is made of; fill `answers`
+        (moved, tied)."""
+        lent = {name: self._lend(answers[name]) for name in ("moved", "tied")}
+        message = {"do": "doubt", "inputs": self._lend(inputs), "slot": slot}
+        answer = self._ask(message | lent | {"seed": seed, "pairs": pairs})
+        moved, tied = (answers[name].tensors() for name in ("moved", "tied"))
+        return Moved(moved, answer["carried"], tied)
+
+    def reorder(self, inputs: Arena, slot: int, answers: dict[str, Arena], order: int) -> bool:
+        """Fill `answers` (reordered) where equals are chosen in that order; whether it ran."""
+        message = {"do": "reorder", "inputs": self._lend(inputs), "slot": slot, "order": order}
+        return self._ask(message | {"reordered": self._lend(answers["reordered"])})["ran"]
 
     def forget(self, arena: Arena) -> None:
         """Take back an arena before it is closed."""

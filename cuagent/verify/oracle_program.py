@@ -34,6 +34,7 @@ from cuagent.verify.bounds import coarsest, reach, sequential
 from cuagent.verify.examine import examine
 from cuagent.verify.hidden import hidden
 from cuagent.verify.inputs import Inputs, Range, Weights, ranges_of, shake
+from cuagent.verify.orders import ORDERS, ordered
 from cuagent.verify.perturb import pairs, perturbed, real, widened
 from cuagent.verify.places import NearTies, find_places, tell_places
 from cuagent.verify.reductions import terms
@@ -122,6 +123,8 @@ class _Oracle:
                 return self.answer(message)
             case "doubt":
                 return self.doubt(message)
+            case "reorder":
+                return self.reorder(message)
         return {}
 
     def describe(self) -> dict[str, Any]:
@@ -142,6 +145,7 @@ class _Oracle:
         self._make_precise()
         self.discrete = not all(real(result) for result in results)
         followed = follow(lambda: self._forward(self.declared, leaves))
+        chooses = any(chosen.indexed for chosen in followed.selections)
         places = find_places(followed, followed, ())
         call_s = self._seconds(leaves)
         self.repertoire = repertoire(
@@ -165,7 +169,7 @@ class _Oracle:
             "call_s": call_s,
             "kinds": self.repertoire.kinds,
             "turns": {kind: astuple(n) for kind, n in self.repertoire.turns.items()},
-        } | self._layouts(leaves, results, places)
+        } | self._layouts(leaves, results, places, results if chooses else [])
 
     def _init_form(self) -> Any:
         """How the constructor's arguments are nested. Raises TaskError where one is a tensor."""
@@ -176,7 +180,11 @@ class _Oracle:
         return spec
 
     def _layouts(
-        self, inputs: list[Tensor], results: list[Tensor], places: Sequence[Places]
+        self,
+        inputs: list[Tensor],
+        results: list[Tensor],
+        places: Sequence[Places],
+        tied: list[Tensor],
     ) -> dict[str, Any]:
         """What memory the referee is to lend for everything, and the names of the weights."""
         state = self.declared.state_dict()
@@ -188,6 +196,8 @@ class _Oracle:
             "output_layout": layout_of(results, dense=True).to_json(),
             "precise_layout": layout_of(results, dense=True, wide=True).to_json(),
             "places_layout": layout_of(chosen, dense=True).to_json(),
+            "tied_layout": layout_of(tied, dense=True, wide=True).to_json(),
+            "reordered_layout": layout_of(tied, dense=True).to_json(),
         }
 
     def _peak(self) -> int:
@@ -322,17 +332,30 @@ class _Oracle:
 
     def doubt(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write how far each element of the answer moves within honest roundoff."""
-        inputs = self._wide(self.arenas[message["inputs"]].tensors(message["slot"]))
+        inputs = self.arenas[message["inputs"]].tensors(message["slot"])
         reference = doubts.Reference(
-            lambda wide: self._exactly(wide).outputs,
-            self.precise.state_dict(),
-            self._generator(message["seed"]),
+            run=lambda wide: self._exactly(wide).outputs,
+            inputs=self._wide(inputs),
+            state=self.precise.state_dict(),
+            generator=self._generator(message["seed"]),
+            declared=lambda: self._forward(self.declared, inputs),
         )
-        far = reach(self.terms.signed, self.coarsest)
+        pairs = message["pairs"]
+        moved, tied = (self.arenas[message[name]].tensors() for name in ("moved", "tied"))
         step = sequential(self.terms.longest)
-        views = self.arenas[message["moved"]].tensors()
-        doubts.move(reference, inputs, far, step, message["pairs"], views)
-        return {"carried": doubts.carried(reference, inputs, message["pairs"])}
+        doubts.move(reference, reach(self.terms.signed, self.coarsest), step, pairs, moved)
+        if tied:
+            doubts.choose(reference, step, pairs, tied)
+        return {"carried": doubts.carried(reference, pairs)}
+
+    def reorder(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Write the declared output where equals are chosen otherwise."""
+        inputs = self.arenas[message["inputs"]].tensors(message["slot"])
+        order = ordered(ORDERS[message["order"]])
+        results = doubts.attempted(lambda: self._forward(self.declared, inputs), order)
+        if results is not None:
+            self._copy(results, self.arenas[message["reordered"]].tensors())
+        return {"ran": results is not None}
 
     def _generator(self, seed: int) -> Generator:
         import torch

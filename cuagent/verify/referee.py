@@ -25,15 +25,16 @@ from cuagent.sandbox import Tier, harden, memory_bound, probe, stamp
 from cuagent.task import Device, Task
 from cuagent.verify.batch import Batch, copied
 from cuagent.verify.begun import Begun
-from cuagent.verify.course import KEPT_BYTES, LOGIC_SPREAD_S, TOGETHER, Course, Stage
+from cuagent.verify.course import KEPT_BYTES, LOGIC_SPREAD_S, TOGETHER, Course
 from cuagent.verify.failures import FORESEEN, build_failure, explain
 from cuagent.verify.inputs import PLACED, Inputs, Weights
-from cuagent.verify.oracle import Oracle
+from cuagent.verify.oracle import Doubt, Oracle
 from cuagent.verify.reductions import Terms
 from cuagent.verify.repertoire import Turns
 from cuagent.verify.rounds import Tally, most_calls
 from cuagent.verify.seeds import Seeds
-from cuagent.verify.tolerance import Expected, Finding, Moved
+from cuagent.verify.stage import Stage
+from cuagent.verify.tolerance import Expected, Finding
 from cuagent.verify.verdict import Reason, RuleResult, Verdict
 from cuagent.verify.versions import versions
 from cuagent.worker import (
@@ -110,6 +111,8 @@ class Referee:
                 "output_layout",
                 "precise_layout",
                 "places_layout",
+                "tied_layout",
+                "reordered_layout",
                 "state_layout",
             )
         }
@@ -129,6 +132,8 @@ class Referee:
                 "spread": Arena.create(layouts["precise_layout"], 1, device),
                 "places": Arena.create(layouts["places_layout"], 1, device),
                 "moved": Arena.create(layouts["precise_layout"], 1, device),
+                "tied": Arena.create(layouts["tied_layout"], 1, device),
+                "reordered": Arena.create(layouts["reordered_layout"], 1, device),
             },
             traced=frozenset(self.about["traced"]),
             kinds=frozenset(Inputs(kind) for kind in self.about["kinds"]),
@@ -244,12 +249,9 @@ class Referee:
         pairs: int = FEW_PAIRS,
     ) -> Finding:
         """The strict rule on an answer to what was last asked; `pairs` are perturbed in doubt."""
-
-        def doubt() -> Moved:
-            moved = self.stage.answers["moved"]
-            return self._oracle.doubt(self.stage.inputs, 0, moved, draw, pairs)
-
-        return self.stage.judged(outputs, expected, kind, doubt)
+        stage = self.stage
+        doubt = Doubt(self._oracle, stage.inputs, 0, stage.answers, draw, pairs)
+        return stage.judged(outputs, expected, kind, doubt)
 
     def _mend(self) -> None:
         """Start anew what died since the last verdict; the arenas are ours and still there."""
@@ -355,14 +357,8 @@ class Referee:
         kind: Inputs = Inputs.OWN,
     ) -> RuleResult:
         """The strict rule on `outputs` for one slot of `kind`, a trusted arm's where not given."""
-
-        def doubt() -> Moved:
-            moved = self.stage.answers["moved"]
-            self._weigh_as_timed()
-            return self._oracle.doubt(batch.inputs, slot, moved, batch.seeds[slot], FEW_PAIRS)
-
+        self._weigh_as_timed()
         if slot not in batch.expected:
-            self._weigh_as_timed()
             answered = self._oracle.answer(
                 batch.inputs, slot, self.stage.answers, batch.seeds[slot], LOGIC_SPREAD_S
             )
@@ -371,6 +367,8 @@ class Referee:
             batch.expected.clear()
             batch.expected[slot] = copied(self.stage.expected())
         given = batch.outputs.tensors(slot) if outputs is None else outputs
+        seed, answers = batch.seeds[slot], self.stage.answers
+        doubt = Doubt(self._oracle, batch.inputs, slot, answers, seed, FEW_PAIRS)
         finding = self.stage.judged(given, batch.expected[slot], kind, doubt)
         return RuleResult(finding.passed, finding.ratio, finding.note)
 

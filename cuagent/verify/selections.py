@@ -112,10 +112,10 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
 
     def pursue(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         names.add(function.overloadpacket.__name__)
-        chosen = _selection(function, args, kwargs)
+        chosen = selection(function, args, kwargs)
         result = function(*args, **kwargs)
         if chosen is not None:
-            index = _index_of(chosen.name, result)
+            index = index_of(chosen.name, result)
             if index is not None:
                 known[id(index)] = index, _untouched(len(selections), index)
             selections.append(chosen)
@@ -135,7 +135,8 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
     return Followed(outputs, selections, traced, frozenset(names))
 
 
-def _selection(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Selection | None:
+def selection(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Selection | None:
+    """What an operator with these arguments chooses from, if it does."""
     import torch
 
     name = function.overloadpacket.__name__
@@ -167,7 +168,8 @@ def _dims(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[in
     return []
 
 
-def _index_of(name: str, result: Any) -> Tensor | None:
+def index_of(name: str, result: Any) -> Tensor | None:
+    """The indices in the result of the operator `name`, where it gives any."""
     if isinstance(result, tuple | list):
         return None if name == "aminmax" else result[1]
     return result if name in ("argmax", "argmin") else None

@@ -60,12 +60,15 @@ def numbers_only(outputs: Sequence[Tensor], expected: Expected) -> tuple[list[Te
         return [tensor[mask] for tensor, mask in zip(tensors, numbers, strict=True)]
 
     moved = expected.moved
+    if moved is not None:
+        tied = left(moved.tied) if moved.tied else ()
+        moved = replace(moved, furthest=left(moved.furthest), tied=tied)
     return left(outputs), replace(
         expected,
         declared=left(expected.declared),
         precise=left(expected.precise),
         spread=[tensor.nan_to_num(0.0, 0.0, 0.0) for tensor in left(expected.spread)],
-        moved=moved and replace(moved, furthest=left(moved.furthest)),
+        moved=moved,
     )
 
 

@@ -58,6 +58,7 @@ from cuagent.verify.bounds import (
     doubtful,
     explains,
     gates,
+    nearer,
     number,
     settled,
     steady,
@@ -78,7 +79,7 @@ LAX = 1e-2
 NOTHING = Steady(math.inf, 0.0)
 """No motion is a jump."""
 IN_DOUBT = 5
-"""Tensors that the rule looks at once it is known how far each element moves."""
+"""Tensors that the rule looks at, or more, once it is known how far each element moves."""
 BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Elements that are held in fp64 at a time: on the CPU as many as stay in its caches."""
 
@@ -91,6 +92,9 @@ class Moved:
     """Per element, fp64: the largest change under perturbation by `bounds.reach`."""
     carried: Sequence[float]
     """For each tensor the rms change under roundoff in each operator, in units of u."""
+    tied: Sequence[Tensor] = ()
+    """Per element, fp64: the largest change where equals are chosen in another order; empty where
+    nothing is chosen."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ def strict(
     parts = [outputs, expected.declared, expected.precise, expected.spread]
     carried: Sequence[float] = [0.0] * len(outputs)
     if expected.moved is not None:
-        parts.append(expected.moved.furthest)
+        parts += filter(None, (expected.moved.furthest, expected.moved.tied))
         carried = expected.moved.carried
     unit = coarsest(expected.declared, admitted)
     findings = [
@@ -207,7 +211,7 @@ def _real(
     unit: float,
     carried: float,
 ) -> Finding:
-    """The rule for real and complex numbers; `tensors` are x, r, y, s and in doubt m.
+    """The rule for real and complex numbers; `tensors` are x, r, y, s and in doubt m, t.
 
     `unit` is the roundoff by which m was found (`bounds.coarsest`), `carried` is 0 before.
     """
@@ -216,12 +220,12 @@ def _real(
     if misplaced:
         what = "NaN or Inf in the wrong place, or a wrong number there"
         return _refused(index, misplaced, tensors[0].numel(), what)
-    sums = Sums.of(_left(blocks, NOTHING), carried)
+    sums = Sums.of((_finite(block)[:4] for block in blocks), carried)
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
     bound = gates(sums, tensors[0].dtype, kind, terms, UNITS[admitted])
     most = steady(sums, kind, terms, unit) if doubtful(sums, kind, admitted) else NOTHING
-    left = Sums.of(_left(blocks, most), carried) if len(tensors) == IN_DOUBT else sums
+    left = Sums.of(_left(blocks, most), carried) if len(tensors) >= IN_DOUBT else sums
     farthest, where = _farthest(_left(blocks, most), bound)
     ratio = max(left.rms("error") / bound.rms, farthest)
     return Finding(
@@ -236,9 +240,12 @@ def _real(
 
 
 def _left(blocks: Iterable[Block], most: Steady) -> Iterator[Block]:
-    """x, r, y and s of each block; of the errors what a jump of more than `most` leaves over."""
+    """x, r, y and s of each block; of the errors what a choice among equals and a jump of more than
+    `most` leave over."""
     for block in blocks:
         x, r, y, s, *moved = _finite(block)
+        for tied in moved[1:] if most is not NOTHING else ():
+            x = nearer(x, y, tied)
         yield (settled(x, y, s, moved[0], most) if moved else x), r, y, s
 
 

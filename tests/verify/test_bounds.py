@@ -135,8 +135,9 @@ def test_what_cancels_on_the_way_is_known_from_the_roundoff_of_each_step() -> No
         return [(tensors[0] + 1000) - 1000]
 
     x = torch.randn(4096, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    reference = doubts.Reference(far_and_back, {}, torch.Generator().manual_seed(2))
-    (carried,) = doubts.carried(reference, [x], 8)
+    generator = torch.Generator().manual_seed(2)
+    reference = doubts.Reference(far_and_back, [x], {}, generator, lambda: far_and_back([x]))
+    (carried,) = doubts.carried(reference, 8)
     assert 800 < carried < 1200
     y, spread = far_and_back([x])[0], torch.zeros_like(x)
     rounded = (x.float() + 1000 - 1000).double()
