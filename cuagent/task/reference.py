@@ -12,7 +12,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -50,12 +50,7 @@ class Reference:
 
     def inputs(self, seed: int = 0) -> list[Any]:
         """The positional arguments of one call, drawn from `seed`, tensors on the task's device."""
-        if self.task.inputs is not None:
-            with _user_code(self.task, f"--inputs {self.task.inputs}"), _seeded(seed):
-                drawn = [_draw(entry) for entry in parse_inputs(self.task.inputs)]
-        else:
-            with _user_code(self.task, "get_inputs()"), _seeded(seed):
-                drawn = self.module.get_inputs()
+        drawn = self._drawn(seed)
         if not isinstance(drawn, list | tuple):
             raise TaskError(
                 f"{self.task.path}: get_inputs() gives a {type(drawn).__name__}; "
@@ -66,6 +61,28 @@ class Reference:
         except TreeError as error:
             raise TaskError(f"{self.task.path}: {error}") from error
         return unflatten([leaf.to(self.task.device.value) for leaf in leaves], spec)
+
+    def _drawn(self, seed: int) -> Any:
+        """Drawn on the GPU where the task runs there: a CPU takes a second for a gigabyte.
+
+        Code that does not bear that (it goes through numpy, or has a generator of its own) draws
+        on the CPU.
+        """
+        import torch
+
+        given = self.task.inputs
+        what = "get_inputs()" if given is None else f"--inputs {given}"
+        if self.task.device is Device.CUDA:
+            there = torch.device(self.task.device.value)
+            with suppress(TaskError), _user_code(self.task, what), _seeded(seed), there:
+                return self._draw_once()
+        with _user_code(self.task, what), _seeded(seed):
+            return self._draw_once()
+
+    def _draw_once(self) -> Any:
+        if self.task.inputs is not None:
+            return [_draw(entry) for entry in parse_inputs(self.task.inputs)]
+        return self.module.get_inputs()
 
 
 def open_reference(task: Task) -> Reference:
@@ -167,7 +184,7 @@ def _init_args(task: Task, module: ModuleType) -> tuple[tuple[Any, ...], dict[st
 
 
 def _draw(entry: Any) -> Any:
-    """A value for one entry of the `--inputs` grammar, on the CPU, from torch's global state."""
+    """A value for one entry of the `--inputs` grammar, from torch's global state."""
     import torch
 
     match entry:

@@ -33,7 +33,7 @@ from cuagent.verify import doubts
 from cuagent.verify.bounds import coarsest, reach, sequential
 from cuagent.verify.examine import examine
 from cuagent.verify.hidden import hidden
-from cuagent.verify.inputs import Inputs, Range, Weights, ranges_of, shake
+from cuagent.verify.inputs import SWEEPS, TURNS, Inputs, Range, Weights, ranges_of, shake
 from cuagent.verify.orders import ORDERS, ordered
 from cuagent.verify.perturb import pairs, perturbed, real, widened
 from cuagent.verify.places import NearTies, find_places, tell_places
@@ -100,6 +100,8 @@ class _Oracle:
         self.perturbed_weights: list[dict[str, Tensor]] = []
         """The weights perturbed, once for each perturbation."""
         self.inputs: dict[str, Any] = {}
+        self.swept: tuple[int, list[Tensor]] | None = None
+        """Own inputs that the draws of the last sweep have in common, and the seed they are of."""
         self.repertoire = Repertoire((), (), (), {})
 
     def obey(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
@@ -234,12 +236,29 @@ class _Oracle:
             view.copy_(tensor)
 
     def draw(self, kind: Inputs, seed: int, target: list[Tensor]) -> None:
+        base = self._base(kind, seed, target)
+        for view, tensor in zip(target, self.repertoire.drawn(kind, base, seed), strict=True):
+            view.copy_(tensor)
+
+    def _base(self, kind: Inputs, seed: int, target: list[Tensor]) -> list[Tensor]:
+        """What a draw of `kind` is derived from: one of the task's own, which takes its time.
+
+        Where nothing but its forms would be left of it, those of `target` do; draws of a sweep,
+        which go through all values of one kind, have the others in common.
+        """
+        if kind is not Inputs.OWN and all(tensor.is_floating_point() for tensor in target):
+            return target
+        if kind in SWEEPS:
+            seed //= TURNS
+            if self.swept is not None and self.swept[0] == seed:
+                return self.swept[1]
         own, spec = flatten(self.reference.inputs(seed), "inputs")
         if spec != self.inputs or [x.shape for x in own] != [x.shape for x in target]:
             path = self.reference.task.path
             raise TaskError(f"{path}: get_inputs() gives other shapes or scalars at every call")
-        for view, tensor in zip(target, self.repertoire.drawn(kind, own, seed), strict=True):
-            view.copy_(tensor)
+        if kind in SWEEPS:
+            self.swept = seed, own
+        return own
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write the declared output, the fp64 output and its spread for one slot of inputs.

@@ -239,3 +239,15 @@ def test_model_and_inputs_come_on_the_gpu(tmp_path: Path) -> None:
     assert reference.model(0).linear.weight.is_cuda
     assert reference.inputs(0)[0].is_cuda
     check_runs(reference)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("made", ["torch.rand(2, 3)", "torch.from_numpy(numpy.random.rand(2, 3))"])
+def test_inputs_are_drawn_on_the_gpu_where_their_code_bears_it(tmp_path: Path, made: str) -> None:
+    text = f"import numpy, torch\n{MODEL}\ndef get_inputs():\n    x = {made}\n"
+    (tmp_path / "model.py").write_text(f"{text}    return [x.float() + torch.ones(2, 3)]\n")
+    reference = open_reference(load_task(tmp_path / "model.py"))
+    first, again, other = (reference.inputs(seed)[0] for seed in (5, 5, 6))
+    assert first.is_cuda
+    assert first.equal(again)
+    assert not first.equal(other)

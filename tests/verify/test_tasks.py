@@ -155,3 +155,42 @@ def test_a_task_that_does_not_run_is_a_task_error(tmp_path: Path, nursery: Nurse
     path.write_text(source("kernel", "Model", "raise ValueError('odd')"))
     with pytest.raises(TaskError, match="odd"):
         Referee(load_task(str(path), device="cpu"), nursery=nursery)
+
+
+COUNTED = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x, k):
+        return x.amax(-1) * k
+
+
+def get_inputs():
+    with open({count!r}, "a") as file:
+        file.write(".")
+    return [torch.rand(3, 90), {second}]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("second", ["torch.rand(3)", "torch.randint(4, (3,))"])
+def test_a_sweep_takes_one_draw_of_the_tasks_own_at_most(
+    second: str, tmp_path: Path, nursery: Nursery
+) -> None:
+    """They may take a second each, and what is put in their place does not need them."""
+    count = tmp_path / "count"
+    (tmp_path / "counted.py").write_text(COUNTED.format(count=str(count), second=second))
+    task = load_task(tmp_path / "counted.py", device="cpu")
+    candidate = task.source.replace("class Model", "class ModelNew")
+    with Referee(task, nursery=nursery) as referee:
+        count.write_text("")
+        attempt = Attempt((("model_new.py", candidate),))
+        verdict = referee.verify(attempt, build(attempt, task.device))
+    assert verdict.accepted, verdict.detail
+    whole = [draw for draw in verdict.draws if "moving" not in draw.kind]
+    assert len(verdict.draws) - len(whole) >= 30  # 90 places, three lines
+    assert len(count.read_text()) <= len(whole) + 4
