@@ -25,10 +25,19 @@ ARCHITECTURE = {"TORCH_CUDA_ARCH_LIST": "9.0"}
 LOADER = "from cuagent.kernels import load\n"
 MOST_S = 400.0
 EVALUATE = """
-import json, sys, time
+import importlib.util, json, sys, types
 from pathlib import Path
 sys.path.insert(0, sys.argv[1] + "/src")
 import torch
+class Model:
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+for module, name, what in (
+    ("dotenv", "load_dotenv", print), ("litellm", "completion", None), ("openai", "OpenAI", None),
+    ("tqdm", "tqdm", None), ("requests", "get", None), ("pydantic", "BaseModel", Model),
+):
+    if importlib.util.find_spec(module) is None:
+        sys.modules[module] = types.SimpleNamespace(**{name: what})
 from kernelbench.eval import eval_kernel_against_ref
 found = eval_kernel_against_ref(
     Path("model.py").read_text(), Path("model_new.py").read_text(), num_correct_trials=5,
@@ -37,6 +46,8 @@ found = eval_kernel_against_ref(
 print(json.dumps({"correct": found.correctness, "runtime": found.runtime,
                   "said": {k: str(v)[:200] for k, v in found.metadata.items()}}))
 """
+"""Its package imports clients of language models too, which judging does not use: where one of them
+is not installed something empty stands in for it, which is sooner imported."""
 
 
 def kernelbench(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
