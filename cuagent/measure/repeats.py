@@ -1,8 +1,9 @@
 """The repeats of one round: every arm gets a block of calls on inputs that nobody has seen before.
 
 The inputs of a repeat are drawn for it, laid out anew for each arm, and the outputs poisoned, so
-that no arm finds what another one left. Beside its block each arm makes one call by itself: what a
-block saves by working on several inputs at once, no user gets.
+that no arm finds what another one left. Right after its block each arm makes one call by itself, on
+inputs that were not there before: what a block saves by working on several inputs at once, no user
+gets.
 
 What the candidate gives is judged (`agreement.py`). Some of its blocks hold other kinds of inputs
 and are not counted: it cannot know which, and so must be right on all while it is timed. Not
@@ -91,9 +92,7 @@ class Repeats:
         while done < fewest or (done < most and time.perf_counter() - begun < budget_s):
             patient = self.judged_s <= JUDGING_SHARE * (time.perf_counter() - begun)
             wrong = self._surprise(self._next(calls)) if self._is_due(done, patient) else ""
-            wrong = wrong or self._turns(self._next(calls), sample=int(patient))
-            if calls > 1 and not wrong:
-                wrong = self._turns(self._next(1), alone=True)
+            wrong = wrong or self._turns(self._next(calls + (calls > 1)), calls, int(patient))
             if wrong:
                 return f"while it was timed, {wrong}"
             if self._calm() or discarded == most:
@@ -112,7 +111,8 @@ class Repeats:
             lane.alone.clear()
         drawn = DRAWING_S / max(self.draw_s, 1e-6)
         long = (GLANCE_S if self.glance else BLOCK_S)[self.device]
-        calls = max(1, min(len(self.slots), int(long / slowest), int(drawn)))
+        # One set is left for the call by itself.
+        calls = max(1, min(len(self.slots) - 1, int(long / slowest), int(drawn)))
         fewest, most = GLANCES[self.device] if self.glance else REPEATS[self.device]
         affordable = int(LONG_DRAWING_S / (calls * max(self.draw_s, 1e-6)))
         return calls, min(fewest, max(GROUPS, affordable)), most
@@ -132,17 +132,20 @@ class Repeats:
         self._surprise_at = (stretch + 1) * SURPRISE_EVERY + self.random.randrange(SURPRISE_EVERY)
         return True
 
-    def _turns(self, slots: Sequence[int], *, sample: int = 0, alone: bool = False) -> str:
-        """A block of each arm, or one call by itself, on new inputs. What the candidate did wrong.
+    def _turns(self, slots: Sequence[int], calls: int, sample: int) -> str:
+        """A block of each arm on new inputs, and one call by itself on those that are left.
 
-        `sample` of its calls are judged in any case.
+        What the candidate did wrong; `sample` of its calls are judged in any case.
         """
         self.referee.refill(self.batch, slots)
         kept: dict[str, list[list[Tensor]]] = {}
         changed = ""
         for name in self.random.sample(list(self.lanes), len(self.lanes)):
             lane = self.lanes[name]
-            (lane.alone if alone else lane.blocks).append(clock(lane, self.batch, slots))
+            lane.blocks.append(clock(lane, self.batch, slots[:calls]))
+            if alone := slots[calls:]:
+                # At once, while its code lies in the caches: arms differ in what they need of them.
+                lane.alone.append(clock(lane, self.batch, alone, settle_s=0.0))
             if self.device is Device.CUDA:
                 self._states.append(others.gpu_state())
             if name == CANDIDATE:
@@ -195,12 +198,12 @@ class Repeats:
         return [self.batch.outputs_of(name).snapshot(slot) for slot in slots]
 
 
-def clock(lane: Lane, batch: Batch, slots: Sequence[int]) -> Clocked:
+def clock(lane: Lane, batch: Batch, slots: Sequence[int], settle_s: float = SETTLE_S) -> Clocked:
     """One block of one arm."""
     batch.lay_out(lane.name, slots)
     on_cpu = batch.inputs.device == "cpu"
     if on_cpu:
-        time.sleep(SETTLE_S)
+        time.sleep(settle_s)
     block = lane.session.block(
         batch.lent,
         batch.outputs_of(lane.name),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from cuagent.measure.lane import Clocked, Lane, counted, hidden
 from cuagent.task import Device
 from cuagent.worker.arms import CANDIDATE, EAGER
@@ -60,6 +62,20 @@ def test_work_hidden_on_a_busy_machine_is_counted_in_the_quiet_blocks() -> None:
     eager = [(1e-3, 1.1e-3 + late) for late in delays]
     lanes = {CANDIDATE: lane(CANDIDATE, candidate), EAGER: lane(EAGER, eager)}
     assert min(counted(lanes, Device.CPU)[CANDIDATE]) > 0.98e-3
+
+
+@pytest.mark.parametrize(("more", "charged"), [(0.9e-3, True), (8e-6, False)])
+def test_what_a_block_saves_is_counted_by_claims_where_walls_scatter(
+    more: float, charged: bool
+) -> None:
+    late = [0.0, 4e-3, 1e-2, 2e-3, 7e-3] * 4
+    lanes = arms([(0.1e-3, 0.2e-3) for _ in range(20)])
+    claims = {CANDIDATE: 0.1e-3 + more, EAGER: 1e-3}
+    for name, made in lanes.items():
+        walls = late if name == EAGER else late[::-1]
+        made.alone = [Clocked(claims[name], claims[name] + 0.1e-3 + wall) for wall in walls]
+    assert (min(counted(lanes, Device.CPU)[CANDIDATE]) > 0.95e-3) is charged
+    assert charged or max(counted(lanes, Device.CPU)[CANDIDATE]) < 0.105e-3
 
 
 def test_what_a_block_saves_by_doing_all_its_calls_at_once_is_counted() -> None:
