@@ -71,36 +71,42 @@ def main() -> int:
             delay = ours.delay()
             late = against_eager(ours.task, delay["source"], effort, asked.delays)
         runs = against_eager(task, same, effort, asked.runs, asked.seconds)
-    ratios = [run["ratio"] for run in runs if run["ratio"] is not None]
-    widths = [(run["high"] / run["low"]) ** 0.5 - 1 for run in runs if run["low"]]
-    called = [run for run in runs if run["standing"] != Standing.INCONCLUSIVE]
     about = {
         "command": " ".join(["python", *sys.argv]),
         "task": task.name,
         "device": runs[0]["device"] if runs else asked.device,
         "effort": effort,
         "runs": runs,
-        "summary": {
-            "runs": len(runs),
-            "called": len(called),
-            "contradicted": sum(bool(run["contradiction"]) for run in runs),
-            "mean": mean(ratios),
-            "median": median(ratios),
-            "sd": stdev(ratios) if len(ratios) > 1 else 0.0,
-            "median seconds": median(run["seconds"] for run in runs),
-            "median half width": median(widths),
-            "median busy": median(run["busy"] for run in runs),
-        },
+        "summary": summary(runs, late),
     }
     if late:
         about["delay"] = delay | {"runs": late}
-        found = sum(run["standing"] == Standing.SLOWER for run in late)
-        about["summary"] |= {"delays": len(late), "delays found": found}
     print(json.dumps(about["summary"] | {"task": task.name, "inputs": asked.inputs}))
     if asked.out:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_text(json.dumps(about, indent=1) + "\n")
     return 0
+
+
+def summary(runs: list[dict[str, Any]], late: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the runs of equal arms come to, and how many of those with a delay were found."""
+    ratios = [run["ratio"] for run in runs if run["ratio"] is not None]
+    widths = [(run["high"] / run["low"]) ** 0.5 - 1 for run in runs if run["low"]]
+    figures = {
+        "runs": len(runs),
+        "called": sum(run["standing"] != Standing.INCONCLUSIVE for run in runs),
+        "contradicted": sum(bool(run["contradiction"]) for run in runs),
+        "mean": mean(ratios),
+        "median": median(ratios),
+        "sd": stdev(ratios) if len(ratios) > 1 else 0.0,
+        "median seconds": median(run["seconds"] for run in runs),
+        "median half width": median(widths),
+        "median busy": median(run["busy"] for run in runs),
+    }
+    if late:
+        found = sum(run["standing"] == Standing.SLOWER for run in late)
+        figures |= {"delays": len(late), "delays found": found}
+    return figures
 
 
 @dataclass(frozen=True)
