@@ -116,6 +116,8 @@ class _Model:
 
 
 class _Experiment:
+    """Calls of models of the user's under conditions that no candidate would know of."""
+
     def __init__(self, reference: Reference, world: World, noise: float) -> None:
         self.reference, self.world, self.noise = reference, world, noise
         self.calls = 0

@@ -105,6 +105,7 @@ class _Oracle:
         self.repertoire = Repertoire((), (), (), {})
 
     def obey(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """Do what the referee asks; `descriptors` are of an arena that it lends."""
         match message["do"]:
             case "describe":
                 return self.describe()

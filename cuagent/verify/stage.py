@@ -52,6 +52,7 @@ class Stage:
         return not all(real(view) for view in self.outputs.tensors())
 
     def expected(self) -> Expected:
+        """What the oracle answered last; views of its memory, which its next answer overwrites."""
         declared, precise, spread, chosen = (
             self.answers[name].tensors() for name in ("declared", "precise", "spread", "places")
         )
