@@ -216,13 +216,16 @@ def timed(step: Callable[[], None], steps: int, device: str) -> Callable[[], flo
 def theirs(size: Size, rows: list[Episode], device: str) -> Callable[[], float]:
     """Seconds of a step of TRL's SFTTrainer on the same rows, from its own callbacks."""
     from datasets import Dataset
+    from datasets.table import InMemoryTable
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, TrainerCallback
     from transformers.utils import logging
     from trl import SFTConfig, SFTTrainer
 
     logging.disable_progress_bar()
-    data = Dataset.from_list([as_labels(e) for e in rows])
+    # Named, for some versions cannot pickle their own rows to make a name of them.
+    table = InMemoryTable.from_pylist([as_labels(e) for e in rows])
+    data = Dataset(table, fingerprint="episodes")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.BPE({"<e>": 1, "<p>": 2, "<b>": 0}, [])),
         pad_token="<p>",
