@@ -214,7 +214,8 @@ class Terminal:
                 pieces = wrap(one_line(text), max(self.width - 2, 8))
                 self._print([Text(f"! {piece}", _NOTICE[level]) for piece in pieces])
             case RunEnded(stop, _, summary) if self._foot and str(stop) in PAUSES:
-                self._print([Text(), self._line(f"{stop}: {one_line(summary)}", "yellow")])
+                rows = wrap(f"{stop}: {one_line(summary)}", self.width)
+                self._print([Text(), *(Text(row, "yellow") for row in rows)])
             case RunEnded():
                 self._ended.set()
                 numbers, table = self.board.numbers, self.board.whole(self.width, self.glyphs, 2)

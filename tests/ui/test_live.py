@@ -10,7 +10,7 @@ import pytest
 from rich.console import ConsoleDimensions
 from samples import LADDER, ON_TOP, REJECTED
 
-from cuagent.events import Climbed, TextDelta
+from cuagent.events import Climbed, RunEnded, TextDelta
 from cuagent.judge import Judgement
 from cuagent.ui.attempts import Board
 from cuagent.ui.growth import growth_lines
@@ -95,3 +95,13 @@ def test_a_session_has_both_sides_above_its_prompt_and_the_status_last() -> None
     assert any(line.startswith("Rows of 4096") for line in lines), "what is being said"
     assert lines[-1].endswith("0:00")
     assert len(show.foot_lines(80)) == 2
+
+
+def test_a_pause_is_told_whole_in_a_narrow_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = io.StringIO()
+    summary = "no accepted kernel (0 attempts); nothing that is free was found either"
+    Terminal(stream, foot=True)(RunEnded("answered", None, summary))
+    rows = stream.getvalue().splitlines()
+    assert " ".join(" ".join(rows).split()) == f"answered: {summary}"
+    assert max(map(len, rows)) <= 40
