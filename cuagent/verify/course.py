@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cuagent.task import Device, Precision
-from cuagent.verify.inputs import LENIENT, PLACED, SWEEPS, Inputs, Weights
+from cuagent.verify.inputs import LENIENT, SWEEPS, Inputs, Weights
 from cuagent.verify.oracle import OPPOSITES, Answered, Doubt, Oracle
 from cuagent.verify.rounds import ROUNDS, Rejected, Round, Tally, Trial, When
 from cuagent.verify.seeds import Seeds
@@ -230,7 +230,7 @@ class Course:
     ) -> tuple[Answered, list[Finding]]:
         """What the oracle says, and the rules on each of `outputs`; none where it says nothing."""
         answered = self._answer(trial, slot, count, spread=spread)
-        if not answered.finite and trial.kind not in (*PLACED, *LENIENT):
+        if not answered.tells(trial.kind):
             return answered, []
         asked = spread and not self.tally.failed
         doubt = self._doubt(trial, slot, answered.perturbations) if asked else None

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cuagent.task import Task, TaskError
-from cuagent.verify.inputs import Inputs, Weights
+from cuagent.verify.inputs import LENIENT, PLACED, Inputs, Weights
 from cuagent.verify.orders import ORDERS
 from cuagent.verify.tolerance import Moved
 from cuagent.worker import Arena, Nursery, NurseryError
@@ -47,7 +47,13 @@ class Answered(NamedTuple):
 
     finite: bool
     """Whether the reference is, on these inputs."""
+    meant: bool
+    """Whether these inputs lie within what the reference's marks leave room for (`marks`)."""
     perturbations: int
+
+    def tells(self, kind: Inputs) -> bool:
+        """Whether candidates can be held to the answer to inputs of `kind`."""
+        return self.meant and (self.finite or kind in (*PLACED, *LENIENT))
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ class Oracle:
         message = {"do": "answer", "inputs": self._lend(inputs), "slot": slot, "seed": seed}
         how = {"seconds": seconds, "opposites": opposites, "count": count}
         answer = self._ask(message | lent | how)
-        return Answered(answer["finite"], answer["perturbations"])
+        return Answered(answer["finite"], answer["meant"], answer["perturbations"])
 
     def doubt(
         self, inputs: Arena, slot: int, answers: dict[str, Arena], seed: int, pairs: int

@@ -29,7 +29,7 @@ from cuagent.task import (
     unflatten,
 )
 from cuagent.task.memory import shortage
-from cuagent.verify import doubts
+from cuagent.verify import doubts, marks
 from cuagent.verify.bounds import coarsest, reach, sequential
 from cuagent.verify.examine import examine
 from cuagent.verify.hidden import hidden
@@ -96,7 +96,7 @@ class _Oracle:
         self.declared: nn.Module = self.reference.model(0)
         self.precise = self.declared
         """The same in fp64, where it runs in that."""
-        self.fp64 = self.discrete = False
+        self.fp64 = self.discrete = self.marked = False
         self.perturbed_weights: list[dict[str, Tensor]] = []
         """The weights perturbed, once for each perturbation."""
         self.inputs: dict[str, Any] = {}
@@ -150,6 +150,7 @@ class _Oracle:
         followed = follow(lambda: self._forward(self.declared, leaves))
         chooses = any(chosen.indexed for chosen in followed.selections)
         places = find_places(followed, followed, ())
+        self.marked = marks.find(lambda: self._exactly(self._wide(leaves)).outputs, self.precise)
         call_s = self._seconds(leaves)
         self.repertoire = repertoire(
             leaves,
@@ -159,6 +160,7 @@ class _Oracle:
             lambda inputs: self._exactly(self._wide(inputs)).outputs,
             discrete=self.discrete,
             call_s=call_s,
+            meant=self._meant if self.marked else None,
         )
         harden()  # on CUDA not before it has named its threads through /proc/self
         return {
@@ -278,10 +280,11 @@ class _Oracle:
         self._copy(exact.outputs, precise)
         each = time.perf_counter() - begun
         finite = all(_finite(x) for x in declared if real(x))
+        meant = self._means(wide, exact.outputs)
         if message["seconds"] is None:
             for view in spread:
                 view.zero_()
-            return {"finite": finite, "perturbations": 0}
+            return {"finite": finite, "meant": meant, "perturbations": 0}
         count = message["count"] or int(message["seconds"] / max(each, 1e-6))
         count = min(MOST_PERTURBATIONS, max(FEWEST_PERTURBATIONS, count))
         generator = self._generator(message["seed"])
@@ -292,7 +295,7 @@ class _Oracle:
             runs = (self._exactly(inputs) for inputs in perturbed_inputs)
             places = near.settle(exact, run, runs, spread)
             tell_places(places, self.arenas[message["places"]].tensors())
-        return {"finite": finite, "perturbations": count}
+        return {"finite": finite, "meant": meant, "perturbations": count}
 
     def _perturb(
         self,
@@ -376,6 +379,18 @@ class _Oracle:
         if results is not None:
             self._copy(results, self.arenas[message["reordered"]].tensors())
         return {"ran": results is not None}
+
+    def _meant(self, inputs: list[Tensor]) -> bool:
+        """Whether the reference means its answer to these inputs."""
+        wide = self._wide(inputs)
+        return self._means(wide, self._exactly(wide).outputs)
+
+    def _means(self, wide: list[Tensor], exact: list[Tensor]) -> bool:
+        """Whether the answer is the same where the reference's marks stand further out."""
+        if not self.marked:
+            return True
+        with marks.further(self.precise):
+            return marks.alike(self._exactly(wide).outputs, exact)
 
     def _generator(self, seed: int) -> Generator:
         import torch

@@ -27,7 +27,7 @@ from cuagent.verify.batch import Batch, copied
 from cuagent.verify.begun import Begun
 from cuagent.verify.course import KEPT_BYTES, LOGIC_SPREAD_S, TOGETHER, Course
 from cuagent.verify.failures import FORESEEN, build_failure, explain
-from cuagent.verify.inputs import PLACED, Inputs, Weights
+from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.oracle import Doubt, Oracle
 from cuagent.verify.reductions import Terms
 from cuagent.verify.repertoire import Turns
@@ -362,8 +362,8 @@ class Referee:
             answered = self._oracle.answer(
                 batch.inputs, slot, self.stage.answers, batch.seeds[slot], LOGIC_SPREAD_S
             )
-            if not answered.finite and kind not in PLACED:
-                return RuleResult(True, 0.0, "the reference is not finite here")
+            if not answered.tells(kind):
+                return RuleResult(True, 0.0, "the reference has no answer here")
             batch.expected.clear()
             batch.expected[slot] = copied(self.stage.expected())
         given = batch.outputs.tensors(slot) if outputs is None else outputs

@@ -42,6 +42,7 @@ kernel may have to square something else."""
 FAR = 1e-3
 
 Forward = Callable[[list["Tensor"]], "list[Tensor]"]
+Meant = Callable[[list["Tensor"]], bool]
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,19 @@ def repertoire(
     *,
     discrete: bool,
     call_s: float,
+    meant: Meant | None = None,
 ) -> Repertoire:
     """What suits a reference: `forward` runs it, `exactly` in fp64, `seen` is a run of it,
-    `discrete` says whether integers are among its outputs, `call_s` how long a call takes."""
+    `discrete` says whether integers are among its outputs, `call_s` how long a call takes,
+    `meant` whether it means its answer, where it has marks (`marks`)."""
     selections = seen.selections
     ways = tuple(_ways(tensor, selections) for tensor in own)
     all_kinds = Repertoire(tuple(ranges), ways, tuple(Inputs), {})
-    if not _bears(forward, exactly, all_kinds, Inputs.MOVING, own):
+
+    def bears(kind: Inputs, available: Repertoire) -> bool:
+        return _bears(forward, exactly, meant, available, kind, own)
+
+    if not bears(Inputs.MOVING, all_kinds):
         all_kinds = replace(all_kinds, reach=REACH)
     selects = any(chosen.name not in SHIFTED for chosen in selections)
     kinds = tuple(
@@ -91,7 +98,7 @@ def repertoire(
         for kind in Inputs
         if _concerns(kind, own, ranges, discrete=discrete, selects=selects)
         and not (kind is Inputs.HUGE and _squares(seen.names))
-        and (kind is Inputs.OWN or _bears(forward, exactly, all_kinds, kind, own))
+        and (kind is Inputs.OWN or bears(kind, all_kinds))
     )
     turns = {kind: _turns(kind, own, ranges, ways, selections, call_s) for kind in SWEEPS}
     return replace(all_kinds, kinds=kinds, turns=turns)
@@ -125,7 +132,12 @@ def _concerns(
 
 
 def _bears(
-    forward: Forward, exactly: Forward, available: Repertoire, kind: Inputs, own: Sequence[Tensor]
+    forward: Forward,
+    exactly: Forward,
+    meant: Meant | None,
+    available: Repertoire,
+    kind: Inputs,
+    own: Sequence[Tensor],
 ) -> bool:
     """Whether the reference has an answer to inputs of the kind that others can be held to."""
     given = available.drawn(kind, own, 0)
@@ -135,11 +147,15 @@ def _bears(
         results = forward(given)
     except (RuntimeError, ValueError, IndexError):
         return False  # outside what the reference accepts (probabilities, say)
-    if kind in PLACED or kind in LENIENT:
+    if kind in LENIENT:
+        return meant is None  # an infinity goes beyond any mark
+    if kind in PLACED:
         return True
     if not all(bool(tensor.isfinite().all()) for tensor in results):
         return False
-    return kind is not Inputs.HUGE or _agree(results, exactly(given))
+    if kind is Inputs.HUGE and not _agree(results, exactly(given)):
+        return False
+    return meant is None or meant(given)
 
 
 def _squares(names: Iterable[str]) -> bool:

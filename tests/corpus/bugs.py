@@ -1279,4 +1279,13 @@ BUGS: tuple[Bug, ...] = (
         "a one for each of the largest",
     ),
     Bug("hot_scattered", "/ x.shape[0]", "/ (x.shape[0] - 1)", "the mean over one less"),
+    Bug("causal_library", "is_causal=True", "is_causal=False", "nothing is hidden"),
+    Bug("causal_skipped", "seen = i + 1", "seen = max(i, 1)", "an element does not see itself"),
+    Bug("causal_skipped", "scores.amax(-1, keepdim=True)", "scores.amax()", "one maximum for all"),
+    Bug(
+        "causal_skipped",
+        "scores.amax(-1, keepdim=True)",
+        "scores.amax(-1, keepdim=True).clamp(min=0)",
+        "the maximum starts at zero",
+    ),
 )
