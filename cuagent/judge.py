@@ -153,10 +153,13 @@ class Judge:
         self.emit(Phase("building", passing=True))
         with ThreadPoolExecutor(1) as aside:
             building = aside.submit(self.build, attempt)
+            # On a CPU it would take the processors that the compiler needs.
+            ready = effort is not None and self.task.device is Device.CUDA
+            if ready:
+                self._timer.draw()  # before the oracle has much else to do
             begun = self.referee.begin(attempt)
             try:
-                # On a CPU it would take the processors that the compiler needs.
-                if effort is not None and self.task.device is Device.CUDA:
+                if ready:
                     self._begin_profile(attempt)
                     self._timer.prepare(attempt)
                 build = building.result()

@@ -115,6 +115,12 @@ class Timer:
         for name in self._warm.keys() - {*self.baselines, TWIN}:
             self._warm.pop(name).session.close()
 
+    def draw(self) -> None:
+        """Draw what `prepare` warms up on."""
+        if self._warm:
+            with suppress(OracleLost):
+                self._fresh_batch()
+
     def prepare(self, attempt: Attempt) -> None:
         """Open anew what each timing opens anew, while something else takes its time.
 
@@ -129,7 +135,7 @@ class Timer:
             self._waiting = attempt, self.referee.waiting(attempt, cores=self._cores)
             if not self._prepared:
                 self._renew(Effort.QUICK, 0.0)
-                self._baseline_lanes(self._fresh_batch())
+                self._baseline_lanes(self._batch or self._fresh_batch())
                 self._prepared = True
 
     def opened(self) -> dict[str, Lane]:

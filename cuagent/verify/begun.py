@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cuagent.attempt import Attempt
+from cuagent.verify.ahead import Ahead
 from cuagent.verify.seeds import Seeds
 from cuagent.verify.verdict import Verdict
 from cuagent.worker import Session
@@ -20,11 +21,14 @@ class Begun:
     """An earlier verdict that is to be given once more."""
     seed: int = 0
     """For the weights."""
+    ahead: Ahead | None = None
     session: Session | None = None
     failure: Exception | None = None
     """Why there is no session: what the verdict will say."""
 
     def close(self) -> None:
         """End what was begun. Idempotent."""
+        if self.ahead is not None:
+            self.ahead.close()
         if self.session is not None:
             self.session.close()

@@ -13,8 +13,8 @@ import select
 import shutil
 import signal
 import tempfile
-import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +51,11 @@ class Answered(NamedTuple):
     """Whether these inputs lie within what the reference's marks leave room for (`marks`)."""
     perturbations: int
 
+    @classmethod
+    def of(cls, reply: dict[str, Any]) -> Answered:
+        """As the oracle's process says it."""
+        return cls(reply["finite"], reply["meant"], reply["perturbations"])
+
     def tells(self, kind: Inputs) -> bool:
         """Whether candidates can be held to the answer to inputs of `kind`."""
         return self.meant and (self.finite or kind in (*PLACED, *LENIENT))
@@ -67,15 +72,20 @@ class Doubt:
     seed: int
     pairs: int
     """Of perturbations."""
+    ready: Callable[[], None] = lambda: None
+    """Called before each question."""
 
     @cached_property
     def moved(self) -> Moved:
+        """How far the answer moves within honest roundoff."""
+        self.ready()
         return self.oracle.doubt(self.inputs, self.slot, self.answers, self.seed, self.pairs)
 
     def reordered(self) -> Iterator[list[Tensor]]:
         """The reference's answers where equals are chosen otherwise, each until the next."""
         views = self.answers["reordered"].tensors()
         for order in range(len(ORDERS[: self.pairs]) if views else 0):
+            self.ready()
             if self.oracle.reorder(self.inputs, self.slot, self.answers, order):
                 yield views
 
@@ -93,12 +103,22 @@ class Oracle:
         self._child = nursery.fork("cuagent.verify.oracle_program", self._folder, {})
         self.lost = False
         self.weights: tuple[Weights, int] | None = None
-        """Kind and seed of those it has taken on."""
+        """Kind and seed of those it has taken on once all is done that was asked for."""
+        self._weighings: set[int] = set()
+        self._numbers = itertools.count()
+        self._outstanding: deque[int] = deque()
+        """Requests without an answer so far; answers come in their order."""
+        self._answers: dict[int, dict[str, Any]] = {}
 
     @property
     def alive(self) -> bool:
         """Whether it may be asked again."""
         return not self.lost and self._child.alive
+
+    @property
+    def rests(self) -> bool:
+        """Whether it owes no answer."""
+        return not self._outstanding
 
     def describe(self) -> dict[str, Any]:
         return self._ask({"do": "describe"})
@@ -108,14 +128,13 @@ class Oracle:
 
     def weigh(self, kind: Weights, seed: int, arena: Arena) -> None:
         """Take on weights of `kind` from `seed` and write the state dict to `arena`."""
-        number = self._lend(arena)
-        self._ask({"do": "weights", "kind": kind, "seed": seed, "arena": number})
-        self.weights = kind, seed
+        self.lend(arena)
+        self.wait(self.post_weights(kind, seed, arena))
 
     def draw(self, kind: Inputs, seed: int, arena: Arena, slot: int = 0) -> None:
         """Write inputs of `kind` from `seed` to a slot."""
-        number = self._lend(arena)
-        self._ask({"do": "draw", "kind": kind, "seed": seed, "arena": number, "slot": slot})
+        self.lend(arena)
+        self.wait(self.post_draw(kind, seed, arena, slot))
 
     def answer(
         self,
@@ -127,33 +146,102 @@ class Oracle:
         opposites: int = OPPOSITES,
         count: int = 0,
     ) -> Answered:
-        """Fill `answers` (declared, precise, spread, places).
+        """Fill the first slots of `answers` (declared, precise, spread, places).
 
         The spread gets as many perturbations as fit into about `seconds`, 2 to 8, or `count` where
         an earlier verdict is given again; without `seconds` it is zero. Ties are looked for with
         `opposites` pairs of them.
         """
-        lent = {name: self._lend(arena) for name, arena in answers.items()}
-        message = {"do": "answer", "inputs": self._lend(inputs), "slot": slot, "seed": seed}
+        self.lend(inputs, *answers.values())
+        request = self.post_answer(inputs, slot, answers, 0, seed, seconds, opposites, count)
+        return Answered.of(self.wait(request))
+
+    # -- requests whose answers are waited for later, on arenas that have been lent
+
+    def post_weights(self, kind: Weights, seed: int, arena: Arena, slot: int = 0) -> int:
+        """`weigh`, into a slot."""
+        about = {"kind": kind, "seed": seed, "arena": self._lent[arena], "slot": slot}
+        request = self._post({"do": "weights"} | about)
+        self._weighings.add(request)
+        self.weights = kind, seed
+        return request
+
+    def post_draw(self, kind: Inputs, seed: int, arena: Arena, slot: int) -> int:
+        """`draw`."""
+        about = {"kind": kind, "seed": seed, "arena": self._lent[arena], "slot": slot}
+        return self._post({"do": "draw"} | about)
+
+    def post_answer(
+        self,
+        inputs: Arena,
+        slot: int,
+        answers: dict[str, Arena],
+        target: int,
+        seed: int,
+        seconds: float | None,
+        opposites: int,
+        count: int,
+    ) -> int:
+        """`answer`, into slot `target`."""
+        lent = {name: self._lent[arena] for name, arena in answers.items()}
+        about = {"inputs": self._lent[inputs], "slot": slot, "target": target, "seed": seed}
         how = {"seconds": seconds, "opposites": opposites, "count": count}
-        answer = self._ask(message | lent | how)
-        return Answered(answer["finite"], answer["meant"], answer["perturbations"])
+        return self._post({"do": "answer"} | about | lent | how)
+
+    def wait(self, request: int) -> dict[str, Any]:
+        """The answer. Raises TaskError, OracleLost."""
+        while request not in self._answers:
+            self._receive()
+        self._weighings.discard(request)
+        answer = self._answers.pop(request)
+        if "memory" in answer or "error" in answer:
+            self.weights = None
+        if "memory" in answer:
+            raise OracleLost(answer["memory"])
+        if "error" in answer:
+            raise TaskError(answer["error"])
+        return answer
+
+    def await_all(self) -> None:
+        """Until it has nothing to do. Raises OracleLost."""
+        while self._outstanding:
+            self._receive()
+
+    def drop(self) -> set[int]:
+        """Take back the requests that it has not begun: these; the one at work is waited for."""
+        if not self._outstanding:
+            return set()
+        self.wait(self._post({"do": "drop"}))
+        dropped = {number for number, answer in self._answers.items() if "dropped" in answer}
+        for number in dropped:
+            del self._answers[number]
+        if dropped & self._weighings:
+            self.weights = None
+        self._weighings -= dropped
+        return dropped
+
+    def ignore_all(self) -> None:
+        """Nobody waits for what it was asked so far."""
+        self._answers.clear()
+        self._weighings.clear()
 
     def doubt(
         self, inputs: Arena, slot: int, answers: dict[str, Arena], seed: int, pairs: int
     ) -> Moved:
         """How far the answer moves when honest roundoff moves what it is made of; fill `answers`
         (moved, tied)."""
-        lent = {name: self._lend(answers[name]) for name in ("moved", "tied")}
-        message = {"do": "doubt", "inputs": self._lend(inputs), "slot": slot}
+        self.lend(inputs, *answers.values())
+        lent = {name: self._lent[answers[name]] for name in ("moved", "tied")}
+        message = {"do": "doubt", "inputs": self._lent[inputs], "slot": slot}
         answer = self._ask(message | lent | {"seed": seed, "pairs": pairs})
         moved, tied = (answers[name].tensors() for name in ("moved", "tied"))
         return Moved(moved, answer["carried"], tied)
 
     def reorder(self, inputs: Arena, slot: int, answers: dict[str, Arena], order: int) -> bool:
         """Fill `answers` (reordered) where equals are chosen in that order; whether it ran."""
-        message = {"do": "reorder", "inputs": self._lend(inputs), "slot": slot, "order": order}
-        return self._ask(message | {"reordered": self._lend(answers["reordered"])})["ran"]
+        self.lend(inputs, *answers.values())
+        message = {"do": "reorder", "inputs": self._lent[inputs], "slot": slot, "order": order}
+        return self._ask(message | {"reordered": self._lent[answers["reordered"]]})["ran"]
 
     def forget(self, arena: Arena) -> None:
         """Take back an arena before it is closed."""
@@ -165,32 +253,45 @@ class Oracle:
             self._nursery.end(self._child)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _lend(self, arena: Arena) -> int:
-        if arena not in self._lent:
-            number = next(self._ids)
-            description, descriptors = arena.describe()
-            message = {"do": "attach", "arena": number, "description": description}
-            self._ask(message, descriptors)
-            self._lent[arena] = number
-        return self._lent[arena]
+    def lend(self, *arenas: Arena) -> None:
+        """Make arenas known to it, those that are not yet."""
+        for arena in arenas:
+            if arena not in self._lent:
+                number = next(self._ids)
+                description, descriptors = arena.describe()
+                message = {"do": "attach", "arena": number, "description": description}
+                self.wait(self._post(message, descriptors))
+                self._lent[arena] = number
 
-    def _ask(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> dict[str, Any]:
-        channel = self._child.channel
-        deadline = time.monotonic() + ANSWER_S
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        return self.wait(self._post(message))
+
+    def _post(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> int:
+        self._assure()
         try:
-            send_message(channel, message, descriptors)
-            readable, _, _ = select.select([channel], [], [], deadline - time.monotonic())
+            send_message(self._child.channel, message, descriptors)
+        except OSError as error:
+            raise self._gone(silent=False) from error
+        number = next(self._numbers)
+        self._outstanding.append(number)
+        return number
+
+    def _receive(self) -> None:
+        """Take in the next answer."""
+        self._assure()
+        channel = self._child.channel
+        try:
+            readable, _, _ = select.select([channel], [], [], ANSWER_S)
             received = receive_message(channel) if readable else None
         except OSError as error:
             raise self._gone(silent=False) from error
         if received is None:
             raise self._gone(silent=not readable)
-        answer = received[0]
-        if "memory" in answer:
-            raise OracleLost(answer["memory"])
-        if "error" in answer:
-            raise TaskError(answer["error"])
-        return answer
+        self._answers[self._outstanding.popleft()] = received[0]
+
+    def _assure(self) -> None:
+        if self.lost:
+            raise OracleLost("the reference's process is gone")
 
     def _gone(self, *, silent: bool) -> TaskError | OracleLost:
         """Why there is no answer: the user's module ended its process, or the machine did."""

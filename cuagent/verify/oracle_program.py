@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import json
+import select
 import socket
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -61,8 +63,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
     """Answer until the referee hangs up."""
     keep_memory()
     program: _Oracle | None = None
-    while (received := receive_message(channel)) is not None:
-        message, descriptors = received
+    for message, descriptors in _requests(channel):
         try:
             if program is None:
                 program = _Oracle(folder)
@@ -77,6 +78,22 @@ def serve(channel: socket.socket, folder: Path) -> None:
             if short := shortage(error):
                 answer = {"memory": f"the reference {short}"}
         send_message(channel, answer)
+
+
+def _requests(channel: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
+    """In their order, until the referee hangs up; a "drop" that has come takes back all before."""
+    waiting: deque[tuple[dict[str, Any], list[int]]] = deque()
+    while True:
+        while not waiting or select.select([channel], [], [], 0)[0]:
+            if (received := receive_message(channel)) is None:
+                return
+            waiting.append(received)
+            if received[0]["do"] == "drop":
+                for _ in range(len(waiting) - 1):
+                    send_message(channel, {"dropped": True})
+                waiting.clear()
+                send_message(channel, {})
+        yield waiting.popleft()
 
 
 class _Oracle:
@@ -99,6 +116,7 @@ class _Oracle:
         self.fp64 = self.discrete = self.marked = False
         self.perturbed_weights: list[dict[str, Tensor]] = []
         """The weights perturbed, once for each perturbation."""
+        self.weights_seed = 0
         self.inputs: dict[str, Any] = {}
         self.swept: tuple[int, list[Tensor]] | None = None
         """Own inputs that the draws of the last sweep have in common, and the seed they are of."""
@@ -117,7 +135,7 @@ class _Oracle:
             case "detach":
                 self.arenas.pop(message["arena"]).close()
             case "weights":
-                target = self.arenas[message["arena"]].tensors()
+                target = self.arenas[message["arena"]].tensors(message["slot"])
                 self.weigh(Weights(message["kind"]), message["seed"], target)
             case "draw":
                 target = self.arenas[message["arena"]].tensors(message["slot"])
@@ -234,6 +252,7 @@ class _Oracle:
         state = shake(kind, model.state_dict(), parameters, seed)
         model.load_state_dict(state)
         self.declared = model
+        self.weights_seed = seed
         self._make_precise()
         for view, tensor in zip(target, state.values(), strict=True):
             view.copy_(tensor)
@@ -270,7 +289,8 @@ class _Oracle:
         """
         inputs = self.arenas[message["inputs"]].tensors(message["slot"])
         declared, precise, spread = (
-            self.arenas[message[name]].tensors() for name in ("declared", "precise", "spread")
+            self.arenas[message[name]].tensors(message["target"])
+            for name in ("declared", "precise", "spread")
         )
         run = self._followed(self.declared, inputs)
         self._copy(run.outputs, declared)
@@ -294,7 +314,7 @@ class _Oracle:
             perturbed_inputs = near.perturbed(wide, generator, exact)
             runs = (self._exactly(inputs) for inputs in perturbed_inputs)
             places = near.settle(exact, run, runs, spread)
-            tell_places(places, self.arenas[message["places"]].tensors())
+            tell_places(places, self.arenas[message["places"]].tensors(message["target"]))
         return {"finite": finite, "meant": meant, "perturbations": count}
 
     def _perturb(
@@ -313,7 +333,7 @@ class _Oracle:
         totals = [torch.zeros_like(pairs(view)) for view in spread]
         try:
             for number in range(count):
-                weights = self._weights(number, given, generator)
+                weights = self._weights(number, given)
                 for name, tensor in model.state_dict().items():
                     tensor.copy_(weights[name])
                 near = [perturbed(tensor, generator) for tensor in wide]
@@ -329,12 +349,14 @@ class _Oracle:
             if real(view):
                 pairs(view).copy_(total.div_(count).sqrt_())
 
-    def _weights(
-        self, number: int, weights: dict[str, Tensor], generator: Any
-    ) -> dict[str, Tensor]:
-        """Of one perturbation; where they fit, the same for all draws: noise takes its time."""
+    def _weights(self, number: int, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of one perturbation; where they fit, kept: noise takes its time.
+
+        They are the same for all draws, in whatever order these come.
+        """
         if number < len(self.perturbed_weights):
             return self.perturbed_weights[number]
+        generator = self._generator(self.weights_seed + number)
         near = {name: perturbed(tensor, generator) for name, tensor in weights.items()}
         size = sum(tensor.nbytes for tensor in near.values())
         if size * (number + 1) <= PERTURBED_BYTES:

@@ -23,23 +23,22 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.sandbox import Tier, harden, memory_bound, probe, stamp
 from cuagent.task import Device, Task
+from cuagent.verify.ahead import Ahead
 from cuagent.verify.batch import Batch, copied
 from cuagent.verify.begun import Begun
-from cuagent.verify.course import KEPT_BYTES, LOGIC_SPREAD_S, TOGETHER, Course
+from cuagent.verify.course import Course
 from cuagent.verify.failures import FORESEEN, build_failure, explain
 from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.oracle import Doubt, Oracle
-from cuagent.verify.reductions import Terms
-from cuagent.verify.repertoire import Turns
+from cuagent.verify.plan import plan
 from cuagent.verify.rounds import Tally, most_calls
 from cuagent.verify.seeds import Seeds
-from cuagent.verify.stage import Stage
+from cuagent.verify.stage import LOGIC_SPREAD_S, Stage, bytes_per_call, layouts_of
 from cuagent.verify.tolerance import Expected, Finding
 from cuagent.verify.verdict import Reason, RuleResult, Verdict
 from cuagent.verify.versions import versions
 from cuagent.worker import (
     Arena,
-    Layout,
     Nursery,
     Order,
     Session,
@@ -103,50 +102,18 @@ class Referee:
 
     def _open(self) -> None:
         self.about: dict[str, Any] = self._oracle.describe()
+        self._layouts = layouts_of(self.about)
         device = self.task.device.value
-        layouts = {
-            name: Layout.from_json(self.about[name])
-            for name in (
-                "inputs_layout",
-                "output_layout",
-                "precise_layout",
-                "places_layout",
-                "tied_layout",
-                "reordered_layout",
-                "state_layout",
-            )
-        }
-        self._layouts = layouts
-        self._timed_weights = Arena.create(layouts["state_layout"], 1, device)
-        self._lent_weights = Arena.create(layouts["state_layout"], 1, device)
-        calls = max(1, min(TOGETHER, KEPT_BYTES // max(1, self.bytes_per_call)))
-        self.stage = Stage(
-            task=self.task,
-            inputs=Arena.create(layouts["inputs_layout"], calls, device),
-            lent=Arena.create(layouts["inputs_layout"], calls, device),
-            outputs=Arena.create(layouts["output_layout"], calls, device),
-            weights=Arena.create(layouts["state_layout"], 1, device),
-            answers={
-                "declared": Arena.create(layouts["output_layout"], 1, device),
-                "precise": Arena.create(layouts["precise_layout"], 1, device),
-                "spread": Arena.create(layouts["precise_layout"], 1, device),
-                "places": Arena.create(layouts["places_layout"], 1, device),
-                "moved": Arena.create(layouts["precise_layout"], 1, device),
-                "tied": Arena.create(layouts["tied_layout"], 1, device),
-                "reordered": Arena.create(layouts["reordered_layout"], 1, device),
-            },
-            traced=frozenset(self.about["traced"]),
-            kinds=frozenset(Inputs(kind) for kind in self.about["kinds"]),
-            turns={Inputs(kind): Turns(*n) for kind, n in self.about["turns"].items()},
-            terms=Terms(*self.about["terms"]),
-        )
+        self._timed_weights = Arena.create(self._layouts["state"], 1, device)
+        self._lent_weights = Arena.create(self._layouts["state"], 1, device)
+        self.stage = Stage.open(self.task, self.about)
         self._timed_seed = Seeds().draw()
         self._oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)
 
     @property
     def bytes_per_call(self) -> int:
         """Of one input set and its outputs, all twice, to choose the size of a batch by."""
-        return 2 * (self._layouts["inputs_layout"].size + self._layouts["output_layout"].size)
+        return bytes_per_call(self._layouts)
 
     def patience_s(self, calls: int) -> float:
         """Seconds that a candidate may take for so many calls: then it is ended, wherever it is."""
@@ -156,6 +123,11 @@ class Referee:
     def folder(self) -> Path:
         """Where everything that is judged lies while it is judged."""
         return self._nursery.folder
+
+    @property
+    def oracle(self) -> Oracle:
+        """For those who ask whether it rests."""
+        return self._oracle
 
     @property
     def nursery(self) -> Nursery:
@@ -182,6 +154,15 @@ class Referee:
         begun.seed = begun.seeds.draw()
         try:
             self._mend()
+            planned = plan(
+                begun.seeds,
+                self.stage.kinds,
+                self.stage.turns,
+                weights=bool(self.stage.weights.tensors()),
+            )
+            # An earlier verdict says how often to perturb, and what is not confined could look.
+            eager = again is None and self.tier is not Tier.NONE
+            begun.ahead = Ahead(self.stage, self._oracle, begun.seed, planned, eager=eager)
             begun.session = self.waiting(attempt, begun.seed)
         except FORESEEN as failure:
             begun.failure = failure
@@ -270,13 +251,15 @@ class Referee:
         if begun.failure is not None:
             raise begun.failure
         assert begun.session is not None
+        assert begun.ahead is not None
         with begun.session as session:
+            with tally.clock("oracle"):
+                begun.ahead.rest()
             with tally.clock("worker"):
                 session.import_model([library.path for library in build.libraries])
             session.patience_s = self.patience_s(most_calls(self.stage.turns))
             call_s = max(self.call_s, SLOWER * self.about["call_s"])
-            course = Course(self.stage, self._oracle, session, tally, call_s)
-            course.run(begun.seed, begun.seeds)
+            Course(self.stage, begun.ahead, session, tally, call_s).run()
             return session.output()
 
     # -- sessions and batches, for measuring
@@ -327,7 +310,7 @@ class Referee:
     def batch(self, count: int, *, filled: bool = True) -> Batch:
         """Room for `count` secret input sets, `filled` by `refill`; close it with `discard`."""
         device = self.task.device.value
-        inputs, output = self._layouts["inputs_layout"], self._layouts["output_layout"]
+        inputs, output = self._layouts["inputs"], self._layouts["output"]
         batch = Batch(
             Arena.create(inputs, count, device),
             Arena.create(inputs, count, device),
@@ -409,9 +392,8 @@ class Referee:
     def close(self) -> None:
         """End every process and give all memory back."""
         self._ending.close()
-        stage = self.stage
-        weights = (stage.weights, self._timed_weights, self._lent_weights)
-        for arena in (stage.inputs, stage.lent, stage.outputs, *weights, *stage.answers.values()):
+        self.stage.close()
+        for arena in (self._timed_weights, self._lent_weights):
             arena.close()
 
     def __enter__(self) -> Referee:

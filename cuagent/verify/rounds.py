@@ -101,9 +101,9 @@ class Rejected(Exception):
         self.output = output
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
-    """One draw to be made."""
+    """One draw to be made, and no other though it were like it."""
 
     kind: Inputs
     weights: Weights

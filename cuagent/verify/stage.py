@@ -8,22 +8,35 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cuagent.task import Task
+from cuagent.task import Device, Precision, Task
 from cuagent.verify.bounds import round_numbers
 from cuagent.verify.inputs import LENIENT, Inputs
 from cuagent.verify.oracle import Doubt
 from cuagent.verify.perturb import real
 from cuagent.verify.reductions import Terms
 from cuagent.verify.repertoire import Turns
+from cuagent.verify.rounds import ROUNDS
 from cuagent.verify.specials import numbers_only
 from cuagent.verify.ties import places_of
 from cuagent.verify.tolerance import Expected, Finding, strict
-from cuagent.worker import Arena
+from cuagent.worker import Arena, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+SPREAD_S, LOGIC_SPREAD_S = 0.1, 0.02
+"""About how long the oracle may perturb for one draw; those that judge logic have wide bounds."""
+FEW_OPPOSITES = 2
+"""Pairs of perturbations by which a draw of a sweep, one of many, looks for ties."""
+KEPT_BYTES = 1 << 30
+"""Of inputs and outputs that the draws of a block need; it is of one call whatever its size."""
+TOGETHER = 4
+"""Draws whose calls are made in one block."""
+AHEAD_BYTES = {Device.CPU: 1 << 28, Device.CUDA: 1 << 29}
+"""Of inputs, of answers and of weights that the oracle makes before they are needed, each."""
+MOST_AHEAD = 40
 
 
 @dataclass(frozen=True)
@@ -32,29 +45,75 @@ class Stage:
 
     task: Task
     inputs: Arena
-    """As the oracle drew them; no worker is lent these."""
+    """As the oracle drew them, more sets than are called at a time; no worker is lent these."""
     lent: Arena
     """The worker's copy."""
     outputs: Arena
     weights: Arena
+    """The worker's copy."""
+    weighed: Arena
+    """As the oracle made them, a slot for each round where there is room for that."""
     answers: dict[str, Arena]
-    """declared, precise, spread, places; moved, tied and reordered, which are asked for in
-    doubt only."""
+    """declared, precise, spread, places, of several sets; moved, tied and reordered, which are
+    asked for in doubt only."""
     traced: frozenset[int]
     """Outputs whose indices can be followed to what they were chosen from."""
     kinds: frozenset[Inputs]
     turns: Mapping[Inputs, Turns]
     terms: Terms
 
-    @property
-    def discrete(self) -> bool:
-        """Whether integers or booleans are among the outputs."""
-        return not all(real(view) for view in self.outputs.tensors())
+    @staticmethod
+    def open(task: Task, about: Mapping[str, Any]) -> Stage:
+        """The memory for a task, and what its oracle's `describe` says. Raises MemoryError."""
+        device, layouts = task.device, layouts_of(about)
+        calls = max(1, min(TOGETHER, KEPT_BYTES // max(1, bytes_per_call(layouts))))
+        answers = ("output", "precise", "precise", "places")
+        ahead = _ahead(device, *(layouts[name] for name in answers))
 
-    def expected(self) -> Expected:
-        """What the oracle answered last; views of its memory, which its next answer overwrites."""
+        def memory(name: str, slots: int) -> Arena:
+            return Arena.create(layouts[name], slots, device.value)
+
+        return Stage(
+            task=task,
+            inputs=memory("inputs", max(calls, _ahead(device, layouts["inputs"]))),
+            lent=memory("inputs", calls),
+            outputs=memory("output", calls),
+            weights=memory("state", 1),
+            weighed=memory("state", min(len(ROUNDS), _ahead(device, layouts["state"]))),
+            answers={
+                "declared": memory("output", ahead),
+                "precise": memory("precise", ahead),
+                "spread": memory("precise", ahead),
+                "places": memory("places", ahead),
+                "moved": memory("precise", 1),
+                "tied": memory("tied", 1),
+                "reordered": memory("reordered", 1),
+            },
+            traced=frozenset(about["traced"]),
+            kinds=frozenset(Inputs(kind) for kind in about["kinds"]),
+            turns={Inputs(kind): Turns(*n) for kind, n in about["turns"].items()},
+            terms=Terms(*about["terms"]),
+        )
+
+    def close(self) -> None:
+        """Give all memory back."""
+        arenas = (self.inputs, self.lent, self.outputs, self.weights, self.weighed)
+        for arena in (*arenas, *self.answers.values()):
+            arena.close()
+
+    def wants_spread(self, kind: Inputs) -> bool:
+        """Whether more hangs on the spread than the passing of what passes without it as well.
+
+        Every bound grows with it. But a zero-mean draw tells what precision was seen, coarser
+        arithmetic is held against it, and near-ties are found by it.
+        """
+        discrete = not all(real(view) for view in self.outputs.tensors())
+        return kind is Inputs.NORMAL or discrete or self.task.precision is not Precision.MATCH
+
+    def expected(self, slot: int = 0) -> Expected:
+        """What the oracle answered into a slot; views, which its next answer there overwrites."""
         declared, precise, spread, chosen = (
-            self.answers[name].tensors() for name in ("declared", "precise", "spread", "places")
+            self.answers[name].tensors(slot) for name in ("declared", "precise", "spread", "places")
         )
         found = iter(places_of(chosen))
         outputs = range(len(declared))
@@ -112,3 +171,20 @@ def _instead(expected: Expected, other: Sequence[Tensor], where: Sequence[bool])
         return [o if w else t for t, o, w in zip(tensors, other, where, strict=True)]
 
     return replace(expected, declared=chosen(expected.declared), precise=chosen(expected.precise))
+
+
+def layouts_of(about: Mapping[str, Any]) -> dict[str, Layout]:
+    """The forms that the oracle describes, by name."""
+    names = ("inputs", "output", "precise", "places", "tied", "reordered", "state")
+    return {name: Layout.from_json(about[f"{name}_layout"]) for name in names}
+
+
+def bytes_per_call(layouts: Mapping[str, Layout]) -> int:
+    """Of one input set and its outputs, all twice."""
+    return 2 * (layouts["inputs"].size + layouts["output"].size)
+
+
+def _ahead(device: Device, *layouts: Layout) -> int:
+    """How many slots of these the oracle may fill before they are needed; one where few fit."""
+    size = max(1, sum(layout.size for layout in layouts))
+    return max(1, min(MOST_AHEAD, AHEAD_BYTES[device] // size))

@@ -172,16 +172,17 @@ class Arena:
         for view, tensor in zip(self.slots[slot], tensors, strict=True):
             view.copy_(tensor)
 
-    def lay(self, originals: Arena, slot: int = 0) -> None:
-        """Make a slot, guards and all, what it is in an arena of the same layout."""
-        self._bytes(slot, 0, self.layout.size).copy_(originals._bytes(slot, 0, self.layout.size))
+    def lay(self, originals: Arena, slot: int = 0, of: int | None = None) -> None:
+        """Make a slot, guards and all, what slot `of` (the same) is in an arena of one layout."""
+        size, of = self.layout.size, slot if of is None else of
+        self._bytes(slot, 0, size).copy_(originals._bytes(of, 0, size))
 
-    def holds(self, originals: Arena, slot: int = 0) -> bool:
-        """Whether a slot is, to the last byte, what it is in an arena of the same layout."""
+    def holds(self, originals: Arena, slot: int = 0, of: int | None = None) -> bool:
+        """Whether a slot is, to the last byte, what slot `of` is in an arena of one layout."""
         import torch
 
-        size = self.layout.size
-        return torch.equal(self._bytes(slot, 0, size), originals._bytes(slot, 0, size))
+        size, of = self.layout.size, slot if of is None else of
+        return torch.equal(self._bytes(slot, 0, size), originals._bytes(of, 0, size))
 
     def snapshot(self, slot: int = 0) -> list[Tensor]:
         """Private copies, which no borrower can reach."""
@@ -210,11 +211,11 @@ class Arena:
         slots = range(self.count) if slot is None else [slot]
         return all(bool((gap == GUARD).all()) for number in slots for gap in self._gaps(number))
 
-    def guards_like(self, originals: Arena, slot: int) -> bool:
-        """Whether between the tensors there is what is there in an arena of the same layout."""
+    def guards_like(self, originals: Arena, slot: int, of: int) -> bool:
+        """Whether between the tensors there is what there is in slot `of` of another arena."""
         import torch
 
-        return all(map(torch.equal, self._gaps(slot), originals._gaps(slot)))
+        return all(map(torch.equal, self._gaps(slot), originals._gaps(of)))
 
     def close(self) -> None:
         """Give the memory back. Views of it must not be used any more."""

@@ -10,8 +10,10 @@ from bodies import candidate
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.task import Task
-from cuagent.verify import Reason, Referee
+from cuagent.sandbox import Tier
+from cuagent.task import Device, Task
+from cuagent.verify import Reason, Referee, stage
+from cuagent.worker import Nursery
 
 HONEST = "return self.honest(x)"
 
@@ -34,14 +36,53 @@ def test_no_code_of_an_attempt_runs_before_its_libraries_are_there(referee: Refe
     begun.close()
 
 
-def test_what_does_not_compile_leaves_no_process(task: Task, referee: Referee) -> None:
+def test_what_does_not_compile_leaves_no_process_and_the_oracle_at_rest(
+    task: Task, referee: Referee
+) -> None:
     living = set(referee.nursery.living)
+    assert referee.oracle.rests
     broken = Attempt((*candidate(HONEST).files, ("kernels/no.cpp", "int main( {")))
     begun = referee.begin(broken)
+    assert not referee.oracle.rests
     assert len(referee.nursery.living) == len(living) + 1
     verdict = referee.complete(begun, build(broken, task.device))
     assert verdict.reason is Reason.BUILD_FAILED
     assert referee.nursery.living == living
+    assert referee.oracle.rests
+
+
+def test_seeds_are_drawn_anew_for_each_source_once_it_is_frozen(referee: Referee) -> None:
+    attempt = candidate(HONEST)
+    seeds: list[int] = []
+    for _ in range(2):
+        begun = referee.begin(attempt)
+        seeds += begun.seeds.drawn
+        begun.close()
+    assert len(set(seeds)) == len(seeds) > 40
+
+
+def test_nothing_is_drawn_beside_a_compiler_that_is_not_confined(
+    referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(referee, "tier", Tier.NONE)
+    begun = referee.begin(candidate(HONEST))
+    assert referee.oracle.rests
+    begun.close()
+
+
+@pytest.mark.parametrize("room", [0, 1 << 28])
+@pytest.mark.parametrize("body", [HONEST, "y = self.honest(x); y[5, 7] += 1e-3; return y"])
+def test_what_is_asked_ahead_changes_no_figure(
+    task: Task, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, body: str, room: int
+) -> None:
+    monkeypatch.setitem(stage.AHEAD_BYTES, Device.CPU, room)
+    attempt = candidate(body)
+    built = build(attempt, task.device)
+    with Referee(task, nursery=nursery) as referee:
+        ahead = referee.verify(attempt, built)
+        again = referee.verify(attempt, built, again=ahead)  # asks when it needs something
+    assert ahead.draws == again.draws
+    assert (ahead.reason, ahead.seeds) == (again.reason, again.seeds)
 
 
 def test_a_build_of_another_source_is_no_build_of_what_was_frozen(
