@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.task import Device
 from cuagent.verify.ahead import Ahead
-from cuagent.verify.inputs import LENIENT
+from cuagent.verify.inputs import LENIENT, Inputs
 from cuagent.verify.oracle import Doubt
 from cuagent.verify.plan import Planned
 from cuagent.verify.rounds import Rejected, Tally, Trial, When
