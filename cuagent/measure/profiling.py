@@ -113,6 +113,8 @@ class Profiling:
             "HOME": str(folder),
             "TMPDIR": str(folder),
             BUILD: str(folder / LIBRARIES),
+            # torch takes the profiler of the GPU down after each trace; the second one wants it up.
+            "TEARDOWN_CUPTI": "0",
         }
         self._policy = None
         message: dict[str, Any] = {"policy": None}
