@@ -6,11 +6,14 @@ allocator's own words ("enforce fail at alloc_cpu.cpp") do not say so.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 _CPU = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 _CUDA = re.compile(r"CUDA out of memory\. Tried to allocate ([\d.]+ \w+)")
+SHARE = 1 / 64
+"""Of a device's memory: a verdict holds some twenty times its inputs and outputs."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -24,6 +27,21 @@ def shortage(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return f"needs more than the {size(free())} of memory that are free"
     return None
+
+
+def large(count: int, device: str) -> bool:
+    """Whether so many bytes of inputs and outputs are a share of the device's memory that counts:
+    what is held of them then must be asked back, and what is copied must be spared."""
+    return count > SHARE * total(device)
+
+
+def total(device: str) -> int:
+    """Bytes of memory that the machine has, or its GPU."""
+    if device != "cpu":
+        import torch
+
+        return torch.cuda.mem_get_info()[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def free() -> int:

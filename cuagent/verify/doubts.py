@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.bounds import UNIT
 from cuagent.verify.orders import ORDERS, ordered
-from cuagent.verify.perturb import opposites, pairs, perturbed, real
+from cuagent.verify.perturb import in_blocks, opposites, perturb, real
 from cuagent.verify.reductions import moves
 from cuagent.verify.watching import watching
 
@@ -37,11 +37,12 @@ class Reference:
     run: Callable[[list[Tensor]], Answers]
     """In fp64, on other inputs, with the weights that `state` holds."""
     inputs: Sequence[Tensor]
-    """fp64"""
     state: dict[str, Tensor]
     generator: Generator
     declared: Callable[[], Answers]
     """In its own precision, on the inputs as they are."""
+    wide: bool = False
+    """Whether inputs become fp64 when they are perturbed."""
 
     def again(self) -> Answers:
         """In fp64, on the inputs as they are."""
@@ -74,12 +75,16 @@ def choose(reference: Reference, step: float, count: int, tied: Sequence[Tensor]
 
 
 def _spread(reference: Reference, runs: Iterable[Answers | None], views: Sequence[Tensor]) -> None:
+    import torch
+
     base = reference.again()
-    flat = [pairs(view).zero_() for view in views]
+    for view in views:
+        view.zero_()
     for results in runs:
-        for view, result, before in zip(flat, results or base, base, strict=True):
-            if real(before):
-                view.copy_(view.maximum(_change(result, before)))
+        for view, result, before in zip(views, results or base, base, strict=True):
+            for most, *both in in_blocks(view, result, before) if real(before) else ():
+                torch.maximum(most, _change(*both), out=most)
+        del results, result  # before the next run is made
 
 
 def carried(reference: Reference, runs: int) -> list[float]:
@@ -92,8 +97,9 @@ def carried(reference: Reference, runs: int) -> list[float]:
     for _ in range(runs):
         results = attempted(reference.again, _rounded(UNIT, reference.generator)) or base
         for index, (result, before) in enumerate(zip(results, base, strict=True)):
-            if real(before) and before.numel():
-                squares[index] += float(_change(result, before).square().mean())
+            for both in in_blocks(result, before) if real(before) else ():
+                squares[index] += float(_change(*both).double().square().sum()) / result.numel()
+        del results, result
     return [math.sqrt(square / runs) / UNIT for square in squares]
 
 
@@ -104,13 +110,17 @@ def _perturbed(
     generator, state = reference.generator, reference.state
     given = [tensor.clone() for tensor in state.values()]
     tensors = [*given, *reference.inputs]
+
+    def run(near: list[Tensor], step: float) -> Answers | None:
+        _load(state, near[: len(given)])
+        inputs = near[len(given) :]
+        return attempted(partial(reference.run, inputs), _rounded(step, generator))
+
     try:
         for _ in range(count):
-            both = opposites(tensors, generator, reach)
-            for sign, near in zip((1, -1), both, strict=True):
-                _load(state, near[: len(given)])
-                run = partial(reference.run, near[len(given) :])
-                yield attempted(run, _rounded(sign * step, generator))
+            both = opposites(tensors, generator, reach, wide=reference.wide)
+            for sign in (1, -1):
+                yield run(next(both), sign * step)
     finally:
         _load(state, given)
 
@@ -132,7 +142,7 @@ def _rounded(step: float, generator: Generator) -> AbstractContextManager[Any]:
         if not moves(function):
             for tensor in result if isinstance(result, tuple | list) else (result,):
                 if _moving(tensor):
-                    tensor.copy_(perturbed(tensor, generator, step))
+                    perturb(tensor, generator, step)
         return result
 
     return watching(call)
@@ -145,7 +155,7 @@ def _moving(value: Any) -> bool:
 
 
 def _change(result: Tensor, before: Tensor) -> Tensor:
-    return pairs(result - before).abs().nan_to_num(nan=0.0, posinf=0.0)
+    return (result - before).abs().nan_to_num(nan=0.0, posinf=0.0)
 
 
 def _load(state: dict[str, Tensor], values: Sequence[Tensor]) -> None:

@@ -30,14 +30,14 @@ from cuagent.task import (
     open_reference,
     unflatten,
 )
-from cuagent.task.memory import shortage
+from cuagent.task.memory import large, shortage
 from cuagent.verify import doubts, marks
 from cuagent.verify.bounds import coarsest, reach, sequential
 from cuagent.verify.examine import examine
 from cuagent.verify.hidden import hidden
 from cuagent.verify.inputs import SWEEPS, TURNS, Inputs, Range, Weights, ranges_of, shake
 from cuagent.verify.orders import ORDERS, ordered
-from cuagent.verify.perturb import pairs, perturbed, real, widened
+from cuagent.verify.perturb import in_blocks, perturbed, real, widened
 from cuagent.verify.places import NearTies, find_places, tell_places
 from cuagent.verify.reductions import terms
 from cuagent.verify.repertoire import Repertoire, repertoire
@@ -45,7 +45,7 @@ from cuagent.verify.selections import Followed, follow
 from cuagent.worker.arena import Arena, layout_of, settle
 from cuagent.worker.arms import set_precision, task_from_json
 from cuagent.worker.channel import receive_message, send_message
-from cuagent.worker.heap import keep_memory
+from cuagent.worker.heap import give_back, keep_memory
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -68,7 +68,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
             if program is None:
                 program = _Oracle(folder)
             answer = program.obey(message, descriptors)
-            settle(program.reference.task.device.value)
+            program.settle()
         except (TaskError, TreeError) as error:
             answer = {"error": str(error)}
         # The process boundary: the user's module failed.
@@ -117,6 +117,8 @@ class _Oracle:
         self.perturbed_weights: list[dict[str, Tensor]] = []
         """The weights perturbed, once for each perturbation."""
         self.weights_seed = 0
+        self.large, self.copies = False, True
+        """Whether the task's tensors take much of the device; whether each run gets copies."""
         self.inputs: dict[str, Any] = {}
         self.swept: tuple[int, list[Tensor]] | None = None
         """Own inputs that the draws of the last sweep have in common, and the seed they are of."""
@@ -148,6 +150,13 @@ class _Oracle:
                 return self.reorder(message)
         return {}
 
+    def settle(self) -> None:
+        """The device is at rest, and memory that a large task needs elsewhere is given back."""
+        device = self.reference.task.device.value
+        settle(device)
+        if self.large:
+            give_back() if device == "cpu" else _empty_cache()
+
     def describe(self) -> dict[str, Any]:
         """Forms of everything, the longest sum, the kinds of inputs the reference is finite on.
 
@@ -156,10 +165,13 @@ class _Oracle:
         check_runs(self.reference)
         arguments = self.reference.inputs(0)
         leaves, self.inputs = flatten(arguments, "inputs")
+        before = [x.clone() for x in leaves]
         outputs: list[Any] = []
         self.terms = terms(lambda: outputs.append(self.declared(*arguments)))
-        peak = self._peak()
-        results, spec = flatten(outputs[0], "output")
+        results, spec = flatten(outputs.pop(), "output")
+        self._weigh_up(before, leaves, results)
+        peak = self._peak() - sum(x.nbytes for x in before)
+        del before
         init = self._init_form()
         self.coarsest = coarsest(results, self.reference.task.precision)
         self.fp64 = self._fp64_works(leaves, results)
@@ -193,6 +205,16 @@ class _Oracle:
             "kinds": self.repertoire.kinds,
             "turns": {kind: astuple(n) for kind, n in self.repertoire.turns.items()},
         } | self._layouts(leaves, results, places, results if chooses else [])
+
+    def _weigh_up(self, before: list[Tensor], inputs: list[Tensor], results: list[Tensor]) -> None:
+        """How much memory the task's tensors take, and whether the reference writes to them."""
+        import torch
+
+        size = sum(x.nbytes for x in (*inputs, *results))
+        self.large = large(size, self.reference.task.device.value)
+        # NaN is unlike itself and counts as written, which costs copies only.
+        writes = not all(map(torch.equal, before, inputs))
+        self.copies = writes or not self.large
 
     def _init_form(self) -> Any:
         """How the constructor's arguments are nested. Raises TaskError where one is a tensor."""
@@ -292,15 +314,12 @@ class _Oracle:
             self.arenas[message[name]].tensors(message["target"])
             for name in ("declared", "precise", "spread")
         )
-        run = self._followed(self.declared, inputs)
-        self._copy(run.outputs, declared)
+        run = self._told(self._followed(self.declared, inputs), declared)
         begun = time.perf_counter()
-        wide = self._wide(inputs)
-        exact = self._exactly(wide)
-        self._copy(exact.outputs, precise)
+        exact = self._told(self._exactly(self._wide(inputs)), precise)
         each = time.perf_counter() - begun
         finite = all(_finite(x) for x in declared if real(x))
-        meant = self._means(wide, exact.outputs)
+        meant = self._means(inputs, precise)
         if message["seconds"] is None:
             for view in spread:
                 view.zero_()
@@ -308,10 +327,10 @@ class _Oracle:
         count = message["count"] or int(message["seconds"] / max(each, 1e-6))
         count = min(MOST_PERTURBATIONS, max(FEWEST_PERTURBATIONS, count))
         generator = self._generator(message["seed"])
-        self._perturb(wide, exact.outputs, spread, count, generator)
+        self._perturb(inputs, precise, spread, count, generator)
         if self.discrete:
             near = NearTies(self.terms.longest, self.reference.task.precision, message["opposites"])
-            perturbed_inputs = near.perturbed(wide, generator, exact)
+            perturbed_inputs = near.perturbed(self._wide(inputs), generator, exact)
             runs = (self._exactly(inputs) for inputs in perturbed_inputs)
             places = near.settle(exact, run, runs, spread)
             tell_places(places, self.arenas[message["places"]].tensors(message["target"]))
@@ -319,35 +338,37 @@ class _Oracle:
 
     def _perturb(
         self,
-        wide: list[Tensor],
+        inputs: list[Tensor],
         exact: list[Tensor],
         spread: list[Tensor],
         count: int,
         generator: Generator,
     ) -> None:
         """Spread per element: rms over `count` perturbations of every input and weight."""
-        import torch
-
         model = self.precise
         given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        totals = [torch.zeros_like(pairs(view)) for view in spread]
+        moving = [index for index, base in enumerate(exact) if real(base)]
+        for index in moving:
+            spread[index].zero_()
         try:
             for number in range(count):
                 weights = self._weights(number, given)
                 for name, tensor in model.state_dict().items():
                     tensor.copy_(weights[name])
-                near = [perturbed(tensor, generator) for tensor in wide]
+                near = [perturbed(tensor, generator, wide=self.fp64) for tensor in inputs]
                 with self._default_dtype():
                     results = self._forward(model, near)
-                for total, result, base in zip(totals, results, exact, strict=True):
-                    if real(base):
-                        total += pairs(result - base).square_()
+                del near
+                for index in moving:
+                    for total, *both in in_blocks(spread[index], results[index], exact[index]):
+                        total += both[0].sub(both[1]).square_()
+                del results
         finally:
             for name, tensor in model.state_dict().items():
                 tensor.copy_(given[name])
-        for view, total in zip(spread, totals, strict=True):
-            if real(view):
-                pairs(view).copy_(total.div_(count).sqrt_())
+        for index in moving:
+            for (total,) in in_blocks(spread[index]):
+                total.div_(count).sqrt_()
 
     def _weights(self, number: int, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Of one perturbation; where they fit, kept: noise takes its time.
@@ -379,11 +400,12 @@ class _Oracle:
         """Write how far each element of the answer moves within honest roundoff."""
         inputs = self.arenas[message["inputs"]].tensors(message["slot"])
         reference = doubts.Reference(
-            run=lambda wide: self._exactly(wide).outputs,
-            inputs=self._wide(inputs),
+            run=lambda near: self._exactly(self._wide(near)).outputs,
+            inputs=inputs,
             state=self.precise.state_dict(),
             generator=self._generator(message["seed"]),
             declared=lambda: self._forward(self.declared, inputs),
+            wide=self.fp64,
         )
         pairs = message["pairs"]
         moved, tied = (self.arenas[message[name]].tensors() for name in ("moved", "tied"))
@@ -407,12 +429,13 @@ class _Oracle:
         wide = self._wide(inputs)
         return self._means(wide, self._exactly(wide).outputs)
 
-    def _means(self, wide: list[Tensor], exact: list[Tensor]) -> bool:
+    def _means(self, inputs: list[Tensor], exact: list[Tensor]) -> bool:
         """Whether the answer is the same where the reference's marks stand further out."""
         if not self.marked:
             return True
         with marks.further(self.precise):
-            return marks.alike(self._exactly(wide).outputs, exact)
+            moved = self._exactly(self._wide(inputs)).outputs
+        return marks.alike([x.to(y.dtype) for x, y in zip(moved, exact, strict=True)], exact)
 
     def _generator(self, seed: int) -> Generator:
         import torch
@@ -420,8 +443,16 @@ class _Oracle:
         return torch.Generator(device=self.reference.task.device.value).manual_seed(seed)
 
     def _forward(self, model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
+        """Raises TaskError where inputs that were lent for want of memory are written to."""
         # Cloned, so that a reference that writes to its inputs does not change what is judged.
-        return flatten(model(*unflatten([x.clone() for x in inputs], self.inputs)), "output")[0]
+        given = [x.clone() for x in inputs] if self.copies else inputs
+        versions = [x._version for x in given]
+        results = flatten(model(*unflatten(given, self.inputs)), "output")[0]
+        if not self.copies and versions != [x._version for x in given]:
+            raise TaskError(
+                f"{self.reference.task.path}: forward writes to its inputs on some draws only"
+            )
+        return results
 
     def _make_precise(self) -> None:
         self.perturbed_weights = []
@@ -460,12 +491,23 @@ class _Oracle:
         finally:
             torch.set_default_dtype(before)
 
+    def _told(self, run: Followed, target: list[Tensor]) -> Followed:
+        """The run, its outputs in an arena and nowhere else."""
+        self._copy(run.outputs, target)
+        return Followed(target, run.selections, run.traced)
+
     @staticmethod
     def _copy(results: list[Tensor], target: list[Tensor]) -> None:
         if [x.shape for x in results] != [x.shape for x in target]:
             raise TaskError("the reference's output changes its shape from call to call")
         for view, tensor in zip(target, results, strict=True):
             view.copy_(tensor)
+
+
+def _empty_cache() -> None:
+    import torch
+
+    torch.cuda.empty_cache()
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -8,33 +8,52 @@ from typing import TYPE_CHECKING
 from cuagent.verify.bounds import UNIT
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Generator, Tensor, dtype
 
 TINY = 1e-30
+BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
+"""Elements that are gone through at a time, so that a tensor of gigabytes needs no second ones: on
+the CPU as many as stay in its caches."""
 
 
-def perturbed(tensor: Tensor, generator: Generator, reach: float = UNIT) -> Tensor:
-    """Every element times 1 + reach N(0,1); integers and booleans as they are."""
+def perturbed(
+    tensor: Tensor, generator: Generator, reach: float = UNIT, *, wide: bool = False
+) -> Tensor:
+    """Every element times 1 + reach N(0,1), in fp64 where `wide`; integers and booleans as they
+    are."""
     import torch
 
     if not real(tensor):
         return tensor
-    noise = torch.randn(
-        tuple(tensor.shape), generator=generator, device=tensor.device, dtype=torch.float32
-    )
-    # in place: at some ten million elements new memory takes longer than the arithmetic
-    factor = noise.double().mul_(reach).add_(1).to(tensor.dtype)
-    return factor.mul_(tensor)
+    kind = _wide(tensor) if wide else tensor.dtype
+    moved = tensor.to(kind, copy=True, memory_format=torch.contiguous_format)
+    perturb(moved, generator, reach)
+    return moved
+
+
+def perturb(tensor: Tensor, generator: Generator, reach: float) -> None:
+    """The same in place, for what is no integer."""
+    import torch
+
+    if not tensor.is_contiguous():
+        tensor.copy_(perturbed(tensor, generator, reach))
+        return
+    for part in tensor.view(-1).split(BLOCK[tensor.device.type]):
+        noise = torch.randn(
+            part.numel(), generator=generator, device=tensor.device, dtype=torch.float32
+        )
+        # in place: at some ten million elements new memory takes longer than the arithmetic
+        part.mul_(noise.double().mul_(reach).add_(1).to(tensor.dtype))
 
 
 def opposites(
-    tensors: Sequence[Tensor], generator: Generator, reach: float
+    tensors: Sequence[Tensor], generator: Generator, reach: float, *, wide: bool = False
 ) -> Iterator[list[Tensor]]:
     """A perturbation of all and its opposite, so that a tie falls one way and the other."""
     state = generator.get_state()
     for sign in (1, -1):
         generator.set_state(state)
-        yield [perturbed(tensor, generator, sign * reach) for tensor in tensors]
+        yield [perturbed(tensor, generator, sign * reach, wide=wide) for tensor in tensors]
 
 
 def tilted(tensor: Tensor, reach: float) -> Tensor:
@@ -66,11 +85,13 @@ def apart(these: Tensor, those: Tensor) -> Tensor:
 
 def widened(tensor: Tensor) -> Tensor:
     """In fp64, unless it holds integers."""
+    return tensor.to(_wide(tensor)) if real(tensor) else tensor
+
+
+def _wide(tensor: Tensor) -> dtype:
     import torch
 
-    if not real(tensor):
-        return tensor
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+    return torch.complex128 if tensor.is_complex() else torch.float64
 
 
 def pairs(tensor: Tensor) -> Tensor:
@@ -78,6 +99,14 @@ def pairs(tensor: Tensor) -> Tensor:
     import torch
 
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same stretch of each tensor, BLOCK elements at most, complex numbers as pairs."""
+    flat = [pairs(tensor).reshape(-1) for tensor in tensors]
+    size = BLOCK[flat[0].device.type]
+    for begin in range(0, flat[0].numel(), size):
+        yield tuple(tensor[begin : begin + size] for tensor in flat)
 
 
 def real(tensor: Tensor) -> bool:

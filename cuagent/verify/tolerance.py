@@ -64,7 +64,7 @@ from cuagent.verify.bounds import (
     steady,
 )
 from cuagent.verify.inputs import ROUND, Inputs
-from cuagent.verify.perturb import pairs, real
+from cuagent.verify.perturb import in_blocks, pairs, real
 from cuagent.verify.ties import Places, wrong_places
 from cuagent.verify.verdict import RuleResult
 
@@ -80,8 +80,6 @@ NOTHING = Steady(math.inf, 0.0)
 """No motion is a jump."""
 IN_DOUBT = 5
 """Tensors that the rule looks at, or more, once it is known how far each element moves."""
-BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Elements that are held in fp64 at a time: on the CPU as many as stay in its caches."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def lax(outputs: Sequence[Tensor], declared: Sequence[Tensor]) -> RuleResult:
         if not real(output):
             worst = worst if torch.equal(output, reference) else math.inf
             continue
-        for x, r in _blocks(output, reference):
+        for x, r in in_blocks(output, reference):
             same = (x == r) | (x.isnan() & r.isnan())
             bound = LAX + LAX * r.double().abs()
             ratio = torch.where(same, 0.0, (x.double() - r.double()).abs() / bound)
@@ -215,7 +213,7 @@ def _real(
 
     `unit` is the roundoff by which m was found (`bounds.coarsest`), `carried` is 0 before.
     """
-    blocks = list(_blocks(*tensors))
+    blocks = list(in_blocks(*tensors))
     misplaced = sum(_misplaced(*_wide3(block)) for block in blocks)
     if misplaced:
         what = "NaN or Inf in the wrong place, or a wrong number there"
@@ -284,14 +282,6 @@ def _exact(index: int, wrong: Tensor) -> Finding:
 def _refused(index: int, count: int, total: int, what: str) -> Finding:
     note = f"output {index}: {count} of {total} elements {what}"
     return Finding(False, math.inf, math.inf, math.inf, None, note)
-
-
-def _blocks(*tensors: Tensor) -> Iterator[Block]:
-    """The same stretch of each tensor, BLOCK elements at most, complex numbers as pairs."""
-    flat = [pairs(tensor).reshape(-1) for tensor in tensors]
-    size = BLOCK[flat[0].device.type]
-    for begin in range(0, flat[0].numel(), size):
-        yield tuple(tensor[begin : begin + size] for tensor in flat)
 
 
 def _wide3(block: Block) -> tuple[Tensor, Tensor, Tensor]:

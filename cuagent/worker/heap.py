@@ -31,6 +31,12 @@ def keep_memory() -> None:
     _set(_M_MMAP_MAX, 0)
 
 
+def give_back() -> None:
+    """What is kept so and not in use, to the system: where others need it more."""
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 def _set(what: int, value: int) -> None:
     if hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(what, value)
