@@ -22,17 +22,19 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.events import Emit, Phase, ignore
 from cuagent.measure import others
-from cuagent.measure.ceilings import cache_bytes, ceilings, describe
+from cuagent.measure.ceilings import ceilings, describe
 from cuagent.measure.counted import count
 from cuagent.measure.lane import Lane, counted, hidden
 from cuagent.measure.repeats import Repeats, clock
 from cuagent.measure.roofline import Roofline
 from cuagent.measure.rounds import LOOKS, TWIN, Round, arm_of, enough, ratio, twins
 from cuagent.measure.surroundings import (
+    MOST_SLOTS,
     compiled_graphs,
     cores_of,
     free_memory,
     one_thread,
+    slots_for,
     versions,
 )
 from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
@@ -44,9 +46,6 @@ from cuagent.worker import NurseryError, Session, SessionEnded, Status
 from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 BASELINES = (EAGER, COMPILE)
-MOST_SLOTS, FEWEST_SLOTS, USUAL_SLOTS = 24, 2, 8
-MEMORY = 1 << 30
-"""Bytes of input and output sets at most, beyond the fewest."""
 BUDGET_S = {Effort.GLANCE: 0.3, Effort.QUICK: 1.5, Effort.RECORD: 30.0}
 """For the repeats of a quick timing, for all rounds of one of record; the fewest come anyway."""
 STRIKES = 3
@@ -303,19 +302,11 @@ class Timer:
     def _fresh_batch(self) -> Batch:
         """The batch with inputs to warm up on, drawn now, after the attempt was frozen."""
         if self._batch is None:
-            self._batch = self.referee.batch(1 + self._slots(), filled=False)
+            self._batch = self.referee.batch(1 + slots_for(self.referee), filled=False)
         begun = time.perf_counter()
         self.referee.refill(self._batch, [self._batch.inputs.count - 1])
         self._draw_s = time.perf_counter() - begun
         return self._batch
-
-    def _slots(self) -> int:
-        """Input sets: on the CPU as many as fill its cache twice over, since nothing flushes it."""
-        size = max(1, self.referee.bytes_per_call)
-        wanted = MOST_SLOTS
-        if self.device is Device.CPU:
-            wanted = min(wanted, max(USUAL_SLOTS, 1 + 2 * cache_bytes(self.device) // size))
-        return max(FEWEST_SLOTS, min(wanted, MEMORY // size))
 
     def _baseline_lanes(self, batch: Batch) -> dict[str, Lane]:
         """The baselines' lanes with nothing clocked yet, opened where they are not."""

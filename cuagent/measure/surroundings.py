@@ -1,4 +1,4 @@
-"""What the arms of a timing run in: processors, threads, caches of compiled graphs, versions."""
+"""What the arms of a timing run in: processors, threads, memory, caches of compiled graphs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cuagent.measure import others
+from cuagent.measure.ceilings import cache_bytes
 from cuagent.task import Device
 from cuagent.verify.referee import Referee
+
+MOST_SLOTS, FEWEST_SLOTS, USUAL_SLOTS = 24, 2, 8
+MEMORY = 1 << 30
+"""Bytes of input and output sets at most, beyond the fewest."""
 
 
 @contextmanager
@@ -56,3 +61,12 @@ def versions() -> dict[str, str]:
     import torch
 
     return {"torch": torch.__version__, "python": platform.python_version()}
+
+
+def slots_for(referee: Referee) -> int:
+    """Input sets: on the CPU as many as fill its cache twice over, since nothing flushes it."""
+    device, size = referee.task.device, max(1, referee.bytes_per_call)
+    wanted = MOST_SLOTS
+    if device is Device.CPU:
+        wanted = min(wanted, max(USUAL_SLOTS, 1 + 2 * cache_bytes(device) // size))
+    return max(FEWEST_SLOTS, min(wanted, MEMORY // size))

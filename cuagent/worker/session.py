@@ -41,13 +41,11 @@ from cuagent.worker.device_memory import DeviceExcess, DeviceUse
 from cuagent.worker.ending import conclusion, how_it_died
 from cuagent.worker.folder import remove, size
 from cuagent.worker.nursery import Nursery, NurseryError
+from cuagent.worker.opening import OPEN_S, opening_s
 from cuagent.worker.printed import Printed
 
 LIBRARIES = "libraries"
 """Where in its folder a candidate finds what was compiled."""
-OPEN_S = 60.0
-OPEN_WITH_COMPILER_S = 300.0
-"""A candidate that compiles while it is imported (load_inline) needs over a minute."""
 WATCH_S = 1.0
 """How often a candidate's memory and files are looked at, if a call lasts that long."""
 DISK_BYTES = 2 << 30
@@ -165,7 +163,7 @@ class Session:
         except BaseException:
             remove(folder)
             raise
-        session._open_s = _patience(attempt)
+        session._open_s = opening_s(attempt)
         if cores:
             # Before any code of its own runs: threads and processes inherit it, and in a sandbox
             # none can change it. One that is gone already is told of by the command.
@@ -392,10 +390,3 @@ class Session:
 
 class _Excess(Exception):
     """The candidate took more of the machine than it may."""
-
-
-def _patience(attempt: Attempt | None) -> float:
-    compiles = attempt is None or any(
-        word in text for _, text in attempt.files for word in ("cpp_extension", "load_inline")
-    )
-    return OPEN_WITH_COMPILER_S if compiles else OPEN_S

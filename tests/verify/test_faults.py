@@ -25,7 +25,8 @@ def test_a_fault_ends_in_its_class_and_the_next_attempt_is_judged(
 ) -> None:
     fault = FAULTS[name]
     # a worker may be stopped before its first call: while it opens, or takes its weights
-    monkeypatch.setattr("cuagent.worker.session.OPEN_S", 8.0)
+    for place in ("opening", "session"):
+        monkeypatch.setattr(f"cuagent.worker.{place}.OPEN_S", 8.0)
     monkeypatch.setattr("cuagent.verify.referee.VERDICT_S", 8.0)
     before, referee.call_s = referee.call_s, 2.0
     try:
