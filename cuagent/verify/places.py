@@ -64,23 +64,41 @@ class NearTies:
         runs: Iterable[Followed],
         spread: Sequence[Tensor],
     ) -> list[Places]:
-        """What indices were chosen from; in `spread`, how far other integers move."""
+        """What indices were chosen from; in `spread`, how far other integers move.
+
+        They do not where what decides them is the same in either precision, and so exact, and no
+        index does.
+        """
         import torch
 
         for view, base in zip(spread, exact.outputs, strict=True):
             if not real(base):
                 view.zero_()
+        indexed = any(chosen.indexed for chosen in exact.selections)
+        firm = self.admitted is Precision.MATCH and not indexed and _certain(exact, declared)
 
         def seen() -> Iterator[Followed]:
             for run in runs:
                 for view, base, other in zip(spread, exact.outputs, run.outputs, strict=True):
-                    if not real(base):
+                    if not real(base) and not firm:
                         view.copy_(torch.maximum(view.long(), apart(other, base)))
                 yield run
 
         coarse = bounds.coarse(UNITS[self.admitted]) / self.reach
         one_signed = bounds.sequential(self.longest_sum)
         return find_places(exact, declared, seen(), 1 + coarse, one_signed)
+
+
+def _certain(exact: Followed, declared: Followed) -> bool:
+    """Whether two runs, in two precisions, decided by equal numbers."""
+    import torch
+
+    if not exact.decided or len(exact.decided) != len(declared.decided):
+        return False
+    return all(
+        x.dtype != y.dtype and torch.equal(x.to(y.dtype), y)
+        for x, y in zip(declared.decided, exact.decided, strict=True)
+    )
 
 
 def find_places(

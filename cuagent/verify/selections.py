@@ -42,6 +42,17 @@ DISTINCT = ("topk", "sort")
 """Whose indices in one line are never twice the same."""
 BOUNDED = (*POOLS, "cummax", "cummin")
 """Which choose for each element of their result from a part of the line only."""
+ROUNDINGS = (
+    "round",
+    "floor",
+    "ceil",
+    "trunc",
+    "sign",
+    "floor_divide",
+    "remainder",
+    "fmod",
+    "histc",
+)
 COPIES = ("clone", "_to_copy", "_unsafe_view", "flip")
 """That are no views, and leave the elements what they are."""
 
@@ -101,12 +112,17 @@ class Followed:
     """For each output."""
     names: frozenset[str] = frozenset()
     """Of all operators that ran."""
+    decided: Sequence[Tensor] = ()
+    """The real numbers by which integers and truth values were decided, or roundings."""
 
 
 def follow(run: Callable[[], list[Tensor]]) -> Followed:
     """Run the reference and follow what it chooses."""
+    import torch
+
     selections: list[Selection] = []
     names: set[str] = set()
+    decided: list[Tensor] = []
     known: dict[int, tuple[Tensor, Traced]] = {}
     """By identity; the tensor is kept, so that its number is not given to another."""
 
@@ -114,6 +130,9 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         names.add(function.overloadpacket.__name__)
         chosen = selection(function, args, kwargs)
         result = function(*args, **kwargs)
+        if _decides(function, result):
+            reals = [x for x in args if isinstance(x, torch.Tensor) and real(x)]
+            decided.extend(x.detach().clone() for x in reals)
         if chosen is not None:
             index = index_of(chosen.name, result)
             if index is not None:
@@ -132,7 +151,15 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         known[id(output)][1] if id(output) in known and not real(output) else None
         for output in outputs
     ]
-    return Followed(outputs, selections, traced, frozenset(names))
+    return Followed(outputs, selections, traced, frozenset(names), decided)
+
+
+def _decides(function: Any, result: Any) -> bool:
+    import torch
+
+    results = result if isinstance(result, tuple | list) else (result,)
+    whole = any(isinstance(x, torch.Tensor) and not real(x) for x in results)
+    return whole or function.overloadpacket.__name__.rstrip("_") in ROUNDINGS
 
 
 def selection(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Selection | None:

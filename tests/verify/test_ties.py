@@ -87,6 +87,20 @@ def test_indices_are_followed_through_views_and_types(run: Run) -> None:
     assert not passes(run, x, given)
 
 
+def test_a_count_of_what_is_exact_does_not_hang_on_roundoff() -> None:
+    x = torch.tensor([[0.5, 1.0, 0.5, 0.25]])
+    for run, moves in (
+        (lambda x: (x > 0.5).sum(-1), False),
+        (lambda x: (x / 0.7 > 0.5 / 0.7).sum(-1), True),
+        (lambda x: x.argmax(-1) + (x > 0.5).sum(-1), True),
+    ):
+        exact, declared = follow(lambda r=run: [r(x.double())]), follow(lambda r=run: [r(x)])
+        near, spread = NearTies(1, Precision.MATCH, OPPOSITES), [torch.zeros(1).long()]
+        inputs = near.perturbed([x.double()], torch.Generator().manual_seed(1), exact)
+        near.settle(exact, declared, (follow(lambda w=w, r=run: [r(*w)]) for w in inputs), spread)
+        assert bool(spread[0].any()) == moves
+
+
 @pytest.mark.parametrize(
     ("run", "moves"),
     [(lambda x: (x > 0).sum(-1), False), (lambda x: x.argmax(-1) + 1, True)],
