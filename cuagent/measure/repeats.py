@@ -35,7 +35,7 @@ from cuagent.worker.arms import CANDIDATE, EAGER
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK_S = {Device.CPU: 0.005, Device.CUDA: 0.02}
+BLOCK_S = {Device.CPU: 0.005, Device.CUDA: 0.01}
 """About how long the slowest arm's block takes. Short on the CPU: the shorter, the likelier that
 nobody interrupts it."""
 GLANCE_S = BLOCK_S | {Device.CPU: 0.001}

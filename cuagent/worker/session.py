@@ -50,8 +50,8 @@ WATCH_S = 1.0
 """How often a candidate's memory and files are looked at, if a call lasts that long."""
 DISK_BYTES = 2 << 30
 """Of files in its folder, whose size alone is limited one by one."""
-LEAD = 40
-"""Flushes before a timed block on a GPU, some 2.5 ms: after a pause its clocks have dropped, and so
+LEAD = 20
+"""Flushes before a timed block on a GPU, some 1.2 ms: after a pause its clocks have dropped, and so
 has the host's pace. Without this lead over the GPU the first call of a process that was just woken
 measures up to 200 us of launching (docs/TIMING.md)."""
 
