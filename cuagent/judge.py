@@ -151,10 +151,12 @@ class Judge:
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
         """Build, verify, time if accepted and `effort` is given, and score."""
         self.emit(Phase("building", passing=True))
+        self._timer.make_room()
         with ThreadPoolExecutor(1) as aside:
             building = aside.submit(self.build, attempt)
             # On a CPU it would take the processors that the compiler needs.
             ready = effort is not None and self.task.device is Device.CUDA
+            ready = ready and not self.referee.large
             if ready:
                 self._timer.draw()  # before the oracle has much else to do
             begun = self.referee.begin(attempt)

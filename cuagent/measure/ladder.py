@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cuagent.events import Emit, ignore
 from cuagent.measure.ceilings import describe
@@ -28,10 +29,13 @@ from cuagent.measure.lane import Lane
 from cuagent.measure.protocol import Timer
 from cuagent.measure.timing import Effort, Floor, Ratio, Timing
 from cuagent.task import Device, Precision, Task, TaskError
-from cuagent.verify.batch import Batch
+from cuagent.verify.perturb import in_blocks
 from cuagent.verify.referee import Referee
 from cuagent.worker import SessionEnded
 from cuagent.worker.arms import COMPILE, EAGER
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = 2
 """Raise it when what is measured changes: older cache entries are then not read."""
@@ -189,7 +193,7 @@ def ladder(
             timer.turn_to(names)
         timing = timer.compare(effort)
         lanes = {name: lane for name, lane in timer.opened().items() if name in names}
-        errors = _errors(referee, lanes)
+        errors = _errors(timer, lanes)
     rungs = tuple(_rung(task, name, timing, lanes.get(name), errors.get(name)) for name in names)
     made = Ladder(
         task.digest,
@@ -270,32 +274,33 @@ def _rung(
     )
 
 
-def _errors(referee: Referee, lanes: dict[str, Lane]) -> dict[str, tuple[float, bool]]:
+def _errors(timer: Timer, lanes: dict[str, Lane]) -> dict[str, tuple[float, bool]]:
     """Of each rung, on the same fresh inputs: the relative error, and the strict rule's word."""
-    batch = referee.batch(1)
+    referee, batch, slot = timer.referee, timer.batch, 0
+    referee.refill(batch, [slot])
     found = {}
-    try:
-        for name, lane in lanes.items():
-            batch.outputs.poison(0xFF)
-            try:
-                lane.session.block(batch.inputs, batch.outputs, batch.slots, deadline_s=120.0)
-                passed = referee.check(batch).passed
-                found[name] = (_relative_error(batch), passed)
-                lane.session.forget(batch.inputs)
-                lane.session.forget(batch.outputs)
-            except SessionEnded:
-                continue
-    finally:
-        referee.discard(batch)
+    for name, lane in lanes.items():
+        batch.lay_out(name, [slot])
+        try:
+            lane.session.block(batch.lent, batch.outputs, [(slot, slot)], deadline_s=120.0)
+        except SessionEnded:
+            continue
+        passed = referee.check(batch, slot).passed
+        right = referee.stage.expected().precise
+        found[name] = _relative_error(batch.outputs.tensors(slot), right), passed
     return found
 
 
-def _relative_error(batch: Batch) -> float:
+def _relative_error(outputs: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+    """The largest |x - r| / |r| of a tensor, where both are numbers."""
     errors = [0.0]
-    for given, right in zip(batch.outputs.tensors(0), batch.expected[0].precise, strict=True):
-        if given.is_floating_point() and given.numel():
-            apart = (given.double() - right.double()).nan_to_num().norm()
-            errors.append(float(apart / right.double().nan_to_num().norm().clamp_min(1e-300)))
+    for pair in zip(outputs, right, strict=True):
+        if pair[0].is_floating_point() and pair[0].numel():
+            apart = size = 0.0
+            for x, r in in_blocks(*pair):
+                apart += float((x.double() - r).nan_to_num().square().sum())
+                size += float(r.nan_to_num().square().sum())
+            errors.append(math.sqrt(apart) / max(math.sqrt(size), 1e-300))
     return max(errors)
 
 

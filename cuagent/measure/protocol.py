@@ -127,7 +127,7 @@ class Timer:
         take long and a compiler's error would have to wait for it. What fails here fails again
         where it is used, and is told there.
         """
-        if not self._warm:
+        if not self._warm or self.referee.large:
             return
         self.dismiss()
         with suppress(NurseryError, OracleLost):
@@ -143,6 +143,7 @@ class Timer:
 
     def _time(self, subject: tuple[Attempt, Build] | None, effort: Effort) -> Timing:
         begun = time.perf_counter()
+        self.referee.make_room()
         rounds: list[Round] = []
         failed, contradiction, strikes = "", "", 0
         try:
@@ -198,9 +199,20 @@ class Timer:
             self._roofline = replace(self._roofline, ceilings=again)
         return self._roofline.least
 
+    @property
+    def batch(self) -> Batch:
+        """What the arms that are warm were lent."""
+        return self._batch or self._fresh_batch()
+
+    def make_room(self) -> None:
+        """Of a large task, have neither processes nor memory until the next timing."""
+        if self.referee.large:
+            self.close()
+
     def close(self) -> None:
         """End the baselines' processes and give the memory back. Idempotent."""
         self.dismiss()
+        self._prepared = False
         for lane in self._warm.values():
             lane.session.close()
         self._warm.clear()
@@ -291,8 +303,8 @@ class Timer:
 
     def _repeats(self, lanes: Mapping[str, Lane], batch: Batch, effort: Effort) -> str:
         """Time the arms until the budget is spent. What was wrong with the candidate's answers."""
-        # The last slot was for warming up.
-        slots = range(batch.inputs.count - 1)
+        # The last slot was for warming up; where there is no room for another it is drawn anew.
+        slots = range(max(1, batch.inputs.count - 1))
         budget = BUDGET_S[effort] / (10 if effort is Effort.RECORD else 1)
         glance = effort is Effort.GLANCE
         return Repeats(self.referee, batch, lanes, slots, self._draw_s, glance).run(budget)

@@ -64,7 +64,12 @@ def versions() -> dict[str, str]:
 
 
 def slots_for(referee: Referee) -> int:
-    """Input sets: on the CPU as many as fill its cache twice over, since nothing flushes it."""
+    """Input sets beside the one to warm up on, which is the only one of a large task.
+
+    On the CPU as many as fill its cache twice over, since nothing flushes it.
+    """
+    if referee.large:
+        return 0
     device, size = referee.task.device, max(1, referee.bytes_per_call)
     wanted = MOST_SLOTS
     if device is Device.CPU:

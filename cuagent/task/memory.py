@@ -12,8 +12,8 @@ from pathlib import Path
 
 _CPU = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 _CUDA = re.compile(r"CUDA out of memory\. Tried to allocate ([\d.]+ \w+)")
-SHARE = 1 / 64
-"""Of a device's memory: a verdict holds some twenty times its inputs and outputs."""
+SHARE = 1 / 32
+"""Of a device's memory: a verdict and a timing hold some twenty times the inputs and outputs."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 

@@ -19,7 +19,7 @@ from functools import partial
 
 from cuagent.task import Device, TaskError
 from cuagent.verify.inputs import SWEEPS, Inputs
-from cuagent.verify.oracle import OPPOSITES, Answered, Doubt, Oracle, OracleLost
+from cuagent.verify.oracle import OPPOSITES, TOLD, Answered, Doubt, Oracle, OracleLost
 from cuagent.verify.plan import Planned
 from cuagent.verify.rounds import Trial, When
 from cuagent.verify.stage import FEW_OPPOSITES, LOGIC_SPREAD_S, SPREAD_S, Stage
@@ -69,7 +69,7 @@ class Ahead:
         """Request for the weights of each round."""
         self._laid = 0
         """Rounds whose weights have been lent."""
-        oracle.lend(stage.inputs, stage.weighed, *stage.answers.values())
+        oracle.lend(stage.inputs, stage.weighed, *(stage.answers[name] for name in TOLD))
         self._press_on()
 
     def rest(self) -> None:

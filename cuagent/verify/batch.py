@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cuagent.verify.tolerance import Expected
 from cuagent.worker import Arena
 from cuagent.worker.arena import POISONS
 from cuagent.worker.arms import CANDIDATE
@@ -17,7 +16,7 @@ from cuagent.worker.arms import CANDIDATE
 
 @dataclass
 class Batch:
-    """Input sets for timed calls, output buffers for them, and what is right, once asked for."""
+    """Input sets for timed calls and output buffers for them."""
 
     inputs: Arena
     """As the oracle drew them; no candidate is ever lent these."""
@@ -29,8 +28,6 @@ class Batch:
     """Of the candidate."""
     seeds: dict[int, int] = field(default_factory=dict)
     """Of what lies in each slot."""
-    expected: dict[int, Expected] = field(default_factory=dict)
-    """What is right for the slot that was last asked for."""
 
     def outputs_of(self, arm: str) -> Arena:
         return self.untrusted if arm == CANDIDATE else self.outputs
@@ -46,11 +43,3 @@ class Batch:
     def slots(self) -> list[tuple[int, int]]:
         """(input slot, output slot) of each call, as `Session.block` takes them."""
         return [(number, number) for number in range(self.inputs.count)]
-
-
-def copied(expected: Expected) -> Expected:
-    """A copy that the oracle's next answer does not overwrite."""
-    parts = (expected.declared, expected.precise, expected.spread)
-    declared, precise, spread = ([tensor.clone() for tensor in part] for part in parts)
-    places = [each.copied() if each else None for each in expected.places]
-    return Expected(declared, precise, spread, places)

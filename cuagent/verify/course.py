@@ -81,10 +81,12 @@ class Course:
                 break  # the first round has all that the lax rule needs
 
     def _round(self, planned: Planned) -> None:
+        wanted = {trial.seed for trial in planned.again}
         first: dict[int, list[Tensor]] = {}
         for group in self._groups(planned.trials):
             outputs = self._try(group)
-            first |= zip((trial.seed for trial in group), outputs, strict=True)
+            first |= {t.seed: o for t, o in zip(group, outputs, strict=True) if t.seed in wanted}
+            del outputs
         for group in self._groups(planned.again):
             if not self.tally.failed:
                 self._try_again(group, [first[trial.seed] for trial in group])

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 ANSWER_S = 600.0
 OPPOSITES = 6
+TOLD = ("declared", "precise", "spread", "places")
+"""Arenas that every answer fills."""
 OWN_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 """Signals that a process draws upon itself; others come from outside."""
 
@@ -83,11 +85,11 @@ class Doubt:
 
     def reordered(self) -> Iterator[list[Tensor]]:
         """The reference's answers where equals are chosen otherwise, each until the next."""
-        views = self.answers["reordered"].tensors()
-        for order in range(len(ORDERS[: self.pairs]) if views else 0):
+        reordered = self.answers["reordered"]
+        for order in range(len(ORDERS[: self.pairs]) if reordered.layout.leaves else 0):
             self.ready()
             if self.oracle.reorder(self.inputs, self.slot, self.answers, order):
-                yield views
+                yield reordered.tensors()
 
 
 class Oracle:
@@ -152,7 +154,7 @@ class Oracle:
         an earlier verdict is given again; without `seconds` it is zero. Ties are looked for with
         `opposites` pairs of them.
         """
-        self.lend(inputs, *answers.values())
+        self.lend(inputs, *(answers[name] for name in TOLD))
         request = self.post_answer(inputs, slot, answers, 0, seed, seconds, opposites, count)
         return Answered.of(self.wait(request))
 
@@ -183,7 +185,7 @@ class Oracle:
         count: int,
     ) -> int:
         """`answer`, into slot `target`."""
-        lent = {name: self._lent[arena] for name, arena in answers.items()}
+        lent = {name: self._lent[answers[name]] for name in TOLD}
         about = {"inputs": self._lent[inputs], "slot": slot, "target": target, "seed": seed}
         how = {"seconds": seconds, "opposites": opposites, "count": count}
         return self._post({"do": "answer"} | about | lent | how)
@@ -230,7 +232,7 @@ class Oracle:
     ) -> Moved:
         """How far the answer moves when honest roundoff moves what it is made of; fill `answers`
         (moved, tied)."""
-        self.lend(inputs, *answers.values())
+        self.lend(inputs, answers["moved"], answers["tied"])
         lent = {name: self._lent[answers[name]] for name in ("moved", "tied")}
         message = {"do": "doubt", "inputs": self._lent[inputs], "slot": slot}
         answer = self._ask(message | lent | {"seed": seed, "pairs": pairs})
@@ -239,7 +241,7 @@ class Oracle:
 
     def reorder(self, inputs: Arena, slot: int, answers: dict[str, Arena], order: int) -> bool:
         """Fill `answers` (reordered) where equals are chosen in that order; whether it ran."""
-        self.lend(inputs, *answers.values())
+        self.lend(inputs, answers["reordered"])
         message = {"do": "reorder", "inputs": self._lent[inputs], "slot": slot, "order": order}
         return self._ask(message | {"reordered": self._lent[answers["reordered"]]})["ran"]
 

@@ -202,6 +202,7 @@ class _Oracle:
             "peak": peak,
             "fp64": self.fp64,
             "call_s": call_s,
+            "large": self.large,
             "kinds": self.repertoire.kinds,
             "turns": {kind: astuple(n) for kind, n in self.repertoire.turns.items()},
         } | self._layouts(leaves, results, places, results if chooses else [])

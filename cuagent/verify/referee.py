@@ -24,12 +24,12 @@ from cuagent.build import Build
 from cuagent.sandbox import Tier, harden, memory_bound, probe, stamp
 from cuagent.task import Device, Task
 from cuagent.verify.ahead import Ahead
-from cuagent.verify.batch import Batch, copied
+from cuagent.verify.batch import Batch
 from cuagent.verify.begun import Begun
 from cuagent.verify.course import Course
 from cuagent.verify.failures import FORESEEN, build_failure, explain
 from cuagent.verify.inputs import Inputs, Weights
-from cuagent.verify.oracle import Doubt, Oracle
+from cuagent.verify.oracle import Answered, Doubt, Oracle
 from cuagent.verify.plan import plan
 from cuagent.verify.rounds import Tally, most_calls
 from cuagent.verify.seeds import Seeds
@@ -107,6 +107,8 @@ class Referee:
         self._timed_weights = Arena.create(self._layouts["state"], 1, device)
         self._lent_weights = Arena.create(self._layouts["state"], 1, device)
         self.stage = Stage.open(self.task, self.about)
+        self._told: tuple[int, Answered] | None = None
+        """Of what was checked last, the seed and what was said; the answer lies on the stage."""
         self._timed_seed = Seeds().draw()
         self._oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)
 
@@ -150,6 +152,7 @@ class Referee:
         The attempt is frozen, so that its seeds may be drawn. None of its code runs before
         `complete`, and what compiles it is held in a sandbox.
         """
+        self._told = None
         begun = Begun(attempt, Seeds(again.seeds if again else ()), again)
         begun.seed = begun.seeds.draw()
         try:
@@ -186,6 +189,8 @@ class Referee:
             reason, detail, output = explain(failure)
         finally:
             begun.close()
+            self._told = None
+            self.make_room()
         tally.spend("total", time.perf_counter() - since)
         return Verdict(
             accepted=reason is Reason.ACCEPTED,
@@ -216,6 +221,7 @@ class Referee:
     ) -> tuple[Expected, list[Tensor]]:
         """What is right for one draw, and the inputs; both valid until the next draw."""
         stage = self.stage
+        self._told = None
         self._oracle.weigh(weights, seed, stage.weights)
         self._oracle.draw(kind, draw, stage.inputs)
         self._oracle.answer(stage.inputs, 0, stage.answers, draw, 0.0)
@@ -233,6 +239,21 @@ class Referee:
         stage = self.stage
         doubt = Doubt(self._oracle, stage.inputs, 0, stage.answers, draw, pairs)
         return stage.judged(outputs, expected, kind, doubt)
+
+    @property
+    def large(self) -> bool:
+        """Whether the task's tensors are so large that there is no room for what is not in use."""
+        return self.about["large"]
+
+    def make_room(self) -> None:
+        """Of a large task, have no memory for verdicts until the next one."""
+        if not self.large:
+            return
+        self._told = None
+        for arena in self.stage.arenas:
+            if self._oracle.alive:
+                self._oracle.forget(arena)
+            arena.give_back()
 
     def _mend(self) -> None:
         """Start anew what died since the last verdict; the arenas are ours and still there."""
@@ -323,7 +344,6 @@ class Referee:
 
     def refill(self, batch: Batch, slots: Iterable[int], kind: Inputs = Inputs.OWN) -> None:
         """Draw slots of a batch anew, from secret seeds."""
-        batch.expected.clear()
         for slot in slots:
             batch.seeds[slot] = Seeds().draw()
             self._oracle.draw(kind, batch.seeds[slot], batch.inputs, slot)
@@ -341,18 +361,15 @@ class Referee:
     ) -> RuleResult:
         """The strict rule on `outputs` for one slot of `kind`, a trusted arm's where not given."""
         self._weigh_as_timed()
-        if slot not in batch.expected:
-            answered = self._oracle.answer(
-                batch.inputs, slot, self.stage.answers, batch.seeds[slot], LOGIC_SPREAD_S
-            )
-            if not answered.tells(kind):
-                return RuleResult(True, 0.0, "the reference has no answer here")
-            batch.expected.clear()
-            batch.expected[slot] = copied(self.stage.expected())
-        given = batch.outputs.tensors(slot) if outputs is None else outputs
         seed, answers = batch.seeds[slot], self.stage.answers
+        if self._told is None or self._told[0] != seed:
+            answered = self._oracle.answer(batch.inputs, slot, answers, seed, LOGIC_SPREAD_S)
+            self._told = seed, answered
+        if not self._told[1].tells(kind):
+            return RuleResult(True, 0.0, "the reference has no answer here")
+        given = batch.outputs.tensors(slot) if outputs is None else outputs
         doubt = Doubt(self._oracle, batch.inputs, slot, answers, seed, FEW_PAIRS)
-        finding = self.stage.judged(given, batch.expected[slot], kind, doubt)
+        finding = self.stage.judged(given, self.stage.expected(), kind, doubt)
         return RuleResult(finding.passed, finding.ratio, finding.note)
 
     def _weigh_as_timed(self) -> None:

@@ -64,7 +64,7 @@ class Stage:
 
     @staticmethod
     def open(task: Task, about: Mapping[str, Any]) -> Stage:
-        """The memory for a task, and what its oracle's `describe` says. Raises MemoryError."""
+        """The memory for a task, and what its oracle's `describe` says."""
         device, layouts = task.device, layouts_of(about)
         calls = max(1, min(TOGETHER, KEPT_BYTES // max(1, bytes_per_call(layouts))))
         answers = ("output", "precise", "precise", "places")
@@ -95,10 +95,15 @@ class Stage:
             terms=Terms(*about["terms"]),
         )
 
+    @property
+    def arenas(self) -> list[Arena]:
+        """All of its memory."""
+        lent = (self.inputs, self.lent, self.outputs, self.weights, self.weighed)
+        return [*lent, *self.answers.values()]
+
     def close(self) -> None:
         """Give all memory back."""
-        arenas = (self.inputs, self.lent, self.outputs, self.weights, self.weighed)
-        for arena in (*arenas, *self.answers.values()):
+        for arena in self.arenas:
             arena.close()
 
     def wants_spread(self, kind: Inputs) -> bool:
@@ -147,7 +152,7 @@ class Stage:
     @property
     def chooses(self) -> bool:
         """Whether operators choose among elements of which some may be equal."""
-        return bool(self.answers["reordered"].tensors())
+        return bool(self.answers["reordered"].layout.leaves)
 
     def _firm(self, expected: Expected, kind: Inputs) -> list[bool]:
         """Which outputs no roundoff excuses: integers but for traced indices, and what is exact."""

@@ -106,22 +106,17 @@ def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
 class Arena:
     """`count` slots of `layout` in shared memory. Make one with `create` or `attach`; close it."""
 
-    def __init__(self, layout: Layout, count: int, device: str, memory: Tensor, lease: Lease):
+    def __init__(self, layout: Layout, count: int, device: str, lease: Lease | None = None):
         self.layout = layout
         self.count = count
         self.device = device
-        self.memory: Tensor | None = memory
-        """uint8[count * layout.size]"""
         self._lease = lease
+        self._closed = False
 
     @staticmethod
     def create(layout: Layout, count: int, device: str) -> Arena:
-        """New memory with its guards filled. Raises MemoryError."""
-        size = layout.size * count
-        lease = _host_lease(size) if device == "cpu" else _device_lease(size)
-        arena = Arena(layout, count, device, lease.memory, lease)
-        arena.mend_guards()
-        return arena
+        """Has memory, its guards filled, from its first use on, which may raise MemoryError."""
+        return Arena(layout, count, device)
 
     @staticmethod
     def attach(description: dict[str, Any], descriptors: Sequence[int]) -> Arena:
@@ -134,15 +129,32 @@ class Arena:
             lease = _map(descriptors[0], size, mmap.MAP_POPULATE)
         else:
             lease = _open_handle(description["handle"], size)
-        return Arena(layout, count, device, lease.memory, lease)
+        return Arena(layout, count, device, lease)
 
     def describe(self) -> tuple[dict[str, Any], tuple[int, ...]]:
         """What a borrower needs: JSON, and descriptors to send beside it."""
-        lease = self._lease
+        lease = self._held()
         about = {"layout": self.layout.to_json(), "count": self.count, "device": self.device}
         if lease.descriptor is None:
             return about | {"handle": lease.handle}, ()
         return about, (lease.descriptor,)
+
+    @property
+    def size(self) -> int:
+        """Bytes, whether it has them now or not."""
+        return self.layout.size * self.count
+
+    @property
+    def memory(self) -> Tensor:
+        """uint8[size]"""
+        return self._held().memory
+
+    def _held(self) -> Lease:
+        assert not self._closed, "the arena is closed"
+        if self._lease is None:
+            self._lease = (_host_lease if self.device == "cpu" else _device_lease)(self.size)
+            self.mend_guards()
+        return self._lease
 
     @cached_property
     def slots(self) -> list[list[Tensor]]:
@@ -218,16 +230,19 @@ class Arena:
         return all(map(torch.equal, self._gaps(slot), originals._gaps(of)))
 
     def close(self) -> None:
-        """Give the memory back. Views of it must not be used any more."""
-        if self.memory is None:
-            return
-        self.memory = None
+        """Give the memory back for good. Views of it must not be used any more."""
+        self.give_back()
+        self._closed = True
+
+    def give_back(self) -> None:
+        """Have no memory until the next use. Views must not be used any more, borrowers be gone."""
         for views in ("slots", "_own", "_own_bytes"):
             self.__dict__.pop(views, None)
-        self._lease.release()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
 
     def _bytes(self, slot: int, begin: int, end: int) -> Tensor:
-        assert self.memory is not None, "the arena is closed"
         base = slot * self.layout.size
         return self.memory[base + begin : base + end]
 

@@ -57,7 +57,7 @@ WAYS = {
 def arenas() -> Iterator[tuple[Arena, Arena]]:
     layout = layout_of([torch.zeros(1)])
     inputs, outputs = (Arena.create(layout, 1, "cpu") for _ in range(2))
-    inputs.memory.zero_()  # type: ignore[union-attr]
+    inputs.memory.zero_()
     yield inputs, outputs
     inputs.close()
     outputs.close()
