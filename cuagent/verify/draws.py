@@ -231,6 +231,15 @@ def dealt(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tens
     return table[_order(tensor.numel(), tensor, generator) % len(values)].view(tensor.shape)
 
 
+def strewn(tensor: Tensor, values: Sequence[float], generator: Generator) -> Tensor:
+    """A quarter of the elements are of `values`, the others as they are."""
+    import torch
+
+    these = dealt(values, tensor, generator).to(tensor.dtype)
+    chosen = torch.rand(tuple(tensor.shape), generator=generator, device=tensor.device)
+    return torch.where(chosen < 1 / 4, these, tensor)
+
+
 def randn(tensor: Tensor, generator: Generator) -> Tensor:
     """Standard normal fp32 (fp64 for fp64) of the tensor's shape."""
     import torch

@@ -76,7 +76,8 @@ class Inputs(StrEnum):
     their sums are exact in fp32, and arithmetic of 16 bits loses the last of each. Further tensors
     are small integers."""
     TIES = "ties"
-    """Multiples of a half, -2 .. 2: many equal values for argmax, sort and topk; both zeros."""
+    """Multiples of a half, -2 .. 2, and what the reference compares with: many equal values for
+    argmax, sort and topk; both zeros."""
     INFINITE = "infinities"
     """Rows with one infinity among usual numbers, and rows without."""
     NAN = "NaN"
@@ -100,9 +101,8 @@ class Inputs(StrEnum):
     negative ones the least only, which may be a mark for what does not count."""
 
 
-EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW)
+EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW, Inputs.TIES)
 """Kinds on which honest arithmetic may make no error at all."""
-ROUND = (*EXACT, Inputs.TIES)
 PLACED = (
     Inputs.OWN,
     Inputs.EXTREMES,
@@ -152,12 +152,13 @@ def derive(
     ranges: Sequence[Range | None] = (),
     ways: Sequence[Sequence[Way]] = (),
     reach: float = draws.REACH,
+    thresholds: Sequence[float] = (),
 ) -> list[Tensor]:
     """Inputs of `kind` in the forms of the task's own.
 
     `ranges` are the least and largest value of each integer tensor (`ranges_of`), `ways` the lines
     of each tensor that extremes are put into, by turns; those along its axes where none are given.
-    `reach` is how far moving extremes stand out.
+    `reach` is how far moving extremes stand out, `thresholds` are numbers that ties are to hold.
     """
     if kind is Inputs.OWN:
         return list(own)
@@ -192,6 +193,8 @@ def derive(
         before = sum(other.is_floating_point() for other in own[: len(drawn)])
         what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and before else kind
         one = _drawn(what, tensor, generator)
+        if kind is Inputs.TIES and thresholds:
+            one = draws.strewn(one, thresholds, generator)
         drawn.append(one + OPPOSED_OFFSET * (-1) ** before if kind is Inputs.OPPOSED else one)
     return drawn
 

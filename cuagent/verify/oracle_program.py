@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -495,7 +495,7 @@ class _Oracle:
     def _told(self, run: Followed, target: list[Tensor]) -> Followed:
         """The run, its outputs in an arena and nowhere else."""
         self._copy(run.outputs, target)
-        return Followed(target, run.selections, run.traced)
+        return replace(run, outputs=target)
 
     @staticmethod
     def _copy(results: list[Tensor], target: list[Tensor]) -> None:

@@ -96,7 +96,7 @@ def _certain(exact: Followed, declared: Followed) -> bool:
     if not exact.decided or len(exact.decided) != len(declared.decided):
         return False
     return all(
-        x.dtype != y.dtype and torch.equal(x.to(y.dtype), y)
+        x.numel() and x.dtype != y.dtype and torch.equal(x.to(y.dtype), y)
         for x, y in zip(declared.decided, exact.decided, strict=True)
     )
 

@@ -63,10 +63,12 @@ class Repertoire:
     turns: dict[Inputs, Turns]
     reach: float = FAR_REACH
     """How far moving extremes stand out."""
+    thresholds: tuple[float, ...] = ()
+    """What the reference compares with."""
 
     def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int) -> list[Tensor]:
         """Inputs of `kind` in the forms of the task's own."""
-        return derive(kind, own, seed, self.ranges, self.ways, self.reach)
+        return derive(kind, own, seed, self.ranges, self.ways, self.reach, self.thresholds)
 
 
 def repertoire(
@@ -85,7 +87,7 @@ def repertoire(
     `meant` whether it means its answer, where it has marks (`marks`)."""
     selections = seen.selections
     ways = tuple(_ways(tensor, selections) for tensor in own)
-    all_kinds = Repertoire(tuple(ranges), ways, tuple(Inputs), {})
+    all_kinds = Repertoire(tuple(ranges), ways, tuple(Inputs), {}, thresholds=seen.thresholds)
 
     def bears(kind: Inputs, available: Repertoire) -> bool:
         return _bears(forward, exactly, meant, available, kind, own)
@@ -96,7 +98,7 @@ def repertoire(
     kinds = tuple(
         kind
         for kind in Inputs
-        if _concerns(kind, own, ranges, discrete=discrete, selects=selects)
+        if _concerns(kind, own, ranges, discrete=discrete or bool(seen.thresholds), selects=selects)
         and not (kind is Inputs.HUGE and _squares(seen.names))
         and (kind is Inputs.OWN or bears(kind, all_kinds))
     )

@@ -53,6 +53,14 @@ ROUNDINGS = (
     "fmod",
     "histc",
 )
+COMPARING = frozenset(
+    ("gt", "ge", "lt", "le", "eq", "ne", "clamp", "clamp_min", "clamp_max", "hardtanh", "threshold",
+     "hardshrink", "softshrink", "histc")
+)  # fmt: skip
+"""Which do one thing on this side of a number and another on that."""
+KEPT = 1 << 22
+"""Elements of what decides; more are taken for what roundoff may move."""
+FINEST, LARGEST_ROUND = 2.0**-4, 2.0**8
 COPIES = ("clone", "_to_copy", "_unsafe_view", "flip")
 """That are no views, and leave the elements what they are."""
 
@@ -114,6 +122,8 @@ class Followed:
     """Of all operators that ran."""
     decided: Sequence[Tensor] = ()
     """The real numbers by which integers and truth values were decided, or roundings."""
+    thresholds: tuple[float, ...] = ()
+    """Round numbers that real ones were compared with."""
 
 
 def follow(run: Callable[[], list[Tensor]]) -> Followed:
@@ -123,6 +133,7 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
     selections: list[Selection] = []
     names: set[str] = set()
     decided: list[Tensor] = []
+    thresholds: set[float] = set()
     known: dict[int, tuple[Tensor, Traced]] = {}
     """By identity; the tensor is kept, so that its number is not given to another."""
 
@@ -130,9 +141,10 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         names.add(function.overloadpacket.__name__)
         chosen = selection(function, args, kwargs)
         result = function(*args, **kwargs)
+        thresholds.update(_thresholds(function, args, kwargs))
         if _decides(function, result):
             reals = [x for x in args if isinstance(x, torch.Tensor) and real(x)]
-            decided.extend(x.detach().clone() for x in reals)
+            decided.extend(x.detach().clone() if x.numel() <= KEPT else x[:0] for x in reals)
         if chosen is not None:
             index = index_of(chosen.name, result)
             if index is not None:
@@ -151,7 +163,17 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         known[id(output)][1] if id(output) in known and not real(output) else None
         for output in outputs
     ]
-    return Followed(outputs, selections, traced, frozenset(names), decided)
+    return Followed(
+        outputs, selections, traced, frozenset(names), decided, tuple(sorted(thresholds))
+    )
+
+
+def _thresholds(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[float]:
+    """Those that every precision holds: at others a kernel may compare with a double."""
+    if function.overloadpacket.__name__.rstrip("_") not in COMPARING:
+        return []
+    numbers = [x for x in (*args, *kwargs.values()) if isinstance(x, int | float)]
+    return [float(x) for x in numbers if abs(x) <= LARGEST_ROUND and x / FINEST == x // FINEST]
 
 
 def _decides(function: Any, result: Any) -> bool:

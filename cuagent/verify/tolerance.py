@@ -63,7 +63,7 @@ from cuagent.verify.bounds import (
     settled,
     steady,
 )
-from cuagent.verify.inputs import ROUND, Inputs
+from cuagent.verify.inputs import EXACT, Inputs
 from cuagent.verify.perturb import in_blocks, pairs, real
 from cuagent.verify.ties import Places, wrong_places
 from cuagent.verify.verdict import RuleResult
@@ -195,7 +195,7 @@ def _whole(index: int, tensors: Sequence[Tensor], kind: Inputs, places: Places |
     wrong = (output != declared) & (output != precise.to(output.dtype))
     if places is not None and bool(wrong.any()):
         wrong = wrong_places(output, declared, precise, places)
-    elif not (output.dtype is torch.bool and kind in ROUND):
+    elif not (output.dtype is torch.bool and kind in EXACT):
         wrong &= ~_tied(output, declared, spread)
     return _exact(index, wrong)
 

@@ -1288,4 +1288,8 @@ BUGS: tuple[Bug, ...] = (
         "scores.amax(-1, keepdim=True).clamp(min=0)",
         "the maximum starts at zero",
     ),
+    Bug("thresholds_kernel", "x[k] <= 3)", "x[k] < 3)", "the last end belongs to no bin"),
+    Bug("thresholds_kernel", "lower_bound", "upper_bound", "an end belongs to the next bucket"),
+    Bug("thresholds_kernel", "+= x[k] > 0.5f", "+= x[k] >= 0.5f", "equal counts as larger"),
+    Bug("thresholds_kernel", "(x[k]) > 0.5f", "(x[k]) >= 0.5f", "what is equal is kept"),
 )
