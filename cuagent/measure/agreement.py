@@ -11,11 +11,13 @@ than one that it admitted.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cuagent.verify.perturb import in_blocks
 from cuagent.verify.verdict import RuleResult
 
 if TYPE_CHECKING:
@@ -103,10 +105,13 @@ def _distance(x: Tensor, r: Tensor) -> Distance:
         return Distance()
     if not (r.is_floating_point() or r.is_complex()):
         return Distance(unequal=int((x != r).sum()))
-    same = (x == r) | (x.isnan() & r.isnan())
-    apart = (x - r).abs().masked_fill_(same, 0).float()
-    number = apart.isfinite()
-    unequal = int(apart.numel() - number.sum())
-    if unequal:
-        apart = apart.masked_fill(~number, 0)
-    return Distance(float(apart.square().mean().sqrt()), float(apart.max()), unequal)
+    squares, most, unequal = 0.0, 0.0, 0
+    for here, there in in_blocks(x, r):
+        same = (here == there) | (here.isnan() & there.isnan())
+        apart = (here - there).abs().masked_fill_(same, 0).float()
+        number = apart.isfinite()
+        unequal += int(apart.numel() - number.sum())
+        apart = apart.masked_fill_(~number, 0)
+        squares += float(apart.double().square().sum())
+        most = max(most, float(apart.max()))
+    return Distance(math.sqrt(squares / x.numel()), most, unequal)

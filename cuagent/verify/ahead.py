@@ -119,8 +119,9 @@ class Ahead:
     def doubt(self, trial: Trial, pairs: int) -> Doubt:
         """What may be asked about a trial before an error in it is held against anybody."""
         stage, slot = self._stage, self._slots[trial]
-        ready = partial(self._take_back, trial)
-        return Doubt(self._oracle, stage.inputs, slot, stage.answers, trial.seed, pairs, ready)
+        ready, target = partial(self._take_back, trial), self._answers[trial]
+        oracle, inputs, answers = self._oracle, stage.inputs, stage.answers
+        return Doubt(oracle, inputs, slot, answers, trial.seed, pairs, ready, target)
 
     def done(self, trial: Trial) -> None:
         """The memory of a trial is free again."""

@@ -26,7 +26,7 @@ from cuagent.verify.stage import Stage
 from cuagent.verify.tolerance import Expected, Finding, constants
 from cuagent.verify.verdict import Reason
 from cuagent.worker import Session
-from cuagent.worker.arena import POISONS
+from cuagent.worker.arena import POISONS, STRETCH, same_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,8 +130,11 @@ class Course:
         together = self._block(trials) if next(self._block_first) else None
         alone = [self._alone(trial, slot, poisons[slot]) for slot, trial in enumerate(trials)]
         together = together or self._block(trials)
+        # Equal outputs are judged once, and kept once: that is nearly always, and halves the work.
+        distinct = [[a] if _equal(a, b) else [a, b] for a, b in zip(alone, together, strict=True)]
+        del together
         for slot, trial in enumerate(trials):
-            self._compare(trial, [alone[slot], together[slot]], poisons[slot])
+            self._compare(trial, distinct[slot], poisons[slot])
         return alone
 
     def _try_again(self, trials: Sequence[Trial], before: Sequence[list[Tensor]]) -> None:
@@ -182,10 +185,8 @@ class Course:
             self._check_memory(trial, slot)
         return snapshots
 
-    def _compare(self, trial: Trial, snapshots: Sequence[Sequence[Tensor]], poison: int) -> None:
+    def _compare(self, trial: Trial, distinct: Sequence[Sequence[Tensor]], poison: int) -> None:
         """Judge what calls on one draw gave; `poison` lay in the memory of the first."""
-        # Equal outputs are judged once: that is nearly always, and halves the work.
-        distinct = snapshots[:1] if _equal(snapshots[0], snapshots[-1]) else snapshots
         count = next(self.tally.to_perturb, 0)
         # A constant must fail in spite of the spread, and so it is asked for until that has.
         spread = count > 0 or self.tally.trivial or self.stage.wants_spread(trial.kind)
@@ -234,9 +235,8 @@ class Course:
 
     def _constant_passes(self, levels: Sequence[float], expected: Expected, kind: Inputs) -> bool:
         """One constant for all draws: a loss is one number in each of them, yet not the same."""
-        import torch
-
-        flat = [torch.full_like(r, c) for r, c in zip(expected.declared, levels, strict=True)]
+        both = zip(expected.declared, levels, strict=True)
+        flat = [r.new_full((), c).expand(r.shape) for r, c in both]  # one number in memory
         return self.stage.judged(flat, expected, kind).passed
 
     @contextmanager
@@ -267,9 +267,7 @@ class Course:
 
 def _equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     """Bit for bit; poison differs from draw to draw, so that unwritten elements are not."""
-    import torch
-
-    return all(torch.equal(_words(a), _words(b)) for a, b in zip(first, second, strict=True))
+    return all(same_bytes(_words(a), _words(b)) for a, b in zip(first, second, strict=True))
 
 
 def _words(tensor: Tensor) -> Tensor:
@@ -284,6 +282,6 @@ def _poisoned(outputs: Sequence[Tensor], byte: int) -> bool:
         telling = tensor.is_floating_point() or byte != POISONS[0]
         if tensor.numel() and tensor.element_size() > 1 and telling:
             words = _words(tensor).view(-1, tensor.element_size())
-            if bool((words == byte).all(dim=1).any()):
+            if any(bool((some == byte).all(dim=1).any()) for some in words.split(STRETCH // 8)):
                 return True
     return False

@@ -76,12 +76,16 @@ class Doubt:
     """Of perturbations."""
     ready: Callable[[], None] = lambda: None
     """Called before each question."""
+    target: int = 0
+    """Slot where the answer lies."""
 
     @cached_property
     def moved(self) -> Moved:
         """How far the answer moves within honest roundoff."""
         self.ready()
-        return self.oracle.doubt(self.inputs, self.slot, self.answers, self.seed, self.pairs)
+        return self.oracle.doubt(
+            self.inputs, self.slot, self.answers, self.target, self.seed, self.pairs
+        )
 
     def reordered(self) -> Iterator[list[Tensor]]:
         """The reference's answers where equals are chosen otherwise, each until the next."""
@@ -228,13 +232,20 @@ class Oracle:
         self._weighings.clear()
 
     def doubt(
-        self, inputs: Arena, slot: int, answers: dict[str, Arena], seed: int, pairs: int
+        self,
+        inputs: Arena,
+        slot: int,
+        answers: dict[str, Arena],
+        target: int,
+        seed: int,
+        pairs: int,
     ) -> Moved:
-        """How far the answer moves when honest roundoff moves what it is made of; fill `answers`
-        (moved, tied)."""
-        self.lend(inputs, answers["moved"], answers["tied"])
-        lent = {name: self._lent[answers[name]] for name in ("moved", "tied")}
-        message = {"do": "doubt", "inputs": self._lent[inputs], "slot": slot}
+        """How far the answer in slot `target` moves when honest roundoff moves what it is made of;
+        fill `answers` (moved, tied)."""
+        names = ("precise", "moved", "tied")
+        self.lend(inputs, *(answers[name] for name in names))
+        lent = {name: self._lent[answers[name]] for name in names}
+        message = {"do": "doubt", "inputs": self._lent[inputs], "slot": slot, "target": target}
         answer = self._ask(message | lent | {"seed": seed, "pairs": pairs})
         moved, tied = (answers[name].tensors() for name in ("moved", "tied"))
         return Moved(moved, answer["carried"], tied)

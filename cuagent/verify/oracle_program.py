@@ -406,6 +406,7 @@ class _Oracle:
             state=self.precise.state_dict(),
             generator=self._generator(message["seed"]),
             declared=lambda: self._forward(self.declared, inputs),
+            answer=self.arenas[message["precise"]].tensors(message["target"]),
             wide=self.fp64,
         )
         pairs = message["pairs"]

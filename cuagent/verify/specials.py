@@ -15,10 +15,10 @@ and booleans, lead to NaN or Inf, these must stand where the reference has them 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cuagent.verify.perturb import real
+from cuagent.verify.perturb import BLOCK, real
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,39 +49,37 @@ class Strays:
         )
 
 
-def numbers_only(outputs: Sequence[Tensor], expected: Expected) -> tuple[list[Tensor], Expected]:
-    """Of each tensor, in one line, what the strict rule is asked about."""
-    numbers = [
-        x.isfinite() & r.isfinite() & y.isfinite() if real(x) else (x != x)
-        for x, r, y in zip(outputs, expected.declared, expected.precise, strict=True)
-    ]
+def numbers_only(block: Sequence[Tensor], *, paired: bool) -> tuple[Tensor, ...]:
+    """Of x, r, y, s and what comes behind them, in fp64, what the strict rule is asked about.
 
-    def left(tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [tensor[mask] for tensor, mask in zip(tensors, numbers, strict=True)]
-
-    moved = expected.moved
-    if moved is not None:
-        tied = left(moved.tied) if moved.tied else ()
-        moved = replace(moved, furthest=left(moved.furthest), tied=tied)
-    return left(outputs), replace(
-        expected,
-        declared=left(expected.declared),
-        precise=left(expected.precise),
-        spread=[tensor.nan_to_num(0.0, 0.0, 0.0) for tensor in left(expected.spread)],
-        moved=moved,
-    )
+    `paired`: two neighbours are one complex number.
+    """
+    wide = [tensor.double() for tensor in block]
+    x, r, y = wide[:3]
+    numbers = x.isfinite() & r.isfinite() & y.isfinite()
+    if paired:
+        numbers = numbers.view(-1, 2).all(1).repeat_interleave(2)
+    x, r, y, s, *moved = (tensor[numbers] for tensor in wide)
+    return x, r, y, s.nan_to_num(0.0, 0.0, 0.0), *moved
 
 
 def strays(outputs: Sequence[Tensor], expected: Expected) -> Strays:
-    """What `numbers_only` leaves out, counted."""
+    """What `numbers_only` leaves out, and integers, counted."""
     lost = gained = other = 0
     for x, r, y in zip(outputs, expected.declared, expected.precise, strict=True):
         if not real(x):
             other += int((x != r).sum())
             continue
-        here, there = x.isfinite(), r.isfinite() & y.isfinite()
-        lost += int((here & ~r.isfinite() & ~y.isfinite()).sum())
-        gained += int((~here & there).sum())
-        same = (x == r) | (x == y) | (x.isnan() & (r.isnan() | y.isnan()))
-        other += int((~here & ~there & ~same).sum())
+        flat = (tensor.reshape(-1).split(BLOCK[x.device.type]) for tensor in (x, r, y))
+        for given, declared, precise in zip(*flat, strict=True):
+            found = _strays(given, declared, precise)
+            lost, gained, other = lost + found[0], gained + found[1], other + found[2]
     return Strays(lost, gained, other, sum(x.numel() for x in outputs))
+
+
+def _strays(x: Tensor, r: Tensor, y: Tensor) -> tuple[int, int, int]:
+    here, there = x.isfinite(), r.isfinite() & y.isfinite()
+    lost = here & ~r.isfinite() & ~y.isfinite()
+    same = (x == r) | (x == y) | (x.isnan() & (r.isnan() | y.isnan()))
+    other = ~here & ~there & ~same
+    return int(lost.sum()), int((~here & there).sum()), int(other.sum())

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Device, Precision, Task
 from cuagent.verify.bounds import round_numbers
-from cuagent.verify.inputs import LENIENT, Inputs
+from cuagent.verify.inputs import Inputs
 from cuagent.verify.oracle import Doubt
 from cuagent.verify.perturb import real
 from cuagent.verify.reductions import Terms
 from cuagent.verify.repertoire import Turns
 from cuagent.verify.rounds import ROUNDS
-from cuagent.verify.specials import numbers_only
 from cuagent.verify.ties import places_of
 from cuagent.verify.tolerance import Expected, Finding, strict
 from cuagent.worker import Arena, Layout
@@ -164,8 +163,6 @@ class Stage:
         ]
 
     def _strict(self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs) -> Finding:
-        if kind in LENIENT:
-            outputs, expected = numbers_only(outputs, expected)
         return strict(outputs, expected, kind, self.terms, self.task.precision)
 
 
