@@ -21,6 +21,8 @@ SIGNS = (-1, 1)
 FLAT_LEVELS = 3
 """Zeros, one value throughout, and values as usual."""
 FEW_IN_A_LINE = 8
+ROW_TURNS = 4
+"""At most, in which a row has one number throughout."""
 SHORTEST_AXIS = 8
 """An axis of fewer has its extremes at the ends often enough."""
 REACH, FAR_REACH = 8.0, 200.0
@@ -164,7 +166,8 @@ def sorted_lines(normal: Tensor, way: Way, generator: Generator) -> Tensor:
 
 def every(tensor: Tensor, bounds: tuple[int, int], turn: int, order: Generator) -> Tensor:
     """Each of the numbers from the least to the largest in turn; of negative ones the least only,
-    which may be a mark for what does not count."""
+    which may be a mark for what does not count. Then, in further turns, one number throughout a
+    row: the mark may be any."""
     import torch
 
     low, high = bounds
@@ -172,9 +175,21 @@ def every(tensor: Tensor, bounds: tuple[int, int], turn: int, order: Generator) 
     values = torch.arange(first, max(high + 1, first), dtype=tensor.dtype, device=tensor.device)
     if low < 0:
         values = torch.cat([values, values.new_tensor([low])])
-    number = torch.arange(tensor.numel(), device=tensor.device) + turn * tensor.numel()
+    plain, alike = turns_of_every(tensor, values.numel())
+    whole = alike > 0 and turn >= plain
+    like = _first_of_rows(tensor) if whole else tensor
+    begun = (turn - plain if whole else turn) * like.numel()
+    number = torch.arange(like.numel(), device=tensor.device) + begun
     dealt = _order(values.numel(), tensor, order)[number % values.numel()]
-    return values[dealt].view(tensor.shape)
+    return values[dealt].view(like.shape).expand(tensor.shape)
+
+
+def turns_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
+    """Turns in which each of so many values comes up, and further ones for whole rows."""
+    plain = math.ceil(values / max(1, tensor.numel()))
+    if tensor.dim() < 2 or tensor.shape[-1] < 2:
+        return plain, 0
+    return plain, min(math.ceil(values * tensor.shape[-1] / max(1, tensor.numel())), ROW_TURNS)
 
 
 def _stations(lines: Tensor, turn: int, order: Generator) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,12 +8,11 @@ places in R lines, D draws reach min(1, D R / n).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cuagent.verify.draws import FAR_REACH, REACH, Way, axes
+from cuagent.verify.draws import FAR_REACH, REACH, Way, axes, turns_of_every
 from cuagent.verify.inputs import (
     LENIENT,
     MOST_VALUES,
@@ -203,8 +202,8 @@ def _turns(
 ) -> Turns:
     most = int(SWEEP_S / (TURN_S + TURN_CALLS * call_s))
     if kind is Inputs.EVERY:
-        values = [(_values(b), tensor.numel()) for b, tensor in zip(ranges, own, strict=True)]
-        needed = max((math.ceil(count / max(1, size)) for count, size in values), default=0)
+        values = zip(own, map(_values, ranges), strict=True)
+        needed = max((sum(turns_of_every(x, count)) for x, count in values), default=0)
         return Turns(max(1, min(needed, most, TURNS - 1)), needed)
     of_kind = boolean if kind is Inputs.SINGLE else _is_float
     lines = [known or axes(x) for x, known in zip(own, ways, strict=True) if of_kind(x)]

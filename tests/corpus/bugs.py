@@ -1292,4 +1292,7 @@ BUGS: tuple[Bug, ...] = (
     Bug("thresholds_kernel", "lower_bound", "upper_bound", "an end belongs to the next bucket"),
     Bug("thresholds_kernel", "+= x[k] > 0.5f", "+= x[k] >= 0.5f", "equal counts as larger"),
     Bug("thresholds_kernel", "(x[k]) > 0.5f", "(x[k]) >= 0.5f", "what is equal is kept"),
+    Bug("bags_masked", ".clamp(min=1)", "", "nothing divided by nothing"),
+    Bug("bags_masked", "counts.sum(1, keepdim=True).clamp(min=1)", "6", "padding is counted"),
+    Bug("bags_masked", " * counts[..., None]", "", "padding is added"),
 )

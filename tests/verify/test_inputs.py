@@ -175,6 +175,14 @@ def test_integers_take_on_every_value_and_of_negative_ones_the_least() -> None:
     assert set(torch.cat(seen).flatten().tolist()) == {-100, *range(51)}
 
 
+def test_rows_hold_one_index_throughout_once_all_have_come() -> None:
+    own, ranges = [torch.zeros(4, 5).long(), torch.zeros(20).long()], [(0, 11), (0, 11)]
+    drawn = [derive(Inputs.EVERY, own, 7 * TURNS + turn, ranges) for turn in range(1, 4)]
+    assert all(bool((rows == rows[:, :1]).all()) for rows, _ in drawn)
+    assert set(torch.cat([rows[:, 0] for rows, _ in drawn]).tolist()) == set(range(12))
+    assert all(set(labels.tolist()) == set(range(12)) for _, labels in drawn)
+
+
 def test_tensors_of_one_kind_of_draw_are_not_alike() -> None:
     for kind in (Inputs.MOVING, Inputs.SORTED):
         first, second = derive(kind, [torch.empty(8, 9), torch.empty(8, 9)], 3)
