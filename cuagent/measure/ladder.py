@@ -29,6 +29,7 @@ from cuagent.measure.lane import Lane
 from cuagent.measure.protocol import Timer
 from cuagent.measure.timing import Effort, Floor, Ratio, Timing
 from cuagent.task import Device, Precision, Task, TaskError
+from cuagent.task.memory import free
 from cuagent.verify.perturb import in_blocks
 from cuagent.verify.referee import Referee
 from cuagent.worker import SessionEnded
@@ -186,6 +187,9 @@ def ladder(
     if not fresh and (known := _known(task, effort, [names], cache)) is not None:
         return known
     begun = time.perf_counter()
+    if timer is not None:
+        timer.make_room()
+    names, left = names[: (fit := _fitting(referee, len(names)))], names[fit:]
     with ExitStack() as stack:
         if timer is None:
             timer = stack.enter_context(Timer(referee, names, emit))
@@ -202,7 +206,7 @@ def ladder(
         timing.versions,
         rungs,
         time.perf_counter() - begun,
-        timing.notes,
+        (*timing.notes, *([f"no room beside the others for {', '.join(left)}"] if left else [])),
         effort,
         floor=timing.floor,
     )
@@ -272,6 +276,13 @@ def _rung(
         admitted(task, name),
         arm.failed,
     )
+
+
+def _fitting(referee: Referee, wanted: int) -> int:
+    """How many rungs the device has room for at a time; one where it has for none: the timer then
+    says so."""
+    there, room = free(referee.task.device.value), referee.room
+    return next((n for n in range(wanted, 1, -1) if room.timing(n) <= there), 1)
 
 
 def _errors(timer: Timer, lanes: dict[str, Lane]) -> dict[str, tuple[float, bool]]:

@@ -101,7 +101,10 @@ class Timer:
         self._doubted = False
 
     def time(self, attempt: Attempt, build: Build, effort: Effort = Effort.QUICK) -> Timing:
-        """Time one attempt that was accepted. A candidate's fault is told in its `Arm.failed`."""
+        """Time one attempt that was accepted. A candidate's fault is told in its `Arm.failed`.
+
+        Raises TooLarge.
+        """
         return self._time((attempt, build), effort)
 
     def compare(self, effort: Effort = Effort.QUICK) -> Timing:
@@ -144,6 +147,9 @@ class Timer:
     def _time(self, subject: tuple[Attempt, Build] | None, effort: Effort) -> Timing:
         begun = time.perf_counter()
         self.referee.make_room()
+        if not self._warm:
+            room, models = self.referee.room, len(self.baselines) + (subject is not None)
+            room.assure(self.referee.task, f"a timing of {models} models", room.timing(models))
         rounds: list[Round] = []
         failed, contradiction, strikes = "", "", 0
         try:

@@ -44,8 +44,12 @@ def total(device: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def free() -> int:
-    """Bytes of memory that this machine can still give."""
+def free(device: str = "cpu") -> int:
+    """Bytes of memory that this machine can still give, or its GPU."""
+    if device != "cpu":
+        import torch
+
+        return torch.cuda.mem_get_info()[0]
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
 

@@ -31,6 +31,7 @@ from cuagent.verify.failures import FORESEEN, build_failure, explain
 from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.oracle import Answered, Doubt, Oracle
 from cuagent.verify.plan import plan
+from cuagent.verify.room import Room
 from cuagent.verify.rounds import Tally, most_calls
 from cuagent.verify.seeds import Seeds
 from cuagent.verify.stage import LOGIC_SPREAD_S, Stage, bytes_per_call, layouts_of
@@ -63,7 +64,8 @@ FEW_PAIRS = 8
 
 
 class Referee:
-    """Opens `task` once; a context manager. Raises TaskError, NurseryError, OracleLost.
+    """Opens `task` once; a context manager. Raises TaskError (TooLarge where the device has no room
+    for a verdict), NurseryError, OracleLost.
 
     `isolation`: "auto" is the firmest tier that this machine holds. `nursery`: a warm process that
     several referees share, one after another, and that outlives them; else it starts its own.
@@ -106,6 +108,8 @@ class Referee:
         device = self.task.device.value
         self._timed_weights = Arena.create(self._layouts["state"], 1, device)
         self._lent_weights = Arena.create(self._layouts["state"], 1, device)
+        self.room = Room.of(self._layouts)
+        self.room.assure(self.task, "a verdict", self.room.verdict)
         self.stage = Stage.open(self.task, self.about)
         self._told: tuple[int, Answered] | None = None
         """Of what was checked last, the seed and what was said; the answer lies on the stage."""

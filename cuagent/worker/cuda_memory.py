@@ -29,8 +29,17 @@ class CudaMemoryError(MemoryError):
 
 def allocate(size: int) -> int:
     """Device address of `size` new bytes."""
+    import torch
+
     pointer = ctypes.c_uint64()
-    _call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+    try:
+        _call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+    except CudaMemoryError as error:
+        there = torch.cuda.mem_get_info()[0]
+        raise CudaMemoryError(
+            f"the GPU has {there / 2**30:.3g} GiB free where {size / 2**30:.3g} GiB are needed at "
+            f"once; take a smaller task, or end what else runs there ({error})"
+        ) from None
     return pointer.value
 
 
