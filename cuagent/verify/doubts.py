@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.bounds import UNIT
 from cuagent.verify.orders import ORDERS, ordered
-from cuagent.verify.perturb import in_blocks, opposites, perturb, real
+from cuagent.verify.perturb import in_blocks, opposites, perturb, real, within
 from cuagent.verify.reductions import moves
 from cuagent.verify.watching import watching
 
@@ -116,7 +116,11 @@ def _perturbed(
     def run(near: list[Tensor], step: float) -> Answers | None:
         _load(state, near[: len(given)])
         inputs = near[len(given) :]
-        return attempted(partial(reference.run, inputs), _rounded(step, generator))
+        results = attempted(partial(reference.run, inputs), _rounded(step, generator))
+        if results is None:
+            inputs = within(inputs, reference.inputs)
+            results = attempted(partial(reference.run, inputs), _rounded(step, generator))
+        return results
 
     try:
         for _ in range(count):

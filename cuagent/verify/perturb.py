@@ -46,6 +46,17 @@ def perturb(tensor: Tensor, generator: Generator, reach: float) -> None:
         part.mul_(noise.double().mul_(reach).add_(1).to(tensor.dtype))
 
 
+def within(near: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """What was perturbed, but no further than the least and the largest of each tensor before:
+    probabilities stay below one."""
+    return [
+        moved.clamp(tensor.min().to(moved.dtype), tensor.max().to(moved.dtype))
+        if tensor.is_floating_point() and tensor.numel()
+        else moved
+        for moved, tensor in zip(near, inputs, strict=True)
+    ]
+
+
 def opposites(
     tensors: Sequence[Tensor], generator: Generator, reach: float, *, wide: bool = False
 ) -> Iterator[list[Tensor]]:

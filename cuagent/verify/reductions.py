@@ -111,8 +111,9 @@ def _terms(name: str, args: Any, tensors: Sequence[Any], result: Any) -> int:
         return kernel * (weight.shape[0] if args[6] else weight.shape[1])
     if name in _NORMS:
         return math.prod(args[_NORMS[name]])
-    if "batch_norm" in name and len(args) > 5 and args[5] is True:
-        return max(1, first.numel() // first.shape[1])
+    if "batch_norm" in name:
+        trained = len(args) > 5 and args[5] is True
+        return max(1, first.numel() // first.shape[1]) if trained else 1
     if name == "native_group_norm":
         channels, pixels, groups = args[4:7]
         return max(1, channels // groups * pixels)

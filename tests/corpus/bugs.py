@@ -1295,4 +1295,6 @@ BUGS: tuple[Bug, ...] = (
     Bug("bags_masked", ".clamp(min=1)", "", "nothing divided by nothing"),
     Bug("bags_masked", "counts.sum(1, keepdim=True).clamp(min=1)", "6", "padding is counted"),
     Bug("bags_masked", " * counts[..., None]", "", "padding is added"),
+    Bug("labels_written_out", "(1 - labels) * zero", "zero", "ones count as zeros too"),
+    Bug("labels_written_out", "p.log()", "(p + 1e-3).log()", "a large epsilon"),
 )

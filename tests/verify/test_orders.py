@@ -61,17 +61,22 @@ def test_a_choice_among_equals_must_be_one_choice(referee: Referee) -> None:
             assert not opened.judged([1 - last, last.mean(0)], expected, kind, 7).passed
 
 
-def test_a_perturbed_run_that_fails_is_no_motion() -> None:
-    def share(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def test_a_perturbed_run_that_fails_is_tried_within_the_range_and_else_no_motion() -> None:
+    x = torch.tensor([0.5, 1.0, 1.0, 1.0, 0.25], dtype=torch.float64)
+    generator, moved = torch.Generator().manual_seed(1), torch.full_like(x, 7.0)
+
+    def probabilities(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if bool((tensors[0] > 1).any()):
             raise ValueError("no probability")
         return [tensors[0] * 2]
 
-    x = torch.ones(5, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(1)
-    reference = doubts.Reference(share, [x], {}, generator, lambda: share([x]))
-    moved = torch.full_like(x, 7.0)
-    doubts.move(reference, 1e-3, 1e-7, 4, [moved])
-    assert moved.tolist() == [0.0] * 5
-    doubts.move(reference, 1e-3, 1e-7, 40, [moved])  # in one of them all lie below one
-    assert 0 < float(moved.max()) < 1e-2
+    def only_these(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if not torch.equal(tensors[0], x):
+            raise RuntimeError("other numbers")
+        return [tensors[0] * 2]
+
+    for run, moves in ((probabilities, True), (only_these, False)):
+        reference = doubts.Reference(run, [x], {}, generator, lambda r=run: r([x]))
+        doubts.move(reference, 1e-3, 1e-7, 4, [moved])
+        assert bool(moved.all()) == bool(moved.any()) == moves
+        assert float(moved.max()) < 1e-2

@@ -188,6 +188,8 @@ def test_the_lax_tolerance_grows_with_the_reference_not_with_the_candidate() -> 
         (lambda: torch.nn.Conv2d(6, 4, 5)(torch.ones(1, 6, 9, 9)), 150),
         (lambda: torch.nn.LayerNorm(130)(torch.ones(2, 130)), 130),
         (lambda: torch.ones(1000)[:3] + 1, 1),
+        (lambda: torch.nn.BatchNorm1d(5).eval()(torch.ones(2, 5, 90)), 1),
+        (lambda: torch.nn.BatchNorm1d(5)(torch.ones(2, 5, 90)), 180),
         (lambda: torch.nn.functional.hardswish(torch.ones(2, 1000)), 1),
         (lambda: torch.nn.functional.prelu(torch.ones(2, 1000), torch.ones(1)), 1),
     ],
