@@ -165,12 +165,13 @@ class _Oracle:
         check_runs(self.reference)
         arguments = self.reference.inputs(0)
         leaves, self.inputs = flatten(arguments, "inputs")
+        peak = self._peak()
         before = [x.clone() for x in leaves]
         outputs: list[Any] = []
         self.terms = terms(lambda: outputs.append(self.declared(*arguments)))
         results, spec = flatten(outputs.pop(), "output")
         self._weigh_up(before, leaves, results)
-        peak = self._peak() - sum(x.nbytes for x in before)
+        peak = max(peak, self._peak() - sum(x.nbytes for x in before))
         del before
         init = self._init_form()
         self.coarsest = coarsest(results, self.reference.task.precision)

@@ -1,11 +1,13 @@
-"""Memory that is lent: what the first touch of it costs in the borrower."""
+"""Memory that is lent: what the first touch of it costs, how it is given back and compared."""
 
 import os
 import resource
 
+import pytest
 import torch
 
 from cuagent.worker import Arena, layout_of
+from cuagent.worker.arena import same_bytes
 
 MIB = 1 << 20
 
@@ -23,3 +25,24 @@ def test_no_page_is_missing_in_an_arena_that_was_just_attached() -> None:
     assert faults < 4 * 8 * MIB // resource.getpagesize() // 10
     attached.close()
     lent.close()
+
+
+def test_an_arena_that_gave_its_memory_back_has_other_memory_at_its_next_use() -> None:
+    arena = Arena.create(layout_of([torch.empty(1000)]), 2, "cpu")
+    arena.tensors(1)[0].fill_(7.0)
+    arena.give_back()
+    assert not arena.tensors(1)[0].any()
+    assert arena.guards_hold()
+    arena.close()
+    with pytest.raises(AssertionError, match="closed"):
+        arena.tensors()
+
+
+@pytest.mark.parametrize("size", [4096, 4099])
+def test_bytes_are_compared_to_the_last_one(size: int) -> None:
+    first = torch.arange(size).to(torch.uint8)
+    second = first.clone()
+    assert same_bytes(first, second)
+    second[-1] += 1
+    assert not same_bytes(first, second)
+    assert same_bytes(first[:-1], second[:-1])

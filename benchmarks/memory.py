@@ -1,0 +1,141 @@
+"""How much memory a verdict and a timing of a softmax take, in multiples of one input set + output.
+
+    python benchmarks/memory.py [--rows N] [--columns N] [--device cpu|cuda] [--no-timing]
+
+Sampled every 5 ms, the peak of each phase. On the CPU by process: what is private to the referee,
+the oracle and the largest other process, and the arenas, which they share. On a GPU all processes
+together, since none can be told from another there. The candidate is the reference itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.measure.protocol import Timer
+from cuagent.measure.timing import Effort
+from cuagent.task import Device, load_task
+from cuagent.task.memory import free, size, total
+from cuagent.verify import Referee
+from cuagent.worker import Nursery
+
+SAMPLE_S = 0.005
+TASK = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, dim=-1)
+
+def get_inputs():
+    return [torch.rand({rows}, {columns})]
+"""
+CANDIDATE = """
+import torch
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, dim=-1)
+"""
+
+
+class Peaks:
+    """Of each phase and process, followed by a thread."""
+
+    def __init__(self, device: Device, nursery: Nursery) -> None:
+        self.device = device
+        self.nursery = nursery
+        self.oracle = 0
+        """The first process that the nursery forks."""
+        self.phase = ""
+        self.most: Counter[tuple[str, str]] = Counter()
+        self._before = free(device.value)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """What is sampled here belongs to `phase`."""
+        self.phase = phase
+        begun = time.perf_counter()
+        yield
+        print(f"{phase:<10} {time.perf_counter() - begun:6.1f} s", flush=True)
+
+    def __enter__(self) -> Peaks:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._done.wait(SAMPLE_S):
+            for name, count in self._now().items():
+                self.most[self.phase, name] = max(self.most[self.phase, name], count)
+
+    def _now(self) -> dict[str, int]:
+        if self.device is Device.CUDA:
+            return {"all": self._before - free(self.device.value)}
+        own = _resident("self")
+        found = {"referee": own.get("RssAnon", 0), "arenas": own.get("RssShmem", 0)}
+        for pid in sorted(self.nursery.living):
+            self.oracle = self.oracle or pid
+            name = "oracle" if pid == self.oracle else "others"
+            found[name] = max(found.get(name, 0), _resident(str(pid)).get("RssAnon", 0))
+        return found
+
+
+def _resident(process: str) -> dict[str, int]:
+    """Bytes by kind; nothing of a process that is gone."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    return {s[0][:-1]: int(s[1]) << 10 for s in map(str.split, lines) if s[0].startswith("Rss")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--columns", type=int, default=1 << 17)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--no-timing", action="store_true")
+    asked = parser.parse_args()
+    device = Device(asked.device)
+    bytes_of_one = 2 * 4 * asked.rows * asked.columns
+    print(f"one input set and output: {size(bytes_of_one)} of {size(total(device.value))}")
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        nursery = stack.enter_context(closing(Nursery()))
+        peaks = stack.enter_context(Peaks(device, nursery))
+        path = Path(folder) / "softmax.py"
+        path.write_text(TASK.format(rows=asked.rows, columns=asked.columns))
+        task = load_task(str(path), device=device)
+        attempt = Attempt((("model_new.py", CANDIDATE),))
+        with peaks.during("opening"):
+            referee = stack.enter_context(Referee(task, nursery=nursery))
+        built = build(attempt, device)
+        with peaks.during("verdict"):
+            verdict = referee.verify(attempt, built)
+        print(f"           {verdict.reason}: {verdict.detail}")
+        if verdict.accepted and not asked.no_timing:
+            with peaks.during("timing"), Timer(referee) as timer:
+                timing = timer.time(attempt, built, Effort.GLANCE)
+            print(f"           {timing.arms[0].failed or timing.ratios}")
+    for (phase, name), most in peaks.most.items():
+        print(f"{phase:<10} {name:<8} {size(most):>10}  {most / bytes_of_one:5.2f} times")
+
+
+if __name__ == "__main__":
+    main()
