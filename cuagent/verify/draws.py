@@ -23,6 +23,8 @@ FLAT_LEVELS = 3
 FEW_IN_A_LINE = 8
 ROW_TURNS = 4
 """At most, in which a row has one number throughout."""
+STRETCH = 1 << 22
+"""Elements that are gone through at a time where steps on the way need memory of their own."""
 SHORTEST_AXIS = 8
 """An axis of fewer has its extremes at the ends often enough."""
 REACH, FAR_REACH = 8.0, 200.0
@@ -209,12 +211,19 @@ def few(normal: Tensor, generator: Generator) -> Tensor:
     A bfloat16 number takes the 1 and a second one eight bits of m, which has nine. Sums of up to
     127 such numbers, with factors of one, are exact in fp32.
     """
+    width = normal.shape[-1] if normal.dim() else 1
+    others = uniform(normal) >= min(0.5, FEW_IN_A_LINE / max(width, 1))
+    m = uniform(randn(normal, generator)).mul_(127).floor_().mul_(2).add_(257)
+    return m.div_(2**17).add_(1).masked_fill_(others, 0)
+
+
+def uniform(normal: Tensor) -> Tensor:
+    """Normal numbers made uniform in [0, 1), where they lie."""
     import torch
 
-    width = normal.shape[-1] if normal.dim() else 1
-    chosen = torch.special.ndtr(normal) < min(0.5, FEW_IN_A_LINE / max(width, 1))
-    m = 2 * (torch.special.ndtr(randn(normal, generator)) * 127).floor() + 257
-    return torch.where(chosen, 1 + m / 2**17, torch.zeros_like(m))
+    for part in normal.view(-1).split(STRETCH):
+        part.copy_(torch.special.ndtr(part))
+    return normal
 
 
 def masked(tensor: Tensor, generator: Generator) -> Tensor:

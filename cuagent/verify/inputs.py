@@ -305,12 +305,11 @@ def _range_of(tensors: Sequence[Tensor]) -> Range | None:
 
 
 def _drawn(kind: Inputs, tensor: Tensor, generator: Generator) -> Tensor:
-    import torch
 
     normal = draws.randn(tensor, generator)
     match kind:
         case Inputs.ONE_SIGNED:
-            drawn = torch.special.ndtr(normal)
+            drawn = draws.uniform(normal)
         case Inputs.MIXED:
             drawn = draws.mixed(normal, generator)
         case Inputs.OFFSET:
