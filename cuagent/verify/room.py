@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cuagent.task import Task, TaskError
 from cuagent.task.memory import free, size
+from cuagent.verify.rounds import ROUNDS
 from cuagent.worker import Layout
 
 WIDER = 2
@@ -38,9 +39,10 @@ class Room:
 
     @property
     def verdict(self) -> int:
-        """Inputs, the worker's and its own copy; outputs, the worker's own and a snapshot; the
-        answer."""
-        return 3 * self.inputs + 3 * self.outputs + self._answering
+        """Inputs, the worker's and its own copy; outputs, the worker's own, a snapshot and those
+        that are to come again; the answer."""
+        kept = 3 + max(part.again for part in ROUNDS)
+        return 3 * self.inputs + kept * self.outputs + self._answering
 
     def timing(self, arms: int) -> int:
         """One input set, the answer to it, two snapshots and what each arm has of its own."""
