@@ -14,7 +14,7 @@ import os
 import secrets
 import time
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.sandbox import Tier, harden, memory_bound, probe, stamp
-from cuagent.task import Device, Task
+from cuagent.task import Device, Task, TaskError
 from cuagent.verify.ahead import Ahead
 from cuagent.verify.batch import Batch
 from cuagent.verify.begun import Begun
 from cuagent.verify.course import Course
 from cuagent.verify.failures import FORESEEN, build_failure, explain
 from cuagent.verify.inputs import Inputs, Weights
-from cuagent.verify.oracle import Answered, Doubt, Oracle
+from cuagent.verify.oracle import Answered, Doubt, Oracle, OracleLost
 from cuagent.verify.plan import plan
 from cuagent.verify.room import Room
 from cuagent.verify.rounds import Tally, most_calls
@@ -256,7 +256,8 @@ class Referee:
         self._told = None
         for arena in self.stage.arenas:
             if self._oracle.alive:
-                self._oracle.forget(arena)
+                with suppress(OracleLost, TaskError):  # told where it is asked next
+                    self._oracle.forget(arena)
             arena.give_back()
 
     def _mend(self) -> None:
