@@ -203,6 +203,7 @@ def timings(task: Task, source: str, effort: Effort) -> Generator[dict[str, Any]
                 "contradiction": timing.contradiction,
                 "candidate": candidate.median if candidate else None,
                 "eager": eager.median if eager else None,
+                "charged": candidate.charged if candidate else None,
                 "failed": candidate.failed if candidate else "",
                 "seconds": timing.seconds,
                 "busy": timing.busy,

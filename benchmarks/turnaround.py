@@ -1,7 +1,7 @@
 """How long an agent waits: from a changed .cu source to verdict, quick timing and short profile.
 
     python benchmarks/turnaround.py --runs 4 [--out docs/measurements/turnaround.json]
-        [--kernelbench FOLDER] [--cuda-agent FOLDER] [--beside 8]
+        [--kernelbench FOLDER] [--cuda-agent FOLDER] [--beside 8] [--where]
 
 For each example the judge is opened once, as a run does; then the attempt in `attempts/` is judged
 again and again, its kernel source changed each time, so that the compiler runs each time. The first
@@ -13,7 +13,9 @@ be timed on a CPU too, with the first attempts of the expert.
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
+import pstats
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +37,7 @@ from cuagent.task import Device, Task, load_task
 
 ATTEMPTS = Path(__file__).parent / "attempts"
 EXAMPLES = Path(__file__).parents[1] / "examples"
+AWHILE_S = 0.02
 
 
 def main() -> int:
@@ -45,10 +48,11 @@ def main() -> int:
     parser.add_argument("--beside", type=int, default=4, help="programs of others at a time")
     parser.add_argument("--only", default="", help="names of examples, with commas")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--where", action="store_true", help="by function, for the last run")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     names = [n for n in asked.only.split(",") if n] or [p.name for p in sorted(ATTEMPTS.iterdir())]
-    rows = [row for name in names for row in judged(name, asked.runs, asked.device)]
+    rows = [row for name in names for row in judged(name, asked.runs, asked.device, asked.where)]
     with ThreadPoolExecutor(asked.beside) as pool:
         jobs = peers_of(asked.kernelbench, asked.cuda_agent, names).values()
         others = list(pool.map(lambda job: job(), jobs))
@@ -66,14 +70,18 @@ def main() -> int:
     return 0
 
 
-def judged(name: str, runs: int, device: str) -> list[dict[str, Any]]:
-    """Seconds of each stage, for each change of the source; the first also opens what stays."""
+def judged(name: str, runs: int, device: str, where: bool = False) -> list[dict[str, Any]]:
+    """Seconds of each stage, for each change of the source; the first also opens what stays.
+
+    With `where` the last one by function too, which makes it a little slower.
+    """
     begun = time.perf_counter()
     with judging(name, device) as once:
         opened = time.perf_counter() - begun
         rows = []
         for run in range(runs):
-            rows.append({"run": run, "open": opened if run == 0 else 0.0} | once())
+            begun_at = {"run": run, "open": opened if run == 0 else 0.0}
+            rows.append(begun_at | (_by_function(once) if where and run == runs - 1 else once()))
             print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -108,6 +116,18 @@ def _once(judge: Judge, files: dict[str, str]) -> dict[str, Any]:
         "profile lines": len(lines),
         "all": marks[2] - marks[0],
     }
+
+
+def _by_function(once: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A row, and the seconds under each of our functions that waited or worked for a while."""
+    with cProfile.Profile() as seen:
+        row = once()
+    under = {
+        f"{Path(file).stem}.{name}": round(found[3], 3)
+        for (file, _, name), found in pstats.Stats(seen).stats.items()  # type: ignore[attr-defined]
+        if "cuagent" in file and found[3] > AWHILE_S
+    }
+    return row | {"where": dict(sorted(under.items(), key=lambda item: -item[1]))}
 
 
 def attempted(task: Task) -> dict[str, str]:

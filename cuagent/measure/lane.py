@@ -34,6 +34,9 @@ much as claims, and one cheat in thirty was believed by walls alone."""
 COLD_S = 10e-6
 """What an honest candidate's single call may claim more than one of a block, and eager's does not:
 whose code has left the caches differs from arm to arm (up to 9 us for loaded kernels, measured)."""
+FLUSH_S = 5e-6
+"""By how much overwriting the L2 may take one process longer than another, within a wall clock: it
+takes 60 us, and what memory a process was given decides on some percent of it."""
 AUDIT_SHARE = 0.25
 AUDIT_S = {Device.CPU: 20e-6, Device.CUDA: 30e-6}
 """What a call may cost beyond its claim more than eager's does before anybody speaks of a lie."""
@@ -146,12 +149,13 @@ def _saved(
         return 0.0
     pairs = len(arms[0].alone)  # a round that was broken off has a block more
     walls = [times[lane.name][:pairs] for lane in arms for times in (alone, together)]
+    claims = [[b.claim for b in taken[:pairs]] for a in arms for taken in (a.alone, a.blocks)]
     if device is Device.CUDA:
-        return max(0.0, _more(walls, AUDIT_CONFIDENCE))
+        surely = _more(walls, AUDIT_CONFIDENCE) - FLUSH_S
+        return max(0.0, surely, _more(claims, AUDIT_CONFIDENCE))
     # Quiet stretches tell most on a busy machine; but they are few, and one bad one hides it all.
     quiet = [quietest(times, GROUPS) for times in walls]
     least = max(_more(walls, AUDIT_CONFIDENCE), _more(quiet, AUDIT_CONFIDENCE))
-    claims = [[b.claim for b in taken[:pairs]] for a in arms for taken in (a.alone, a.blocks)]
     return max(0.0, least, _more(claims, ALONE_CONFIDENCE) - COLD_S)
 
 

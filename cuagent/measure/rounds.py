@@ -101,4 +101,7 @@ def arm_of(name: str, rounds: Sequence[Round], failed: str, device: Device) -> A
     typical = [level for taken in held for level in levels(taken, name, device)]
     samples = tuple(block for taken in held for block in taken.counted[name])
     blocks = tuple(len(taken.counted[name]) for taken in held)
-    return Arm(name, median(typical), samples, held[0].lanes[name].opened_s, failed, blocks)
+    claims = (block.claim for taken in held for block in taken.lanes[name].blocks)
+    charged = median(max(0.0, c - claim) for c, claim in zip(samples, claims, strict=True))
+    opened_s = held[0].lanes[name].opened_s
+    return Arm(name, median(typical), samples, opened_s, failed, blocks, charged)

@@ -45,6 +45,8 @@ class Arm:
     """Why there are no samples, if there are none."""
     rounds: tuple[int, ...] = ()
     """How many of the samples are of each round."""
+    charged: float = 0.0
+    """Of `median`, what its own clock did not claim (`lane.py`)."""
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,11 @@ WATCH_S = 1.0
 """How often a candidate's memory and files are looked at, if a call lasts that long."""
 DISK_BYTES = 2 << 30
 """Of files in its folder, whose size alone is limited one by one."""
-LEAD = 20
-"""Flushes before a timed block on a GPU, some 1.2 ms: after a pause its clocks have dropped, and so
-has the host's pace. Without this lead over the GPU the first call of a process that was just woken
-measures up to 200 us of launching (docs/TIMING.md)."""
+LEAD = 2_400_000
+"""Cycles that a GPU waits before a timed block, some 1.2 ms: after a pause its clocks have dropped,
+and so has the host's pace. Without this lead over the GPU the first call of a process that was just
+woken measures up to 200 us of launching (docs/TIMING.md). Cycles, since they take every process as
+long; overwriting memory does not, and a call by itself would be charged for all of a lead."""
 
 
 class SessionEnded(Exception):
@@ -209,9 +210,9 @@ class Session:
 
         `poison` is the byte that fills what the model allocates uninitialised (never when timing);
         `flush` is how many bytes to overwrite before each call (inside the wall clock, outside the
-        claims), `lead` how many such flushes come before the first; `own` lets each call's inputs
-        be copied into the worker's own memory first, also outside the claims. The outputs are the
-        referee's to poison before and to compare after.
+        claims), `lead` how many cycles the GPU then waits before the first; `own` lets each call's
+        inputs be copied into the worker's own memory first, also outside the claims. The outputs
+        are the referee's to poison before and to compare after.
         """
         message = {
             "do": "run",

@@ -84,3 +84,18 @@ def test_what_a_block_saves_by_doing_all_its_calls_at_once_is_counted() -> None:
         for made in lanes.values():
             made.alone = [Clocked(1e-3, 1.1e-3 + 1e-6 * (k % 3)) for k in range(20)]
         assert min(counted(lanes, device)[CANDIDATE]) > 0.98e-3
+
+
+@pytest.mark.parametrize(
+    ("claim_more", "wall_more", "charged"),
+    [(0.0, 0.0, 0.0), (0.0, 4e-6, 0.0), (30e-6, 30e-6, 30e-6), (0.0, 40e-6, 35e-6)],
+    ids=["the same", "memory that is overwritten more slowly", "by claims", "by walls"],
+)
+def test_on_a_gpu_a_call_by_itself_is_charged_for_what_is_more_than_a_flush_may_differ(
+    claim_more: float, wall_more: float, charged: float
+) -> None:
+    lanes = arms([(1e-3, 1.1e-3 + 1e-6 * (k % 3)) for k in range(20)])
+    for name, more, wall in ((CANDIDATE, claim_more, wall_more), (EAGER, 0.0, 0.0)):
+        lanes[name].alone = [Clocked(1e-3 + more, 2.3e-3 + wall) for _ in range(20)]
+    found = counted(lanes, Device.CUDA)[CANDIDATE]
+    assert max(found) - 1e-3 == pytest.approx(charged, abs=2e-6)
