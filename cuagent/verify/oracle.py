@@ -257,11 +257,14 @@ class Oracle:
         return self._ask(message | {"reordered": self._lent[answers["reordered"]]})["ran"]
 
     def forget(self, arena: Arena) -> None:
-        """Take back an arena before it is closed."""
-        if arena in self._lent:
-            self._ask({"do": "detach", "arena": self._lent.pop(arena)})
+        """Take back an arena before it is closed; a process that is gone holds none."""
+        number = self._lent.pop(arena, None)
+        if number is not None and self.alive:
+            self._ask({"do": "detach", "arena": number})
 
     def close(self) -> None:
+        """End the process. Idempotent."""
+        self.lost = True
         with contextlib.suppress(NurseryError):  # then the process is gone with its parent
             self._nursery.end(self._child)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -41,6 +41,7 @@ from cuagent.verify.versions import versions
 from cuagent.worker import (
     Arena,
     Nursery,
+    NurseryError,
     Order,
     Session,
     device_memory,
@@ -85,6 +86,7 @@ class Referee:
         self.memory_bytes = memory_bound()
         if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
             harden()  # a worker under the same user id must not read the seeds out of /proc
+        self._closed = False
         self._ending = ExitStack()
         self._nursery = nursery or self._start()
         try:
@@ -154,8 +156,11 @@ class Referee:
         """What of a verdict can be done while a compiler makes the libraries.
 
         The attempt is frozen, so that its seeds may be drawn. None of its code runs before
-        `complete`, and what compiles it is held in a sandbox.
+        `complete`, and what compiles it is held in a sandbox. Raises NurseryError where the referee
+        was closed; what else is lost meanwhile the verdict says.
         """
+        if self._closed:
+            raise NurseryError("the judge was closed")
         self._told = None
         begun = Begun(attempt, Seeds(again.seeds if again else ()), again)
         begun.seed = begun.seeds.draw()
@@ -413,6 +418,7 @@ class Referee:
 
     def close(self) -> None:
         """End every process and give all memory back."""
+        self._closed = True
         self._ending.close()
         self.stage.close()
         for arena in (self._timed_weights, self._lent_weights):
