@@ -1,0 +1,145 @@
+"""The user's reference as the oracle runs it: in its own precision and in fp64.
+
+Runs in the oracle's process. Where a module fixes its dtype inside, or fails in fp64, its own
+precision is all there is, and `exactly` gives that. Not covered: what the answers are worth
+(`spread`, `doubts`), and whether it may be judged by at all (`examine`, `hidden`).
+
+Invariant: a run leaves the inputs that it is given, and the weights, as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cuagent.task import Reference, Task, TaskError, flatten, unflatten
+from cuagent.verify import doubts, marks
+from cuagent.verify.perturb import real, widened
+from cuagent.verify.selections import Followed, follow
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor, nn
+
+
+class TwoPrecisions:
+    """The reference with the weights that it took on last."""
+
+    def __init__(
+        self, opened: Reference, declared: nn.Module, inputs: dict[str, Any], *, copies: bool
+    ) -> None:
+        self.opened = opened
+        self.declared = self.precise = declared
+        self.inputs = inputs
+        """How the tensors of its inputs are nested."""
+        self.copies = copies
+        """Whether each run gets copies of its inputs."""
+        self.fp64 = self.discrete = self.marked = False
+        """Whether it runs in fp64; whether outputs are integers; whether it has marks (`marks`)."""
+
+    @property
+    def task(self) -> Task:
+        return self.opened.task
+
+    def look(self, inputs: list[Tensor], results: list[Tensor]) -> None:
+        """Find out what it runs in, and whether outputs are integers. `results` are declared."""
+        self.fp64 = self._runs_in_fp64(inputs, results)
+        self.take(self.declared)
+        self.discrete = not all(real(result) for result in results)
+
+    def look_for_marks(self, inputs: list[Tensor]) -> None:
+        """`inputs` are the task's own."""
+        self.marked = marks.find(lambda: self.exactly(inputs).outputs, self.precise)
+
+    def take(self, model: nn.Module) -> None:
+        """Be this model from now on, in both precisions."""
+        self.declared = model
+        self.precise = copy.deepcopy(model).double() if self.fp64 else model
+
+    def own(self, seed: int) -> list[Tensor]:
+        """The task's own inputs."""
+        return flatten(self.opened.inputs(seed), "inputs")[0]
+
+    def as_it_is(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Called as its user would: it may write to these tensors, and return them."""
+        return flatten(self.declared(*unflatten(inputs, self.inputs)), "output")[0]
+
+    def forward(self, inputs: list[Tensor]) -> list[Tensor]:
+        """In its own precision. Raises TaskError where inputs lent for want of memory change."""
+        return self._forward(self.declared, inputs)
+
+    def followed(self, inputs: list[Tensor]) -> Followed:
+        """The same; where outputs are integers, their origin is known."""
+        return self._followed(self.declared, inputs)
+
+    def exactly(self, inputs: list[Tensor]) -> Followed:
+        """In fp64, where it runs in that."""
+        with self._default_dtype():
+            return self._followed(self.precise, self.wide(inputs))
+
+    def attempted(self, inputs: list[Tensor]) -> list[Tensor] | None:
+        """In fp64, on inputs that it may not be made for; None where it fails."""
+        return doubts.attempted(lambda: self._forward(self.precise, inputs), self._default_dtype())
+
+    def wide(self, inputs: list[Tensor]) -> list[Tensor]:
+        """As `exactly` is run on them."""
+        return [widened(tensor) for tensor in inputs] if self.fp64 else inputs
+
+    def meant(self, inputs: list[Tensor]) -> bool:
+        """Whether the reference means its answer to these inputs."""
+        wide = self.wide(inputs)
+        return self.means(wide, self.exactly(wide).outputs)
+
+    def means(self, inputs: list[Tensor], exact: list[Tensor]) -> bool:
+        """Whether it means the answer `exact`: the same where its marks stand further out."""
+        if not self.marked:
+            return True
+        with marks.further(self.precise):
+            moved = self.exactly(inputs).outputs
+        return marks.alike([x.to(y.dtype) for x, y in zip(moved, exact, strict=True)], exact)
+
+    def generator(self, seed: int) -> Generator:
+        """On the task's device."""
+        import torch
+
+        return torch.Generator(device=self.task.device.value).manual_seed(seed)
+
+    def _forward(self, model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
+        # Cloned, so that a reference that writes to its inputs does not change what is judged.
+        given = [x.clone() for x in inputs] if self.copies else inputs
+        versions = [x._version for x in given]
+        results = flatten(model(*unflatten(given, self.inputs)), "output")[0]
+        if not self.copies and versions != [x._version for x in given]:
+            raise TaskError(f"{self.task.path}: forward writes to its inputs on some draws only")
+        return results
+
+    def _followed(self, model: nn.Module, inputs: list[Tensor]) -> Followed:
+        if self.discrete:
+            return follow(lambda: self._forward(model, inputs))
+        outputs = self._forward(model, inputs)
+        return Followed(outputs, [], [None] * len(outputs))
+
+    def _runs_in_fp64(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
+        import torch
+
+        self.fp64 = True
+        self.take(self.declared)
+        try:
+            exact = self.exactly(inputs).outputs
+        except (RuntimeError, TypeError, ValueError):
+            return False  # a module that fixes its dtype inside; the declared one must do
+        wide = (torch.float64, torch.complex128)
+        return all(not real(r) or x.dtype in wide for x, r in zip(exact, results, strict=True))
+
+    @contextmanager
+    def _default_dtype(self) -> Iterator[None]:
+        """fp64 for what the module creates itself."""
+        import torch
+
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if self.fp64 else before)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
