@@ -3,8 +3,9 @@
 Each repeat gives every arm (the candidate and the baselines, each in a process of its own) one
 block of calls on the same input sets, in an order drawn anew; a pair is two blocks of one repeat,
 so drift hits both (`repeats.py`). The worker's own clock gives the fine number, and the referee's
-wall clock around the block says how little may be counted (`lane.py`). docs/TIMING.md has the
-formulas and the error model.
+wall clock around the block says how little may be counted (`lane.py`). The baselines' processes
+stay warm from one timing to the next (`baselines.py`). docs/TIMING.md has the formulas and the
+error model.
 
 Invariant: nothing that the candidate reports can make it faster than the wall clock allows, and no
 honest candidate is refused because the machine is busy.
@@ -12,7 +13,6 @@ honest candidate is refused because the machine is busy.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,27 +22,20 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.events import Emit, Phase, ignore
 from cuagent.measure import others
+from cuagent.measure.baselines import CHEAP_S, Baselines, warmed
 from cuagent.measure.ceilings import ceilings, describe
 from cuagent.measure.counted import count
 from cuagent.measure.lane import Lane, counted, hidden
-from cuagent.measure.repeats import Repeats, clock
+from cuagent.measure.repeats import Repeats
 from cuagent.measure.roofline import Roofline
 from cuagent.measure.rounds import LOOKS, TWIN, Round, arm_of, enough, ratio, twins
-from cuagent.measure.surroundings import (
-    MOST_SLOTS,
-    compiled_graphs,
-    cores_of,
-    free_memory,
-    one_thread,
-    slots_for,
-    versions,
-)
+from cuagent.measure.surroundings import MOST_SLOTS, one_thread, versions
 from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.task import Device, TaskError
 from cuagent.verify.batch import Batch
 from cuagent.verify.oracle import OracleLost
 from cuagent.verify.referee import Referee
-from cuagent.worker import NurseryError, Session, SessionEnded, Status
+from cuagent.worker import NurseryError, Session, SessionEnded
 from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 BASELINES = (EAGER, COMPILE)
@@ -52,10 +45,6 @@ STRIKES = 3
 """So often, in fresh processes, must the wall clock contradict before it is a verdict."""
 BUSY = 0.05
 """A share of others from which on a reader is told."""
-CHEAP_S = {Device.CPU: 2.0, Device.CUDA: 0.5}
-"""A baseline that opens within this gets a fresh process for every timing. On the CPU, where others
-may make opening eager take three times as long, so much that it does so there too."""
-COMPILE_S = 900.0
 MOST_CALLS = 60 * MOST_SLOTS
 """Of a candidate in one round."""
 
@@ -74,26 +63,18 @@ def time_arms(
 
 
 class Timer:
-    """Keeps the baselines' processes warm from one timing to the next. A context manager."""
+    """Times attempts against baselines that stay open from one to the next. A context manager."""
 
     def __init__(
         self, referee: Referee, baselines: Sequence[str] = BASELINES, emit: Emit = ignore
     ) -> None:
         self.referee = referee
-        self.baselines = tuple(baselines)
         self.emit = emit
         self.device = referee.task.device
-        self._random = random.SystemRandom()
-        self._warm: dict[str, Lane] = {}
+        self._baselines = Baselines(referee, baselines, emit)
         self._prepared = False
         self._waiting: tuple[Attempt, Session] | None = None
         """A process of an attempt that may be timed, and has not begun."""
-        self._lost: set[str] = set()
-        """Baselines whose process ended while they were timed, once so far."""
-        self._failed: dict[str, str] = {}
-        self._batch: Batch | None = None
-        self._draw_s = 0.0
-        self._cores = cores_of(referee)
         self._apart: list[float] = []
         """How far twins lay apart in each timing so far."""
         self._roofline: Roofline | None = None
@@ -111,17 +92,20 @@ class Timer:
         """Time the baselines alone, in one interleaved run; ratios are eager's time over theirs."""
         return self._time(None, effort)
 
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """What an attempt is timed against."""
+        return self._baselines.names
+
     def turn_to(self, baselines: Sequence[str]) -> None:
         """Time against these from now on; the processes of others end."""
-        self.baselines = tuple(baselines)
-        for name in self._warm.keys() - {*self.baselines, TWIN}:
-            self._warm.pop(name).session.close()
+        self._baselines.turn_to(baselines)
 
     def draw(self) -> None:
         """Draw what `prepare` warms up on."""
-        if self._warm:
+        if self._baselines.warm:
             with suppress(OracleLost):
-                self._fresh_batch()
+                self._baselines.fresh_batch()
 
     def prepare(self, attempt: Attempt) -> None:
         """Open anew what each timing opens anew, while something else takes its time.
@@ -130,24 +114,25 @@ class Timer:
         take long and a compiler's error would have to wait for it. What fails here fails again
         where it is used, and is told there.
         """
-        if not self._warm or self.referee.large:
+        baselines = self._baselines
+        if not baselines.warm or self.referee.large:
             return
         self.dismiss()
         with suppress(NurseryError, OracleLost):
-            self._waiting = attempt, self.referee.waiting(attempt, cores=self._cores)
+            self._waiting = attempt, self.referee.waiting(attempt, cores=baselines.cores)
             if not self._prepared:
-                self._renew(Effort.QUICK, 0.0)
-                self._baseline_lanes(self._batch or self._fresh_batch())
+                baselines.renew(_cheap_s(self.device, Effort.QUICK, 0.0))
+                baselines.lanes(baselines.batch)
                 self._prepared = True
 
     def opened(self) -> dict[str, Lane]:
         """The baselines whose processes are warm."""
-        return {name: lane for name, lane in self._warm.items() if name != TWIN}
+        return self._baselines.opened()
 
     def _time(self, subject: tuple[Attempt, Build] | None, effort: Effort) -> Timing:
         begun = time.perf_counter()
         self.referee.make_room()
-        if not self._warm:
+        if not self._baselines.warm:
             room, models = self.referee.room, len(self.baselines) + (subject is not None)
             room.assure(self.referee.task, f"a timing of {models} models", room.timing(models))
         rounds: list[Round] = []
@@ -155,7 +140,8 @@ class Timer:
         try:
             while not contradiction:
                 if not self._prepared:
-                    self._renew(effort, time.perf_counter() - begun)
+                    spent = time.perf_counter() - begun
+                    self._baselines.renew(_cheap_s(self.device, effort, spent))
                 self._prepared = False
                 taken = self._round(subject, effort, len(rounds))
                 if taken is None:
@@ -172,7 +158,7 @@ class Timer:
             failed = str(ended)
         busy = max((taken.busy for taken in rounds), default=0.0)
         names = self.baselines if subject is None else (CANDIDATE, *self.baselines)
-        why = self._failed | {CANDIDATE: failed}
+        why = self._baselines.failed | {CANDIDATE: failed}
         arms = tuple(arm_of(name, rounds, why.get(name, ""), self.device) for name in names)
         return Timing(
             arms=arms,
@@ -208,7 +194,7 @@ class Timer:
     @property
     def batch(self) -> Batch:
         """What the arms that are warm were lent."""
-        return self._batch or self._fresh_batch()
+        return self._baselines.batch
 
     def make_room(self) -> None:
         """Of a large task, have neither processes nor memory until the next timing."""
@@ -219,12 +205,7 @@ class Timer:
         """End the baselines' processes and give the memory back. Idempotent."""
         self.dismiss()
         self._prepared = False
-        for lane in self._warm.values():
-            lane.session.close()
-        self._warm.clear()
-        if self._batch is not None:
-            self.referee.discard(self._batch)
-            self._batch = None
+        self._baselines.close()
 
     def __enter__(self) -> Timer:
         return self
@@ -238,8 +219,8 @@ class Timer:
         self, subject: tuple[Attempt, Build] | None, effort: Effort, before_it: int
     ) -> Round | None:
         """None where a trusted process was lost: then the round is taken again."""
-        batch = self._fresh_batch()
-        lanes = self._baseline_lanes(batch)
+        batch = self._baselines.fresh_batch()
+        lanes = self._baselines.lanes(batch)
         if subject is not None:
             self.emit(Phase("timing: opening the attempt", passing=True))
         session = None if subject is None else self._candidate(*subject)
@@ -247,16 +228,16 @@ class Timer:
         try:
             if session is not None:
                 session.patience_s = self.referee.patience_s(MOST_CALLS)
-                lane = self._warmed(CANDIDATE, session, batch, time.perf_counter())
+                lane = warmed(CANDIDATE, session, batch, time.perf_counter())
                 lanes = {CANDIDATE: lane, **lanes}
             self.emit(Phase(_timing(effort, before_it, len(lanes.keys() - {TWIN})), passing=True))
             with one_thread(self.device):
                 wrong = self._repeats(lanes, batch, effort) if lanes else ""
-            if session is not None and others.astray(session.pid, self._cores):
+            if session is not None and others.astray(session.pid, self._baselines.cores):
                 wrong = wrong or "it left the processors that all arms are timed on"
             busy = others.others_share(before, others.cpu_times())
         except SessionEnded as ended:
-            if (session is not None and session.closed) or not self._bury(str(ended)):
+            if (session is not None and session.closed) or not self._baselines.bury(str(ended)):
                 raise
             return None
         finally:
@@ -270,7 +251,7 @@ class Timer:
         waiting = None
         if self._waiting is not None and self._waiting[0] == attempt:
             (_, waiting), self._waiting = self._waiting, None
-        return self.referee.candidate(attempt, build, self._cores, waiting)
+        return self.referee.candidate(attempt, build, self._baselines.cores, waiting)
 
     def dismiss(self) -> None:
         """End the process that waits for an attempt, if one does: it will not be timed."""
@@ -312,103 +293,8 @@ class Timer:
         # The last slot was for warming up; where there is no room for another it is drawn anew.
         slots = range(max(1, batch.inputs.count - 1))
         budget = BUDGET_S[effort] / (10 if effort is Effort.RECORD else 1)
-        glance = effort is Effort.GLANCE
-        return Repeats(self.referee, batch, lanes, slots, self._draw_s, glance).run(budget)
-
-    # -- arms and inputs
-
-    def _fresh_batch(self) -> Batch:
-        """The batch with inputs to warm up on, drawn now, after the attempt was frozen."""
-        if self._batch is None:
-            self._batch = self.referee.batch(1 + slots_for(self.referee), filled=False)
-        begun = time.perf_counter()
-        self.referee.refill(self._batch, [self._batch.inputs.count - 1])
-        self._draw_s = time.perf_counter() - begun
-        return self._batch
-
-    def _baseline_lanes(self, batch: Batch) -> dict[str, Lane]:
-        """The baselines' lanes with nothing clocked yet, opened where they are not."""
-        lanes = {}
-        names = self.baselines
-        if self.device is Device.CPU and EAGER in names:
-            names = (*names, TWIN)
-        for name in names:
-            if name in self._failed:
-                continue
-            if (lane := self._ready(name, batch)) is not None:
-                lanes[name] = lane
-        return lanes
-
-    def _ready(self, name: str, batch: Batch) -> Lane | None:
-        """One baseline, opened if need be, and once more where its process is gone or got lost."""
-        for last in (False, True):
-            try:
-                if name not in self._warm:
-                    self._warm[name] = self._open(name, batch)
-                known = self._warm[name]
-                return self._warmed(name, known.session, batch, opened_s=known.opened_s)
-            except SessionEnded as ended:
-                was_open = self._warm.pop(name, None) is not None
-                if last or not (was_open or ended.status is Status.LOST):
-                    self._failed[name] = str(ended)
-                    break
-        return None
-
-    def _bury(self, why: str) -> bool:
-        """Drop the baselines whose process has ended, for good the second time. Whether any had."""
-        gone = [name for name, lane in self._warm.items() if lane.session.closed]
-        for name in gone:
-            del self._warm[name]
-            if name in self._lost:
-                self._failed[name] = why
-            self._lost.add(name)
-        return bool(gone)
-
-    def _open(self, name: str, batch: Batch) -> Lane:
-        if name != TWIN:
-            self.emit(Phase(f"timing: opening {name}"))
-        free = free_memory(self.device)
-        begun = time.perf_counter()
-        arm = EAGER if name == TWIN else name
-        graphs = compiled_graphs()
-        session = self.referee.reference(arm, environment=graphs, cores=self._cores)
-        lane = self._warmed(name, session, batch, begun)
-        lane.memory = None if free is None else free - (free_memory(self.device) or 0)
-        return lane
-
-    def _warmed(
-        self,
-        name: str,
-        session: Session,
-        batch: Batch,
-        begun: float | None = None,
-        opened_s: float = 0.0,
-    ) -> Lane:
-        """A lane whose model has run; three calls tell about how long one takes."""
-        slot = batch.inputs.count - 1
-        lane = Lane(name, session, opened_s)
-        if begun is not None:
-            outputs = batch.outputs_of(name)
-            session.block(batch.lent, outputs, [(slot, slot)], deadline_s=COMPILE_S)
-            lane.opened_s = time.perf_counter() - begun
-        for _ in range(3):
-            lane.blocks.append(clock(lane, batch, [slot]))
-        return lane
-
-    def _renew(self, effort: Effort, spent: float) -> None:
-        """Fresh processes for the baselines whose opening the budget allows.
-
-        One eager process kept for twelve timings measured 1.52 times slower than each fresh
-        candidate on one machine of 16 cores; the cause is not known (docs/TIMING.md). So eager is
-        as young as the candidate each time.
-        """
-        allowed = CHEAP_S[self.device]
-        if effort is Effort.RECORD and spent < BUDGET_S[effort] / 2:
-            allowed = BUDGET_S[effort] / 6
-        for name, lane in list(self._warm.items()):
-            if lane.opened_s < allowed:
-                lane.session.close()
-                del self._warm[name]
+        draw_s, glance = self._baselines.draw_s, effort is Effort.GLANCE
+        return Repeats(self.referee, batch, lanes, slots, draw_s, glance).run(budget)
 
 
 def _timing(effort: Effort, before_it: int, models: int) -> str:
@@ -416,3 +302,10 @@ def _timing(effort: Effort, before_it: int, models: int) -> str:
     text = f"timing {models} models by turns"
     last = LOOKS.rounds[-1]
     return f"{text}: round {before_it + 1} of at most {last}" if effort is Effort.RECORD else text
+
+
+def _cheap_s(device: Device, effort: Effort, spent: float) -> float:
+    """What opening a baseline may take that gets a fresh process, `spent` seconds into a timing."""
+    if effort is Effort.RECORD and spent < BUDGET_S[effort] / 2:
+        return BUDGET_S[effort] / 6
+    return CHEAP_S[device]
