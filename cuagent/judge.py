@@ -114,9 +114,7 @@ class Judge:
         """What the attempts are measured against, once it was climbed."""
         self._timer = Timer(self.referee, emit=emit)
         self._profiling: Profiling | None = None
-        """That of the last attempt, begun before it was asked for."""
-        self._profiles = False
-        """Whether one of an attempt was ever asked for."""
+        """For the next attempt, once that of one was asked for."""
 
     def admission(self) -> Admission:
         """Whether the task itself can be certified; worth asking before any work."""
@@ -162,7 +160,6 @@ class Judge:
             begun = self.referee.begin(attempt)
             try:
                 if ready:
-                    self._begin_profile(attempt)
                     self._timer.prepare(attempt)
                 build = building.result()
             except BaseException:
@@ -187,29 +184,24 @@ class Judge:
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Where the time goes in the reference, or in an attempt. Raises ProfileError."""
         build = None if attempt is None else self.build(attempt)
-        self._profiles |= attempt is not None
         begun, self._profiling = self._profiling, None
-        if begun is not None and (begun.attempt != attempt or not begun.alive):
+        if begun is not None and (attempt is None or not begun.alive):
             begun.close()
             begun = None
-        with closing(begun or Profiling(self.task, attempt, self.referee.nursery)) as profiling:
-            return profiling.finish(build, counters=counters)
-
-    def _begin_profile(self, attempt: Attempt) -> None:
-        """For an agent that has asked for profiles before: it will want this attempt's too."""
-        self._drop_profile()
-        if self._profiles:
+        nursery, attempted = self.referee.nursery, attempt is not None
+        with closing(begun or Profiling(self.task, nursery, attempted=attempted)) as profiling:
+            found = profiling.finish(attempt, build, counters=counters)
+        if attempted and not self.referee.large:
             with suppress(NurseryError):  # told where it is asked for
-                self._profiling = Profiling(self.task, attempt, self.referee.nursery)
-
-    def _drop_profile(self) -> None:
-        if self._profiling is not None:
-            self._profiling.close()
-            self._profiling = None
+                # Whoever looks at one attempt's will at the next one's, and thinks in between.
+                self._profiling = Profiling(self.task, nursery, attempted=True)
+        return found
 
     def close(self) -> None:
         """End every process and give all memory back."""
-        self._drop_profile()
+        if self._profiling is not None:
+            self._profiling.close()
+            self._profiling = None
         self._timer.close()
         self.referee.close()
 

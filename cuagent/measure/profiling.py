@@ -1,7 +1,7 @@
 """How a profile comes about: a child that runs one model under the profiler, and what it wrote.
 
-The child opens the task and the profiler first, then waits for the attempt's libraries, so that it
-can be begun while a compiler still makes them. The attempt's code shares it (`profiled.py`), so its
+The child opens the task and the profiler first, then waits for an attempt and its libraries, so
+that it can be begun before there is one. The attempt's code shares it (`profiled.py`), so its
 figures are feedback, never a verdict or a time of record.
 """
 
@@ -13,7 +13,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,21 +78,20 @@ def profile(
     `nursery` saves the seconds that importing torch takes; `cache` is where ceilings are kept;
     `counters` asks for hardware counters too, which takes some ten seconds and a GPU.
     """
-    with nullcontext(nursery) if nursery is not None else Nursery() as warm:
-        child = Profiling(task, attempt, warm)
-        try:
-            return child.finish(build, cache=cache, counters=counters, deadline_s=deadline_s)
-        finally:
-            child.close()
+    with (
+        nullcontext(nursery) if nursery is not None else Nursery() as warm,
+        closing(Profiling(task, warm, attempted=attempt is not None)) as child,
+    ):
+        return child.finish(attempt, build, cache=cache, counters=counters, deadline_s=deadline_s)
 
 
 class Profiling:
-    """A profile that was begun, of the reference or of a frozen attempt. Close it."""
+    """A profile that was begun, of the reference or of an attempt that is to come. Close it."""
 
-    def __init__(self, task: Task, attempt: Attempt | None, nursery: Nursery) -> None:
-        """Start the child. Raises NurseryError."""
+    def __init__(self, task: Task, nursery: Nursery, *, attempted: bool) -> None:
+        """Start the child, in a sandbox where it is for an attempt. Raises NurseryError."""
         self.task = task
-        self.attempt = attempt
+        self._attempted = attempted
         self._nursery = nursery
         self.folder = Path(tempfile.mkdtemp(prefix="cuagent-profile-"))
         try:
@@ -104,10 +103,8 @@ class Profiling:
     def _start(self) -> Child:
         folder = self.folder
         folder.chmod(0o755)
-        if self.attempt is not None:
-            self.attempt.write(folder)
         (folder / LIBRARIES).mkdir()
-        order = _order(self.task, EAGER if self.attempt is None else CANDIDATE)
+        order = _order(self.task, CANDIDATE if self._attempted else EAGER)
         (folder / ORDER).write_text(json.dumps(order.to_json()))
         self._environment = {
             "HOME": str(folder),
@@ -118,7 +115,7 @@ class Profiling:
         }
         self._policy = None
         message: dict[str, Any] = {"policy": None}
-        if self.attempt is not None:
+        if self._attempted:
             self._policy = _policy(self.task, folder, self._environment)
             message = {"policy": self._policy.to_json(), "tier": probe()}
         child = self._nursery.fork("cuagent.measure.profiled", folder, self._environment)
@@ -132,21 +129,27 @@ class Profiling:
 
     def finish(
         self,
+        attempt: Attempt | None,
         build: Build | None,
         *,
         cache: Path | None = None,
         counters: bool = False,
         deadline_s: float = DEADLINE_S,
     ) -> Profile:
-        """Let it run with the libraries of `build`. Raises ProfileError, NurseryError."""
+        """Let it run, an attempt with the libraries of `build`. Raises ProfileError, NurseryError.
+
+        One that was begun for an attempt wants one, and the other way round.
+        """
+        assert self._attempted is (attempt is not None)
         if build is not None and not build.ok:
             raise ProfileError(str(build_failure(build)))
+        if attempt is not None:
+            attempt.write(self.folder)
         for library in build.libraries if build is not None else ():
             shutil.copy(library.path, self.folder / LIBRARIES)
         asked = _work(self.task, self._nursery)
         figures = self._figures(deadline_s)
         launches, missing = self._counted() if counters else ((), "")
-        attempt = self.attempt
         subject = self.task.name if attempt is None else f"attempt {attempt.digest[:8]}"
         device = self.task.device
         try:

@@ -87,9 +87,10 @@ def test_an_attempt_is_profiled_in_the_sandbox_and_shows_its_own_kernel(
 ) -> None:
     made = attempt(CPU_KERNEL, "cpp")
     task = load_task(folder / "task.py", device="cpu")
-    with closing(Profiling(task, made, nursery)) as begun:  # beside the compiler
+    with closing(Profiling(task, nursery, attempted=True)) as begun:  # before there is one
         built = build(made, Device.CPU, cache=folder / "cache")
-        seen = begun.finish(built, cache=folder)
+        begun.await_opened()
+        seen = begun.finish(made, built, cache=folder)
     names = [cost.name for cost in seen.operators]
     assert "own kernel: act" in names
     assert "aten::mul" not in names
@@ -103,7 +104,7 @@ def test_a_profile_that_nobody_finishes_leaves_no_process_and_no_folder(
     nursery: Nursery, folder: Path
 ) -> None:
     living = set(nursery.living)
-    begun = Profiling(load_task(folder / "task.py", device="cpu"), None, nursery)
+    begun = Profiling(load_task(folder / "task.py", device="cpu"), nursery, attempted=False)
     begun.await_opened()
     assert begun.alive
     begun.close()
