@@ -140,7 +140,7 @@ class Baselines:
         begun = time.perf_counter()
         arm = EAGER if name == TWIN else name
         graphs = compiled_graphs()
-        session = self.referee.reference(arm, environment=graphs, cores=self.cores)
+        session = self.referee.processes.reference(arm, environment=graphs, cores=self.cores)
         lane = warmed(name, session, batch, begun)
         lane.memory = None if free is None else free - (free_memory(self.device) or 0)
         return lane

@@ -119,7 +119,7 @@ class Timer:
             return
         self.dismiss()
         with suppress(NurseryError, OracleLost):
-            self._waiting = attempt, self.referee.waiting(attempt, cores=baselines.cores)
+            self._waiting = attempt, self.referee.processes.waiting(attempt, cores=baselines.cores)
             if not self._prepared:
                 baselines.renew(_cheap_s(self.device, Effort.QUICK, 0.0))
                 baselines.lanes(baselines.batch)
@@ -251,7 +251,7 @@ class Timer:
         waiting = None
         if self._waiting is not None and self._waiting[0] == attempt:
             (_, waiting), self._waiting = self._waiting, None
-        return self.referee.candidate(attempt, build, self._baselines.cores, waiting)
+        return self.referee.processes.candidate(attempt, build, self._baselines.cores, waiting)
 
     def dismiss(self) -> None:
         """End the process that waits for an attempt, if one does: it will not be timed."""

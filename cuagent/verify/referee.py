@@ -1,9 +1,10 @@
 """The referee: it holds the seeds, the memory, the clock and the decision.
 
 It opens a task once (warm process, oracle, arenas) and then judges attempts, each in processes of
-its own. It runs neither the candidate's code nor the user's. Seeds come from os.urandom after the
-attempt is frozen; outputs lie in its own memory, poisoned before a call and copied away at once
-after it; nothing that a worker sends is more than "done, at this time by my clock".
+its own (`processes.py`). It runs neither the candidate's code nor the user's. Seeds come from
+os.urandom after the attempt is frozen; outputs lie in its own memory, poisoned before a call and
+copied away at once after it; nothing that a worker sends is more than "done, at this time by my
+clock".
 
 One thread at a time.
 """
@@ -13,15 +14,14 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import ExitStack, suppress
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
-from cuagent.sandbox import Tier, harden, memory_bound, probe, stamp
+from cuagent.sandbox import Tier, harden, probe, stamp
 from cuagent.task import Device, Task, TaskError
 from cuagent.verify.ahead import Ahead
 from cuagent.verify.batch import Batch
@@ -31,6 +31,7 @@ from cuagent.verify.failures import FORESEEN, build_failure, explain
 from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.oracle import Answered, Doubt, Oracle, OracleLost
 from cuagent.verify.plan import plan
+from cuagent.verify.processes import Processes
 from cuagent.verify.room import Room
 from cuagent.verify.rounds import Tally, most_calls
 from cuagent.verify.seeds import Seeds
@@ -38,14 +39,7 @@ from cuagent.verify.stage import LOGIC_SPREAD_S, Stage, bytes_per_call, layouts_
 from cuagent.verify.tolerance import Expected, Finding
 from cuagent.verify.verdict import Reason, RuleResult, Verdict
 from cuagent.verify.versions import versions
-from cuagent.worker import (
-    Arena,
-    Nursery,
-    NurseryError,
-    Order,
-    Session,
-    device_memory,
-)
+from cuagent.worker import Arena, Nursery, NurseryError
 from cuagent.worker.arena import POISONS
 from cuagent.worker.arms import CANDIDATE
 
@@ -83,40 +77,25 @@ class Referee:
         self.task = task
         self.call_s = call_s
         self.tier = _tier(isolation)
-        self.memory_bytes = memory_bound()
         if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
             harden()  # a worker under the same user id must not read the seeds out of /proc
         self._closed = False
-        self._ending = ExitStack()
-        self._nursery = nursery or self._start()
+        self.processes = Processes(task, self.tier, nursery)
         try:
-            import torch  # noqa: F401  (while the nursery imports it too)
-
-            self._oracle = Oracle(self._nursery, task)
-            self._ending.callback(lambda: self._oracle.close())
             self._open()
         except BaseException:
-            self._ending.close()
+            self.processes.close()
             raise
 
-    def _start(self) -> Nursery:
-        nursery = Nursery()
-        self._ending.callback(nursery.close)
-        return nursery
-
     def _open(self) -> None:
-        self.about: dict[str, Any] = self._oracle.describe()
+        self.about = self.processes.about
         self._layouts = layouts_of(self.about)
-        device = self.task.device.value
-        self._timed_weights = Arena.create(self._layouts["state"], 1, device)
-        self._lent_weights = Arena.create(self._layouts["state"], 1, device)
         self.room = Room.of(self._layouts)
         self.room.assure(self.task, "a verdict", self.room.verdict)
         self.stage = Stage.open(self.task, self.about)
         self._told: tuple[int, Answered] | None = None
         """Of what was checked last, the seed and what was said; the answer lies on the stage."""
-        self._timed_seed = Seeds().draw()
-        self._oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)
+        self.processes.weigh_as_timed()
 
     @property
     def bytes_per_call(self) -> int:
@@ -130,17 +109,17 @@ class Referee:
     @property
     def folder(self) -> Path:
         """Where everything that is judged lies while it is judged."""
-        return self._nursery.folder
+        return self.nursery.folder
 
     @property
     def oracle(self) -> Oracle:
-        """For those who ask whether it rests."""
-        return self._oracle
+        """As it is now: one that died is started anew."""
+        return self.processes.oracle
 
     @property
     def nursery(self) -> Nursery:
         """For trusted children of those who measure."""
-        return self._nursery
+        return self.processes.nursery
 
     # -- verdicts
 
@@ -165,7 +144,7 @@ class Referee:
         begun = Begun(attempt, Seeds(again.seeds if again else ()), again)
         begun.seed = begun.seeds.draw()
         try:
-            self._mend()
+            self.processes.mend()
             planned = plan(
                 begun.seeds,
                 self.stage.kinds,
@@ -174,8 +153,8 @@ class Referee:
             )
             # An earlier verdict says how often to perturb, and what is not confined could look.
             eager = again is None and self.tier is not Tier.NONE
-            begun.ahead = Ahead(self.stage, self._oracle, begun.seed, planned, eager=eager)
-            begun.session = self.waiting(attempt, begun.seed)
+            begun.ahead = Ahead(self.stage, self.oracle, begun.seed, planned, eager=eager)
+            begun.session = self.processes.waiting(attempt, begun.seed)
         except FORESEEN as failure:
             begun.failure = failure
         return begun
@@ -222,8 +201,8 @@ class Referee:
 
     def examine(self) -> dict[str, Any]:
         """What the oracle finds out about the reference (`cuagent.verify.examine`)."""
-        self._mend()
-        return self._oracle.examine()
+        self.processes.mend()
+        return self.oracle.examine()
 
     def ask(
         self, weights: Weights, seed: int, kind: Inputs, draw: int
@@ -231,9 +210,9 @@ class Referee:
         """What is right for one draw, and the inputs; both valid until the next draw."""
         stage = self.stage
         self._told = None
-        self._oracle.weigh(weights, seed, stage.weights)
-        self._oracle.draw(kind, draw, stage.inputs)
-        self._oracle.answer(stage.inputs, 0, stage.answers, draw, 0.0)
+        self.oracle.weigh(weights, seed, stage.weights)
+        self.oracle.draw(kind, draw, stage.inputs)
+        self.oracle.answer(stage.inputs, 0, stage.answers, draw, 0.0)
         return stage.expected(), stage.inputs.tensors()
 
     def judged(
@@ -246,7 +225,7 @@ class Referee:
     ) -> Finding:
         """The strict rule on an answer to what was last asked; `pairs` are perturbed in doubt."""
         stage = self.stage
-        doubt = Doubt(self._oracle, stage.inputs, 0, stage.answers, draw, pairs)
+        doubt = Doubt(self.oracle, stage.inputs, 0, stage.answers, draw, pairs)
         return stage.judged(outputs, expected, kind, doubt)
 
     @property
@@ -260,22 +239,10 @@ class Referee:
             return
         self._told = None
         for arena in self.stage.arenas:
-            if self._oracle.alive:
+            if self.oracle.alive:
                 with suppress(OracleLost, TaskError):  # told where it is asked next
-                    self._oracle.forget(arena)
+                    self.oracle.forget(arena)
             arena.give_back()
-
-    def _mend(self) -> None:
-        """Start anew what died since the last verdict; the arenas are ours and still there."""
-        if not self._nursery.alive:
-            self._nursery.close()
-            self._nursery = self._start()
-            self._oracle.lost = True
-        if not self._oracle.alive:
-            self._oracle.close()
-            self._oracle = Oracle(self._nursery, self.task)
-            self._oracle.describe()
-            self._oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)
 
     def _judge(self, begun: Begun, build: Build, tally: Tally) -> str:
         """Go through the rounds; what the candidate printed. Raises Rejected, SessionEnded."""
@@ -293,50 +260,7 @@ class Referee:
             Course(self.stage, begun.ahead, session, tally, call_s).run()
             return session.output()
 
-    # -- sessions and batches, for measuring
-
-    def waiting(
-        self, attempt: Attempt, seed: int | None = None, cores: Collection[int] = ()
-    ) -> Session:
-        """A process of the attempt that waits for its libraries; to be timed where no `seed`."""
-        return Session.begin(
-            self._nursery,
-            self.order(self._timed_seed if seed is None else seed),
-            attempt,
-            tier=self.tier,
-            memory_bytes=self.memory_bytes,
-            cores=cores,
-        )
-
-    def candidate(
-        self,
-        attempt: Attempt,
-        build: Build,
-        cores: Collection[int] = (),
-        waiting: Session | None = None,
-    ) -> Session:
-        """A session of the attempt with the weights all timed arms share. Raises SessionEnded.
-
-        `waiting` is one that was begun for it, if any.
-        """
-        session = waiting or self.waiting(attempt, cores=cores)
-        session.import_model([library.path for library in build.libraries])
-        # A copy: it could write to what the arms after it are to load.
-        self._lent_weights.lay(self._timed_weights)
-        session.load(self._lent_weights)
-        return session
-
-    def reference(
-        self, mode: str, *, environment: dict[str, str] | None = None, cores: Collection[int] = ()
-    ) -> Session:
-        """A session of the reference: "eager", "compile", or a mode of torch.compile.
-
-        `environment` is for caches of compiled graphs, which a candidate must never share.
-        """
-        order = self.order(self._timed_seed, mode)
-        session = Session.open(self._nursery, order, environment=environment, cores=cores)
-        session.load(self._timed_weights)
-        return session
+    # -- batches, for measuring
 
     def batch(self, count: int, *, filled: bool = True) -> Batch:
         """Room for `count` secret input sets, `filled` by `refill`; close it with `discard`."""
@@ -356,7 +280,7 @@ class Referee:
         """Draw slots of a batch anew, from secret seeds."""
         for slot in slots:
             batch.seeds[slot] = Seeds().draw()
-            self._oracle.draw(kind, batch.seeds[slot], batch.inputs, slot)
+            self.oracle.draw(kind, batch.seeds[slot], batch.inputs, slot)
             # As in a verdict: what lies beside an input does not tell which it is.
             batch.inputs.mend_guards(slot, secrets.choice(POISONS))
             batch.lay_out(CANDIDATE, [slot])
@@ -370,59 +294,29 @@ class Referee:
         kind: Inputs = Inputs.OWN,
     ) -> RuleResult:
         """The strict rule on `outputs` for one slot of `kind`, a trusted arm's where not given."""
-        self._weigh_as_timed()
+        self.processes.weigh_as_timed()
         seed, answers = batch.seeds[slot], self.stage.answers
         if self._told is None or self._told[0] != seed:
-            answered = self._oracle.answer(batch.inputs, slot, answers, seed, LOGIC_SPREAD_S)
+            answered = self.oracle.answer(batch.inputs, slot, answers, seed, LOGIC_SPREAD_S)
             self._told = seed, answered
         if not self._told[1].tells(kind):
             return RuleResult(True, 0.0, "the reference has no answer here")
         given = batch.outputs.tensors(slot) if outputs is None else outputs
-        doubt = Doubt(self._oracle, batch.inputs, slot, answers, seed, FEW_PAIRS)
+        doubt = Doubt(self.oracle, batch.inputs, slot, answers, seed, FEW_PAIRS)
         finding = self.stage.judged(given, self.stage.expected(), kind, doubt)
         return RuleResult(finding.passed, finding.ratio, finding.note)
 
-    def _weigh_as_timed(self) -> None:
-        if self._oracle.weights != (Weights.OWN, self._timed_seed):
-            self._oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)
-
     def discard(self, batch: Batch) -> None:
         """Give the memory of a batch back. Sessions that were lent it must be closed before."""
-        self._oracle.forget(batch.inputs)
+        self.oracle.forget(batch.inputs)
         for arena in (batch.inputs, batch.lent, batch.outputs, batch.untrusted):
             arena.close()
-
-    def order(self, seed: int, arm: str = CANDIDATE) -> Order:
-        """What a process is told to run. A candidate is not told the reference."""
-        return Order(
-            arm=arm,
-            device=self.task.device,
-            precision=self.task.precision,
-            inputs=self.about["inputs"],
-            output=self.about["output"],
-            state=tuple(self.about["state"]),
-            init=self.about["init"],
-            seed=seed,
-            task=None if arm == CANDIDATE else self.task,
-            device_bytes=self._device_bytes if arm == CANDIDATE else None,
-        )
-
-    @cached_property
-    def _device_bytes(self) -> int | None:
-        """Of the GPU's memory, for a candidate."""
-        if self.task.device is not Device.CUDA:
-            return None
-        import torch
-
-        return device_memory.bound(self.about["peak"], torch.cuda.mem_get_info()[1])
 
     def close(self) -> None:
         """End every process and give all memory back."""
         self._closed = True
-        self._ending.close()
+        self.processes.close()
         self.stage.close()
-        for arena in (self._timed_weights, self._lent_weights):
-            arena.close()
 
     def __enter__(self) -> Referee:
         return self

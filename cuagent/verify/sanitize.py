@@ -202,7 +202,7 @@ def lay_down(referee: Referee, attempt: Attempt, folder: Path) -> None:
     seed = seeds.draw()
     _, inputs = referee.ask(Weights.OWN, seed, Inputs.OWN, seeds.draw())
     attempt.write(folder)
-    order = referee.order(seed)
+    order = referee.processes.order(seed)
     (folder / "order.json").write_text(json.dumps(order.to_json()))
     tensors = {"inputs": inputs, "weights": referee.stage.weights.tensors()}
     torch.save(

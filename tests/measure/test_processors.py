@@ -75,7 +75,7 @@ def test_threads_teams_and_processes_that_a_candidate_starts_are_held_and_rest(
     core = {min(PROCESSORS)}
     attempt = Attempt((("model_new.py", STARTS_MORE),))
     batch = referee.batch(1)
-    with referee.candidate(attempt, build(attempt, Device.CPU), core) as session:
+    with referee.processes.candidate(attempt, build(attempt, Device.CPU), core) as session:
         for _ in range(4):
             session.block(batch.lent, batch.outputs_of("candidate"), [(0, 0)], deadline_s=20)
         family = others._tree(session.pid)

@@ -111,7 +111,7 @@ def _strike(referee: Referee, fault: Fault, after_s: float) -> None:
 
 
 def _victim(referee: Referee, name: str) -> int:
-    nursery, oracle = referee._nursery._process.pid, referee._oracle._child.pid
+    nursery, oracle = referee.nursery._process.pid, referee.oracle._child.pid
     if name == "worker":
         children = Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()
         others = [int(pid) for pid in children if int(pid) != oracle]

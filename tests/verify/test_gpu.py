@@ -204,7 +204,7 @@ def test_memory_is_shared_from_a_thread_that_never_used_the_device(referee: Refe
 
 def test_all_arms_run_on_shared_buffers(task: Task, referee: Referee) -> None:
     batch = referee.batch(4)
-    with referee.reference("eager") as session:
+    with referee.processes.reference("eager") as session:
         block = session.block(batch.inputs, batch.outputs, batch.slots, deadline_s=60)
         assert sum(block.claimed_s) <= block.wall_s
         assert all(referee.check(batch, slot).passed for slot in range(4))

@@ -277,8 +277,8 @@ def test_a_candidate_stays_on_the_processors_it_was_given(referee: Referee, judg
 def test_memory_without_end_is_the_candidates_own_fault(
     referee: Referee, judged: Judged, how: str
 ) -> None:
-    before = referee.memory_bytes, referee.call_s
-    referee.memory_bytes, referee.call_s = 1 << 30, 60.0
+    before = referee.processes.memory_bytes, referee.call_s
+    referee.processes.memory_bytes, referee.call_s = 1 << 30, 60.0
     body = f"""
         import mmap
         kept = []
@@ -290,7 +290,7 @@ def test_memory_without_end_is_the_candidates_own_fault(
     try:
         assert judged(body).reason in (Reason.RAISED, Reason.CRASHED)
     finally:
-        referee.memory_bytes, referee.call_s = before
+        referee.processes.memory_bytes, referee.call_s = before
 
 
 def test_a_flood_of_output_is_capped_and_harms_nobody(judged: Judged) -> None:
