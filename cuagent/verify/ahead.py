@@ -19,7 +19,7 @@ from functools import partial
 
 from cuagent.task import Device, TaskError
 from cuagent.verify.inputs import SWEEPS, Inputs
-from cuagent.verify.oracle import OPPOSITES, TOLD, Answered, Doubt, Oracle, OracleLost
+from cuagent.verify.oracle import OPPOSITES, TOLD, Answered, Care, Doubt, Oracle, OracleLost
 from cuagent.verify.plan import Planned
 from cuagent.verify.rounds import Trial, When
 from cuagent.verify.stage import FEW_OPPOSITES, LOGIC_SPREAD_S, SPREAD_S, Stage
@@ -183,9 +183,7 @@ class Ahead:
                 stage.answers,
                 self._answers[trial],
                 trial.seed,
-                _patience(trial) if spread else None,
-                FEW_OPPOSITES if trial.kind in SWEEPS else OPPOSITES,
-                count,
+                _care(trial, count, spread=spread),
             )
         self._posted[step] = number
 
@@ -229,6 +227,11 @@ def _steps(planned: Sequence[Planned], together: int) -> list[Step]:
                 # What comes again is judged only where the output is another one.
                 steps += [Step(t, True) for t in group if t.when is not When.AGAIN]
     return steps
+
+
+def _care(trial: Trial, count: int, *, spread: bool) -> Care:
+    opposites = FEW_OPPOSITES if trial.kind in SWEEPS else OPPOSITES
+    return Care(_patience(trial) if spread else None, opposites, count)
 
 
 def _patience(trial: Trial) -> float:

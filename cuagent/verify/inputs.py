@@ -163,40 +163,23 @@ def derive(
     if kind is Inputs.OWN:
         return list(own)
     generator = _generator(own, seed)
+    bounded = list(zip(own, ranges or [None] * len(own), strict=True))
     if kind in SWEEPS or kind is Inputs.SORTED:
         sweep = Sweep(kind, seed % TURNS, generator, _generator(own, seed // TURNS), reach)
         return [
             sweep.drawn(tensor, bounds, known or axes(tensor))
-            for tensor, bounds, known in zip(
-                own, ranges or [None] * len(own), ways or [()] * len(own), strict=True
-            )
+            for (tensor, bounds), known in zip(bounded, ways or [()] * len(own), strict=True)
         ]
-    if kind is Inputs.EXTREMES:
-        return [
-            draws.extreme(tensor, bounds, generator) if bounds else tensor
-            for tensor, bounds in zip(own, ranges or [None] * len(own), strict=True)
-        ]
-    if kind is Inputs.ALIKE:
-        return [
-            tensor.clone().fill_(bounds[0]) if bounds else tensor
-            for tensor, bounds in zip(own, ranges or [None] * len(own), strict=True)
-        ]
-    if kind is Inputs.MASKS:
-        return [draws.masked(tensor, generator) if boolean(tensor) else tensor for tensor in own]
-    if kind is Inputs.EMPTY:
-        return [tensor & False if boolean(tensor) else tensor for tensor in own]
-    drawn: list[Tensor] = []
-    for tensor in own:
-        if not tensor.is_floating_point():
-            drawn.append(tensor)
-            continue
-        before = sum(other.is_floating_point() for other in own[: len(drawn)])
-        what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and before else kind
-        one = _drawn(what, tensor, generator)
-        if kind is Inputs.TIES and thresholds:
-            one = draws.strewn(one, thresholds, generator)
-        drawn.append(one + OPPOSED_OFFSET * (-1) ** before if kind is Inputs.OPPOSED else one)
-    return drawn
+    match kind:
+        case Inputs.EXTREMES:
+            return [draws.extreme(x, ends, generator) if ends else x for x, ends in bounded]
+        case Inputs.ALIKE:
+            return [x.clone().fill_(ends[0]) if ends else x for x, ends in bounded]
+        case Inputs.MASKS:
+            return [draws.masked(x, generator) if boolean(x) else x for x in own]
+        case Inputs.EMPTY:
+            return [x & False if boolean(x) else x for x in own]
+    return _all_drawn(kind, own, generator, thresholds)
 
 
 @dataclass(frozen=True)
@@ -304,8 +287,25 @@ def _range_of(tensors: Sequence[Tensor]) -> Range | None:
     return low, high
 
 
-def _drawn(kind: Inputs, tensor: Tensor, generator: Generator) -> Tensor:
+def _all_drawn(
+    kind: Inputs, own: Sequence[Tensor], generator: Generator, thresholds: Sequence[float]
+) -> list[Tensor]:
+    """Every real tensor anew; what only one of several tells (a sum that cancels) by the first."""
+    drawn: list[Tensor] = []
+    for tensor in own:
+        if not tensor.is_floating_point():
+            drawn.append(tensor)
+            continue
+        before = sum(other.is_floating_point() for other in own[: len(drawn)])
+        what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and before else kind
+        one = _drawn(what, tensor, generator)
+        if kind is Inputs.TIES and thresholds:
+            one = draws.strewn(one, thresholds, generator)
+        drawn.append(one + OPPOSED_OFFSET * (-1) ** before if kind is Inputs.OPPOSED else one)
+    return drawn
 
+
+def _drawn(kind: Inputs, tensor: Tensor, generator: Generator) -> Tensor:
     normal = draws.randn(tensor, generator)
     match kind:
         case Inputs.ONE_SIGNED:

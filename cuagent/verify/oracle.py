@@ -15,7 +15,7 @@ import signal
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -61,6 +61,19 @@ class Answered(NamedTuple):
     def tells(self, kind: Inputs) -> bool:
         """Whether candidates can be held to the answer to inputs of `kind`."""
         return self.meant and (self.finite or kind in (*PLACED, *LENIENT))
+
+
+@dataclass(frozen=True)
+class Care:
+    """How much an answer is perturbed, to learn how firm it is."""
+
+    seconds: float | None
+    """About how long, for the spread; where None it is zero, and ties are not looked for."""
+    opposites: int = OPPOSITES
+    """Pairs of perturbations by which ties are looked for."""
+    count: int = 0
+    """Of perturbations, where an earlier verdict is given again; else as many as there is time for,
+    2 to 8."""
 
 
 @dataclass(frozen=True)
@@ -143,24 +156,11 @@ class Oracle:
         self.wait(self.post_draw(kind, seed, arena, slot))
 
     def answer(
-        self,
-        inputs: Arena,
-        slot: int,
-        answers: dict[str, Arena],
-        seed: int,
-        seconds: float | None,
-        opposites: int = OPPOSITES,
-        count: int = 0,
+        self, inputs: Arena, slot: int, answers: dict[str, Arena], seed: int, care: Care
     ) -> Answered:
-        """Fill the first slots of `answers` (declared, precise, spread, places).
-
-        The spread gets as many perturbations as fit into about `seconds`, 2 to 8, or `count` where
-        an earlier verdict is given again; without `seconds` it is zero. Ties are looked for with
-        `opposites` pairs of them.
-        """
+        """Fill the first slots of `answers` (declared, precise, spread, places)."""
         self.lend(inputs, *(answers[name] for name in TOLD))
-        request = self.post_answer(inputs, slot, answers, 0, seed, seconds, opposites, count)
-        return Answered.of(self.wait(request))
+        return Answered.of(self.wait(self.post_answer(inputs, slot, answers, 0, seed, care)))
 
     # -- requests whose answers are waited for later, on arenas that have been lent
 
@@ -184,15 +184,12 @@ class Oracle:
         answers: dict[str, Arena],
         target: int,
         seed: int,
-        seconds: float | None,
-        opposites: int,
-        count: int,
+        care: Care,
     ) -> int:
         """`answer`, into slot `target`."""
         lent = {name: self._lent[answers[name]] for name in TOLD}
         about = {"inputs": self._lent[inputs], "slot": slot, "target": target, "seed": seed}
-        how = {"seconds": seconds, "opposites": opposites, "count": count}
-        return self._post({"do": "answer"} | about | lent | how)
+        return self._post({"do": "answer"} | about | lent | asdict(care))
 
     def wait(self, request: int) -> dict[str, Any]:
         """The answer. Raises TaskError, OracleLost."""

@@ -29,7 +29,7 @@ from cuagent.verify.begun import Begun
 from cuagent.verify.course import Course
 from cuagent.verify.failures import FORESEEN, build_failure, explain
 from cuagent.verify.inputs import Inputs, Weights
-from cuagent.verify.oracle import Answered, Doubt, Oracle, OracleLost
+from cuagent.verify.oracle import Answered, Care, Doubt, Oracle, OracleLost
 from cuagent.verify.plan import plan
 from cuagent.verify.processes import Processes
 from cuagent.verify.room import Room
@@ -212,7 +212,7 @@ class Referee:
         self._told = None
         self.oracle.weigh(weights, seed, stage.weights)
         self.oracle.draw(kind, draw, stage.inputs)
-        self.oracle.answer(stage.inputs, 0, stage.answers, draw, 0.0)
+        self.oracle.answer(stage.inputs, 0, stage.answers, draw, Care(0.0))
         return stage.expected(), stage.inputs.tensors()
 
     def judged(
@@ -297,7 +297,7 @@ class Referee:
         self.processes.weigh_as_timed()
         seed, answers = batch.seeds[slot], self.stage.answers
         if self._told is None or self._told[0] != seed:
-            answered = self.oracle.answer(batch.inputs, slot, answers, seed, LOGIC_SPREAD_S)
+            answered = self.oracle.answer(batch.inputs, slot, answers, seed, Care(LOGIC_SPREAD_S))
             self._told = seed, answered
         if not self._told[1].tells(kind):
             return RuleResult(True, 0.0, "the reference has no answer here")
