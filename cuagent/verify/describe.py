@@ -19,7 +19,7 @@ from cuagent.verify.inputs import Range, ranges_of
 from cuagent.verify.perturb import real
 from cuagent.verify.places import find_places
 from cuagent.verify.reductions import Terms, terms
-from cuagent.verify.repertoire import Repertoire, repertoire
+from cuagent.verify.repertoire import Repertoire, Runs, repertoire
 from cuagent.verify.selections import Followed, follow
 from cuagent.verify.two_precisions import TwoPrecisions
 from cuagent.worker.arena import layout_of, settle
@@ -78,16 +78,13 @@ def describe(given: Reference) -> Described:
     followed = follow(lambda: reference.forward(inputs))
     reference.look_for_marks(inputs)
     call_s = _seconds(reference, inputs)
-    suited = repertoire(
-        inputs,
-        _ranges(reference, inputs),
-        followed,
+    runs = Runs(
         reference.forward,
         lambda inputs: reference.exactly(inputs).outputs,
-        discrete=reference.discrete,
-        call_s=call_s,
-        meant=reference.meant if reference.marked else None,
+        reference.discrete,
+        reference.meant if reference.marked else None,
     )
+    suited = repertoire(inputs, _ranges(reference, inputs), followed, runs, call_s)
     about = {
         "inputs": spec,
         "output": output_spec,

@@ -70,36 +70,42 @@ class Repertoire:
         return derive(kind, own, seed, self.ranges, self.ways, self.reach, self.thresholds)
 
 
+@dataclass(frozen=True)
+class Runs:
+    """How a reference may be run, and what it is."""
+
+    forward: Forward
+    """In its own precision."""
+    exactly: Forward
+    """In fp64."""
+    discrete: bool
+    """Whether integers are among its outputs."""
+    meant: Meant | None = None
+    """Whether it means its answer, where it has marks (`marks`)."""
+
+
 def repertoire(
     own: Sequence[Tensor],
     ranges: Sequence[Range | None],
     seen: Followed,
-    forward: Forward,
-    exactly: Forward,
-    *,
-    discrete: bool,
+    runs: Runs,
     call_s: float,
-    meant: Meant | None = None,
 ) -> Repertoire:
-    """What suits a reference: `forward` runs it, `exactly` in fp64, `seen` is a run of it,
-    `discrete` says whether integers are among its outputs, `call_s` how long a call takes,
-    `meant` whether it means its answer, where it has marks (`marks`)."""
+    """What suits a reference: `seen` is a run of it, `call_s` how long a call takes."""
     selections = seen.selections
     ways = tuple(_ways(tensor, selections) for tensor in own)
     all_kinds = Repertoire(tuple(ranges), ways, tuple(Inputs), {}, thresholds=seen.thresholds)
 
-    def bears(kind: Inputs, available: Repertoire) -> bool:
-        return _bears(forward, exactly, meant, available, kind, own)
-
-    if not bears(Inputs.MOVING, all_kinds):
+    if not _bears(runs, all_kinds, Inputs.MOVING, own):
         all_kinds = replace(all_kinds, reach=REACH)
+    discrete = runs.discrete or bool(seen.thresholds)
     selects = any(chosen.name not in SHIFTED for chosen in selections)
     kinds = tuple(
         kind
         for kind in Inputs
-        if _concerns(kind, own, ranges, discrete=discrete or bool(seen.thresholds), selects=selects)
+        if _concerns(kind, own, ranges, discrete=discrete, selects=selects)
         and not (kind is Inputs.HUGE and _squares(seen.names))
-        and (kind is Inputs.OWN or bears(kind, all_kinds))
+        and (kind is Inputs.OWN or _bears(runs, all_kinds, kind, own))
     )
     turns = {kind: _turns(kind, own, ranges, ways, selections, call_s) for kind in SWEEPS}
     return replace(all_kinds, kinds=kinds, turns=turns)
@@ -132,31 +138,24 @@ def _concerns(
     return sum(map(_is_float, own)) > (kind is Inputs.OPPOSED)
 
 
-def _bears(
-    forward: Forward,
-    exactly: Forward,
-    meant: Meant | None,
-    available: Repertoire,
-    kind: Inputs,
-    own: Sequence[Tensor],
-) -> bool:
+def _bears(runs: Runs, available: Repertoire, kind: Inputs, own: Sequence[Tensor]) -> bool:
     """Whether the reference has an answer to inputs of the kind that others can be held to."""
     given = available.drawn(kind, own, 0)
     if kind is Inputs.HUGE:
         given = [x * FURTHER if x.is_floating_point() else x for x in given]
     try:
-        results = forward(given)
+        results = runs.forward(given)
     except (RuntimeError, ValueError, IndexError):
         return False  # outside what the reference accepts (probabilities, say)
     if kind in LENIENT:
-        return meant is None  # an infinity goes beyond any mark
+        return runs.meant is None  # an infinity goes beyond any mark
     if kind in PLACED:
         return True
     if not all(bool(tensor.isfinite().all()) for tensor in results):
         return False
-    if kind is Inputs.HUGE and not _agree(results, exactly(given)):
+    if kind is Inputs.HUGE and not _agree(results, runs.exactly(given)):
         return False
-    return meant is None or meant(given)
+    return runs.meant is None or runs.meant(given)
 
 
 def _squares(names: Iterable[str]) -> bool:

@@ -4,7 +4,7 @@ Runs in the oracle's process. Where a module fixes its dtype inside, or fails in
 precision is all there is, and `exactly` gives that. Not covered: what the answers are worth
 (`spread`, `doubts`), and whether it may be judged by at all (`examine`, `hidden`).
 
-Invariant: a run leaves the inputs that it is given, and the weights, as they are.
+Invariant: but for `as_it_is`, no run changes the inputs that it is given; one that would raises.
 """
 
 from __future__ import annotations

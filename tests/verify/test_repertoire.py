@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from cuagent.verify.draws import FAR_REACH, REACH, Way
 from cuagent.verify.inputs import Inputs, Range
-from cuagent.verify.repertoire import Repertoire, Turns, repertoire
+from cuagent.verify.repertoire import Repertoire, Runs, Turns, repertoire
 from cuagent.verify.selections import follow
 
 
@@ -21,15 +21,12 @@ def suited(
 ) -> Repertoire:
     """What a reference of one output is tried on."""
     seen = follow(lambda: [run(*own)])
-    return repertoire(
-        own,
-        ranges or [None] * len(own),
-        seen,
+    runs = Runs(
         lambda inputs: [run(*inputs)],
         lambda inputs: [run(*(x.double() if x.is_floating_point() else x for x in inputs))],
         discrete=False,
-        call_s=call_s,
     )
+    return repertoire(own, ranges or [None] * len(own), seen, runs, call_s)
 
 
 def test_lines_are_those_that_the_reference_chooses_from() -> None:
