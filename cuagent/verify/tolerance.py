@@ -161,9 +161,9 @@ def strict(
     if expected.moved is not None:
         parts += filter(None, (expected.moved.furthest, expected.moved.tied))
         carried = expected.moved.carried
-    unit = coarsest(expected.declared, admitted)
+    drawn = _Drawn(kind, terms, admitted, coarsest(expected.declared, admitted))
     findings = [
-        _real(index, tensors, kind, terms, admitted, unit, carried[index])
+        _real(index, tensors, drawn, carried[index])
         if real(tensors[0])
         else _whole(index, tensors, kind, places[index])
         for index, tensors in enumerate(zip(*parts, strict=True))
@@ -207,19 +207,23 @@ def _whole(index: int, tensors: Sequence[Tensor], kind: Inputs, places: Places |
     return _exact(index, wrong)
 
 
-def _real(
-    index: int,
-    tensors: Sequence[Tensor],
-    kind: Inputs,
-    terms: Terms,
-    admitted: Precision,
-    unit: float,
-    carried: float,
-) -> Finding:
+@dataclass(frozen=True)
+class _Drawn:
+    """What of a draw the bounds hang on."""
+
+    kind: Inputs
+    terms: Terms
+    admitted: Precision
+    unit: float
+    """The roundoff by which m was found (`bounds.coarsest`)."""
+
+
+def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) -> Finding:
     """The rule for real and complex numbers; `tensors` are x, r, y, s and in doubt m, t.
 
-    `unit` is the roundoff by which m was found (`bounds.coarsest`), `carried` is 0 before.
+    `carried` is 0 before a doubt.
     """
+    kind, terms, admitted = drawn.kind, drawn.terms, drawn.admitted
     blocks = list(in_blocks(*tensors))
     finite: Finite = _finite
     misplaced = 0
@@ -234,7 +238,7 @@ def _real(
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
     bound = gates(sums, tensors[0].dtype, kind, terms, UNITS[admitted])
-    most = steady(sums, kind, terms, unit) if doubtful(sums, kind, admitted) else NOTHING
+    most = steady(sums, kind, terms, drawn.unit) if doubtful(sums, kind, admitted) else NOTHING
     left = Sums.of(_left(map(finite, blocks), most), carried) if len(tensors) >= IN_DOUBT else sums
     farthest, where = _farthest(_left(map(finite, blocks), most), bound)
     ratio = max(left.rms("error") / bound.rms, farthest)
