@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.selections import POOLS, Selection, index_of, selection
+from cuagent.verify.sizes import beyond
 from cuagent.verify.watching import watching
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ ORDERS = tuple(Order(start / 8, sign) for start in range(8) for sign in (1, -1))
 def ordered(order: Order, slack: float = 0.0) -> AbstractContextManager[Any]:
     """Where it is entered, operators choose by `order` among elements that are equal.
 
-    What lies nearer together than `slack` times the largest of its line is taken for equal too.
+    What lies nearer together than `slack` times the largest of its line, marks apart, is taken for
+    equal too.
     """
 
     def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -69,8 +71,21 @@ def _keys(chosen: Selection, order: Order, slack: float) -> Tensor:
     if slack == 0:
         return operand.unique(return_inverse=True)[1] + 0.5 * ramp
     wide = operand.double()
-    size = wide.abs().nan_to_num(0.0, 0.0).amax(chosen.dims, keepdim=True)
-    return wide + slack * size * ramp
+    return wide + slack * _sizes(chosen, wide) * ramp
+
+
+def _sizes(chosen: Selection, wide: Tensor) -> Tensor:
+    """How large the largest is that an element is compared with: a line, but for its marks."""
+    import torch
+
+    last = tuple(range(-len(chosen.dims), 0))
+    seen = wide.movedim(chosen.dims, last)
+    lines = seen.reshape(-1, chosen.places).abs().nan_to_num(0.0, 0.0)
+    usual = lines < beyond(lines)[:, None]
+    most = torch.where(
+        usual, lines.where(usual, 0).amax(-1, keepdim=True), lines.amax(-1, keepdim=True)
+    )
+    return most.view(seen.shape).movedim(last, chosen.dims)
 
 
 def _named(chosen: Selection, index: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from cuagent.verify import bounds
 from cuagent.verify.bounds import LOCAL, OWN_ERROR, UNIT, UNITS
 from cuagent.verify.perturb import apart, opposites, real, tilted, untied
 from cuagent.verify.selections import BOUNDED, DISTINCT, Followed, Selection, Traced
+from cuagent.verify.sizes import beyond
 from cuagent.verify.ties import Places, places_of
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ def find_places(
 
     `runs` are those under perturbation; `gate` and `one_signed` are factors of rms(m) and rms(z).
     """
+    import torch
+
     outputs = [traced for traced in exact.traced if traced is not None]
     values = [_lines(exact.selections[traced.selection]) for traced in outputs]
     spreads = [tensor.new_zeros(tensor.shape) for tensor in values]
@@ -124,11 +127,18 @@ def find_places(
     for traced, value, spread in zip(outputs, values, spreads, strict=True):
         chosen = exact.selections[traced.selection]
         own = _apart(value, declared, traced)
-        size = _rms(value.nan_to_num(posinf=0.0, neginf=0.0))
-        slack = 2 * (gate * _rms(spread) + OWN_ERROR * own.amax(-1) + LOCAL * one_signed * size)
+        marks = beyond(value)
+        usual = value.abs() < marks[:, None]
+        sides = [
+            gate * _rms(spread, among)
+            + OWN_ERROR * own.where(among, 0).amax(-1)
+            + LOCAL * one_signed * _rms(value, among)
+            for among in (usual, torch.ones_like(usual))
+        ]
+        slack = 2 * torch.stack(sides, dim=-1)
         if chosen.stable:
-            slack = slack.masked_fill((own == 0).all(-1), -1.0)
-        found.append(_places(chosen, traced, value, slack))
+            slack = slack.masked_fill((own == 0).all(-1, keepdim=True), -1.0)
+        found.append(_places(chosen, traced, value, slack, marks))
     return found
 
 
@@ -146,7 +156,9 @@ def tell_places(places: Sequence[Places], target: Sequence[Tensor]) -> None:
         each.slack.fill_(-1.0)
 
 
-def _places(chosen: Selection, traced: Traced, values: Tensor, slack: Tensor) -> Places:
+def _places(
+    chosen: Selection, traced: Traced, values: Tensor, slack: Tensor, marks: Tensor
+) -> Places:
     import torch
 
     flat = traced.numbers.long()
@@ -157,6 +169,7 @@ def _places(chosen: Selection, traced: Traced, values: Tensor, slack: Tensor) ->
     return Places(
         values=values,
         slack=slack,
+        marks=marks,
         line=_line_numbers(chosen, traced.shape).reshape(-1)[flat],
         sizes=torch.tensor([chosen.operand.shape[d] for d in chosen.dims], device=values.device),
         low=low,
@@ -214,5 +227,7 @@ def _apart(values: Tensor, run: Followed, traced: Traced) -> Tensor:
     return (_lines(other) - values).abs().nan_to_num(posinf=0.0)
 
 
-def _rms(values: Tensor) -> Tensor:
-    return values.square().mean(-1).sqrt()
+def _rms(values: Tensor, among: Tensor) -> Tensor:
+    """Of those elements of each line, infinities left out."""
+    squares = values.nan_to_num(posinf=0.0, neginf=0.0).square().where(among, 0)
+    return (squares.sum(-1) / among.sum(-1).clamp(min=1)).sqrt()

@@ -9,8 +9,9 @@ its place with what lies at the reference's: `Places` holds, in fp64, what the r
 
 z are the elements of the line in fp64, z_r in the reference's own precision, m how far they move at
 most when inputs and weights are perturbed by 8 sqrt(K) u: the gates of the strict rule, twice,
-because two elements are compared. Indices of one line of a sort or a topk must all be different, an
-index of a pooling must lie in its window, and one of a cumulative maximum not behind its place.
+because two elements are compared. Beside marks (`sizes`) the others are a line of their own.
+Indices of one line of a sort or a topk must all be different, an index of a pooling must lie in its
+window, and one of a cumulative maximum not behind its place.
 
 Not covered: integers computed from an index; those are held to a range (`tolerance`).
 """
@@ -32,7 +33,10 @@ class Places:
     values: Tensor
     """[lines, places], fp64."""
     slack: Tensor
-    """[lines], fp64; negative where only the reference's own index will do."""
+    """[lines, 2], fp64: between two that are no marks, and beside a mark; negative where only the
+    reference's own index will do."""
+    marks: Tensor
+    """[lines], fp64: the least size of a mark (`sizes`)."""
     line: Tensor
     """int64 S: to which line each index belongs."""
     sizes: Tensor
@@ -68,8 +72,10 @@ def wrong_places(output: Tensor, declared: Tensor, precise: Tensor, places: Plac
     inside = (given >= 0) & (given < count)
     named = given.clamp(0, count - 1)
     got, wanted = places.values[places.line, named], places.values[places.line, right]
-    tied = (got == wanted) | ((got - wanted).abs() <= places.slack[places.line])
-    tied &= places.slack[places.line] >= 0
+    usual = got.abs().maximum(wanted.abs()) < places.marks[places.line]
+    among, beside = places.slack[places.line].unbind(-1)
+    slack = torch.where(usual, among, beside)
+    tied = ((got == wanted) | ((got - wanted).abs() <= slack)) & (slack >= 0)
     if places.low.numel():
         coordinates = torch.stack(_unravelled(named, places.sizes.tolist()), dim=-1)
         tied &= ((coordinates >= places.low) & (coordinates <= places.high)).all(-1)

@@ -49,6 +49,13 @@ def test_what_is_nearly_equal_is_ordered_within_a_slack() -> None:
         assert int(near.argmax()) == 1
 
 
+def test_a_mark_makes_no_equals_of_what_stands_beside_it() -> None:
+    hidden = torch.tensor([1.0, 1.0 + 1e-6, 0.5, 1e9, 1e9 * (1 + 1e-7)])
+    with ordered(FIRST, 1e-5):
+        assert hidden.argsort().tolist() == [2, 1, 0, 4, 3]
+        assert int(F.max_pool2d(-hidden.view(1, 1, 1, 5), (1, 5), return_indices=True)[1]) == 2
+
+
 def test_a_choice_among_equals_must_be_one_choice(referee: Referee) -> None:
     with Referee(load_task(str(HOT), device="cpu"), nursery=referee.nursery) as opened:
         for kind in (Inputs.INTEGER, Inputs.NORMAL):

@@ -48,6 +48,17 @@ def test_a_near_tie_is_one_of_the_size_of_roundoff() -> None:
     assert not passes(lambda x: x.argmax(-1), near, torch.tensor([1, 2]))
 
 
+@pytest.mark.parametrize("mark", [-1e9, torch.finfo(torch.float32).min])
+def test_beside_a_mark_the_others_are_no_equals(mark: float) -> None:
+    hidden = TIED.clone()
+    hidden[0, 2:4] = mark
+    for place, right in ((1, True), (4, True), (0, False), (2, False)):
+        assert passes(lambda x: x.argmax(-1), hidden, torch.tensor([place, 2])) == right
+    # Equals themselves are marks where more are chosen than are left, even apart by roundoff.
+    near = torch.tensor([[mark, 1.0, mark * (1 - 2e-7)]])
+    assert passes(lambda x: x.argsort(-1), near, torch.tensor([[2, 0, 1]]))
+
+
 def test_indices_of_one_line_are_all_different() -> None:
     order = torch.tensor([[2, 0, 4, 1, 3], [3, 4, 1, 0, 2]])
     assert passes(lambda x: x.argsort(-1), TIED, order)
