@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from cuagent.measure.ceilings import Ceilings
+from cuagent.measure.reads import Values, part_read
 from cuagent.measure.timing import Floor
 from cuagent.task.reference import Reference
 from cuagent.task.task import Precision, TaskError
@@ -125,10 +127,12 @@ class Roofline:
     def line(self, seconds: float | None = None) -> str:
         """One line for a person or an agent."""
         rate = amount(self.ceilings.rate(self.unit))
+        rest = self.work.other_flops
+        others = f" and {amount(rest)}others" if rest and self.bound == "compute" else ""
         said = (
             f"floor {seconds_text(self.floor)} ({self.bound}: "
             f"{amount(self.work.bytes)}B compulsory at {amount(self.ceilings.copy)}B/s, "
-            f"{amount(self.work.matrix_flops)}FLOP at {rate}FLOP/s {self.unit})"
+            f"{amount(self.work.matrix_flops)}FLOP at {rate}FLOP/s {self.unit}{others})"
         )
         if self.work.uncounted:
             said += f", arithmetic of {', '.join(self.work.uncounted)} not counted"
@@ -153,7 +157,10 @@ def count_work(reference: Reference) -> Work:
             state, faked = torch.utils._pytree.tree_map_only(
                 torch.Tensor, fake.from_tensor, (dict(_state(model)), inputs)
             )
-            return count_calls(lambda *args: torch.func.functional_call(model, state, args), faked)
+            values = _values((dict(_state(model)), inputs), (state, faked))
+            return count_calls(
+                lambda *args: torch.func.functional_call(model, state, args), faked, values
+            )
     except Exception:  # noqa: BLE001 - the user's code under fake tensors, see above
         pass
     try:
@@ -167,20 +174,24 @@ def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers()
 
 
-def count_calls(model: Callable[..., Any], inputs: list[Any]) -> Work:
-    """Call `model` once under the dispatch mode; its tensors may be fake."""
+def _values(real: Any, fake: Any) -> Values:
+    """What indices may be among, by the storage of its fake."""
+    pairs = zip(_tensors(real), _tensors(fake), strict=True)
+    return {f.untyped_storage()._cdata: r for r, f in pairs if not r.is_floating_point()}
+
+
+def count_calls(
+    model: Callable[..., Any], inputs: list[Any], values: Values = MappingProxyType({})
+) -> Work:
+    """Call `model` once under the dispatch mode; its tensors may be fake, with `values` known."""
     import torch
 
-    tally = _tally()
-    leaves, _ = flatten(inputs, "inputs")
+    tally = _tally(values)
     with torch.no_grad(), tally:
         outputs, _ = flatten(model(*inputs), "output")
-    made = {leaf.untyped_storage()._cdata: leaf.numel() * leaf.element_size() for leaf in outputs}
-    for leaf in leaves:
-        made.pop(leaf.untyped_storage()._cdata, None)
     return Work(
         bytes_in=tally.compulsory(),
-        bytes_out=sum(made.values()),
+        bytes_out=tally.written(outputs),
         matrix_flops=tally.flops.total(),
         other_flops=tally.elementwise,
         operators={
@@ -191,8 +202,6 @@ def count_calls(model: Callable[..., Any], inputs: list[Any]) -> Work:
     )
 
 
-GATHERS = ("embedding", "index", "index_select", "gather", "take")
-"""Operators that read only the rows they are asked for: as many elements as they make."""
 RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn")
 """Whole layers of an LSTM, GRU or RNN: every weight matrix meets every position once."""
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -201,7 +210,7 @@ UNCOUNTED = ("linalg_", "_linalg_", "_fft_", "_cdist", "miopen_rnn", "_int_mm", 
 FREE = ("empty", "detach", "alias", "lift_fresh", "_unsafe_view", "sym_", "is_")
 
 
-def _tally() -> Any:
+def _tally(values: Values) -> Any:
     """A dispatch mode that notes what every operator reads and makes (torch is imported late)."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
@@ -239,32 +248,47 @@ def _tally() -> Any:
             if func.namespace == "prim" or name.startswith(FREE):
                 return out
             self.calls[name] += 1
-            gathered = sum(map(_held, outs)) if name in GATHERS else None
+            part = part_read(name, args, outs[0], values) if outs else None
+            sizes = [t.numel() for t in outs]
+            self.moved[name] += sum(map(_held, outs))
             for tensor in ins:
-                self._note(tensor, gathered)
-            self.moved[name] += sum(map(_held, [*ins, *outs])) if gathered is None else 2 * gathered
+                needed = asked = _held(tensor)
+                if part is not None and tensor is part.tensor:
+                    needed = min(needed, part.needed * tensor.element_size())
+                    asked = part.asked * tensor.element_size()
+                self.moved[name] += asked
+                sizes.append(asked // tensor.element_size())
+                self._note(tensor, needed)
             if formula := flop_registry.get(func.overloadpacket):
                 self.flops[name] += int(formula(*args, **(kwargs or {}), out_val=out))
             elif (flops := _known_flops(name, args)) is not None:
                 self.flops[name] += flops
             else:
-                self.elementwise += max((t.numel() for t in [*ins, *outs]), default=0)
+                self.elementwise += max(sizes, default=0)
             return out
 
-        def _note(self, tensor: torch.Tensor, gathered: int | None) -> None:
+        def _note(self, tensor: torch.Tensor, needed: int) -> None:
             storage = tensor.untyped_storage()
             if storage._cdata in self.made:
                 return
             self.kept.append(tensor)
-            held = _held(tensor) if gathered is None else min(gathered, _held(tensor))
-            view = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
             known = self.read.setdefault(storage._cdata, {})
-            known[view] = max(known.get(view, 0), held)
+            known[_view(tensor)] = max(known.get(_view(tensor), 0), needed)
             self.size[storage._cdata] = storage.nbytes()
 
         def compulsory(self) -> int:
             """Bytes of what was there before the call: distinct views, at most their storage."""
             return sum(min(sum(v.values()), self.size[key]) for key, v in self.read.items())
+
+        def written(self, outputs: list[torch.Tensor]) -> int:
+            """Bytes of results that were not there before the call, counted as `compulsory`."""
+            views: dict[int, dict[tuple[Any, ...], int]] = {}
+            for leaf in outputs:
+                storage = leaf.untyped_storage()
+                if storage._cdata in self.made:
+                    views.setdefault(storage._cdata, {})[_view(leaf)] = _held(leaf)
+                    self.size[storage._cdata] = storage.nbytes()
+            return sum(min(sum(v.values()), self.size[key]) for key, v in views.items())
 
     return Tally()
 
@@ -291,6 +315,10 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+
+
+def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
 
 
 def _held(tensor: torch.Tensor) -> int:

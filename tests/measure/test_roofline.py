@@ -56,6 +56,39 @@ class Model(nn.Module):
             3 * 8 * 4,
             0,
         ),
+        # so do a bag and a loss, and a row that is asked for again is in a cache
+        (
+            "i: self.bags(i)",
+            "self.bags = nn.EmbeddingBag(1000, 8)",
+            "i64[2,4] < 1",
+            2 * 4 * 8 + 8 * 4,
+            2 * 8 * 4,
+            0,
+        ),
+        ("x, i: x[i.view(-1)] * 2", "pass", "f32[9,4], i64[3,2] < 1", 6 * 8 + 16, 6 * 16, 0),
+        ("x, i: x.gather(0, i)", "pass", "f32[9,4], i64[3,4] < 1", 12 * 8 + 16, 12 * 4, 0),
+        # rows that the module works out for itself may all be the same one
+        ("x, i: x[i + 1]", "pass", "f32[9,4], i64[6] < 1", 6 * 8, 6 * 16, 0),
+        (
+            "x, i: nn.functional.nll_loss(x, i)",
+            "pass",
+            "f32[8,100], i64[8] < 100",
+            8 * 4 + 8 * 8,
+            4,
+            0,
+        ),
+        # a stride that is wider than the kernel leaves out what lies between
+        (
+            "x: self.conv(x)",
+            "self.conv = nn.Conv2d(3, 8, 1, 2, bias=False)",
+            "f32[2,3,10,10]",
+            2 * 3 * 25 * 4 + 8 * 3 * 4,
+            2 * 8 * 25 * 4,
+            2 * 2 * 8 * 25 * 3,
+        ),
+        # what is only expanded is written once, a weight that is handed out not at all
+        ("x: x.sum(1, keepdim=True).expand(8, 99)", "pass", "f32[8,4]", 128, 32, 0),
+        ("x: (x + 1, self.w)", "self.w = nn.Parameter(torch.ones(9))", "f32[8,4]", 128, 128, 0),
         (
             "x: self.conv(x)",
             "self.conv = nn.Conv2d(3, 8, 3, bias=False)",
@@ -127,6 +160,23 @@ def test_recurrent_layers_and_attention_are_counted(
     work = count_work(reference(tmp_path, forward, init, inputs, "match"))
     assert work.matrix_flops == flops
     assert work.uncounted == ()
+
+
+def test_a_large_table_of_which_few_rows_are_read_is_neither_traffic_nor_arithmetic(
+    tmp_path: Path,
+) -> None:
+    init = "self.bags = nn.EmbeddingBag(10000, 8, mode='sum')"
+    roof = roofline(reference(tmp_path, "i: self.bags(i)", init, "i64[2,4]", "match"), CEILINGS)
+    assert roof.floor < 1e-6
+    assert not roof.suspect(1e-6)
+
+
+def test_a_floor_by_arithmetic_says_how_much_there_is(tmp_path: Path) -> None:
+    forward = "x: torch.tanh(torch.tanh(torch.tanh(torch.tanh(torch.tanh(x)))))"
+    small = Ceilings("a device", copy=1e12, fp32=1e9, tf32=0.0, bf16=0.0)
+    line = roofline(reference(tmp_path, forward, "pass", "f32[100]", "match"), small).line()
+    assert "compute" in line
+    assert "500 others" in line
 
 
 def test_what_cannot_be_counted_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""What an operator reads of a tensor that it need not read whole: rows, samples, windows.
+
+The roofline counts by it, so that nobody who reads just these is called too quick. Which rows are
+asked for more than once hangs on the values of the indices; they are looked at where they are an
+input or a buffer. Not covered: cache lines, of which a sample reads a whole one. Invariant: what is
+`needed` never exceeds what a right implementation must read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROWS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only", "index_select")
+INDEXED = ("index", "_unsafe_index")
+SAMPLES = ("gather", "take", "nll_loss_forward", "nll_loss2d_forward")
+TAPS = {"nearest": 1, "linear": 2, "bilinear": 2, "trilinear": 2, "bicubic": 4}
+"""Elements of one dimension that an interpolated one is made of, without antialiasing."""
+
+Values = Mapping[int, "Tensor"]
+"""Real tensors by the storage of the fake ones that stand for them."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is read of one tensor. Elements."""
+
+    tensor: Tensor
+    needed: int
+    """Different ones; 0 where the indices are not known."""
+    asked: int
+    """As eager reads them: what is asked for twice counts twice."""
+
+
+def part_read(name: str, args: Sequence[Any], out: Tensor, values: Values) -> Part | None:
+    """None where every tensor is read whole. `out` is the operator's first result."""
+    if name in ROWS:
+        table, index = args[0], args[2 if name == "index_select" else 1]
+        row = table.numel() // max(table.shape[args[1] if name == "index_select" else 0], 1)
+        return Part(table, row * _different([index], values), row * index.numel())
+    if name in INDEXED:
+        places = [index for index in args[1] if index is not None]
+        asked = prod(_together(places))
+        row = out.numel() // max(asked, 1)
+        return Part(args[0], row * _different(places, values), out.numel())
+    if name in SAMPLES:
+        return _samples(name, args, values)
+    windows = _windows(name, args, out)
+    if windows is None:
+        return None
+    source = args[0]
+    outer = prod(source.shape[: source.dim() - len(windows)])
+    sizes = zip(source.shape[-len(windows) :], out.shape[-len(windows) :], windows, strict=True)
+    read = outer * prod(min(size, made * window) for size, made, window in sizes)
+    return Part(source, read, read) if read < source.numel() else None
+
+
+def _samples(name: str, args: Sequence[Any], values: Values) -> Part:
+    index = args[2] if name == "gather" else args[1]
+    known = _value(index, values)
+    if known is None or not known.numel():
+        different = 0
+    elif name == "take":
+        different = int(known.unique().numel())
+    elif name == "gather":
+        line = known.reshape(1) if known.dim() == 0 else known.movedim(args[1], -1)
+        apart = line.sort(-1).values.diff(dim=-1) != 0
+        different = int(apart.sum()) + line.numel() // line.shape[-1]
+    else:
+        different = int((known != args[4]).sum())  # every position has a row of its own
+    return Part(args[0], different, index.numel())
+
+
+def _windows(name: str, args: Sequence[Any], out: Tensor) -> list[int] | None:
+    """Elements of each spatial dimension that one result is made of at most."""
+    if name == "convolution":
+        return None if args[6] else list(args[1].shape[2:])
+    if name.startswith(("max_pool", "avg_pool")) and "backward" not in name:
+        spatial = int(name.partition("pool")[2][0])
+        return [args[1][-1 if len(args[1]) == 1 else i] for i in range(spatial)]
+    if name.startswith("upsample_") and not name.endswith("_aa"):
+        kind = name.removeprefix("upsample_").rstrip("123d")
+        return [TAPS[kind]] * (out.dim() - 2) if kind in TAPS else None
+    return None
+
+
+def _different(places: Sequence[Tensor], values: Values) -> int:
+    """Different places among those that several index tensors name together; 0 if not known."""
+    import torch
+
+    known = [_value(index, values) for index in places]
+    real = [index for index in known if index is not None]
+    if len(real) < len(known) or not real:
+        return 0
+    if any(index.dtype == torch.bool for index in real):
+        return prod(_together(real)) if len(real) == 1 else 1
+    every = torch.stack([index.flatten() for index in torch.broadcast_tensors(*real)])
+    return int(torch.unique(every, dim=1).shape[1])
+
+
+def _together(places: Sequence[Tensor]) -> tuple[int, ...]:
+    """The shape of what they index: of a mask what it lets through."""
+    import torch
+
+    if len(places) == 1 and places[0].dtype == torch.bool:
+        return (int(places[0].sum()),)
+    return tuple(torch.broadcast_shapes(*(index.shape for index in places)))
+
+
+def _value(index: Tensor, values: Values) -> Tensor | None:
+    """An index tensor with its values, if they are known."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if not isinstance(index, FakeTensor):
+        return index
+    real = values.get(index.untyped_storage()._cdata)
+    if real is None:
+        return None
+    return real.as_strided(index.shape, index.stride(), index.storage_offset())
