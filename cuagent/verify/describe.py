@@ -82,6 +82,7 @@ def describe(given: Reference) -> Described:
         reference.forward,
         lambda inputs: reference.exactly(inputs).outputs,
         reference.discrete,
+        reference.fits,
         reference.meant if reference.marked else None,
     )
     suited = repertoire(inputs, _ranges(reference, inputs), followed, runs, call_s)

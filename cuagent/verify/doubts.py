@@ -141,14 +141,18 @@ def attempted(run: Callable[[], Answers], under: AbstractContextManager[Any]) ->
 
 
 def _rounded(step: float, generator: Generator) -> AbstractContextManager[Any]:
-    """Where it is entered, what operators compute comes out times 1 + step N(0,1)."""
+    """Where it is entered, what operators compute comes out times 1 + step N(0,1).
+
+    Whole numbers come out as they are: nobody errs in a floor, and a place that is computed in
+    floating point (`x.floor().long()`) would be the one before it half of the time.
+    """
 
     def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = function(*args, **kwargs)
         if not moves(function):
             for tensor in result if isinstance(result, tuple | list) else (result,):
                 if _moving(tensor):
-                    perturb(tensor, generator, step)
+                    perturb(tensor, generator, step, steady=True)
         return result
 
     return watching(call)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, dtype
 
 TINY = 1e-30
+LARGEST_WHOLE = 2.0**24
+"""Up to which fp32 holds whole numbers."""
 BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Elements that are gone through at a time, so that a tensor of gigabytes needs no second ones: on
 the CPU as many as stay in its caches."""
@@ -31,19 +33,24 @@ def perturbed(
     return moved
 
 
-def perturb(tensor: Tensor, generator: Generator, reach: float) -> None:
-    """The same in place, for what is no integer."""
+def perturb(tensor: Tensor, generator: Generator, reach: float, *, steady: bool = False) -> None:
+    """The same in place, for what is no integer; where `steady`, whole numbers stay as they are."""
     import torch
 
     if not tensor.is_contiguous():
-        tensor.copy_(perturbed(tensor, generator, reach))
+        moved = tensor.contiguous()
+        perturb(moved, generator, reach, steady=steady)
+        tensor.copy_(moved)
         return
     for part in tensor.view(-1).split(BLOCK[tensor.device.type]):
         noise = torch.randn(
             part.numel(), generator=generator, device=tensor.device, dtype=torch.float32
         )
         # in place: at some ten million elements new memory takes longer than the arithmetic
-        part.mul_(noise.double().mul_(reach).add_(1).to(tensor.dtype))
+        factor = noise.double().mul_(reach).add_(1).to(tensor.dtype)
+        if steady and not part.is_complex():
+            factor.masked_fill_((part == part.round()) & (part.abs() <= LARGEST_WHOLE), 1)
+        part.mul_(factor)
 
 
 def within(near: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -97,6 +97,28 @@ def terms(run: Callable[[], Any]) -> Terms:
     return Terms(longest, signed)
 
 
+def largest(run: Callable[[], Any]) -> float:
+    """Call `run`: the size of the largest finite number that it computes on the way."""
+    sizes = [0.0]
+
+    def measure(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        result = function(*args, **kwargs)
+        if not moves(function):
+            sizes.extend(size(tensor) for tensor in _tensors([result]))
+        return result
+
+    with watching(measure):
+        run()
+    return max(sizes)
+
+
+def size(tensor: Any) -> float:
+    """Of its largest finite number; 0 of integers."""
+    if not (tensor.is_floating_point() and tensor.numel()):
+        return 0.0
+    return float(tensor.detach().abs().nan_to_num(0.0, 0.0).amax())
+
+
 def _terms(name: str, args: Any, tensors: Sequence[Any], result: Any) -> int:
     first = tensors[0]
     if name in _MOVING or name in _POINTWISE:

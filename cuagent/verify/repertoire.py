@@ -42,6 +42,7 @@ FAR = 1e-3
 
 Forward = Callable[[list["Tensor"]], "list[Tensor]"]
 Meant = Callable[[list["Tensor"]], bool]
+Fits = Callable[[list["Tensor"], list["Tensor"]], bool]
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,10 @@ class Repertoire:
         return derive(kind, own, seed, self.ranges, self.ways, self.reach, self.thresholds)
 
 
+SQUARING = ("var", "std", "norm", "dist", "hypot", "complex abs")
+"""In the names of operators whose formula, as it is written out, squares."""
+
+
 @dataclass(frozen=True)
 class Runs:
     """How a reference may be run, and what it is."""
@@ -80,6 +85,8 @@ class Runs:
     """In fp64."""
     discrete: bool
     """Whether integers are among its outputs."""
+    fits: Fits
+    """Whether results are finite, and within what admitted arithmetic holds all the way."""
     meant: Meant | None = None
     """Whether it means its answer, where it has marks (`marks`)."""
 
@@ -151,7 +158,7 @@ def _bears(runs: Runs, available: Repertoire, kind: Inputs, own: Sequence[Tensor
         return runs.meant is None  # an infinity goes beyond any mark
     if kind in PLACED:
         return True
-    if not all(bool(tensor.isfinite().all()) for tensor in results):
+    if not runs.fits(given, results):
         return False
     if kind is Inputs.HUGE and not _agree(results, runs.exactly(given)):
         return False
@@ -160,7 +167,7 @@ def _bears(runs: Runs, available: Repertoire, kind: Inputs, own: Sequence[Tensor
 
 def _squares(names: Iterable[str]) -> bool:
     """Whether an operator squares what it is given, in fp64 perhaps, where nothing overflows."""
-    return any(word in name for name in names for word in ("var", "std", "norm", "dist"))
+    return any(word in name for name in names for word in SQUARING)
 
 
 def _agree(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:

@@ -138,7 +138,7 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
     """By identity; the tensor is kept, so that its number is not given to another."""
 
     def pursue(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        names.add(function.overloadpacket.__name__)
+        names.add(_name(function, args))
         chosen = selection(function, args, kwargs)
         result = function(*args, **kwargs)
         thresholds.update(_thresholds(function, args, kwargs))
@@ -166,6 +166,17 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
     return Followed(
         outputs, selections, traced, frozenset(names), decided, tuple(sorted(thresholds))
     )
+
+
+def _name(function: Any, args: Sequence[Any]) -> str:
+    name = str(function.overloadpacket.__name__)
+    return f"complex {name}" if args and _is_complex(args[0]) else name
+
+
+def _is_complex(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.is_complex()
 
 
 def _thresholds(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[float]:

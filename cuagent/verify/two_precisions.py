@@ -14,13 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cuagent.task import Reference, Task, TaskError, flatten, unflatten
+from cuagent.task import Precision, Reference, Task, TaskError, flatten, unflatten
 from cuagent.verify import doubts, marks
 from cuagent.verify.perturb import real, widened
+from cuagent.verify.reductions import largest, size
 from cuagent.verify.selections import Followed, follow
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
+
+LARGEST_HALF = 65504.0
+"""That fp16 holds."""
 
 
 class TwoPrecisions:
@@ -37,6 +41,8 @@ class TwoPrecisions:
         """Whether each run gets copies of its inputs."""
         self.fp64 = self.discrete = self.marked = False
         """Whether it runs in fp64; whether outputs are integers; whether it has marks (`marks`)."""
+        self.narrow = False
+        """Whether a kernel may compute in fp16, which ends long before fp32 does."""
 
     @property
     def task(self) -> Task:
@@ -47,6 +53,9 @@ class TwoPrecisions:
         self.fp64 = self._runs_in_fp64(inputs, results)
         self.take(self.declared)
         self.discrete = not all(real(result) for result in results)
+        fp16 = self.task.precision is Precision.FP16
+        # Beyond it on the task's own inputs, the range is no matter (marks, say).
+        self.narrow = fp16 and self._largest(inputs) <= LARGEST_HALF
 
     def look_for_marks(self, inputs: list[Tensor]) -> None:
         """`inputs` are the task's own."""
@@ -99,11 +108,21 @@ class TwoPrecisions:
             moved = self.exactly(inputs).outputs
         return marks.alike([x.to(y.dtype) for x, y in zip(moved, exact, strict=True)], exact)
 
+    def fits(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
+        """Whether `results` are finite, and all on the way to them within the range of arithmetic
+        that the task admits."""
+        return all(_finite(x) for x in results if real(x)) and (
+            not self.narrow or self._largest(inputs) <= LARGEST_HALF
+        )
+
     def generator(self, seed: int) -> Generator:
         """On the task's device."""
         import torch
 
         return torch.Generator(device=self.task.device.value).manual_seed(seed)
+
+    def _largest(self, inputs: list[Tensor]) -> float:
+        return max([*map(size, inputs), largest(lambda: self.forward(inputs))])
 
     def _forward(self, model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
         # Cloned, so that a reference that writes to its inputs does not change what is judged.
@@ -143,3 +162,8 @@ class TwoPrecisions:
             yield
         finally:
             torch.set_default_dtype(before)
+
+
+def _finite(tensor: Tensor) -> bool:
+    """By the sum first, which no NaN or Inf leaves: a sixteenth of the time."""
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuagent.verify import perturb
+from cuagent.verify import doubts, perturb
 from cuagent.verify.perturb import perturbed
 
 
@@ -26,3 +26,21 @@ def test_stretches_are_of_one_piece_and_leave_the_original(
     assert whole.dtype is (torch.float64 if wide else torch.float32)
     apart = (whole.double() / x.double() - 1) / 1e-3
     assert 0.8 < float(apart.std()) < 1.2
+
+
+def test_a_place_computed_in_floating_point_is_no_jump() -> None:
+    """Between the knots of a table the answer is continuous, however the place was found."""
+    knots, generator = torch.randn(12), torch.Generator().manual_seed(1)
+    x = torch.rand(50, dtype=torch.float64) * 10 + 0.5
+
+    def interpolated(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        place = tensors[0].floor()
+        part, at = tensors[0] - place, place.long()
+        return [knots[at] * (1 - part) + knots[at + 1] * part]
+
+    again = lambda: interpolated([x])  # noqa: E731
+    moved = torch.full_like(x, 7.0)
+    reference = doubts.Reference(interpolated, [x], {}, generator, again)
+    doubts.move(reference, 1e-6, 1e-7, 4, [moved])
+    assert 0 < float(moved.max()) < 1e-3
+    assert doubts.carried(reference, 2)[0] < 100
