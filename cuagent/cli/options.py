@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -169,13 +169,21 @@ def fitted(lines: Iterable[str], indent: int = 2) -> Iterator[str]:
 
 @contextmanager
 def activity(text: str, *, silent: bool) -> Iterator[Emit]:
-    """Shows on stderr what is being done; nothing where a program reads the result."""
-    from cuagent.events import Phase, ignore
+    """Shows on stderr what is being done; nothing where a program reads the result.
+
+    Ctrl-C that was swallowed is heeded with the next thing said, or at the end.
+    """
+    from cuagent.cli.interrupts import heed, interrupts_kept
+    from cuagent.events import Event, Phase, ignore
     from cuagent.ui.terminal import Terminal
 
-    if silent:
-        yield ignore
-        return
-    with Terminal(sys.stderr) as view:
-        view(Phase(text))
-        yield view
+    with interrupts_kept() as wished, ExitStack() as stack:
+        shown = ignore if silent else stack.enter_context(Terminal(sys.stderr))
+
+        def emit(event: Event) -> None:
+            heed(wished)
+            shown(event)
+
+        emit(Phase(text))
+        yield emit
+        heed(wished)

@@ -167,7 +167,7 @@ class Finder:
         if name == "torch":
             sys.meta_path.remove(self)
             here = weakref.ref(Finder(), lambda _: os.kill(os.getpid(), signal.SIGINT))
-if "optimize" in sys.orig_argv:
+if {"optimize", "baseline"} & set(sys.orig_argv):
     sys.meta_path.insert(0, Finder())
 """
 """Loaded as Python starts: Ctrl-C comes in a weak reference's callback as torch is imported."""
@@ -183,6 +183,16 @@ def test_an_interrupt_that_was_swallowed_ends_the_run_all_the_same(
     assert done.stderr.endswith("cuagent: interrupted\n")
     assert done.returncode == 130
     assert not (tmp_path / ".cuagent").exists()
+
+
+def test_an_interrupt_that_was_swallowed_ends_what_is_measured(
+    task: str, cuagent: Cuagent, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SWALLOWS)
+    done = cuagent("baseline", task, "--rungs", "eager", PYTHONPATH=str(tmp_path))
+    assert "Exception ignored in" in done.stderr
+    assert done.stderr.endswith("cuagent: interrupted\n")
+    assert (done.returncode, done.stdout) == (130, "")
 
 
 def test_a_task_that_does_not_run_leaves_nothing(cuagent: Cuagent, tmp_path: Path) -> None:
