@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
+from cuagent.task.imports import imported_digest
 from cuagent.task.spec import parse_init, parse_inputs
 from cuagent.task.task import Device, Precision, Task, TaskError
 
@@ -64,6 +65,7 @@ def load_task(
         init=init,
         device=_device(device),
         precision=_choice(Precision, precision, "--precision"),
+        imported=imported_digest(path.resolve()),
     )
 
 

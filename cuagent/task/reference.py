@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from cuagent.task.imports import package_of
 from cuagent.task.memory import shortage
 from cuagent.task.spec import UNBOUNDED_INTEGERS, TensorSpec, parse_init, parse_inputs
 from cuagent.task.task import Device, Task, TaskError
@@ -96,7 +97,7 @@ def open_reference(task: Task) -> Reference:
     module = ModuleType(f"cuagent_task_{task.digest[:12]}")
     module.__file__ = str(task.path)
     with _user_code(task, "importing it"):
-        module.__package__ = _package(task.path)[1]
+        module.__package__ = package_of(task.path)[1]
         sys.modules[module.__name__] = module
         exec(compile(task.source, str(task.path), "exec"), module.__dict__)
     cls = getattr(module, task.entry, None)
@@ -230,7 +231,7 @@ def _user_code(
 ) -> Iterator[None]:
     """Run the user's code: siblings importable, no .pyc written, an error is one TaskError."""
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    folder = str(_package(task.path)[0])
+    folder = str(package_of(task.path)[0])
     sys.path.insert(0, folder)
     try:
         yield
@@ -250,17 +251,7 @@ def _user_code(
 
 def root_folder(task: Task) -> Path:
     """The folder that holds the user's file, or the package it belongs to."""
-    return _package(task.path)[0]
-
-
-def _package(path: Path) -> tuple[Path, str]:
-    """The folder to import from, and the package the file belongs to ("" for a lone file)."""
-    folder = path.parent
-    names: list[str] = []
-    while (folder / "__init__.py").is_file():
-        names.insert(0, folder.name)
-        folder = folder.parent
-    return folder, ".".join(names)
+    return package_of(task.path)[0]
 
 
 def _place_of(error: BaseException, task: Task) -> str:

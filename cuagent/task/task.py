@@ -51,6 +51,8 @@ class Task:
     """`--init` as the user gave it."""
     device: Device = Device.CPU
     precision: Precision = Precision.MATCH
+    imported: str = ""
+    """sha256 over the files beside it that it imports, when it was loaded."""
 
     @property
     def name(self) -> str:
@@ -60,4 +62,5 @@ class Task:
     def digest(self) -> str:
         """sha256 over everything that changes what the right answer is, or on what it runs."""
         parts = [self.source, self.entry, self.inputs, self.init, self.device, self.precision]
+        parts += [self.imported] if self.imported else []
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

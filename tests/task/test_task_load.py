@@ -54,6 +54,29 @@ def test_digest_changes_with_what_changes_the_answer(file: Path) -> None:
     assert len({task.digest for task in tasks}) == 3
 
 
+def test_digest_changes_with_the_files_that_the_task_imports(tmp_path: Path) -> None:
+    package = tmp_path / "net"
+    files = {
+        "__init__.py": "",
+        "model.py": "from .blocks import Gate\nimport shared\n" + KERNELBENCH,
+        "blocks.py": "def make():\n    from net.deep import scale\nclass Gate: pass\n",
+        "deep.py": "from . import blocks\nscale = 1\n",
+        "other.py": "scale = 1\n",
+        "../shared.py": "scale = 1\n",
+    }
+    package.mkdir()
+    for name, text in files.items():
+        (package / name).write_text(text)
+    before = load_task(package / "model.py", device="cpu").digest
+    (package / "other.py").write_text("scale = 2\n")
+    assert load_task(package / "model.py", device="cpu").digest == before
+    for name in ("__init__.py", "blocks.py", "deep.py", "../shared.py"):
+        (package / name).write_text(files[name] + "scale = 2\n")
+        assert load_task(package / "model.py", device="cpu").digest != before, name
+        (package / name).write_text(files[name])
+    assert load_task(package / "model.py", device="cpu").digest == before
+
+
 def test_loading_runs_nothing_and_leaves_nothing(file: Path) -> None:
     file.write_text("raise SystemExit('ran')\n" + KERNELBENCH)
     code = (
