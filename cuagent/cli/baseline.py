@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +16,13 @@ from cuagent.cli.exits import Refused
 if TYPE_CHECKING:
     from cuagent.measure.ladder import Ladder, Rung
     from cuagent.measure.timing import Floor
+
+WIDTH = 100
+"""Columns where nobody looks on."""
+NEW_S = 60.0
+"""Seconds after which a measurement is said to be an earlier one."""
+LEFT = (0, 2)
+"""Columns of words and of ratios; numbers end together."""
 
 
 def baseline(
@@ -63,7 +72,9 @@ def baseline(
 
         print(dumps(plain(found.to_json()), indent=2))
     else:
-        print("\n".join(lines(found)))
+        width = get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+        for line in options.fitted(lines(found, width)):
+            print(line)
     if out is not None:
         from cuagent.cli.export import write_result
 
@@ -74,7 +85,7 @@ def _named(rungs: str) -> tuple[str, ...]:
     """The rungs that were asked for. Raises Refused for one that there cannot be."""
     from cuagent.worker.arms import MODES, OPTIONS
 
-    names = tuple(name.strip() for name in rungs.split(",") if name.strip())
+    names = tuple(dict.fromkeys(name.strip() for name in rungs.split(",") if name.strip()))
     for name in names:
         mode, *behind = name.split("+")
         if mode not in MODES or not set(behind) <= set(OPTIONS):
@@ -83,40 +94,73 @@ def _named(rungs: str) -> tuple[str, ...]:
     return names
 
 
-def lines(found: Ladder) -> list[str]:
-    """The ladder as a table, its best rung named."""
-    width = max(len(rung.name) for rung in found.rungs)
-    head = (
-        f"{'rung':<{width}} {'time':>9}  {'over eager':<22} {'roof':>5} {'error':>7} "
-        f"{'start':>7} {'memory':>7}"
-    )
-    text = [head, *(_line(rung, width, found.floor) for rung in found.rungs), ""]
-    best = found.best
-    if best is None:
-        text.append("no rung is admissible: the reference itself does not pass the strict rule")
-    else:
-        gain = "" if best.over_eager is None else f", {best.over_eager.value:.2f}x over eager"
-        text.append(f"best at precision {found.precision}: {best.name}{gain}")
+def lines(found: Ladder, width: int = WIDTH) -> list[str]:
+    """The ladder as a table of at most `width` columns, its best rung named.
+
+    Columns that do not fit or say nothing are left out, the last ones first; --json has them all.
+    """
+    rows = [["rung", "time", "over eager", "roof", "error", "start", "memory"]]
+    rows += [_row(rung, found.floor) for rung in found.rungs]
+    shown = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])]
+    wide = {at: max(len(row[at]) for row in rows) for at in shown}
+    while sum(wide[at] + 2 for at in shown) - 2 > width and len(shown) > 3:
+        shown.pop()
+    notes = ["", *map(_note, found.rungs)]
+    text = []
+    for row, note in zip(rows, notes, strict=True):
+        cells = [row[at].ljust(wide[at]) if at in LEFT else row[at].rjust(wide[at]) for at in shown]
+        text.append("  ".join(cells).rstrip())
+        text += [f"  {note}"] * bool(note)
+    text += ["", _best(found)]
     text += [f"{found.device}; torch {found.versions.get('torch', '?')}", *found.notes]
+    age = time.time() - found.when
+    if found.when and age > NEW_S:
+        ago = f"{age / 3600:.0f} h" if age > 7200 else f"{age / 60:.0f} min"
+        text.append(f"measured {ago} ago; --fresh measures again")
     return text
 
 
-def _line(rung: Rung, width: int, floor: Floor | None) -> str:
+def _best(found: Ladder) -> str:
+    from cuagent.worker.arms import EAGER
+
+    best, eager = found.best, found.rung(EAGER)
+    if best is not None:
+        return f"best at precision {found.precision}: {best.name}{_gain(best, ', ', ' over eager')}"
+    if eager is None:
+        return "no best rung: eager, which the others are held against, was not timed"
+    return "no rung is admissible: the reference itself does not pass the strict rule"
+
+
+def _gain(rung: Rung, before: str = "", behind: str = "") -> str:
+    from cuagent.worker.arms import EAGER
+
+    over = rung.over_eager
+    if over is None or rung.name == EAGER or rung.failed:
+        return ""
+    return f"{before}{over.value:.3f}x ({over.low:.3f}-{over.high:.3f}){behind}"
+
+
+def _row(rung: Rung, floor: Floor | None) -> list[str]:
     from cuagent.measure.roofline import amount, seconds_text
 
     if rung.failed:
-        return f"{rung.name:<{width}} {'failed':>9}  {rung.failed[:60]}"
-    over = rung.over_eager
-    gain = "" if over is None else f"{over.value:.3f}x ({over.low:.3f}-{over.high:.3f})"
-    roof = "" if floor is None else f"{floor.share(rung.seconds):.0%}"
-    error = "?" if rung.error is None else f"{rung.error:.1e}"
-    start = "?" if rung.opened_s is None else f"{rung.opened_s:.1f} s"
-    memory = "" if rung.memory is None else f"{amount(rung.memory)}B"
-    why = "" if rung.admissible else "  " + _refusal(rung)
-    return (
-        f"{rung.name:<{width}} {seconds_text(rung.seconds):>9}  {gain:<22} {roof:>5} {error:>7} "
-        f"{start:>7} {memory:>7}{why}"
-    )
+        return [rung.name, "failed", "", "", "", "", ""]
+    return [
+        rung.name,
+        seconds_text(rung.seconds),
+        _gain(rung) or ("1" if rung.over_eager else ""),
+        "" if floor is None or not floor.seconds else f"{floor.share(rung.seconds):.0%}",
+        "?" if rung.error is None else f"{rung.error:.1e}",
+        "?" if rung.opened_s is None else f"{rung.opened_s:.1f} s",
+        "" if rung.memory is None else f"{amount(rung.memory)}B",
+    ]
+
+
+def _note(rung: Rung) -> str:
+    """Why a rung is not admissible."""
+    if rung.failed:
+        return rung.failed[:60]
+    return "" if rung.admissible else _refusal(rung)
 
 
 def _refusal(rung: Rung) -> str:

@@ -88,6 +88,8 @@ class Ladder:
     """Admitted rungs that are slow to open and were not measured yet."""
     floor: Floor | None = None
     """None where the task's work could not be counted."""
+    when: float = 0.0
+    """Seconds since the epoch."""
 
     @property
     def best(self) -> Rung | None:
@@ -209,6 +211,7 @@ def ladder(
         (*timing.notes, *([f"no room beside the others for {', '.join(left)}"] if left else [])),
         effort,
         floor=timing.floor,
+        when=time.time(),
     )
     _write(_file(task, effort, names, cache), made)
     return made

@@ -248,7 +248,8 @@ def _tally(values: Values) -> Any:
             if func.namespace == "prim" or name.startswith(FREE):
                 return out
             self.calls[name] += 1
-            part = part_read(name, args, outs[0], values) if outs else None
+            ours = bool(outs) and func.namespace == "aten"
+            part = part_read(name, args, outs[0], values) if ours else None
             sizes = [t.numel() for t in outs]
             self.moved[name] += sum(map(_held, outs))
             for tensor in ins:

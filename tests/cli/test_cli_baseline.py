@@ -1,0 +1,50 @@
+"""The ladder as a table: it fits the terminal, and no gain stands there without its interval."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from cuagent.cli.baseline import lines
+from cuagent.measure.ladder import Ladder, Rung
+from cuagent.measure.timing import Floor, Ratio
+
+EAGER = Rung("eager", 4e-3, Ratio(1.0, 1.0, 1.0), 1e-7, True, 0.1, None, True)
+TUNED = replace(
+    EAGER, name="max-autotune-no-cudagraphs", seconds=2e-3, over_eager=Ratio(2.0, 1.8, 2.2)
+)
+TF32 = replace(TUNED, name="compile+tf32", admitted=False)
+FLOOR = Floor(1e-3, "memory", 0.0)
+
+
+def made(*rungs: Rung) -> Ladder:
+    return Ladder("task", "match", "a device", {"torch": "2"}, rungs, 1.0, floor=FLOOR)
+
+
+def test_the_table_fits_the_terminal_and_drops_its_last_columns_first() -> None:
+    found = made(EAGER, TUNED, TF32)
+    wide, narrow = lines(found, 80), lines(found, 60)
+    assert max(map(len, wide[:5])) <= 80
+    assert wide[0].split() == ["rung", "time", "over", "eager", "roof", "error", "start"]
+    assert max(map(len, narrow[:5])) <= 60
+    assert "2.000x (1.800-2.200)" in narrow[2]
+    assert narrow[4] == "  other precision than the task's"
+
+
+def test_the_best_rung_is_said_with_its_interval_and_eager_with_none() -> None:
+    over = "best at precision match: max-autotune-no-cudagraphs, 2.000x (1.800-2.200) over eager"
+    assert over in lines(made(EAGER, TUNED))
+    assert "best at precision match: eager" in lines(made(EAGER))
+    assert not any("(1.000-1.000)" in line for line in lines(made(EAGER)))
+
+
+def test_where_eager_was_not_asked_for_nothing_is_said_of_the_strict_rule() -> None:
+    text = "\n".join(lines(made(replace(TUNED, over_eager=None))))
+    assert "eager, which the others are held against, was not timed" in text
+    assert "strict rule" not in text
+
+
+def test_an_earlier_measurement_is_said_to_be_one() -> None:
+    old = replace(made(EAGER), when=time.time() - 3 * 3600)
+    assert lines(old)[-1] == "measured 3 h ago; --fresh measures again"
+    assert "ago" not in lines(replace(old, when=time.time()))[-1]
