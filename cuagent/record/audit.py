@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cuagent.record.evidence import EvidenceError, built, verifier_digest
@@ -95,13 +96,19 @@ def take_apart(data: Mapping[str, Any]) -> Recorded:
     from cuagent.worker.arms import task_from_json
 
     try:
-        return Recorded(
+        recorded = Recorded(
             data,
             task_from_json(dict(data["task"])),
             Attempt(tuple(sorted(data["attempt"].items()))),
             revive(Verdict, data["verdict"]),
             revive(Timing | None, data["timing"]),
         )
+        # All that is held against it later, once, so that what is no record shows here.
+        _forged(recorded)
+        _elsewhere(data, recorded.verdict, recorded.verdict)
+        _libraries(data)
+        _inside(recorded.attempt)
+        return recorded
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise EvidenceError(f"the evidence is not whole: {type(error).__name__} {error}") from error
 
@@ -200,7 +207,7 @@ def _building(data: Mapping[str, Any], made: Build) -> list[str]:
     """
     from cuagent.build import versions
 
-    then = {one["source"]: one for one in data.get("build", [])}
+    then = _libraries(data)
     now = {one["source"]: one for one in built(made)}
     lines = [f"build: {name} is in one build only" for name in sorted(then.keys() ^ now.keys())]
     if data.get("compilers") != versions():
@@ -211,6 +218,17 @@ def _building(data: Mapping[str, Any], made: Build) -> list[str]:
         for part in ("key", "sha256")
         if then[name].get(part) != now[name][part] and (part == "key" or name.endswith(".cpp"))
     ]
+
+
+def _libraries(data: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    return {str(one["source"]): dict(one) for one in data.get("build", [])}
+
+
+def _inside(attempt: Attempt) -> None:
+    """Raises ValueError where a file would be written elsewhere than in the attempt's folder."""
+    for name, _ in attempt.files:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"{name} lies outside of the attempt")
 
 
 def _timing(recorded: Recorded) -> list[str]:

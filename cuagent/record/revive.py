@@ -48,7 +48,10 @@ def ending(records: Records) -> Mapping[str, Any] | None:
 
 
 def revive(kind: Any, value: Any) -> Any:
-    """The value of type `kind` from its plain form; keys that `kind` does not have are left out."""
+    """The value of type `kind` from its plain form; keys that `kind` does not have are left out.
+
+    Raises KeyError, TypeError, ValueError or AttributeError where that is no form of it.
+    """
     if get_origin(kind) in (Union, types.UnionType):
         if value is None:
             return None
@@ -66,4 +69,6 @@ def revive(kind: Any, value: Any) -> Any:
         return kind(**{name: revive(hints[name], value[name]) for name in known})  # type: ignore[operator]
     if isinstance(kind, type) and issubclass(kind, (Enum, Path)):
         return kind(value)
+    if kind in (str, bool, int) and not isinstance(value, kind):
+        raise TypeError(f"{str(value)[:40]!r} where {kind.__name__} is meant")
     return float(value) if kind is float else value

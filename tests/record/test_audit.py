@@ -210,3 +210,26 @@ def test_a_record_with_a_piece_missing_is_not_whole(honest: Data) -> None:
     del data["verdict"]["draws"][0]["seed"]
     with pytest.raises(EvidenceError, match="not whole"):
         take_apart(data)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("build",), None),
+        (("compilers",), None),
+        (("attempt",), {"model_new.py": None}),
+        (("attempt",), {"../model_new.py": ""}),
+        (("verdict", "draws", 0, "kind"), []),
+        (("verdict", "notes"), [None]),
+    ],
+)
+def test_a_record_of_other_forms_is_not_whole(
+    honest: Data, path: tuple[str | int, ...], value: Any
+) -> None:
+    data: Any = copy.deepcopy(honest)
+    inner = data
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(EvidenceError, match="not whole"):
+        take_apart(data)
