@@ -257,7 +257,7 @@ class Referee:
                 session.import_model([library.path for library in build.libraries])
             session.patience_s = self.patience_s(most_calls(self.stage.turns))
             call_s = max(self.call_s, SLOWER * self.about["call_s"])
-            Course(self.stage, begun.ahead, session, tally, call_s).run()
+            Course(self.stage, begun.ahead, session, tally, call_s, begun.seeds).run()
             return session.output()
 
     # -- batches, for measuring

@@ -128,6 +128,8 @@ class Finding:
     """Finest arithmetic that explains the error on this draw; None if none does."""
     note: str = ""
     rms_bound: float = math.nan
+    steep: bool = False
+    """Refused, and by no more than each element moves within honest roundoff (`Moved`)."""
 
 
 def lax(outputs: Sequence[Tensor], declared: Sequence[Tensor]) -> RuleResult:
@@ -181,6 +183,7 @@ def strict(
         precision=None if None in measured else max(filter(None, measured), key=UNITS.__getitem__),
         note=worst.note,
         rms_bound=worst.rms_bound,
+        steep=all(finding.passed or finding.steep for finding in findings),
     )
 
 
@@ -242,6 +245,7 @@ def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) 
     left = Sums.of(_left(map(finite, blocks), most), carried) if len(tensors) >= IN_DOUBT else sums
     farthest, where = _farthest(_left(map(finite, blocks), most), bound)
     ratio = max(left.rms("error") / bound.rms, farthest)
+    steep = ratio > 1 and most is not NOTHING and len(tensors) >= IN_DOUBT
     return Finding(
         passed=ratio <= 1,
         ratio=ratio,
@@ -250,7 +254,14 @@ def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) 
         precision=explains(left, terms, bound.rms, admitted),
         note="" if ratio <= 1 else f"output {index}, element {where} of {sums.count}",
         rms_bound=bound.rms,
+        steep=steep and _moves_so_far(list(map(finite, blocks)), bound),
     )
+
+
+def _moves_so_far(blocks: Sequence[Block], bound: Gates) -> bool:
+    """Whether nothing is past the bounds that is not within what its element moves, jump or no."""
+    nearest = [(nearer(x, y, moved), r, y, s) for x, r, y, s, moved, *_ in blocks]
+    return Sums.of(nearest).rms("error") <= bound.rms and _farthest(nearest, bound)[0] <= 1
 
 
 def _left(blocks: Iterable[Block], most: Steady) -> Iterator[Block]:

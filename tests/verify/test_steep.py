@@ -1,0 +1,62 @@
+"""A draw that is refused by no more than honest roundoff moves its answer: others decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from cuagent.verify import Verdict
+from cuagent.verify.inputs import Inputs
+from cuagent.verify.reductions import Terms
+from cuagent.verify.stage import Stage
+from cuagent.verify.tolerance import Expected, Finding, Moved, strict
+
+HONEST = "return self.honest(x)"
+
+
+@pytest.mark.parametrize(("error", "steep"), [(1e-4, True), (3e-4, False)])
+def test_it_is_steep_where_every_error_past_its_bound_is_within_what_its_element_moves(
+    error: float, steep: bool
+) -> None:
+    y = torch.linspace(1, 2, 1000, dtype=torch.float64)
+    spread, moved = torch.full_like(y, 1e-8), torch.full_like(y, 1e-7)
+    # Twelve times as far as the gate, and in proportion to the spread: no jump.
+    spread[7], moved[7] = 1e-5, 2e-4
+    declared = y.float()
+    x = declared.clone()
+    x[7] += error
+    expected = Expected([declared], [y], [spread], moved=Moved([moved], [0.0]))
+    found = strict([x], expected, Inputs.NORMAL, Terms(4, 4))
+    assert not found.passed
+    assert found.steep is steep
+
+
+@pytest.mark.parametrize(("often", "accepted"), [(2, True), (math.inf, False)])
+def test_two_more_draws_decide_about_a_steep_one(
+    often: float,
+    accepted: bool,
+    judged: Callable[[str], Verdict],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest, calls = Stage.judged, []
+
+    def steep(self: Stage, outputs: Any, expected: Any, kind: Inputs, doubt: Any = None) -> Finding:
+        found = honest(self, outputs, expected, kind, doubt)
+        if kind is not Inputs.OFFSET or len(calls) >= often:
+            return found
+        calls.append(kind)  # without the spread and with it
+        return replace(found, passed=False, ratio=6.0, note="far", steep=True)
+
+    monkeypatch.setattr(Stage, "judged", steep)
+    verdict = judged(HONEST)
+    of_kind = [draw for draw in verdict.draws if draw.kind.startswith(Inputs.OFFSET)]
+    assert verdict.accepted is accepted, verdict.detail
+    assert len(of_kind) == 3
+    assert len({draw.seed for draw in of_kind}) == 3
+    assert [draw.passed for draw in of_kind] == [True, accepted, accepted]
+    assert any("2 other draws decide" in note for note in verdict.notes)
