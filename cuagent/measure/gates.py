@@ -18,7 +18,8 @@ from statistics import median
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.events import Emit, Phase, ignore
-from cuagent.measure.protocol import BUSY, Timer
+from cuagent.measure.others import BUSY
+from cuagent.measure.protocol import Timer
 from cuagent.measure.timing import MARGIN, Effort, Standing
 from cuagent.task import Device, load_task
 from cuagent.verify.referee import Referee

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+BUSY = 0.05
+"""A share of others from which on a reader is told."""
 _SM_CLOCK = 1
 _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, by software for heat, by hardware for heat, by the power brake."""

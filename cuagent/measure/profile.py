@@ -15,6 +15,7 @@ from typing import Any
 from cuagent.build.result import KernelResources
 from cuagent.build.vectors import Loop
 from cuagent.measure.counters import Counters
+from cuagent.measure.others import BUSY
 from cuagent.measure.roofline import OperatorWork, Roofline, Work, amount, seconds_text
 
 MOST_LINES = 60
@@ -22,6 +23,8 @@ SPENT_IN = {"clamp_min": "relu", "relu": ""}
 """Operators whose time the profiler books under another name than the one they are called by."""
 
 
+ROUGH = 1.5
+"""Operators that add up to so many times the call are mostly the profiler's own time."""
 RATES, NAME = 38, 20
 """Columns of a table: of what is reached of the ceilings, at least of a name."""
 
@@ -75,6 +78,8 @@ class Profile:
     """Why there are no counters though they were asked for."""
     loops: tuple[Loop, ...] = ()
     """CPU only: what the compiler made of the loops of the attempt's own kernels."""
+    others: float = 0.0
+    """Share of the processors that others had meanwhile."""
 
     @property
     def on_cuda(self) -> bool:
@@ -126,8 +131,22 @@ class Profile:
         for resource in self.resources:
             if resource.spill_bytes:
                 said.append(f"{resource.name} spills {resource.spill_bytes} bytes of registers")
+        said += self._rough()
         if self.roofline.suspect(self.seconds):
             said.append("faster than memory allows: is the work done?")
+        return said
+
+    def _rough(self) -> list[str]:
+        """Why the figures are no better than they are."""
+        said = []
+        spent = sum(operator.seconds for operator in self.operators)
+        if not self.on_cuda and spent > ROUGH * self.seconds:
+            said.append(
+                f"the operators add up to {seconds_text(spent)}, {spent / self.seconds:.1f}x the "
+                "call: the profiler costs more than they do, their shares are rough"
+            )
+        if self.others > BUSY:
+            said.append(f"machine busy: {self.others:.0%} by others, times are longer by it")
         return said
 
     def _gaps(self) -> list[str]:

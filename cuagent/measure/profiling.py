@@ -26,6 +26,7 @@ from cuagent.kernels.compiler import BUILD
 from cuagent.measure.ceilings import ceilings
 from cuagent.measure.counted import count
 from cuagent.measure.counters import Counters, CountersMissing, read, run
+from cuagent.measure.others import cpu_times, others_share
 from cuagent.measure.profile import Profile, ProfileError, costs_of
 from cuagent.measure.profiled import ORDER, RESULT
 from cuagent.measure.roofline import Roofline, Work
@@ -148,7 +149,9 @@ class Profiling:
         for library in build.libraries if build is not None else ():
             shutil.copy(library.path, self.folder / LIBRARIES)
         asked = _work(self.task, self._nursery)
+        before = cpu_times()
         figures = self._figures(deadline_s)
+        busy = others_share(before, cpu_times())
         launches, missing = self._counted() if counters else ((), "")
         subject = self.task.name if attempt is None else f"attempt {attempt.digest[:8]}"
         device = self.task.device
@@ -158,7 +161,8 @@ class Profiling:
             if found.roofline.beaten(found.seconds):
                 limits = ceilings(device, cache=cache, doubted=True)
                 found = replace(found, roofline=replace(found.roofline, ceilings=limits))
-            return replace(found, counters=launches, missing=missing, loops=_loops(attempt, build))
+            found = replace(found, counters=launches, missing=missing, others=busy)
+            return replace(found, loops=_loops(attempt, build))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             # The child's process is the attempt's too: it may have written anything.
             raise ProfileError(f"the profile cannot be read: {error!r}") from error

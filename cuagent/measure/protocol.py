@@ -43,8 +43,6 @@ BUDGET_S = {Effort.GLANCE: 0.3, Effort.QUICK: 1.5, Effort.RECORD: 30.0}
 """For the repeats of a quick timing, for all rounds of one of record; the fewest come anyway."""
 STRIKES = 3
 """So often, in fresh processes, must the wall clock contradict before it is a verdict."""
-BUSY = 0.05
-"""A share of others from which on a reader is told."""
 MOST_CALLS = 60 * MOST_SLOTS
 """Of a candidate in one round."""
 
@@ -170,7 +168,7 @@ class Timer:
             versions=versions(),
             busy=busy,
             floor=self._floor(arms),
-            notes=(f"machine busy: {busy:.0%} by others",) if busy > BUSY else (),
+            notes=(f"machine busy: {busy:.0%} by others",) if busy > others.BUSY else (),
             apart=tuple(self._apart),
         )
 

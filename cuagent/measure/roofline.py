@@ -126,9 +126,13 @@ class Roofline:
 
     def line(self, seconds: float | None = None) -> str:
         """One line for a person or an agent."""
+        if not self.floor and not self.work.uncounted:
+            return "no floor: nothing has to be moved or computed"
         rate = amount(self.ceilings.rate(self.unit))
         rest = self.work.other_flops
-        others = f" and {amount(rest)}others" if rest and self.bound == "compute" else ""
+        others = (
+            f" and {amount(rest)}FLOP of other kinds" if rest and self.bound == "compute" else ""
+        )
         said = (
             f"floor {seconds_text(self.floor)} ({self.bound}: "
             f"{amount(self.work.bytes)}B compulsory at {amount(self.ceilings.copy)}B/s, "

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.measure.profile import MOST_LINES, ProfileError, _short, costs_of
+from cuagent.measure.ceilings import Ceilings
+from cuagent.measure.profile import MOST_LINES, Cost, Profile, ProfileError, _short, costs_of
 from cuagent.measure.profiled import _kernels
 from cuagent.measure.profiling import Profiling, profile
-from cuagent.measure.roofline import OperatorWork
+from cuagent.measure.roofline import OperatorWork, Roofline, Work
 from cuagent.task import Device, load_task
 from cuagent.worker import Nursery
 
@@ -157,6 +158,17 @@ def test_an_operator_that_leaves_the_work_to_others_is_held_against_their_time()
     (cost,) = costs_of([row], work, on_cuda=False)
     assert cost.bytes_per_s == pytest.approx(1e8)
     assert cost.seconds == 1e-5
+
+
+def test_what_makes_the_figures_rough_is_said() -> None:
+    ceilings = Ceilings("a device", copy=1e9, fp32=1e9, tf32=0.0, bf16=0.0)
+    roof = Roofline(Work(8, 8, 0, 2), ceilings, "fp32")
+    costs = (Cost("aten::mul", 60, 6e-4, 0.6), Cost("aten::tanh", 30, 4e-4, 0.4))
+    seen = Profile("task", 1e-3, costs, (), roof, roof.work, None, 1.0, 2, None)
+    assert not any("rough" in note or "busy:" in note for note in seen.notes())
+    notes = "; ".join(replace(seen, seconds=2e-4, others=0.7).notes())
+    assert "the operators add up to 1 ms, 5.0x the call" in notes
+    assert "machine busy: 70% by others" in notes
 
 
 def test_a_kernel_without_a_namespace_keeps_its_name() -> None:
