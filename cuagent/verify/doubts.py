@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.bounds import UNIT
 from cuagent.verify.orders import ORDERS, ordered
-from cuagent.verify.perturb import in_blocks, opposites, perturb, real, within
+from cuagent.verify.perturb import FAILURES, in_blocks, opposites, perturb, real, within
 from cuagent.verify.reductions import moves
 from cuagent.verify.watching import watching
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     Answers = list[Tensor]
-
-FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a module may raise on inputs that are a little off: probabilities above one, say."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.perturb import real
+from cuagent.verify.perturb import FAILURES, real
 from cuagent.verify.watching import watching
 
 if TYPE_CHECKING:
@@ -35,8 +35,11 @@ Answers = list["Tensor"]
 
 def find(run: Callable[[], Answers], model: nn.Module) -> bool:
     """Whether the reference has marks, as seen on the task's own inputs."""
-    with further(model) as found:
-        moved = run()
+    try:
+        with further(model) as found:
+            moved = run()
+    except FAILURES:
+        return False  # a number like others: the size of a table, say
     return bool(found) and alike(moved, run())
 
 
@@ -46,7 +49,7 @@ def further(model: nn.Module) -> Iterator[list[float]]:
     found: list[float] = []
 
     def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if function.overloadpacket.__name__.rstrip("_") not in WRITTEN:
+        if function.overloadpacket.__name__.rstrip("_") not in WRITTEN or _whole(args, kwargs):
             return function(*args, **kwargs)
         marks = [value for value in args if _is_mark(value)]
         found.extend(marks)
@@ -76,6 +79,15 @@ def alike(these: Sequence[Tensor], those: Sequence[Tensor]) -> bool:
         else torch.equal(x, y)
         for x, y in zip(these, those, strict=True)
     )
+
+
+def _whole(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether integers are computed: an index, a hash. No mark of theirs is a large number."""
+    import torch
+
+    if (dtype := kwargs.get("dtype")) is not None:
+        return not dtype.is_floating_point
+    return not any(real(x) if isinstance(x, torch.Tensor) else isinstance(x, float) for x in args)
 
 
 def _largest(tensor: Tensor) -> float:

@@ -10,6 +10,8 @@ from cuagent.verify.bounds import UNIT
 if TYPE_CHECKING:
     from torch import Generator, Tensor, dtype
 
+FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a module may raise on inputs that are a little off: probabilities above one, say."""
 TINY = 1e-30
 LARGEST_WHOLE = 2.0**24
 """Up to which fp32 holds whole numbers."""

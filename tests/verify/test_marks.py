@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cuagent.verify import marks
 
 HIDDEN = torch.ones(5, 5, dtype=torch.bool).triu(1)
+TABLE = torch.arange(2048.0)
 
 
 class Buffered(nn.Module):
@@ -38,7 +39,10 @@ class Run(nn.Module):
         (Run(lambda x: x.masked_fill(HIDDEN, -1e4).softmax(-1)), True),
         (Run(lambda x: torch.where(HIDDEN, -1e9, x).argmax(-1)), True),
         (Run(lambda x: (x + HIDDEN.to(x.dtype) * -1e9).softmax(-1)), True),
+        (Run(lambda x: (x + HIDDEN * -1e9).softmax(-1)), True),
         (Run(lambda x: x.clamp(-1e4, 1e4)), False),
+        (Run(lambda x: TABLE[(x > 0) * 1000 + 7]), False),
+        (Run(lambda x: TABLE[(x.sigmoid() * 2047).long()]), False),
         (Run(lambda x: (x * 5e3).sin()), False),
         (Run(lambda x: torch.where(x > 1e3, 1.0, x)), False),
         (Run(lambda x: x.masked_fill(HIDDEN, float("-inf")).softmax(-1)), False),
