@@ -38,7 +38,7 @@ from cuagent.worker.arms import COMPILE, EAGER
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 3
+FORMAT = 4
 """Raise it when what is measured changes: older cache entries are then not read."""
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
 

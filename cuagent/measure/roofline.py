@@ -194,7 +194,7 @@ def count_calls(
     with torch.no_grad(), tally:
         outputs, _ = flatten(model(*inputs), "output")
     return Work(
-        bytes_in=tally.compulsory(),
+        bytes_in=tally.compulsory(outputs),
         bytes_out=tally.written(outputs),
         matrix_flops=tally.flops.total(),
         other_flops=tally.elementwise,
@@ -228,7 +228,8 @@ def _tally(values: Values) -> Any:
             self.moved: Counter[str] = Counter()
             self.kept: list[torch.Tensor] = []
             self.made: set[int] = set()
-            self.read: dict[int, dict[tuple[Any, ...], int]] = {}
+            self.steps: list[tuple[set[int], list[tuple[torch.Tensor, int]]]] = []
+            """What each operator writes, by storage, and reads; it is needed if it writes none."""
             self.size: dict[int, int] = {}
 
         @classmethod
@@ -254,7 +255,7 @@ def _tally(values: Values) -> Any:
             self.calls[name] += 1
             ours = bool(outs) and func.namespace == "aten"
             part = part_read(name, args, outs[0], values) if ours else None
-            sizes = [t.numel() for t in outs]
+            sizes, reads = [t.numel() for t in outs], []
             self.moved[name] += sum(map(_held, outs))
             for tensor in ins:
                 needed = asked = _held(tensor)
@@ -263,7 +264,8 @@ def _tally(values: Values) -> Any:
                     asked = part.asked * tensor.element_size()
                 self.moved[name] += asked
                 sizes.append(asked // tensor.element_size())
-                self._note(tensor, needed)
+                reads.append((tensor, needed))
+            self._log(func, reads, outs)
             if formula := flop_registry.get(func.overloadpacket):
                 self.flops[name] += int(formula(*args, **(kwargs or {}), out_val=out))
             elif (flops := _known_flops(name, args)) is not None:
@@ -272,18 +274,31 @@ def _tally(values: Values) -> Any:
                 self.elementwise += max(sizes, default=0)
             return out
 
-        def _note(self, tensor: torch.Tensor, needed: int) -> None:
-            storage = tensor.untyped_storage()
-            if storage._cdata in self.made:
-                return
-            self.kept.append(tensor)
-            known = self.read.setdefault(storage._cdata, {})
-            known[_view(tensor)] = max(known.get(_view(tensor), 0), needed)
-            self.size[storage._cdata] = storage.nbytes()
+        def _log(
+            self, func: Any, reads: list[tuple[torch.Tensor, int]], outs: list[torch.Tensor]
+        ) -> None:
+            self.kept += [tensor for tensor, _ in reads]
+            changed = [tensor for tensor, _ in reads] if func._schema.is_mutable else []
+            writes = {t.untyped_storage()._cdata for t in [*outs, *changed]}
+            # what was there before the call and is changed is wanted, whoever looks at it
+            self.steps.append((writes if writes <= self.made else set(), reads))
 
-        def compulsory(self) -> int:
-            """Bytes of what was there before the call: distinct views, at most their storage."""
-            return sum(min(sum(v.values()), self.size[key]) for key, v in self.read.items())
+        def compulsory(self, outputs: list[torch.Tensor]) -> int:
+            """Bytes of what was there before the call and the outputs hang on: distinct views, at
+            most their storage."""
+            wanted = {leaf.untyped_storage()._cdata for leaf in outputs}
+            views: dict[int, dict[tuple[Any, ...], int]] = {}
+            for writes, reads in reversed(self.steps):
+                if writes and not writes & wanted:
+                    continue
+                for tensor, needed in reads:
+                    storage = tensor.untyped_storage()
+                    wanted.add(storage._cdata)
+                    if storage._cdata not in self.made:
+                        known = views.setdefault(storage._cdata, {})
+                        known[_view(tensor)] = max(known.get(_view(tensor), 0), needed)
+                        self.size[storage._cdata] = storage.nbytes()
+            return sum(min(sum(v.values()), self.size[key]) for key, v in views.items())
 
         def written(self, outputs: list[torch.Tensor]) -> int:
             """Bytes of results that were not there before the call, counted as `compulsory`."""

@@ -86,6 +86,23 @@ class Model(nn.Module):
             2 * 8 * 25 * 4,
             2 * 2 * 8 * 25 * 3,
         ),
+        # what nobody uses need not be read; what changes a buffer must
+        (
+            "x: ((self.w * 2).sum(), x + 1)[1]",
+            "self.w = nn.Parameter(torch.ones(9))",
+            "f32[8,4]",
+            128,
+            128,
+            0,
+        ),
+        (
+            "x: (self.n.add_(x.sum()), x[:1] * 2)[1]",
+            "self.register_buffer('n', torch.ones(1))",
+            "f32[8,4]",
+            128 + 4,
+            16,
+            0,
+        ),
         # what is only expanded is written once, a weight that is handed out not at all
         ("x: x.sum(1, keepdim=True).expand(8, 99)", "pass", "f32[8,4]", 128, 32, 0),
         ("x: (x + 1, self.w)", "self.w = nn.Parameter(torch.ones(9))", "f32[8,4]", 128, 128, 0),
