@@ -245,7 +245,7 @@ class Oracle:
         message = {"do": "doubt", "inputs": self._lent[inputs], "slot": slot, "target": target}
         answer = self._ask(message | lent | {"seed": seed, "pairs": pairs})
         moved, tied = (answers[name].tensors() for name in ("moved", "tied"))
-        return Moved(moved, answer["carried"], tied)
+        return Moved(moved, answer["carried"], tied, answer["undecided"])
 
     def reorder(self, inputs: Arena, slot: int, answers: dict[str, Arena], order: int) -> bool:
         """Fill `answers` (reordered) where equals are chosen in that order; whether it ran."""

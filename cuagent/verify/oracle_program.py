@@ -29,8 +29,8 @@ from cuagent.verify.examine import examine
 from cuagent.verify.hidden import hidden
 from cuagent.verify.inputs import SWEEPS, TURNS, Inputs, Weights, shake
 from cuagent.verify.orders import ORDERS, ordered
-from cuagent.verify.places import NearTies, tell_places
-from cuagent.verify.selections import Followed
+from cuagent.verify.places import NearTies, certain, tell_places
+from cuagent.verify.selections import Followed, follow
 from cuagent.verify.spread import Spread
 from cuagent.worker.arena import Arena, settle
 from cuagent.worker.arms import set_precision, task_from_json
@@ -226,7 +226,16 @@ class _Oracle:
         doubts.move(moving, reach(self.known.terms.signed, self.known.coarsest), step, pairs, moved)
         if tied:
             doubts.choose(moving, step, pairs, tied)
-        return {"carried": doubts.carried(moving, pairs)}
+        return {
+            "carried": doubts.carried(moving, pairs),
+            "undecided": self._undecided(inputs),
+        }
+
+    def _undecided(self, inputs: list[Tensor]) -> bool:
+        """Whether something is chosen by numbers that are not the same in both precisions."""
+        exact = follow(lambda: self.reference.exactly(inputs).outputs)
+        declared = follow(lambda: self.reference.forward(inputs))
+        return bool(exact.decided) and not certain(exact, declared)
 
     def reorder(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write the declared output where equals are chosen otherwise."""

@@ -76,7 +76,7 @@ class NearTies:
             if not real(base):
                 view.zero_()
         indexed = any(chosen.indexed for chosen in exact.selections)
-        firm = self.admitted is Precision.MATCH and not indexed and _certain(exact, declared)
+        firm = self.admitted is Precision.MATCH and not indexed and certain(exact, declared)
 
         def seen() -> Iterator[Followed]:
             for run in runs:
@@ -90,7 +90,7 @@ class NearTies:
         return find_places(exact, declared, seen(), 1 + coarse, one_signed)
 
 
-def _certain(exact: Followed, declared: Followed) -> bool:
+def certain(exact: Followed, declared: Followed) -> bool:
     """Whether two runs, in two precisions, decided by equal numbers."""
     import torch
 

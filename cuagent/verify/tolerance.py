@@ -96,6 +96,9 @@ class Moved:
     tied: Sequence[Tensor] = ()
     """Per element, fp64: the largest change where equals are chosen in another order; empty where
     nothing is chosen."""
+    undecided: bool = False
+    """Whether numbers decide that are not the same in both precisions: then a choice is a matter of
+    roundoff even where what is made of it is exact (the nearest of equally near codes)."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,8 @@ def strict(
     if expected.moved is not None:
         parts += filter(None, (expected.moved.furthest, expected.moved.tied))
         carried = expected.moved.carried
-    drawn = _Drawn(kind, terms, admitted, coarsest(expected.declared, admitted))
+    undecided = expected.moved is not None and expected.moved.undecided
+    drawn = _Drawn(kind, terms, admitted, coarsest(expected.declared, admitted), undecided)
     findings = [
         _real(index, tensors, drawn, carried[index])
         if real(tensors[0])
@@ -219,6 +223,8 @@ class _Drawn:
     admitted: Precision
     unit: float
     """The roundoff by which m was found (`bounds.coarsest`)."""
+    undecided: bool
+    """See `Moved`."""
 
 
 def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) -> Finding:
@@ -241,7 +247,8 @@ def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) 
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
     bound = gates(sums, tensors[0].dtype, kind, terms, UNITS[admitted])
-    most = steady(sums, kind, terms, drawn.unit) if doubtful(sums, kind, admitted) else NOTHING
+    jumps = drawn.undecided or doubtful(sums, kind, admitted)
+    most = steady(sums, kind, terms, drawn.unit) if jumps else NOTHING
     left = Sums.of(_left(map(finite, blocks), most), carried) if len(tensors) >= IN_DOUBT else sums
     farthest, where = _farthest(_left(map(finite, blocks), most), bound)
     ratio = max(left.rms("error") / bound.rms, farthest)

@@ -159,3 +159,15 @@ def test_an_element_of_greater_sensitivity_is_no_jump_unless_it_had_jumped_alrea
         expected = Expected([y], [y], [spread], moved=Moved([moved], [0.0]))
         found = strict([error * far / error[3]], expected, Inputs.NORMAL, Terms.of(64))
         assert found.passed is passes
+
+
+def test_what_is_chosen_by_roundoff_may_be_another_though_it_is_exact() -> None:
+    """The nearest of codes that are equally near: whole numbers, and either is right."""
+    y = torch.tensor([[1.0, -1.0], [0.0, 1.0]])
+    other = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    moved = (y - other).abs().double()
+    for undecided in (True, False):
+        known = Moved([moved], [0.0], undecided=undecided)
+        expected = Expected([y], [y.double()], [torch.zeros_like(moved)], moved=known)
+        assert strict([other], expected, Inputs.FEW, Terms.of(8)).passed is undecided
+        assert not strict([other.flip(0)], expected, Inputs.FEW, Terms.of(8)).passed
