@@ -11,7 +11,7 @@ algorithm (Winograd, folding) may undercut, so only the memory floor is a bound.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -194,8 +194,8 @@ def count_calls(
     with torch.no_grad(), tally:
         outputs, _ = flatten(model(*inputs), "output")
     return Work(
-        bytes_in=tally.compulsory(outputs),
-        bytes_out=tally.written(outputs),
+        bytes_in=tally.traffic.compulsory(outputs),
+        bytes_out=tally.traffic.written(outputs),
         matrix_flops=tally.flops.total(),
         other_flops=tally.elementwise,
         operators={
@@ -214,6 +214,63 @@ UNCOUNTED = ("linalg_", "_linalg_", "_fft_", "_cdist", "miopen_rnn", "_int_mm", 
 FREE = ("empty", "detach", "alias", "lift_fresh", "_unsafe_view", "sym_", "is_")
 
 
+class _Traffic:
+    """What operators read and write, and what of it the outputs of a call hang on."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+        """Storages are told apart by identity, so none may be freed and its place reused."""
+        self.made: set[int] = set()
+        self.steps: list[tuple[set[int], list[tuple[torch.Tensor, int]]]] = []
+        """What each operator writes, by storage, and reads; it is needed if it writes none."""
+
+    def make(self, fresh: list[torch.Tensor]) -> None:
+        """These were not there before the call."""
+        self.made.update(t.untyped_storage()._cdata for t in fresh)
+
+    def log(
+        self,
+        reads: list[tuple[torch.Tensor, int]],
+        outs: list[torch.Tensor],
+        *,
+        changing: bool,
+    ) -> None:
+        """One operator, with the bytes that it needs of each tensor; `changing` some of them."""
+        self.kept += [tensor for tensor, _ in reads]
+        changed = [tensor for tensor, _ in reads] if changing else []
+        writes = {t.untyped_storage()._cdata for t in [*outs, *changed]}
+        # What was there before the call and is changed is wanted, whoever looks at it.
+        self.steps.append((writes if writes <= self.made else set(), reads))
+
+    def compulsory(self, outputs: list[torch.Tensor]) -> int:
+        """Bytes of what was there before the call and the outputs hang on."""
+        wanted = {leaf.untyped_storage()._cdata for leaf in outputs}
+        needed: list[tuple[torch.Tensor, int]] = []
+        for writes, reads in reversed(self.steps):
+            if writes and not writes & wanted:
+                continue
+            wanted |= {tensor.untyped_storage()._cdata for tensor, _ in reads}
+            needed += [(t, n) for t, n in reads if t.untyped_storage()._cdata not in self.made]
+        return _distinct(needed)
+
+    def written(self, outputs: list[torch.Tensor]) -> int:
+        """Bytes of results that were not there before the call."""
+        made = [x for x in outputs if x.untyped_storage()._cdata in self.made]
+        return _distinct([(leaf, _held(leaf)) for leaf in made])
+
+
+def _distinct(parts: Iterable[tuple[torch.Tensor, int]]) -> int:
+    """Bytes of distinct views, of each the most that is needed, together at most their storage."""
+    views: dict[int, dict[tuple[Any, ...], int]] = {}
+    size: dict[int, int] = {}
+    for tensor, needed in parts:
+        storage = tensor.untyped_storage()
+        known = views.setdefault(storage._cdata, {})
+        known[_view(tensor)] = max(known.get(_view(tensor), 0), needed)
+        size[storage._cdata] = storage.nbytes()
+    return sum(min(sum(v.values()), size[key]) for key, v in views.items())
+
+
 def _tally(values: Values) -> Any:
     """A dispatch mode that notes what every operator reads and makes (torch is imported late)."""
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -226,11 +283,7 @@ def _tally(values: Values) -> Any:
             self.elementwise = 0
             self.flops: Counter[str] = Counter()
             self.moved: Counter[str] = Counter()
-            self.kept: list[torch.Tensor] = []
-            self.made: set[int] = set()
-            self.steps: list[tuple[set[int], list[tuple[torch.Tensor, int]]]] = []
-            """What each operator writes, by storage, and reads; it is needed if it writes none."""
-            self.size: dict[int, int] = {}
+            self.traffic = _Traffic()
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
@@ -244,12 +297,10 @@ def _tally(values: Values) -> Any:
             out = func(*args, **(kwargs or {}))
             name = func.overloadpacket.__name__
             outs, ins = _tensors(out), _tensors((args, kwargs or {}))
-            # Storages are told apart by identity, so none may be freed and its place reused.
-            self.kept += outs
+            self.traffic.kept += outs
             if func.is_view:
                 return out
-            fresh = [t for t in outs if not any(_same(t, i) for i in ins)]
-            self.made.update(t.untyped_storage()._cdata for t in fresh)
+            self.traffic.make([t for t in outs if not any(_same(t, i) for i in ins)])
             if func.namespace == "prim" or name.startswith(FREE):
                 return out
             self.calls[name] += 1
@@ -265,7 +316,7 @@ def _tally(values: Values) -> Any:
                 self.moved[name] += asked
                 sizes.append(asked // tensor.element_size())
                 reads.append((tensor, needed))
-            self._log(func, reads, outs)
+            self.traffic.log(reads, outs, changing=func._schema.is_mutable)
             if formula := flop_registry.get(func.overloadpacket):
                 self.flops[name] += int(formula(*args, **(kwargs or {}), out_val=out))
             elif (flops := _known_flops(name, args)) is not None:
@@ -273,42 +324,6 @@ def _tally(values: Values) -> Any:
             else:
                 self.elementwise += max(sizes, default=0)
             return out
-
-        def _log(
-            self, func: Any, reads: list[tuple[torch.Tensor, int]], outs: list[torch.Tensor]
-        ) -> None:
-            self.kept += [tensor for tensor, _ in reads]
-            changed = [tensor for tensor, _ in reads] if func._schema.is_mutable else []
-            writes = {t.untyped_storage()._cdata for t in [*outs, *changed]}
-            # what was there before the call and is changed is wanted, whoever looks at it
-            self.steps.append((writes if writes <= self.made else set(), reads))
-
-        def compulsory(self, outputs: list[torch.Tensor]) -> int:
-            """Bytes of what was there before the call and the outputs hang on: distinct views, at
-            most their storage."""
-            wanted = {leaf.untyped_storage()._cdata for leaf in outputs}
-            views: dict[int, dict[tuple[Any, ...], int]] = {}
-            for writes, reads in reversed(self.steps):
-                if writes and not writes & wanted:
-                    continue
-                for tensor, needed in reads:
-                    storage = tensor.untyped_storage()
-                    wanted.add(storage._cdata)
-                    if storage._cdata not in self.made:
-                        known = views.setdefault(storage._cdata, {})
-                        known[_view(tensor)] = max(known.get(_view(tensor), 0), needed)
-                        self.size[storage._cdata] = storage.nbytes()
-            return sum(min(sum(v.values()), self.size[key]) for key, v in views.items())
-
-        def written(self, outputs: list[torch.Tensor]) -> int:
-            """Bytes of results that were not there before the call, counted as `compulsory`."""
-            views: dict[int, dict[tuple[Any, ...], int]] = {}
-            for leaf in outputs:
-                storage = leaf.untyped_storage()
-                if storage._cdata in self.made:
-                    views.setdefault(storage._cdata, {})[_view(leaf)] = _held(leaf)
-                    self.size[storage._cdata] = storage.nbytes()
-            return sum(min(sum(v.values()), self.size[key]) for key, v in views.items())
 
     return Tally()
 
