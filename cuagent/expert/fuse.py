@@ -280,13 +280,21 @@ class _Fuser:
 
     def _group(self, names: list[str], draft: _Draft) -> Group:
         members = set(names)
-        outputs = tuple(
+        wanted = (
             n
             for n in names
             if n in self.graph.outputs or any(u.name not in members for u in self.users[n])
         )
+        outputs = tuple(dict.fromkeys(self._viewed(n, members) for n in wanted))
         nodes = tuple(self.graph.node(n) for n in names)
         return Group(nodes, dict(draft.places), draft.size, draft.reduced or (), outputs)
+
+    def _viewed(self, name: str, members: set[str]) -> str:
+        """What a member is a view of: other kernels look for a value in the memory of its owner."""
+        node = self.graph.node(name)
+        while node.kind is Kind.VIEW and node.inputs[0] in members:
+            node = self.graph.node(node.inputs[0])
+        return node.name
 
 
 def _aligned(

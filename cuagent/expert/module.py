@@ -155,11 +155,14 @@ class _Module:
                 return self.parts.attribute(node.op)
             case Kind.CONSTANT:
                 return node.op
-            case Kind.VIEW if not self._in_group(name):
+            case Kind.VIEW if not self._written(name):
                 return f"{self._value(node.inputs[0])}.view{_shape(node.shape)}"
             case Kind.STRIDED:
                 return node.op.format(self._value(node.inputs[0]))
         return self._name(name)
+
+    def _written(self, name: str) -> bool:
+        return any(isinstance(s, Group) and name in s.outputs for s in self.steps)
 
     def _in_group(self, name: str) -> bool:
         return any(isinstance(s, Group) and name in s.places for s in self.steps)

@@ -121,6 +121,19 @@ class SmoothLoss(nn.Module):
         return F.smooth_l1_loss(x, y) + F.kl_div(x.log_softmax(1), y.softmax(1))
 
 
+class SqueezeAndExcite(nn.Module):
+    """One kernel's result is read by another through views."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x, skip):
+        gate = torch.sigmoid(self.up(x.mean((2, 3))))
+        y = x * gate[:, :, None, None] + skip
+        return y, y.mean(dim=(1, 2, 3))
+
+
 class LongMean(nn.Module):
     def forward(self, x, y):
         return torch.mean((x - y) ** 2)
@@ -150,6 +163,7 @@ INPUTS: dict[type[nn.Module], str] = {
     SumOfFeatures: "torch.randn(9, 17)",
     Gated: "torch.randn(6, 16)",
     SmoothLoss: "torch.randn(13, 21), torch.randn(13, 21)",
+    SqueezeAndExcite: "torch.randn(3, 8, 5, 7), torch.randn(3, 8, 5, 7)",
     LongMean: "torch.randn(3, 70001), torch.randn(3, 70001)",
     NestedInputs: "[torch.randn(3, 4), {'q': torch.randn(3, 4)}], 2.0",
     OneElement: "torch.randn(1)",
