@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from cuagent.measure.lane import GROUPS, Lane
+from cuagent.measure.lane import GROUPS, LEAST_S, Lane
 from cuagent.measure.statistics import Looks, log_ratios, over_groups, over_rounds, pooled, quietest
 from cuagent.measure.timing import Arm, Effort, Ratio, Standing
 from cuagent.task import Device
-from cuagent.worker.arms import EAGER
+from cuagent.worker.arms import CANDIDATE, EAGER
 
 LOOKS = Looks((3, 5))
 QUICK_CONFIDENCE = {Device.CPU: 0.99, Device.CUDA: 0.95}
@@ -44,6 +44,14 @@ class Round:
     """Set when the wall clock speaks against the candidate's."""
     busy: float
     """Share of the processors that others had."""
+
+    @property
+    def charged(self) -> float:
+        """Share by which a call of the candidate surely counts for more than it claims."""
+        if not self.counted.get(CANDIDATE):
+            return 0.0
+        claims = [max(claim, LEAST_S) for claim in self.lanes[CANDIDATE].claims]
+        return min(c / claim for c, claim in zip(self.counted[CANDIDATE], claims, strict=True)) - 1
 
 
 def ratio(

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +20,13 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build, build
 from cuagent.events import Event, Phase
 from cuagent.measure import repeats
+from cuagent.measure.lane import Clocked, Lane
 from cuagent.measure.protocol import Timer, time_arms
+from cuagent.measure.rounds import Round
 from cuagent.measure.timing import Effort, Standing, Timing
 from cuagent.task import Device, load_task
 from cuagent.verify import Referee
+from cuagent.worker.arms import CANDIDATE, EAGER
 
 TASK = """
 import time, torch
@@ -31,6 +35,8 @@ class {name}(torch.nn.Module):
         time.sleep({seconds})
         return x * 2
 """
+UNUSED: Any = None
+"""No session is needed where nothing is run."""
 HONEST = TASK.format(name="ModelNew", seconds="{seconds}")
 FALSE_CLOCK = """
 import time
@@ -228,6 +234,32 @@ def test_a_baseline_that_dies_while_it_is_timed_is_not_the_candidates_fault(
     assert candidate is not None
     assert not candidate.failed
     assert timing.ratios["eager"].high > 1.7
+
+
+def test_a_charge_counts_on_a_gpu_when_fresh_processes_show_it_again(
+    referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(charge: float) -> Round:
+        lanes = {
+            name: Lane(name, UNUSED, 0.0, [Clocked(1e-3, 1e-3)] * 5) for name in (CANDIDATE, EAGER)
+        }
+        counted = {CANDIDATE: [1e-3 + charge] * 5, EAGER: [1e-3] * 5}
+        return Round(lanes, counted, "", "", 0.0)
+
+    def ratio_of(*charges: float) -> float:
+        left = [taken(charge) for charge in charges]
+        with Timer(referee, (EAGER,)) as timer:
+            timer.device = Device.CUDA
+            monkeypatch.setattr(timer, "_round", lambda *_: left.pop(0))
+            monkeypatch.setattr(timer, "_floor", lambda *_: None)
+            timing = timer.time(*attempt(HONEST.format(seconds=0.01)))
+        assert not left
+        return timing.ratios[EAGER].value
+
+    assert ratio_of(0.0) == pytest.approx(1.0)
+    assert ratio_of(3e-4, 0.0) == pytest.approx(1.0)
+    assert ratio_of(3e-4, 3e-4) == pytest.approx(1 / 1.3)
+    assert ratio_of(5e-6) == pytest.approx(1 / 1.005)  # too little to be called
 
 
 def test_what_was_prepared_is_used_once(timer: Timer) -> None:
