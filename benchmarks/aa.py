@@ -200,7 +200,7 @@ def timings(task: Task, source: str, effort: Effort) -> Generator[dict[str, Any]
                 "low": ratio.low if ratio else None,
                 "high": ratio.high if ratio else None,
                 "standing": ratio.standing if ratio else "none",
-                "contradiction": timing.contradiction,
+                "contradiction": timing.refused,
                 "candidate": candidate.median if candidate else None,
                 "eager": eager.median if eager else None,
                 "charged": candidate.charged if candidate else None,

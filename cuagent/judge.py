@@ -215,13 +215,9 @@ class Judge:
 def _after_timing(verdict: Verdict, timing: Timing) -> Verdict:
     """The verdict, unless timing showed what verifying did not."""
     arm = timing.arm(CANDIDATE)
-    if timing.contradiction:
-        return replace(
-            verdict,
-            accepted=False,
-            reason=Reason.CLOCK_CONTRADICTION,
-            detail=timing.contradiction,
-        )
+    if timing.refused:
+        why = Reason.WRONG_WHILE_TIMED if timing.wrong else Reason.CLOCK_CONTRADICTION
+        return replace(verdict, accepted=False, reason=why, detail=timing.refused)
     if arm is not None and arm.failed:
         return replace(
             verdict,

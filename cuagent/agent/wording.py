@@ -34,6 +34,7 @@ HINTS = {
     Reason.CHANGED_INPUT: "write to a new tensor, never into an argument.",
     Reason.NOT_DETERMINISTIC: "look for a race, or memory that is read before it is written.",
     Reason.MEMORY_FAULT: "check indices, barriers around shared memory, and what is never written.",
+    Reason.WRONG_WHILE_TIMED: "each call must compute its own answer: keep no state between calls.",
     Reason.CLOCK_CONTRADICTION: "all work must be done on the current stream, within the call.",
     Reason.INFRASTRUCTURE: "this is not about your kernel; call verify again.",
 }

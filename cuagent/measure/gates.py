@@ -140,7 +140,7 @@ def _gate(timer: Timer, device: Device, delay: float, effort: Effort, runs: int)
         begun = time.perf_counter()
         timing = timer.time(attempt, built, effort)
         seconds.append(time.perf_counter() - begun)
-        lies += bool(timing.contradiction)
+        lies += bool(timing.refused)
         busy = max(busy, timing.busy)
         if EAGER in timing.ratios:
             ratio = timing.ratios[EAGER]

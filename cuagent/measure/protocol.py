@@ -137,9 +137,10 @@ class Timer:
             room, models = self.referee.room, len(self.baselines) + (subject is not None)
             room.assure(self.referee.task, f"a timing of {models} models", room.timing(models))
         rounds: list[Round] = []
-        failed, contradiction, lies, charges = "", "", 0, 0
+        failed = refused = wrong = contradiction = ""
+        lies = charges = 0
         try:
-            while not contradiction:
+            while not refused:
                 if not self._prepared:
                     spent = time.perf_counter() - begun
                     self._baselines.renew(_cheap_s(self.device, effort, spent))
@@ -149,8 +150,10 @@ class Timer:
                     continue
                 lies = lies + 1 if taken.hidden else 0
                 charges = charges + 1 if self._is_charged(taken) else 0
-                contradiction = taken.wrong or (taken.hidden if lies == STRIKES else "")
-                if not contradiction and (lies or 0 < charges < CHARGES):
+                wrong = taken.wrong
+                contradiction = taken.astray or (taken.hidden if lies == STRIKES else "")
+                refused = wrong or contradiction
+                if not refused and (lies or 0 < charges < CHARGES):
                     continue
                 rounds.append(taken)
                 self._apart += twins(taken, self.device)
@@ -164,11 +167,12 @@ class Timer:
         arms = tuple(arm_of(name, rounds, why.get(name, ""), self.device) for name in names)
         return Timing(
             arms=arms,
-            ratios={} if failed or contradiction else self._ratios(rounds, subject, effort),
+            ratios={} if failed or refused else self._ratios(rounds, subject, effort),
             effort=effort,
             device=describe(self.referee.task.device),
             seconds=time.perf_counter() - begun,
             contradiction=contradiction,
+            wrong=wrong,
             versions=versions(),
             busy=busy,
             floor=self._floor(arms),
@@ -235,8 +239,8 @@ class Timer:
             self.emit(Phase(_timing(effort, before_it, len(lanes.keys() - {TWIN})), passing=True))
             with one_thread(self.device):
                 wrong = self._repeats(lanes, batch, effort) if lanes else ""
-            if session is not None and others.astray(session.pid, self._baselines.cores):
-                wrong = wrong or "it left the processors that all arms are timed on"
+            left = session is not None and others.astray(session.pid, self._baselines.cores)
+            astray = "it left the processors that all arms are timed on" if left else ""
             busy = others.others_share(before, others.cpu_times())
         except SessionEnded as ended:
             if (session is not None and session.closed) or not self._baselines.bury(str(ended)):
@@ -246,7 +250,7 @@ class Timer:
             if session is not None:
                 session.close()
         said = hidden(lanes, self.device)
-        return Round(lanes, counted(lanes, self.device), wrong, said, busy)
+        return Round(lanes, counted(lanes, self.device), wrong, astray, said, busy)
 
     def _candidate(self, attempt: Attempt, build: Build) -> Session:
         """In a process of its own: the one that waits for this attempt, once, else a new one."""

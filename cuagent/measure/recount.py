@@ -49,7 +49,7 @@ def _ratios(timing: Timing, arms: list[Arm], device: Device) -> list[str]:
     candidate = next((arm for arm in arms if arm.name == CANDIDATE), None)
     against = [] if candidate is None else [a for a in arms if a.rounds == candidate.rounds]
     names = {arm.name for arm in against} - {CANDIDATE}
-    if timing.contradiction or (known := timing.arm(CANDIDATE)) is None or known.failed:
+    if timing.refused or (known := timing.arm(CANDIDATE)) is None or known.failed:
         names = set()
     lines = []
     for name in sorted(names | timing.ratios.keys()):
@@ -82,4 +82,4 @@ def _pieces(arm: Arm) -> list[list[float]]:
 
 
 def _round(counted: dict[str, list[float]]) -> Round:
-    return Round({}, counted, wrong="", hidden="", busy=0.0)
+    return Round({}, counted, wrong="", astray="", hidden="", busy=0.0)

@@ -40,6 +40,8 @@ class Round:
     """Seconds per call of each block of each arm; blocks of one index make a pair."""
     wrong: str
     """Set when the candidate's answers were not right while it was timed."""
+    astray: str
+    """Set when it left the processors that all arms are timed on."""
     hidden: str
     """Set when the wall clock speaks against the candidate's."""
     busy: float

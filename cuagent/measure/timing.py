@@ -98,7 +98,10 @@ class Timing:
     seconds: float
     """How long measuring took."""
     contradiction: str = ""
-    """Set when the worker's own clock contradicts the referee's, in fresh processes again."""
+    """Set when the worker's own clock contradicts the referee's, in fresh processes again; or where
+    it left the processors that all arms are timed on."""
+    wrong: str = ""
+    """Set when an answer was wrong, or an input changed, while it was timed."""
     busy: float = 0.0
     """Share of the processors, or of the GPU's blocks, that others took while this was measured."""
     floor: Floor | None = None
@@ -132,7 +135,12 @@ class Timing:
     def remarks(self) -> tuple[str, ...]:
         """What belongs beside the figures wherever they are shown, the gravest first."""
         disagreement = f"clocks disagree: {self.contradiction}" if self.contradiction else ""
-        return tuple(filter(None, [disagreement, self.suspect, *self.notes]))
+        return tuple(filter(None, [self.wrong, disagreement, self.suspect, *self.notes]))
+
+    @property
+    def refused(self) -> str:
+        """What timing showed against the candidate, in one line; else nothing."""
+        return self.wrong or self.contradiction
 
     def arm(self, name: str) -> Arm | None:
         return next((arm for arm in self.arms if arm.name == name), None)

@@ -240,7 +240,7 @@ def _timing(recorded: Recorded) -> list[str]:
         return []
     found = contradictions(timing, recorded.task.device)
     arm = timing.arm("candidate")
-    if said.accepted and (timing.contradiction or arm is None or arm.failed):
+    if said.accepted and (timing.refused or arm is None or arm.failed):
         found.append("timing: refused there, and accepted in the verdict")
     found += [
         f"timing: {name} is {version} there and {said.versions.get(name)} in the verdict"

@@ -53,7 +53,7 @@ def disagreements(said: Verdict, found: Verdict, *, coarse: bool) -> list[str]:
 def of_timing(said: Verdict) -> bool:
     """Whether it was refused for what showed itself only while it was timed."""
     timed = said.reason is Reason.CRASHED and said.detail.startswith(WHILE_TIMED)
-    return timed or said.reason is Reason.CLOCK_CONTRADICTION
+    return timed or said.reason in (Reason.WRONG_WHILE_TIMED, Reason.CLOCK_CONTRADICTION)
 
 
 def _outcome(said: Verdict, found: Verdict) -> list[str]:

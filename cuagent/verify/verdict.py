@@ -28,6 +28,7 @@ class Reason(StrEnum):
     CHANGED_INPUT = "changed an input"
     NOT_DETERMINISTIC = "different results for equal inputs"
     MEMORY_FAULT = "a fault in memory that no output shows"
+    WRONG_WHILE_TIMED = "wrong while timed"
     CLOCK_CONTRADICTION = "its own clock contradicts the wall clock"
     NOT_CERTIFIABLE = "the task cannot be certified"
     INFRASTRUCTURE = "infrastructure"

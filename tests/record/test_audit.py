@@ -155,6 +155,7 @@ DOCTORED: dict[str, tuple[Callable[[Data], Any], str]] = {
     "ratio deleted": (_set("timing", "ratios", to={}), "no ratio to eager"),
     "ratio added": (_set("timing", "ratios", "compile", to=RATIO), "a ratio to compile"),
     "contradiction": (_set("timing", "contradiction", to="slow"), "accepted in the verdict"),
+    "wrong while timed": (_set("timing", "wrong", to="call 1 of 2"), "accepted in the verdict"),
 }
 
 
