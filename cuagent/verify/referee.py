@@ -42,6 +42,7 @@ from cuagent.verify.versions import versions
 from cuagent.worker import Arena, Nursery, NurseryError
 from cuagent.worker.arena import POISONS
 from cuagent.worker.arms import CANDIDATE
+from cuagent.worker.heap import give_back
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -243,6 +244,7 @@ class Referee:
                 with suppress(OracleLost, TaskError):  # told where it is asked next
                     self.oracle.forget(arena)
             arena.give_back()
+        give_back(self.task.device.value)
 
     def _judge(self, begun: Begun, build: Build, tally: Tally) -> str:
         """Go through the rounds; what the candidate printed. Raises Rejected, SessionEnded."""

@@ -1,6 +1,6 @@
 """What glibc does with memory that is freed: pinned, since its own rules drift with time.
 
-Not covered: other C libraries, which are left as they are.
+And what this process keeps of a GPU's. Not covered: other C libraries, which are left as they are.
 """
 
 from __future__ import annotations
@@ -31,9 +31,13 @@ def keep_memory() -> None:
     _set(_M_MMAP_MAX, 0)
 
 
-def give_back() -> None:
-    """What is kept so and not in use, to the system: where others need it more."""
-    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+def give_back(device: str) -> None:
+    """What is kept so and not in use, to the system or the GPU: where others need it more."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.empty_cache()
+    elif hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
 

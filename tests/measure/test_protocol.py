@@ -258,7 +258,8 @@ def test_a_charge_counts_on_a_gpu_when_fresh_processes_show_it_again(
 
     assert ratio_of(0.0) == pytest.approx(1.0)
     assert ratio_of(3e-4, 0.0) == pytest.approx(1.0)
-    assert ratio_of(3e-4, 3e-4) == pytest.approx(1 / 1.3)
+    assert ratio_of(3e-4, 3e-4, 0.0) == pytest.approx(1.0)
+    assert ratio_of(3e-4, 3e-4, 3e-4) == pytest.approx(1 / 1.3)
     assert ratio_of(5e-6) == pytest.approx(1 / 1.005)  # too little to be called
 
 

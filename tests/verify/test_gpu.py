@@ -180,6 +180,18 @@ def test_verdicts_leave_no_gpu_memory(referee: Referee) -> None:
     assert min(lost() for _ in range(3)) < 64 << 20
 
 
+def test_room_for_a_large_task_is_what_the_referee_gives_back(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    with Referee(task, call_s=10.0) as opened:
+        assert judge(opened).accepted
+        monkeypatch.setattr(Referee, "large", True)
+        opened.make_room()
+        assert torch.cuda.memory_reserved() - torch.cuda.memory_allocated() < 4 << 20
+
+
 def test_a_candidate_that_takes_the_gpus_memory_is_at_fault_itself(referee: Referee) -> None:
     """The next one is judged as if nothing had been: neither oracle nor referee ran short."""
     found = judge(referee, more="self.kept = torch.zeros(8 << 30, device='cuda')")
