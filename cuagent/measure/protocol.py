@@ -28,9 +28,9 @@ from cuagent.measure.counted import count
 from cuagent.measure.lane import Lane, counted, hidden
 from cuagent.measure.repeats import Repeats
 from cuagent.measure.roofline import Roofline
-from cuagent.measure.rounds import LOOKS, TWIN, Round, arm_of, enough, ratio, twins
+from cuagent.measure.rounds import LOOKS, TWIN, Round, Rounds, arm_of, enough, ratio, twins
 from cuagent.measure.surroundings import MOST_SLOTS, one_thread, versions
-from cuagent.measure.timing import MARGIN, Arm, Effort, Floor, Ratio, Timing
+from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.task import Device, TaskError
 from cuagent.verify.batch import Batch
 from cuagent.verify.oracle import OracleLost
@@ -41,12 +41,11 @@ from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 BASELINES = (EAGER, COMPILE)
 BUDGET_S = {Effort.GLANCE: 0.3, Effort.QUICK: 1.5, Effort.RECORD: 30.0}
 """For the repeats of a quick timing, for all rounds of one of record; the fewest come anyway."""
-STRIKES = 3
-"""So often, in fresh processes, must the wall clock contradict before it is a verdict, and on a GPU
-add to the claims before that counts: one process in twenty is woken more slowly than its fellows,
-whatever it runs (docs/TIMING.md)."""
 MOST_CALLS = 60 * MOST_SLOTS
 """Of a candidate in one round."""
+
+Subject = tuple[Attempt, Build]
+"""What is timed against the baselines; without one they are timed by themselves."""
 
 
 def time_arms(
@@ -129,49 +128,52 @@ class Timer:
         """The baselines whose processes are warm."""
         return self._baselines.opened()
 
-    def _time(self, subject: tuple[Attempt, Build] | None, effort: Effort) -> Timing:
+    def _time(self, subject: Subject | None, effort: Effort) -> Timing:
         begun = time.perf_counter()
+        self._assure_room(subject)
+        rounds = Rounds(self.device)
+        failed, done = "", False
+        try:
+            while not done:
+                self._renew(effort, time.perf_counter() - begun)
+                taken = self._round(subject, effort, len(rounds.held))
+                if taken is not None and rounds.take(taken):
+                    self._apart += twins(taken, self.device)
+                    spent = time.perf_counter() - begun
+                    done = rounds.refused or self._enough(rounds.held, subject, effort, spent)
+        except SessionEnded as ended:
+            failed = str(ended)
+        return self._timing(rounds, subject, effort, failed, time.perf_counter() - begun)
+
+    def _assure_room(self, subject: Subject | None) -> None:
+        """Raises TooLarge where the memory that is free does not hold all arms at once."""
         self.referee.make_room()
         if not self._baselines.warm:
             room, models = self.referee.room, len(self.baselines) + (subject is not None)
             room.assure(self.referee.task, f"a timing of {models} models", room.timing(models))
-        rounds: list[Round] = []
-        failed = refused = wrong = contradiction = ""
-        lies = strikes = 0
-        try:
-            while not refused:
-                if not self._prepared:
-                    spent = time.perf_counter() - begun
-                    self._baselines.renew(_cheap_s(self.device, effort, spent))
-                self._prepared = False
-                taken = self._round(subject, effort, len(rounds))
-                if taken is None:
-                    continue
-                lies = lies + 1 if taken.hidden else 0
-                strikes = strikes + 1 if taken.hidden or self._is_charged(taken) else 0
-                wrong = taken.wrong
-                contradiction = taken.astray or (taken.hidden if lies == STRIKES else "")
-                refused = wrong or contradiction
-                if not refused and 0 < strikes < STRIKES:
-                    continue
-                rounds.append(taken)
-                self._apart += twins(taken, self.device)
-                if self._enough(rounds, subject, effort, time.perf_counter() - begun):
-                    break
-        except SessionEnded as ended:
-            failed = str(ended)
-        busy = max((taken.busy for taken in rounds), default=0.0)
+
+    def _renew(self, effort: Effort, spent: float) -> None:
+        """Fresh processes for baselines that open quickly, unless `prepare` has seen to it."""
+        if not self._prepared:
+            self._baselines.renew(_cheap_s(self.device, effort, spent))
+        self._prepared = False
+
+    def _timing(
+        self, rounds: Rounds, subject: Subject | None, effort: Effort, failed: str, seconds: float
+    ) -> Timing:
+        """What the rounds come to; `failed` is why the candidate did not get through them."""
         names = self.baselines if subject is None else (CANDIDATE, *self.baselines)
         why = self._baselines.failed | {CANDIDATE: failed}
-        arms = tuple(arm_of(name, rounds, why.get(name, ""), self.device) for name in names)
+        arms = tuple(arm_of(name, rounds.held, why.get(name, ""), self.device) for name in names)
+        held, busy = not (failed or rounds.refused), rounds.busy
         return Timing(
             arms=arms,
-            ratios={} if failed or refused else self._ratios(rounds, subject, effort),
+            ratios=self._ratios(rounds.held, subject, effort) if held else {},
             effort=effort,
             device=describe(self.referee.task.device),
-            seconds=time.perf_counter() - begun,
-            contradiction=contradiction,
-            wrong=wrong,
+            seconds=seconds,
+            contradiction=rounds.contradiction,
+            wrong=rounds.wrong,
             versions=versions(),
             busy=busy,
             floor=self._floor(arms),
@@ -190,7 +192,9 @@ class Timer:
         if self._roofline is None:
             return None
         quickest = min((arm.median for arm in arms if arm.samples), default=float("inf"))
-        if self._roofline.beaten(quickest) and not self._doubted:
+        beaten = self._roofline.beaten(quickest) and not self._doubted
+        # Nobody is suspected on the word of a moment in which the memory was slow.
+        if beaten or self._roofline.suspect(quickest):
             self._doubted = True
             again = ceilings(self.device, doubted=True)
             self._roofline = replace(self._roofline, ceilings=again)
@@ -220,9 +224,7 @@ class Timer:
 
     # -- one round: a fresh process for the candidate, and the repeats
 
-    def _round(
-        self, subject: tuple[Attempt, Build] | None, effort: Effort, before_it: int
-    ) -> Round | None:
+    def _round(self, subject: Subject | None, effort: Effort, before_it: int) -> Round | None:
         """None where a trusted process was lost: then the round is taken again."""
         batch = self._baselines.fresh_batch()
         lanes = self._baselines.lanes(batch)
@@ -264,14 +266,10 @@ class Timer:
             self._waiting[1].close()
             self._waiting = None
 
-    def _is_charged(self, taken: Round) -> bool:
-        """Whether the walls add so much to the claims that somebody might call it a difference."""
-        return self.device is Device.CUDA and taken.charged > MARGIN
-
     def _enough(
         self,
         rounds: Sequence[Round],
-        subject: tuple[Attempt, Build] | None,
+        subject: Subject | None,
         effort: Effort,
         spent: float,
     ) -> bool:
@@ -281,7 +279,7 @@ class Timer:
         return enough(len(rounds), ratios) or spent > BUDGET_S[effort]
 
     def _ratios(
-        self, rounds: Sequence[Round], subject: tuple[Attempt, Build] | None, effort: Effort
+        self, rounds: Sequence[Round], subject: Subject | None, effort: Effort
     ) -> dict[str, Ratio]:
         """Of the candidate against each baseline; without one, of each baseline against eager."""
         held = [

@@ -1,4 +1,4 @@
-"""From rounds of counted blocks to arms and ratios: which statistic holds on which device.
+"""From rounds of counted blocks to arms and ratios: which rounds count, and which statistic holds.
 
 On a GPU all pairs of a round are used, since it is ours alone or the run is not taken; on the CPU,
 where anybody may interrupt, the quietest blocks of consecutive stretches. Not covered: where blocks
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from cuagent.measure.lane import GROUPS, LEAST_S, Lane
 from cuagent.measure.statistics import Looks, log_ratios, over_groups, over_rounds, pooled, quietest
-from cuagent.measure.timing import Arm, Effort, Ratio, Standing
+from cuagent.measure.timing import MARGIN, Arm, Effort, Ratio, Standing
 from cuagent.task import Device
 from cuagent.worker.arms import CANDIDATE, EAGER
 
@@ -25,6 +25,10 @@ BETWEEN = {Device.CPU: 0.03, Device.CUDA: 0.004}
 the CPU a first guess, since it was 1 % on one machine and 7 % on another: see `twins`."""
 GUESS_WEIGHT = 4
 """Timings of twins that the guess counts for."""
+STRIKES = 3
+"""So often, in fresh processes, must the wall clock contradict before it is a verdict, and on a GPU
+add to the claims before that counts: one process in twenty is woken more slowly than its fellows,
+whatever it runs (docs/TIMING.md)."""
 TWIN = "eager again"
 """A second process of eager, on the CPU: how far the two lie apart is what processes do here."""
 RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.25e-6}
@@ -54,6 +58,42 @@ class Round:
             return 0.0
         claims = [max(claim, LEAST_S) for claim in self.lanes[CANDIDATE].claims]
         return min(c / claim for c, claim in zip(self.counted[CANDIDATE], claims, strict=True)) - 1
+
+
+@dataclass
+class Rounds:
+    """The rounds of one timing so far, and what they say against the candidate."""
+
+    device: Device
+    held: list[Round] = field(default_factory=list)
+    """Those that count."""
+    wrong: str = ""
+    contradiction: str = ""
+    _lies: int = 0
+    """Rounds in a row in which the wall clock spoke against the candidate's."""
+    _strikes: int = 0
+    """The same, or it added to the claims so much that somebody might call it a difference."""
+
+    @property
+    def refused(self) -> bool:
+        return bool(self.wrong or self.contradiction)
+
+    @property
+    def busy(self) -> float:
+        """The largest share of the processors that others had in a round."""
+        return max((taken.busy for taken in self.held), default=0.0)
+
+    def take(self, taken: Round) -> bool:
+        """Whether it counts: what the walls say against the candidate must be seen again first."""
+        charged = self.device is Device.CUDA and taken.charged > MARGIN
+        self._lies = self._lies + 1 if taken.hidden else 0
+        self._strikes = self._strikes + 1 if taken.hidden or charged else 0
+        self.wrong = taken.wrong
+        self.contradiction = taken.astray or (taken.hidden if self._lies == STRIKES else "")
+        counts = self.refused or not 0 < self._strikes < STRIKES
+        if counts:
+            self.held.append(taken)
+        return counts
 
 
 def ratio(

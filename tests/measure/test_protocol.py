@@ -19,11 +19,12 @@ import pytest
 from cuagent.attempt import Attempt
 from cuagent.build import Build, build
 from cuagent.events import Event, Phase
-from cuagent.measure import repeats
+from cuagent.measure import protocol, repeats
+from cuagent.measure.ceilings import Ceilings
 from cuagent.measure.lane import Clocked, Lane
 from cuagent.measure.protocol import Timer, time_arms
 from cuagent.measure.rounds import Round
-from cuagent.measure.timing import Effort, Standing, Timing
+from cuagent.measure.timing import Arm, Effort, Standing, Timing
 from cuagent.task import Device, load_task
 from cuagent.verify import Referee
 from cuagent.worker.arms import CANDIDATE, EAGER
@@ -261,6 +262,27 @@ def test_a_charge_counts_on_a_gpu_when_fresh_processes_show_it_again(
     assert ratio_of(3e-4, 3e-4, 0.0) == pytest.approx(1.0)
     assert ratio_of(3e-4, 3e-4, 3e-4) == pytest.approx(1 / 1.3)
     assert ratio_of(5e-6) == pytest.approx(1 / 1.005)  # too little to be called
+
+
+def test_ceilings_are_measured_again_each_time_before_anybody_is_suspected(
+    referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubts: list[bool] = []
+
+    def measured(_: Device, *, doubted: bool = False) -> Ceilings:
+        doubts.append(doubted)
+        return Ceilings("here", 1.0 if len(doubts) < 3 else 1e12, 1e12, 0.0, 0.0)
+
+    monkeypatch.setattr(protocol, "ceilings", measured)
+    arm = Arm(EAGER, 1e-3, (1e-3,))
+    with Timer(referee, (EAGER,)) as timer:
+        floors = [timer._floor([arm]) for _ in range(3)]
+    assert [floor is not None and floor.memory > arm.median for floor in floors] == [
+        True,
+        False,
+        False,
+    ]
+    assert doubts == [False, True, True]
 
 
 def test_what_was_prepared_is_used_once(timer: Timer) -> None:
