@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cuagent.measure import ceilings as measured
 from cuagent.measure.ceilings import Ceilings, ceilings
 from cuagent.task.task import Device
 
@@ -31,6 +32,21 @@ def test_a_damaged_cache_entry_is_measured_again(tmp_path: Path) -> None:
     for file in tmp_path.iterdir():
         file.write_text('{"copy": 1')
     assert ceilings(Device.CPU, cache=tmp_path).copy > 1
+
+
+def test_stores_that_pass_the_caches_by_count_for_the_copy_of_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "_copy_rate", lambda *_: 1.0)
+    assert ceilings(Device.CPU, cache=tmp_path).copy > 5e8
+
+
+def test_without_a_compiler_torchs_copy_is_the_ceiling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(measured, "_copy_rate", lambda *_: 1.0)
+    assert ceilings(Device.CPU, cache=tmp_path).copy == 1.0
 
 
 @pytest.mark.gpu
