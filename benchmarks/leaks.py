@@ -3,7 +3,8 @@
     python benchmarks/leaks.py --runs 200 --device cpu
 
 Counts processes, descriptors, files in the folder for temporary files and in /dev/shm, and memory
-on the GPU, after the first ten verdicts and after the last; exits with 1 if any count has grown.
+on the GPU, after the first ten verdicts, every fifty and after the last; exits with 1 if any count
+has grown at the end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify"))
@@ -29,6 +31,7 @@ BODIES = (
     "import os; os._exit(1)",
     "import os; os.fork() or os.setsid() or __import__('time').sleep(99); return self.honest(x)",
 )
+EVERY = 50
 SLACK = {"GPU MiB": 64, "resident MiB": 64}
 """What allocators keep without losing it."""
 
@@ -71,11 +74,18 @@ def main() -> None:
         task = load_task(str(path), device=options.device)
         with Referee(task, call_s=5.0) as referee:
             before: dict[str, int] = {}
+            begun = time.perf_counter()
             for run in range(options.runs):
                 attempt = candidate(BODIES[run % len(BODIES)])
                 referee.verify(attempt, build(attempt, task.device))
                 if run == 9:
                     before = counts(Path(folder), options.device)
+                if run % EVERY == EVERY - 1:
+                    now = counts(Path(folder), options.device)
+                    print(
+                        f"{run + 1} verdicts, {time.perf_counter() - begun:.0f} s: {now}",
+                        flush=True,
+                    )
             after = counts(Path(folder), options.device)
         grown = [n for n in after if after[n] > before[n] + SLACK.get(n, 0)]
         for name, count in after.items():
