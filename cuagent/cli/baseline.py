@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,12 @@ NEW_S = 60.0
 """Seconds after which a measurement is said to be an earlier one."""
 LEFT = (0, 2)
 """Columns of words and of ratios; numbers end together."""
+
+
+HEAD = ("rung", "time", "over eager", "roof", "error", "start", "memory")
+BELOW = ("", "", "over eager", "of the roofline", "error", "to start", "of memory")
+"""The same behind a figure that has no room beside the others."""
+ABOVE = "over 100% of the roofline: its ceilings are of a busy machine, or less arithmetic did"
 
 
 def baseline(
@@ -97,21 +104,26 @@ def _named(rungs: str) -> tuple[str, ...]:
 def lines(found: Ladder, width: int = WIDTH) -> list[str]:
     """The ladder as a table of at most `width` columns, its best rung named.
 
-    Columns that do not fit or say nothing are left out, the last ones first; --json has them all.
+    Columns that say nothing are left out; those that do not fit stand below their row.
     """
-    rows = [["rung", "time", "over eager", "roof", "error", "start", "memory"]]
-    rows += [_row(rung, found.floor) for rung in found.rungs]
-    shown = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])]
-    wide = {at: max(len(row[at]) for row in rows) for at in shown}
-    while sum(wide[at] + 2 for at in shown) - 2 > width and len(shown) > 3:
-        shown.pop()
-    notes = ["", *map(_note, found.rungs)]
-    text = []
-    for row, note in zip(rows, notes, strict=True):
+    rows = [_row(rung, found.floor) for rung in found.rungs]
+    shown = [at for at in range(len(HEAD)) if any(row[at] for row in rows)]
+    wide = {at: max(len(row[at]) for row in (HEAD, *rows)) for at in shown}
+    below: list[int] = []
+    while sum(wide[at] + 2 for at in shown) - 2 > width and len(shown) > 2:
+        below.insert(0, shown.pop())
+
+    def across(row: Sequence[str]) -> str:
         cells = [row[at].ljust(wide[at]) if at in LEFT else row[at].rjust(wide[at]) for at in shown]
-        text.append("  ".join(cells).rstrip())
-        text += [f"  {note}"] * bool(note)
+        return "  ".join(cells).rstrip()
+
+    text = [across(HEAD)]
+    for row, rung in zip(rows, found.rungs, strict=True):
+        rest = ", ".join(f"{row[at]} {BELOW[at]}" for at in below if row[at] not in ("", "1"))
+        text += [across(row), *(f"  {line}" for line in (rest, _note(rung)) if line)]
     text += ["", _best(found)]
+    if found.floor is not None and any(found.floor.share(r.seconds) > 1 for r in found.rungs):
+        text.append(ABOVE)
     text += [f"{found.device}; torch {found.versions.get('torch', '?')}", *found.notes]
     age = time.time() - found.when
     if found.when and age > NEW_S:

@@ -95,6 +95,8 @@ RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the run folders
 Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Export the result there at the end.")
 ]
+NARROW = 24
+"""Columns; in fewer no text is set."""
 FORMATS = ("text", "json", "stream-json")
 OutputFormat = Annotated[
     str,
@@ -148,7 +150,10 @@ def refuse_nowhere(file: Path | None) -> None:
 
 
 def fitted(lines: Iterable[str], indent: int = 2) -> Iterator[str]:
-    """Lines as wide as the terminal is, the rest of each further in; in a pipe as they are."""
+    """Lines as wide as the terminal is, the rest of each further in; in a pipe as they are.
+
+    Where so large an `indent` would leave a column of syllables it is two.
+    """
     import shutil
 
     from cuagent.ui.text import wrap
@@ -157,6 +162,7 @@ def fitted(lines: Iterable[str], indent: int = 2) -> Iterator[str]:
         yield from lines
         return
     width = shutil.get_terminal_size().columns
+    indent = indent if width - indent >= NARROW else 2
     for line in lines:
         if len(line) <= width or "|" in line:  # a row of a table: cut to fit already
             yield line
@@ -164,7 +170,7 @@ def fitted(lines: Iterable[str], indent: int = 2) -> Iterator[str]:
         first, *_ = wrap(line, width)
         yield first
         rest = " ".join(line[len(first) :].split())
-        yield from (" " * indent + piece for piece in wrap(rest, max(width - indent, 20)))
+        yield from (" " * indent + piece for piece in wrap(rest, max(width - indent, 1)))
 
 
 @contextmanager

@@ -21,12 +21,11 @@ from cuagent.measure.roofline import OperatorWork, Roofline, Work, amount, secon
 MOST_LINES = 60
 SPENT_IN = {"clamp_min": "relu", "relu": ""}
 """Operators whose time the profiler books under another name than the one they are called by."""
-
-
 ROUGH = 1.5
 """Operators that add up to so many times the call are mostly the profiler's own time."""
-RATES, NAME = 38, 20
-"""Columns of a table: of what is reached of the ceilings, at least of a name."""
+FIGURES, GAP, RATES, BAR, NAME = 26, 10, 33, 9, 14
+"""Columns of a table: of calls, time and share, of a launch gap, of what is reached of the
+ceilings, of a bar, at least of a name."""
 
 
 class ProfileError(Exception):
@@ -100,7 +99,8 @@ class Profile:
         tables += [f"{_short(c.kernel, 40)}: {c.line()}" for c in self.counters[:12]]
         tables += [f"no hardware counters: {self.missing}"] if self.missing else []
         tables += [f"loop {loop}"[: max(width, 100)] for loop in self.loops[:16]]
-        return [line[:width] if "|" in line else line for line in head + tables][:MOST_LINES]
+        rows = (line[:width].rstrip() if "|" in line else line for line in head + tables)
+        return list(rows)[:MOST_LINES]
 
     def notes(self) -> list[str]:
         """What the figures say, most telling first."""
@@ -212,10 +212,12 @@ def _table(kind: str, costs: tuple[Cost, ...], width: int, roof: Roofline) -> li
         return []
     copy, rate = roof.ceilings.copy, roof.ceilings.rate(roof.unit)
     gaps = any(cost.gap for cost in costs)
-    figures = 38 + 10 * gaps
     known = any(cost.bytes_per_s or cost.flop_per_s for cost in costs)
-    rated = known and width >= figures + RATES
-    room = max(NAME, width - figures - RATES * rated)
+    spare = width - FIGURES - GAP * gaps - NAME
+    rated = known and spare >= RATES
+    spare -= RATES * rated
+    barred = spare >= BAR
+    room = NAME + max(0, spare - BAR * barred)
     room = max(len(kind), *(len(_short(cost.name, room)) for cost in costs))
     waited = f" {'gap':>9}" * gaps
     against = "against the ceilings" * rated
@@ -230,8 +232,8 @@ def _table(kind: str, costs: tuple[Cost, ...], width: int, roof: Roofline) -> li
         name = _short(cost.name, room)
         lines.append(
             f"{name:<{room}} {cost.calls:>6.4g} {seconds_text(cost.seconds):>9} "
-            f"{cost.share:>6.0%}{f' {seconds_text(cost.gap):>9}' * gaps} | {_bar(cost.share)} "
-            + ", ".join(rates)
+            f"{cost.share:>6.0%}{f' {seconds_text(cost.gap):>9}' * gaps} | "
+            + " ".join(filter(None, [_bar(cost.share) * barred, ", ".join(rates)]))
         )
     return lines
 

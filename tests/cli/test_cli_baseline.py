@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from cuagent.cli.baseline import lines
+from cuagent.cli.baseline import ABOVE, lines
 from cuagent.measure.ladder import Ladder, Rung
 from cuagent.measure.timing import Floor, Ratio
 
@@ -21,14 +21,24 @@ def made(*rungs: Rung) -> Ladder:
     return Ladder("task", "match", "a device", {"torch": "2"}, rungs, 1.0, floor=FLOOR)
 
 
-def test_the_table_fits_the_terminal_and_drops_its_last_columns_first() -> None:
+def test_the_table_fits_the_terminal_and_what_does_not_stands_below_its_row() -> None:
     found = made(EAGER, TUNED, TF32)
     wide, narrow = lines(found, 80), lines(found, 60)
     assert max(map(len, wide[:5])) <= 80
     assert wide[0].split() == ["rung", "time", "over", "eager", "roof", "error", "start"]
     assert max(map(len, narrow[:5])) <= 60
-    assert "2.000x (1.800-2.200)" in narrow[2]
-    assert narrow[4] == "  other precision than the task's"
+    assert narrow[2] == "  1.0e-07 error, 0.1 s to start"
+    assert "2.000x (1.800-2.200)   50%" in narrow[3]
+    assert narrow[7] == "  other precision than the task's"
+    phone = lines(found, 40)
+    assert phone[2] == "  25% of the roofline, 1.0e-07 error, 0.1 s to start"
+    assert phone[4].startswith("  2.000x (1.800-2.200) over eager, 50% of")
+
+
+def test_a_rung_above_the_roofline_is_explained() -> None:
+    above = replace(TUNED, seconds=FLOOR.seconds / 2)
+    assert ABOVE in lines(made(EAGER, above))
+    assert ABOVE not in lines(made(EAGER, TUNED))
 
 
 def test_the_best_rung_is_said_with_its_interval_and_eager_with_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -80,6 +81,13 @@ def test_the_reference_is_shown_by_operator_against_the_ceilings(
     assert narrow[0].split() == ["operator", "calls", "time", "share", "|"]
     assert all(line.count("·") + line.count("█") == 8 for line in narrow[1:])
     assert max(map(len, narrow)) <= 60
+    phone = [line for line in seen.lines(40) if line.endswith("|")]
+    assert len(phone) == len(narrow)
+    assert max(map(len, phone)) <= 40
+    assert all(re.search(r"s +\d+% \|$", line) for line in phone[1:])
+    usual = [line for line in seen.lines(80) if "FLOP/s" in line and "|" in line]
+    assert usual
+    assert all(line.endswith("%") for line in usual)
     assert json.loads(json.dumps(seen.to_json()))["bound"] in ("memory", "compute")
 
 
