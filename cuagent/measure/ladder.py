@@ -4,7 +4,8 @@ All rungs are timed in one interleaved run, each with its error against fp64, an
 the task's precision policy admits is where `optimize` starts: what a kernel adds is counted from
 there. Rungs of another precision are shown, since they are free to whoever admits them, and are
 never the best. Cached by task, device and versions; what was measured for more rungs, or with more
-care, also serves who asks for less.
+care, also serves who asks for less. On a CPU what was measured while others used it serves for some
+minutes only.
 
 Invariant: a rung is admissible only if it passes the strict rule in the policy's precision.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.events import Emit, ignore
-from cuagent.measure.ceilings import describe
+from cuagent.measure.ceilings import AGAIN_S, CALM, describe
 from cuagent.measure.counted import count
 from cuagent.measure.lane import Lane
 from cuagent.measure.protocol import Timer
@@ -38,7 +39,7 @@ from cuagent.worker.arms import COMPILE, EAGER
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 4
+FORMAT = 5
 """Raise it when what is measured changes: older cache entries are then not read."""
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
 
@@ -90,6 +91,8 @@ class Ladder:
     """None where the task's work could not be counted."""
     when: float = 0.0
     """Seconds since the epoch."""
+    busy: float = 0.0
+    """Share of the processors that others took meanwhile."""
 
     @property
     def best(self) -> Rung | None:
@@ -212,6 +215,7 @@ def ladder(
         effort,
         floor=timing.floor,
         when=time.time(),
+        busy=timing.busy,
     )
     _write(_file(task, effort, names, cache), made)
     return made
@@ -332,7 +336,14 @@ def _known(
     """What was measured for one of these sets of rungs, with as much care or more."""
     efforts = [Effort.RECORD] if effort is Effort.RECORD else [Effort.RECORD, Effort.QUICK]
     files = (_file(task, care, names, cache) for names in sets for care in efforts)
-    return next(filter(None, map(_read, files)), None)
+    found = filter(None, map(_read, files))
+    return next((known for known in found if _serves(known, task.device)), None)
+
+
+def _serves(known: Ladder, device: Device) -> bool:
+    """Not what a busy machine made of it long ago: it may tell more by now."""
+    noisy = device is Device.CPU and known.busy >= CALM
+    return not noisy or time.time() - known.when < AGAIN_S
 
 
 def _file(task: Task, effort: Effort, names: tuple[str, ...], cache: Path | None) -> Path:

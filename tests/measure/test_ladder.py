@@ -5,6 +5,8 @@ The reference sleeps, and rungs differ in nothing that a busy machine could turn
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +56,24 @@ def test_rungs_are_timed_checked_and_read_back(referee: Referee, tmp_path: Path)
         assert r.error < 1e-5
     assert found.best is not None
     assert ladder(referee, only=("eager", "eager+channels_last"), cache=tmp_path) == found
+
+
+def test_what_a_busy_machine_measured_is_measured_again_later(
+    referee: Referee, tmp_path: Path
+) -> None:
+    names = ("eager", "eager+channels_last")
+    ladder(referee, only=names, cache=tmp_path)
+    (file,) = tmp_path.glob("ladder-*.json")
+
+    def when_asked_again(busy: float, age: float) -> float:
+        known = Ladder.from_json(json.loads(file.read_text()))
+        aged = replace(known, busy=busy, when=time.time() - age)
+        file.write_text(json.dumps(aged.to_json()))
+        return time.time() - ladder(referee, only=names, cache=tmp_path).when
+
+    assert when_asked_again(busy=0.0, age=4000) > 3000
+    assert when_asked_again(busy=0.8, age=100) > 90
+    assert when_asked_again(busy=0.8, age=4000) < 3000
 
 
 def test_a_run_starts_with_what_opens_quickly_and_takes_the_rest_later(
