@@ -26,6 +26,7 @@ from cuagent.measure.baselines import CHEAP_S, Baselines, warmed
 from cuagent.measure.ceilings import ceilings, describe
 from cuagent.measure.counted import count
 from cuagent.measure.lane import Lane, counted, hidden
+from cuagent.measure.parts import is_last, parts, together
 from cuagent.measure.repeats import Repeats
 from cuagent.measure.roofline import Roofline
 from cuagent.measure.rounds import LOOKS, TWIN, Round, Rounds, arm_of, enough, ratio, twins
@@ -85,11 +86,11 @@ class Timer:
 
         Raises TooLarge.
         """
-        return self._time((attempt, build), effort)
+        return self._in_parts((attempt, build), effort)
 
     def compare(self, effort: Effort = Effort.QUICK) -> Timing:
         """Time the baselines alone, in one interleaved run; ratios are eager's time over theirs."""
-        return self._time(None, effort)
+        return self._in_parts(None, effort)
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -128,6 +129,20 @@ class Timer:
         """The baselines whose processes are warm."""
         return self._baselines.opened()
 
+    def _in_parts(self, subject: Subject | None, effort: Effort) -> Timing:
+        """In one, unless the device has no room for all arms at once (`parts.py`)."""
+        self.referee.make_room()
+        whole, taken = self.baselines, list[Timing]()
+        try:
+            for part in parts(self.referee, whole, subject is not None):
+                self.turn_to(part)
+                taken.append(self._time(subject, effort))
+                if is_last(taken[-1]):
+                    break
+        finally:
+            self.turn_to(whole)
+        return together(taken)
+
     def _time(self, subject: Subject | None, effort: Effort) -> Timing:
         begun = time.perf_counter()
         self._assure_room(subject)
@@ -147,7 +162,6 @@ class Timer:
 
     def _assure_room(self, subject: Subject | None) -> None:
         """Raises TooLarge where the memory that is free does not hold all arms at once."""
-        self.referee.make_room()
         if not self._baselines.warm:
             room, models = self.referee.room, len(self.baselines) + (subject is not None)
             room.assure(self.referee.task, f"a timing of {models} models", room.timing(models))

@@ -285,6 +285,18 @@ def test_ceilings_are_measured_again_each_time_before_anybody_is_suspected(
     assert doubts == [False, True, True]
 
 
+def test_a_task_without_room_for_all_is_timed_against_each_baseline_in_turn(
+    referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = f"{EAGER}+tf32"
+    monkeypatch.setattr(protocol, "parts", lambda *_: [(EAGER,), (other,)])
+    with Timer(referee, (EAGER, other)) as timer:
+        timing = timed(timer, HONEST.format(seconds=0.005))
+        assert timer.baselines == (EAGER, other)
+    assert timing.ratios.keys() == {EAGER, other}
+    assert all(ratio.high > 1.7 for ratio in timing.ratios.values())
+
+
 def test_what_was_prepared_is_used_once(timer: Timer) -> None:
     candidate = attempt(HONEST.format(seconds=0.005))
     timer.time(*candidate)
