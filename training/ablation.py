@@ -8,16 +8,16 @@ Not covered: what was declared to be looked at, and expected (the page); the loo
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from cuagent.training.config import ConfigError, configure
-from cuagent.training.demo import Say, judges
+from cuagent.training.demo import Say, judges, write_whole
 from cuagent.training.lend import lend
 from cuagent.training.metrics import episode_metrics, read_metrics
 from cuagent.training.paired import difference, means, table
@@ -43,37 +43,52 @@ ABLATIONS = {
 }
 
 
-def run_ablation(
-    name: str, config: DemoConfig, seeds: Sequence[int], device: str, full: Path, say: Say
-) -> dict[str, Any]:
-    """The arm for each seed in `full/NAME/seed-N`, compared with the full arm in `trial.json`.
+def run_ablations(
+    names: Sequence[str],
+    config: DemoConfig,
+    seeds: Sequence[int],
+    device: str,
+    full: Path,
+    say: Say,
+) -> dict[str, dict[str, Any]]:
+    """Each arm for each seed in `full/NAME/seed-N`, all beside each other on one pool of judges,
+    and each compared with the full arm in its `trial.json`, which follows.
 
     PPO makes as many iterations as in the full arm of its seed. What is there is not redone.
     Raises ConfigError where there is no such arm, or no full one to compare with.
     """
-    if name not in ABLATIONS:
-        raise ConfigError(f"--ablation {name}: there are {', '.join(ABLATIONS)}")
+    for name in names:
+        if name not in ABLATIONS:
+            raise ConfigError(f"--ablation {name}: there are {', '.join(ABLATIONS)}")
     absent = [s for s in seeds if not evaluated(full / f"seed-{s}", "ppo")]
     if absent:
         raise ConfigError(f"no finished seed {absent[0]} in {full}; run it with --seeds first")
-    arm, out = ABLATIONS[name], full / name
-    configs = []
-    for seed in seeds:
-        share(full / f"seed-{seed}", out / f"seed-{seed}", arm.after)
-        iterations = len(curve(full / f"seed-{seed}"))
-        sets = [*arm.sets, f"seed={seed}", f"ppo.iterations={iterations}", "more_rounds=0"]
-        configs.append(configure(config, None, sets))
+    arms = []
+    for name in names:
+        for seed in seeds:
+            theirs, own = full / f"seed-{seed}", full / name / f"seed-{seed}"
+            share(theirs, own, ABLATIONS[name].after)
+            iterations = f"ppo.iterations={len(curve(theirs))}"
+            sets = [*ABLATIONS[name].sets, f"seed={seed}", iterations, "more_rounds=0"]
+            arms.append((configure(config, None, sets), own))
+
+    def note() -> None:
+        for name in names:
+            said = {"rehearsal": config.rehearsal, **against(full, full / name, seeds)}
+            write_whole(full / name / "trial.json", json.dumps(said, indent=1))
 
     allow_files()
     with judges(config, full) as pool, lend(pool) as address:
-        train_seeds(address, configs, device, full, out, say, partial(against, full))
-    found = against(full, out, seeds)
-    say(describe(name, found))
+        train_seeds(address, arms, device, full, say, note)
+    found = {name: against(full, full / name, seeds) for name in names}
+    for name in names:
+        say(describe(name, found[name]))
     return found
 
 
 def share(full: Path, own: Path, last: str) -> None:
     """Copy the stages up to `last`, each whole or not at all, where they are not there yet."""
+    own.mkdir(parents=True, exist_ok=True)
     for stage in STAGES[: STAGES.index(last) + 1]:
         if not (own / stage).exists():
             begun = own / f"{stage}.partial"
@@ -110,6 +125,7 @@ def end_points(folder: Path) -> dict[str, Any]:
     last = episode_metrics(evaluated(folder, "ppo"))
     rewards = [row["reward"] for row in rows]
     return {
+        "iterations": len(rows),
         "reward": last["reward"],
         "faster_than_compile": last["faster_than_compile"],
         "area": fmean(rewards),
@@ -130,6 +146,8 @@ def collapsed(rewards: Sequence[float], clipped: Sequence[float]) -> bool:
 
 def describe(name: str, found: dict[str, Any]) -> str:
     """One line for a person."""
+    if not found["seeds"]:
+        return f"{name}: no seed came to its end"
     d = found["arm_less_full"]
     said = f"{name} less full: {d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]"
     area = {arm: fmean(end["area"] for end in found[arm]) for arm in ("full", "arm")}

@@ -49,7 +49,8 @@ def demo(
         float | None, typer.Option(help="Wall time to fit in, by fewer iterations of PPO.")
     ] = None,
     ablation: Annotated[
-        str | None, typer.Option(help="An arm of docs/ABLATIONS.md, after --seeds.")
+        list[str] | None,
+        typer.Option(help="An arm of docs/ABLATIONS.md, after --seeds. Repeatable."),
     ] = None,
     config: Config = None,
     set: Sets = None,
@@ -60,7 +61,7 @@ def demo(
     """
     needs_extra()
     from cuagent.task import Device
-    from cuagent.training.ablation import run_ablation
+    from cuagent.training.ablation import run_ablations
     from cuagent.training.config import ConfigError, configure
     from cuagent.training.demo import run_demo
     from cuagent.training.presets import preset
@@ -73,8 +74,8 @@ def demo(
     target = Device(where if kernels == "auto" else choose_device(kernels))
     start = replace(preset(where, target, seed), minutes=minutes)
     settings = configure(start, config, set or [])
-    if ablation is not None:
-        run_ablation(ablation, settings, range(seed, seed + seeds), where, out, say)
+    if ablation:
+        run_ablations(ablation, settings, range(seed, seed + seeds), where, out, say)
         return
     if seeds > 1:
         run_trial(settings, range(seed, seed + seeds), where, out, say)

@@ -12,13 +12,11 @@ Not covered: what holds over several seeds (`trial.py`).
 from __future__ import annotations
 
 import json
+import math
 import os
-import random
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,28 +24,18 @@ from typing import Any
 
 import torch
 
-from cuagent.agent.loop import run_agent
 from cuagent.agent.tools import submit, verify, write
 from cuagent.measure.others import cores_for
 from cuagent.measure.timing import Effort
-from cuagent.message import Message
-from cuagent.record import list_runs, message_of, read_records
 from cuagent.task import Task
-from cuagent.training.chat import Chat, load_chat, plain, train_tokenizer
+from cuagent.training.budget import EVALUATION, Budget
+from cuagent.training.chat import Chat, load_chat
 from cuagent.training.collect import Collector
 from cuagent.training.curriculum import Curriculum
-from cuagent.training.data import load_runs
+from cuagent.training.demonstrations import demonstrate
 from cuagent.training.engine import LocalEngine
 from cuagent.training.filters import keep
-from cuagent.training.gym import (
-    Chain,
-    chain_of,
-    draw_chain,
-    make_chains,
-    make_tasks,
-    opening,
-    opening_of,
-)
+from cuagent.training.gym import make_chains, make_tasks, opening
 from cuagent.training.metrics import Metrics, episode_metrics, read_metrics
 from cuagent.training.model import (
     load_actor,
@@ -61,18 +49,17 @@ from cuagent.training.model import (
 from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import ppo
 from cuagent.training.presets import DemoConfig
+from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.rft import rft
-from cuagent.training.rollout import Play, start_episode
-from cuagent.training.segments import Episode, RecordError, read_episodes, write_episodes
-from cuagent.training.teacher import Teacher, given, teacher_of
+from cuagent.training.rollout import Play
+from cuagent.training.segments import Episode, RecordError, read_episodes
+from cuagent.training.teacher import given
 from cuagent.training.value import pretrain_value
 
 Say = Callable[[str], None]
 TOOLS = (write.TOOL, verify.TOOL, submit.TOOL)
-SPOKEN = 1000
-"""Conversations that the tokenizer learns from."""
-ALONE = 0.85
-"""Of the minutes, after which PPO ends; the last evaluation takes the rest."""
+NEW = 0.5
+"""Of the episodes of further RFT, what it imitates: they repeat themselves, and some are wrong."""
 PLAYED_SHARE = 0.25
 """Of what the base policy is shown: whole episodes, which are few, are shown again and again."""
 
@@ -89,71 +76,99 @@ class Demo:
     shared: Path
     """Where tasks and demonstrations lie; other seeds use the same."""
     say: Say = print
-    until: float | None = None
-    """When PPO is to end, by time.time(), whatever iterations are left; None: it makes them all."""
+    end: float | None = None
+    """When all is to be over, by time.time(): PPO leaves out iterations. None: it makes them all.
+    """
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.out, self.end)
 
     def run(self) -> dict[str, Metrics]:
         """Evaluations on held-out tasks by stage. Raises RecordError, ConfigError, PoolError."""
         c = self.config
         train, heldout = self.tasks()
-        chat = self.taught(train, heldout)
+        with self.budget.stage("teacher"):
+            chat = self.taught(train, heldout)
         results: dict[str, Metrics] = {}
 
         def evaluated(name: str, actor: Any) -> None:
             results[name] = self.evaluation(name, heldout, chat, actor)
 
         # Base: imitates everything that the teacher did, its mistakes too.
-        actor = self.actor("base", chat, None, self.imitate)
+        with self.budget.stage("base"):
+            actor = self.actor("base", chat, None, self.imitate)
         evaluated("base", actor)
 
         # RFT: imitates the best of what the base did itself.
-        mine = self.played("rft", train, chat, actor, c.rft_episodes, 1)
-        actor = self.actor("rft", chat, actor, lambda a, out: self.refine(a, mine, out))
+        with self.budget.stage("rft played"):
+            mine = self.played("rft", train, chat, actor, c.rft_episodes, 1)
+        with self.budget.stage("rft"):
+            actor = self.actor("rft", chat, actor, lambda a, out: self.refine(a, mine, out))
         evaluated("rft", actor)
 
         # Value pretraining: on everything that the refined policy does.
-        theirs = self.played("value", train, chat, actor, c.value_episodes, 2)
-        critic = self.critic(actor, theirs)
+        with self.budget.stage("value"):
+            theirs = self.played("value", train, chat, actor, c.value_episodes, 2)
+            critic = self.critic(actor, theirs)
 
-        # PPO. The collector sees the actor as it is trained, so each iteration is on policy.
-        folder = self.out / "ppo"
-        if not (folder / "model").exists():
-            collect = self.collector(train, chat, actor, folder, c.ppo_episodes, 3)
-            collect.curriculum = Curriculum() if c.curriculum else None
-            ppo(actor, critic, collect, c.ppo, folder, self.say, enough=self.late)
-            save(actor, chat, folder / "model")
-        evaluated("ppo", load_actor(folder / "model").to(self.device))
+        with self.budget.stage("ppo"):
+            actor = self.improved(train, chat, actor, critic)
+        evaluated("ppo", actor)
 
         (self.out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+        self.say(f"where the time went: {self.budget.shares()}")
         self.say(f"{self.pool.judged} kernels judged, {self.pool.remembered} remembered")
         return results
+
+    def improved(self, train: Sequence[Task], chat: Chat, actor: Any, critic: Any) -> Any:
+        """The actor after PPO; its collector sees it as it is trained: each iteration on policy."""
+        c, folder = self.config, self.out / "ppo"
+        if not (folder / "model").exists():
+            home = load_actor(self.out / "rft" / "model") if c.ppo.kl_weight else None
+            reference = home.to(self.device).eval() if home else None
+            collect = self.collector(train, chat, actor, folder, c.ppo_episodes, 3)
+            collect.curriculum = Curriculum() if c.curriculum else None
+            ppo(actor, critic, collect, c.ppo, folder, self.say, reference, self.late)
+            save(actor, chat, folder / "model")
+        return load_actor(folder / "model").to(self.device)
 
     def further(self) -> Metrics:
         """The arm that PPO is compared with: RFT on and on, from where PPO started.
 
-        In each round the policy plays, and imitates all that went well so far; all rounds together
-        judge as many episodes as value pretraining and PPO did.
+        In each round the policy plays, and imitates all that went well so far, each as often as
+        the first RFT did; all rounds together judge as many episodes as value pretraining and PPO
+        did. A round for which there is no time is left out: `trial.json` counts the episodes.
         """
         c = self.config
         train, heldout = self.tasks()
         chat = self.taught(train, heldout)
         iterations = len(read_metrics(self.out / "ppo" / "metrics.jsonl"))
         each = (c.value_episodes + iterations * c.ppo_episodes) // c.more_rounds
+        funnel = json.loads((self.out / "rft" / "funnel.json").read_text(encoding="utf-8"))
 
         def work(actor: Any, out: Path) -> None:
             seen: list[Episode] = []
             for number in range(c.more_rounds):
-                name = f"more/{number}"
+                begun, name = time.time(), f"more/{number}"
                 seen += self.played(name, train, chat, actor.eval(), each, 4 + number)
-                self.refine(actor, seen, self.out / name)
+                self.refine(actor, seen, self.out / name, of=funnel["kept"])
+                if time.time() - begun > self.budget.left():
+                    self.say(f"no time for more than {number + 1} rounds of further RFT")
+                    break
 
         start = load_actor(self.out / "rft" / "model").to(self.device)
-        actor = self.actor("more", chat, start, work)
+        with self.budget.stage("more"):
+            actor = self.actor("more", chat, start, work)
         return self.evaluation("more", heldout, chat, actor)
 
     def late(self) -> bool:
-        """Whether PPO's time is up."""
-        return self.until is not None and time.time() >= self.until
+        """Whether PPO's time is up: what is to follow takes the rest."""
+        c = self.config
+        made = sum((self.out / name / "evaluation.json").exists() for name in ("base", "rft"))
+        iterations = len(read_metrics(self.out / "ppo" / "metrics.jsonl"))
+        more = (c.value_episodes + iterations * c.ppo_episodes) / c.rft_episodes
+        refinements = NEW * more * (c.more_rounds + 1) / 2 if c.more_rounds else 0.0
+        return self.budget.left() < self.budget.after_ppo(made, refinements)
 
     def tasks(self) -> tuple[list[Task], list[Task]]:
         """For training, held out."""
@@ -172,47 +187,8 @@ class Demo:
         folder = self.shared / "demonstrations"
         if not (folder / "tokenizer").exists():
             shutil.rmtree(folder, ignore_errors=True)  # an interrupted one would count twice
-            self.demonstrate(train, heldout, folder)
+            demonstrate(self.config, self.pool, self.play(), train, heldout, folder, self.say)
         return load_chat(folder / "tokenizer")
-
-    def demonstrate(self, train: Sequence[Task], heldout: Sequence[Task], out: Path) -> None:
-        """Whole episodes on the training tasks, judged, and first turns on chains at random."""
-        runs, play = out / "runs", self.play()
-
-        def one(n: int) -> None:
-            task = train[n % len(train)]
-            run = start_episode(task, self.pool.judge_for(task), "teacher", play, runs)
-            try:
-                run_agent(run, teacher_of(task, n), play.tools)
-            finally:
-                run.log.close()
-
-        self.say(f"the teacher plays {self.config.demonstrations} episodes")
-        with ThreadPoolExecutor(32) as threads:
-            list(threads.map(one, range(self.config.demonstrations)))
-        first = list(self.first_turns({chain_of(task) for task in heldout}))
-        spoken = [*conversations(runs), *first[:SPOKEN]]
-        d = self.config.decoder
-        chat = train_tokenizer(rendered(spoken), d.vocabulary, d.pieces)
-        loaded = load_runs(runs, chat)
-        write_episodes(out / "episodes.jsonl", loaded.episodes)
-        write_episodes(out / "first.jsonl", [as_episode(n, m, chat) for n, m in enumerate(first)])
-        chat.save(out / "tokenizer")  # last: its presence says that the stage is done
-        m = episode_metrics(loaded.episodes)
-        self.say(
-            f"teacher: reward {m['reward']:+.2f}, correct {m['correct']:.0%}, "
-            f"{m['action_tokens']:.0f} tokens sampled of {m['tokens']:.0f} an episode"
-        )
-
-    def first_turns(self, heldout: set[Chain]) -> Iterator[list[Message]]:
-        """What the teacher does first on chains at random, none of them held out."""
-        luck, kernels = random.Random(0), self.config.kernels
-        n = 0
-        while n < self.config.first_turns:
-            chain = draw_chain(self.config.gym.chain, luck)
-            if chain not in heldout or self.config.gym.chain == 1:
-                yield Teacher(kernels, chain, 1_000_000 + n).first_turn(opening_of(kernels, chain))
-                n += 1
 
     def imitate(self, actor: Any, out: Path) -> None:
         folder = self.shared / "demonstrations"
@@ -226,14 +202,19 @@ class Demo:
         again = max(1, round(PLAYED_SHARE / (1 - PLAYED_SHARE) * len(first) / max(1, len(whole))))
         rft(actor, [*first, *whole * again], [], self.seeded(self.config.base), out, self.say)
 
-    def refine(self, actor: Any, episodes: Sequence[Episode], out: Path) -> None:
+    def refine(
+        self, actor: Any, episodes: Sequence[Episode], out: Path, of: int | None = None
+    ) -> None:
+        """As many steps as are set; where they were for `of` episodes, in proportion to them."""
         kept, funnel = keep(episodes, self.config.filters)
         for line in funnel.lines():
             self.say(f"  {line}")
         (out / "funnel.json").write_text(json.dumps(asdict(funnel)), encoding="utf-8")
         if not kept:
             raise RecordError("no episode is worth imitating; train the base policy for longer")
-        rft(actor, kept, [], self.seeded(self.config.rft), out, self.say)
+        settings = self.seeded(self.config.rft)
+        steps = math.ceil(settings.steps * len(kept) / of) if of else settings.steps
+        rft(actor, kept, [], replace(settings, steps=steps), out, self.say)
 
     def critic(self, actor: Any, episodes: Sequence[Episode]) -> Any:
         folder = self.out / "value"
@@ -251,7 +232,8 @@ class Demo:
         if not path.exists():
             n = self.config.evaluation_episodes * len(heldout)
             played = self.collector(heldout, chat, actor, path.parent / "evaluation", n, 9)
-            write_whole(path, json.dumps(episode_metrics(played(0))))
+            with self.budget.stage(EVALUATION):
+                write_whole(path, json.dumps(episode_metrics(played(0))))
         m: Metrics = json.loads(path.read_text(encoding="utf-8"))
         self.say(
             f"{name}, held out: reward {m['reward']:+.2f}, correct {m['correct']:.0%}, faster "
@@ -309,27 +291,25 @@ class Demo:
 
 def run_demo(config: DemoConfig, device: str, out: Path, say: Say) -> dict[str, Metrics]:
     """The demonstration in `out`; what is there already is not done again."""
-    until = deadline(config.minutes, ALONE)
+    end = None if config.minutes is None else time.time() + 60 * config.minutes
     # What a small decoder computes is too short to share: threads would wait for each other, and
     # on a busy machine ten times as long as they work.
     torch.set_num_threads(1)
     with judges(config, out) as pool:
-        return Demo(config, device, out, pool, out, say, until).run()
-
-
-def deadline(minutes: float | None, share: float) -> float | None:
-    """By time.time(), when a share of the minutes will have passed; None where there is no end."""
-    return None if minutes is None else time.time() + 60 * minutes * share
+        return Demo(config, device, out, pool, out, say, end).run()
 
 
 @contextmanager
-def judges(config: DemoConfig, out: Path) -> Iterator[JudgePool]:
+def judges(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
     """The pool that a configuration asks for; it remembers what it judged in `out`.
 
     Meanwhile this process, and what it starts, keeps off the processors that judge, if others are
     left: what trains and what compiles would disturb them.
     """
     out.mkdir(parents=True, exist_ok=True)
+    if config.rehearsal:
+        yield Rehearsal()
+        return
     memory = Path(config.judgements or out / "judgements.pickle")
     effort = Effort.GLANCE if config.timed else None
     cores, before = cores_of(config), os.sched_getaffinity(0)
@@ -362,28 +342,3 @@ def write_whole(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
-
-
-def conversations(runs: Path) -> list[list[Message]]:
-    """What was said in each run."""
-    return [
-        [message_of(r) for r in read_records(folder) if r["type"] == "message"]
-        for folder in list_runs(runs)
-    ]
-
-
-def rendered(spoken: Sequence[Sequence[Message]]) -> Iterator[str]:
-    """Conversations as the tokenizer will see them, to learn from."""
-    stand_in = train_tokenizer([], 300)
-    for messages in spoken:
-        text = stand_in.render([plain(m) for m in messages])
-        # Special tokens cut text anyway; the words between them are what is to be learned.
-        yield re.sub(r"</?tool_call>|<\|im_\w+\|>", "\n", text)
-
-
-def as_episode(number: int, messages: Sequence[Message], chat: Chat) -> Episode:
-    """Text of the teacher to imitate. It was never judged: the reward means nothing."""
-    segments = chat.segments(messages, [tool.spec for tool in TOOLS])
-    return Episode(
-        f"first-{number}", "", "", segments, 0.0, "not played", tokenizer=chat.fingerprint
-    )

@@ -18,7 +18,7 @@ PACKAGES = {
     "ray": "judges on other machines (play.ray): cuagent[train-ray]",
     "pyarrow": "parquet (export, export-verl)",
     "tensorboard": "TensorBoard files beside metrics.jsonl",
-    "verl": "in an environment of its own: export-verl",
+    "verl": "what export-verl writes; it wants an environment of its own",
 }
 
 
@@ -62,6 +62,6 @@ def trainable(policy: Path) -> Iterator[str]:
     yield f"{policy}: its chat template appends; tokenizer {chat.fingerprint}"
     numbers = sum(p.numel() for p in actor.parameters())
     yield (
-        f"{numbers / 1e9:.2f} billion weights: {16 * numbers / 2**30:.1f} GiB with gradients and "
+        f"{numbers / 1e6:,.1f} million weights: {16 * numbers / 2**30:.1f} GiB with gradients and "
         "AdamW in fp32, as much again for the critic, activations beside that"
     )

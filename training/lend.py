@@ -19,6 +19,7 @@ from cuagent.attempt import Attempt
 from cuagent.measure.timing import Effort
 from cuagent.task import Task
 from cuagent.training.pool import JudgePool, PooledJudge
+from cuagent.training.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
@@ -33,7 +34,7 @@ _Desk.register("pool")
 
 
 @contextmanager
-def lend(pool: JudgePool) -> Iterator[str]:
+def lend(pool: JudgePool | Rehearsal) -> Iterator[str]:
     """While it lasts, the address under which children borrow the pool."""
 
     class Open(BaseManager):

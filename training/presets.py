@@ -50,6 +50,8 @@ class DemoConfig:
     """Devices that judge, one owner process each."""
     cores: int = 0
     """Processors that judge kernels for the CPU, an owner each; 0 is one owner anywhere."""
+    rehearsal: bool = False
+    """A rule on the text in place of compiler, verifier and clock, to try settings in minutes."""
     judgements: str | None = None
     """File that remembers what was judged; seeds on one machine may share it, one after another."""
     gym: GymConfig = field(default_factory=GymConfig)
@@ -62,6 +64,9 @@ class DemoConfig:
     """First turns of the teacher on other chains, written down and never judged."""
     demonstrations: int = 96
     """Whole episodes of the teacher, judged."""
+    shown: int = 0
+    """Training tasks that it plays them on, 0 for all; others can be opened while the base trains.
+    """
     base: RftConfig = field(
         default_factory=lambda: RftConfig(
             1500, 16, AdamW(lr=4e-3, warmup=30, last=1500), evaluate_every=300, save_every=500
@@ -103,30 +108,41 @@ def preset(device: str, kernels: Device, seed: int) -> DemoConfig:
 
 
 def for_host(config: DemoConfig) -> DemoConfig:
-    """A GPU trains 5 million parameters, the cores beside it judge and time C++ kernels."""
+    """A GPU trains 5 million parameters, the cores beside it judge and time C++ kernels.
+
+    Many tasks, for few are learned by heart; a critic that knows how episodes end before PPO
+    begins; and an actor whose first steps are short, since Adam's are as long as its rate.
+    """
     return replace(
         config,
         timed=True,
         cores=12,
-        gym=GymConfig(heldout=12, rows=32768),
+        gym=GymConfig(train=36, heldout=16, rows=32768),
         decoder=DecoderConfig(layers=4, width=320, heads=5),
         together=0.5,
         first_turns=8000,
         demonstrations=36,
+        shown=12,
         base=replace(
             config.base,
-            steps=2000,
+            steps=1600,
             episodes_per_batch=32,
-            optimizer=AdamW(1e-3, warmup=40, last=2000),
+            optimizer=AdamW(1e-3, warmup=40, last=1600),
             evaluate_every=200,
-            save_every=1000,
+            save_every=1600,
         ),
-        rft_episodes=96,
+        rft_episodes=108,
         rft=replace(config.rft, steps=12, optimizer=AdamW(1e-4, warmup=3)),
-        value_episodes=72,
-        value=replace(config.value, steps=20, optimizer=AdamW(3e-4, warmup=5)),
+        value_episodes=144,
+        value=ValueConfig(60, 36, AdamW(5e-4, warmup=5), evaluate_every=20),
         ppo_episodes=72,
-        ppo=replace(config.ppo, iterations=20, save_every=2, actor=AdamW(2e-4), critic=AdamW(3e-4)),
+        ppo=replace(
+            config.ppo,
+            iterations=30,
+            save_every=4,
+            actor=AdamW(3e-4, warmup=8),
+            critic=AdamW(5e-4),
+        ),
         more_rounds=3,
         evaluation_episodes=5,
     )
@@ -143,6 +159,9 @@ def for_cuda(config: DemoConfig) -> DemoConfig:
         cores=0,
         together=1.0,
         gym=GymConfig(train=8, heldout=6, rows=1 << 18),
+        shown=0,
+        rft_episodes=96,
+        value_episodes=96,
         reply=120,
         evaluation_episodes=10,
     )

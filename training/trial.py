@@ -26,25 +26,25 @@ from typing import Any
 from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task
 from cuagent.training.audit import audit
-from cuagent.training.demo import Demo, Say, deadline, judges, write_whole
+from cuagent.training.budget import SECONDS
+from cuagent.training.demo import Demo, Say, judges, write_whole
 from cuagent.training.gym import chain_of
 from cuagent.training.lend import Borrowed, lend
 from cuagent.training.paired import best_of, difference, fast, means, table
 from cuagent.training.pool import JudgePool, follow_parent
 from cuagent.training.presets import DemoConfig
+from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.report import write_report
 from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.teacher import Habits, Teacher, given
 
 BEST_OF = 8
 ARMS = ("base", "rft", "ppo", "more")
-PPO_SHARE = 0.6
-"""Of a seed's time, after which PPO ends; its evaluation and audit and the arm beside it take the
-rest."""
 LOOK_S = 20.0
 """Between two looks at how far the seeds have come."""
 
-Comparison = Callable[[Path, Sequence[int]], dict[str, Any]]
+Note = Callable[[], None]
+"""Writes down what the seeds say together, as far as they have come."""
 
 
 def run_trial(
@@ -59,15 +59,21 @@ def run_trial(
     with judges(config, out) as pool:
         demo = Demo(config, device, out, pool, out, say)
         train, heldout = demo.tasks()
-        demo.taught(train, heldout)
-        say(pool.pace())
+        with demo.budget.stage("teacher"):
+            demo.taught(train, heldout)
+        say(f"{pool.pace()}; so far {demo.budget.shares()}")
         if config.minutes is not None:
             config = replace(config, minutes=config.minutes - (time.time() - begun) / 60)
         # Where the GPU that trains also times, nothing may be opened while a seed trains.
         ahead = () if takes_turns(config, device) else (*train, *heldout)
+
+        def note() -> None:
+            said = {"rehearsal": config.rehearsal, **compared(out, seeds)}
+            write_whole(out / "trial.json", json.dumps(said, indent=1))
+
         with opening(ahead, pool), lend(pool) as address:
-            configs = [replace(config, seed=seed) for seed in seeds]
-            train_seeds(address, configs, device, out, out, say, compared)
+            arms = [(replace(config, seed=seed), out / f"seed-{seed}") for seed in seeds]
+            train_seeds(address, arms, device, out, say, note)
         say(f"{pool.judged} kernels judged, {pool.remembered} remembered; {pool.pace()}")
     found = compared(out, seeds)
     for line in lines(found):
@@ -82,43 +88,42 @@ def takes_turns(config: DemoConfig, device: str) -> bool:
 
 def train_seeds(
     address: str,
-    configs: Sequence[DemoConfig],
+    arms: Sequence[tuple[DemoConfig, Path]],
     device: str,
     shared: Path,
-    out: Path,
     say: Say,
-    compare: Comparison,
+    note: Note,
 ) -> None:
-    """The seed of each config in `out/seed-N`, beside each other or one after another;
-    `out/trial.json` follows. Of those in turn an earlier one gets more of the minutes, since it has
-    kernels judged that later ones find remembered. Raises RecordError where a seed failed."""
-    end = deadline(configs[0].minutes, 1)
+    """Each config, a seed of an arm, in its folder, beside each other or one after another; `note`
+    follows. Of those in turn an earlier one gets more of the minutes, since it has kernels judged
+    that later ones find remembered. Raises RecordError where one failed."""
+    first = arms[0][0]
+    end = None if first.minutes is None else time.time() + 60 * first.minutes
     context = multiprocessing.get_context("spawn")
-    seeds = [config.seed for config in configs]
-    serial = takes_turns(configs[0], device)
-    say(f"seeds {', '.join(map(str, seeds))} train {'in turn' if serial else 'beside each other'}")
-    waiting, failed = list(configs), list[int]()
-    running: dict[Any, tuple[int, Any]] = {}
+    serial = takes_turns(first, device)
+    names = ", ".join(folder.name for _, folder in arms)
+    say(f"{names} train {'in turn' if serial else 'beside each other'}")
+    waiting, failed = list(arms), list[Path]()
+    running: dict[Any, tuple[Path, Any]] = {}
     while waiting or running:
         while waiting and not (serial and running):
             share = 2 / (len(waiting) + 1) if serial else 1.0
-            one = waiting.pop(0)
+            one, folder = waiting.pop(0)
             one = replace(one, minutes=None if end is None else share * (end - time.time()) / 60)
-            folder = out / f"seed-{one.seed}"
             process = context.Process(target=one_seed, args=(address, one, device, shared, folder))
             process.start()
-            running[process.sentinel] = one.seed, process
+            running[process.sentinel] = folder, process
         for sentinel in wait(list(running), LOOK_S):
-            seed, process = running.pop(sentinel)
+            folder, process = running.pop(sentinel)
             process.join()
-            failed += [seed] if process.exitcode else []
-        write_whole(out / "trial.json", json.dumps(compare(out, seeds), indent=1))
+            failed += [folder] if process.exitcode else []
+        note()
     if failed:
-        raise RecordError(f"seed {failed[0]} failed; see {out}/seed-{failed[0]}/log.txt")
+        raise RecordError(f"{failed[0].name} failed; see {failed[0] / 'log.txt'}")
 
 
 @contextmanager
-def opening(tasks: Sequence[Task], pool: JudgePool) -> Iterator[None]:
+def opening(tasks: Sequence[Task], pool: JudgePool | Rehearsal) -> Iterator[None]:
     """Have every task judged once while something else goes on: that opens it, which takes long."""
     flawless = Habits(0, 0, 0, 0, 0)
     threads = ThreadPoolExecutor(max(1, len(pool.cores), len(pool.gpus)))  # one for each owner
@@ -138,7 +143,7 @@ def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: P
     import torch
 
     follow_parent()
-    until = deadline(config.minutes, PPO_SHARE)
+    end = None if config.minutes is None else time.time() + 60 * config.minutes
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")  # on a GPU TF32: what differs, PPO weighs
     out.mkdir(parents=True, exist_ok=True)
@@ -149,41 +154,66 @@ def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: P
             print(f"[{config.seed}] {text}", flush=True)
 
         pool = Borrowed(address)
-        demo = Demo(config, device, out, pool, shared, say, until)
+        demo = Demo(config, device, out, pool, shared, say, end)
         demo.run()
         say(f"curves: {write_report(out)}")
-        if not (out / "audit.json").exists():
-            effort = Effort.QUICK if config.timed else None
-            _, heldout = demo.tasks()
-            found = audit(evaluated(out, "ppo"), heldout, given, pool, effort)
-            write_whole(out / "audit.json", json.dumps(asdict(found)))
-            say(f"judged afresh: {found}")
-        if config.more_rounds:
-            demo.further()
+        with ThreadPoolExecutor(1) as aside:  # judging waits for owners, further RFT for the GPU
+            audited = aside.submit(audit_last, demo, pool)
+            if config.more_rounds:
+                demo.further()
+            audited.result()
+        say(f"where the time went: {demo.budget.shares()}")
+
+
+def audit_last(demo: Demo, pool: Borrowed) -> None:
+    """PPO's last evaluation judged afresh, into `audit.json`."""
+    path = demo.out / "audit.json"
+    if path.exists():
+        return
+    effort = Effort.QUICK if demo.config.timed else None
+    _, heldout = demo.tasks()
+    with demo.budget.stage("audit"):
+        found = audit(evaluated(demo.out, "ppo"), heldout, given, pool, effort)
+    write_whole(path, json.dumps(asdict(found)))
+    demo.say(f"judged afresh: {found}")
 
 
 def compared(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Mean rewards of the arms that all seeds have been through, and PPO less each of them."""
+    """Mean rewards of each arm over the seeds that have been through it, and PPO less each of them
+    over those that have been through both."""
     folders = [out / f"seed-{seed}" for seed in seeds]
-    played = {arm: [table(evaluated(folder, arm)) for folder in folders] for arm in ARMS}
-    tables = {arm: each for arm, each in played.items() if all(each)}
-    rewards = {arm: [means(t) for t in each] for arm, each in tables.items()}
-    shares = {arm: [fast(t) for t in each] for arm, each in tables.items()}
-    if "rft" in tables:
-        rewards[f"best of {BEST_OF} of rft"] = [best_of(t, BEST_OF) for t in tables["rft"]]
+    tables = {
+        arm: {
+            seed: table(found) for seed in seeds if (found := evaluated(out / f"seed-{seed}", arm))
+        }
+        for arm in ARMS
+    }
+    rewards = {arm: {s: means(t) for s, t in of.items()} for arm, of in tables.items()}
+    shares = {arm: {s: fast(t) for s, t in of.items()} for arm, of in tables.items()}
+    rewards[f"best of {BEST_OF} of rft"] = {
+        seed: best_of(t, BEST_OF) for seed, t in tables["rft"].items()
+    }
 
     def less(arm: str, other: str, of: dict[str, Any]) -> dict[str, Any] | None:
-        there = arm in of and other in of
-        return asdict(difference(of[arm], of[other])) if there else None
+        both = [seed for seed in of[arm] if seed in of[other]]
+        if not both:
+            return None
+        gap = difference([of[arm][s] for s in both], [of[other][s] for s in both])
+        return asdict(gap) | {"of_seeds": both}
 
     return {
         "seeds": list(seeds),
-        "heldout_tasks": len(tables["base"][0]) if "base" in tables else 0,
+        "heldout_tasks": max((len(t) for t in tables["base"].values()), default=0),
         "reward": over_seeds(rewards),
         "faster_than_compile": over_seeds(shares),
         "ppo_less": {arm: less("ppo", arm, rewards) for arm in rewards if arm != "ppo"},
         "rft_less_base": less("rft", "base", rewards),
         "faster_ppo_less_rft": less("ppo", "rft", shares),
+        "episodes_judged": {
+            "ppo": [played_by(folder, "value/sampled", "ppo") for folder in folders],
+            "more": [played_by(folder, "more/*/sampled") for folder in folders],
+        },
+        "seconds": {"shared": seconds_of(out), **{f.name: seconds_of(f) for f in folders}},
         "audit": [
             json.loads(path.read_text(encoding="utf-8"))
             for folder in folders
@@ -192,12 +222,26 @@ def compared(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def over_seeds(figures: dict[str, Any]) -> dict[str, Any]:
-    """The mean of each arm's figure over tasks, for each seed and over them."""
+def played_by(folder: Path, *parts: str) -> int:
+    """How many episodes lie in parts of a seed's folder: what its learning has cost."""
+    paths = [path for part in parts for path in folder.glob(f"{part}/episodes/*.jsonl")]
+    return sum(path.read_bytes().count(b"\n") for path in paths)
+
+
+def seconds_of(folder: Path) -> dict[str, float]:
+    """Where a seed's time went, as far as it has come."""
+    path = folder / SECONDS
+    found: dict[str, float] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return found
+
+
+def over_seeds(figures: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
+    """The mean of each arm's figure over tasks, for each seed that has it and over them."""
     return {
-        arm: {"mean": fmean(over), "seeds": over}
-        for arm, each in figures.items()
-        for over in [[fmean(s.values()) for s in each]]
+        arm: {"mean": fmean(over), "seeds": over, "of_seeds": list(by_seed)}
+        for arm, by_seed in figures.items()
+        if by_seed
+        for over in [[fmean(s.values()) for s in by_seed.values()]]
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cuagent.training.ablation import ABLATIONS, against, collapsed, run_ablation, share
+from cuagent.training.ablation import ABLATIONS, against, collapsed, run_ablations, share
 from cuagent.training.audit import solution_of
 from cuagent.training.config import ConfigError, configure
 from cuagent.training.presets import DemoConfig, for_test
@@ -112,9 +112,9 @@ def test_arms_are_those_declared(trial: Path, tmp_path: Path) -> None:
     declared = (Path(__file__).parents[2] / "docs" / "ABLATIONS.md").read_text()
     assert all(f"| `{name}` |" in declared for name in ABLATIONS)
     with pytest.raises(ConfigError, match="there are no-rft"):
-        run_ablation("nothing", DemoConfig(), [3], "cpu", trial, print)
+        run_ablations(["nothing"], DemoConfig(), [3], "cpu", trial, print)
     with pytest.raises(ConfigError, match="no finished seed 4"):
-        run_ablation("no-value", DemoConfig(), [3, 4], "cpu", trial, print)
+        run_ablations(["no-value"], DemoConfig(), [3, 4], "cpu", trial, print)
 
 
 def test_a_collapse_is_five_low_iterations_or_many_cut() -> None:

@@ -1,0 +1,73 @@
+"""The rule on the text, and the clock of a demonstration."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from cuagent.attempt import Attempt
+from cuagent.task import Device, Task
+from cuagent.training.budget import Budget
+from cuagent.training.gym import chain_of, make_chains, make_tasks
+from cuagent.training.pool import PoolError
+from cuagent.training.rehearsal import Rehearsal
+from cuagent.training.teacher import CPU_ELEMENTS, CPU_ROWS, Habits, Teacher, given
+
+PARALLEL = "#pragma omp parallel for\n"
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Task:
+    return make_tasks(tmp_path, make_chains(2, 1, seed=0), Device.CPU, 8)[0]
+
+
+def kernel(task: Task, loop: str, bound: str = "n", kind: str = "float") -> Attempt:
+    lines = "".join(f"    {op.c}\n" for op in chain_of(task))
+    text = loop.format(lines=lines, bound=bound, pragma=PARALLEL, type=kind)
+    return Attempt(tuple(sorted({**given(task), "kernels/f.cpp": text}.items())))
+
+
+def test_what_is_slow_or_wrong_is_so_by_the_rule(chain: Task) -> None:
+    pool = Rehearsal()
+
+    def reward(*form: str) -> int:
+        return pool.judge(chain, kernel(chain, *form)).score.reward
+
+    assert reward(CPU_ROWS) == 3
+    assert reward(CPU_ROWS, "n", "volatile float") == 1
+    assert reward(CPU_ELEMENTS) == 1
+    assert reward(CPU_ROWS, "n - 1") == -1
+    assert reward(CPU_ROWS) == 3
+    assert (pool.judged, pool.remembered) == (4, 1)
+
+
+def test_every_kernel_of_a_flawless_teacher_is_right_by_the_rule(chain: Task) -> None:
+    flawless = Habits(0, 0, 0, 0, 0)
+    for seed in range(20):
+        attempt = Teacher(Device.CPU, chain_of(chain), seed, flawless).attempt(given(chain))
+        assert Rehearsal().judge(chain, attempt).verdict.accepted
+
+
+def test_a_rehearsal_knows_no_gpu(tmp_path: Path) -> None:
+    task = make_tasks(tmp_path, make_chains(1, 1, seed=0), Device.CUDA, 8)[0]
+    with pytest.raises(PoolError, match="add --kernels cpu"):
+        Rehearsal().judge(task, Attempt(()))
+
+
+def test_seconds_of_a_stage_add_up_over_resumed_runs(tmp_path: Path) -> None:
+    for _ in range(2):
+        budget = Budget(tmp_path)
+        with budget.stage("ppo"):
+            time.sleep(0.06)
+    assert 0.1 <= Budget(tmp_path).so_far("ppo") < 1
+    assert budget.left() == float("inf")
+
+
+def test_what_follows_ppo_is_judged_by_what_was_before_it(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, time.time() + 100)
+    budget.spent |= {"evaluation": 20.0, "rft": 2.0, "ppo": 30.0}
+    assert budget.after_ppo(2, 0) == 20  # the evaluation and the audit
+    assert budget.after_ppo(2, 5) == pytest.approx(30 + 10 + 36)  # and further RFT, played and made
+    assert 99 < budget.left() <= 100

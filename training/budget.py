@@ -1,0 +1,71 @@
+"""Where the minutes of a demonstration go, and when PPO must end so that what follows fits.
+
+For: runs that are cut off by a clock, where an arm that was not played to its end is lost. What is
+still to come is judged by what was like it: an evaluation by the last one, further RFT by PPO.
+Invariant: seconds of a stage add up over resumed runs (`seconds.json`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SECONDS = "seconds.json"
+EVALUATION = "evaluation"
+LIKE_PPO = 1.2
+"""Further RFT plays as many episodes as PPO, and sharpens less, so that fewer are remembered."""
+
+
+@dataclass
+class Budget:
+    """The clock of one seed. `end` by time.time(); None: as long as it takes."""
+
+    out: Path
+    end: float | None = None
+    spent: dict[str, float] = field(default_factory=dict)
+    """Seconds by stage."""
+    begun: dict[str, float] = field(default_factory=dict)
+    """Stages that are under way, by time.time()."""
+
+    def __post_init__(self) -> None:
+        path = self.out / SECONDS
+        if path.exists():
+            self.spent |= json.loads(path.read_text(encoding="utf-8"))
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """What happens meanwhile counts for `name`; stages do not contain each other."""
+        self.begun[name] = time.time()
+        try:
+            yield
+        finally:
+            self.spent[name] = self.so_far(name)
+            del self.begun[name]
+            rounded = {stage: round(seconds, 1) for stage, seconds in self.spent.items()}
+            (self.out / SECONDS).write_text(json.dumps(rounded), encoding="utf-8")
+
+    def so_far(self, name: str) -> float:
+        """Seconds of a stage, up to now where it is under way."""
+        now = time.time()
+        return self.spent.get(name, 0.0) + now - self.begun.get(name, now)
+
+    def left(self) -> float:
+        """Seconds until the end; infinite where there is none."""
+        return float("inf") if self.end is None else self.end - time.time()
+
+    def after_ppo(self, evaluations: int, refinements: float) -> float:
+        """Seconds of what follows PPO: its evaluation and audit and, where there is further RFT,
+        that and its evaluation. `evaluations` were made before PPO; `refinements` is how much
+        longer than the first RFT the further ones train."""
+        one = self.so_far(EVALUATION) / max(1, evaluations)
+        if not refinements:
+            return 2 * one
+        return 3 * one + refinements * self.so_far("rft") + LIKE_PPO * self.so_far("ppo")
+
+    def shares(self) -> str:
+        """All stages in the order in which they ended; for a person."""
+        return ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self.spent.items())

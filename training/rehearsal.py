@@ -1,0 +1,108 @@
+"""A judge that compiles and runs nothing: a rule on the text of the gym's kernels.
+
+For: trying settings, and the whole way, in minutes and beside any load (`rehearsal=true`). What
+wins by the rule is what was seen to win by the clock: one pass over the rows, nothing `volatile`,
+no `schedule(dynamic)`. A kernel is right if it is the chain, line by line, in one of the teacher's
+forms. Not covered: CUDA; anything that a real verdict would say. No figure of it is a result.
+Invariant: it answers as `JudgePool` does, in the same words, and the same for the same text.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, cast
+
+from cuagent.attempt import Attempt
+from cuagent.build import Build
+from cuagent.judge import Judgement
+from cuagent.measure.timing import Arm, Effort, Ratio, Timing
+from cuagent.score import milestone
+from cuagent.task import Device, Task
+from cuagent.training.gym import chain_of
+from cuagent.training.pool import PooledJudge, PoolError
+from cuagent.training.teacher import CPU_ROWS, LOOPS, PRAGMAS, TYPES
+from cuagent.verify.verdict import Reason, Verdict
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judge
+    from cuagent.measure.profile import Profile
+
+EAGER, COMPILE = 1.2e-5, 1e-5
+"""Seconds of the baselines, as if."""
+
+
+class Rehearsal:
+    """A pool by shape."""
+
+    cores: tuple[int, ...] = (0,)
+    gpus: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self.remembered = 0
+        self._known: dict[tuple[str, str], Judgement] = {}
+
+    @property
+    def judged(self) -> int:
+        """Different kernels so far."""
+        return len(self._known)
+
+    def judge_for(self, task: Task) -> Judge:
+        """What an episode's run takes for its judge."""
+        return cast("Judge", PooledJudge(self, task))
+
+    def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
+        """By the rule, whatever effort is asked for. Raises PoolError."""
+        if task.device is not Device.CPU:
+            raise PoolError("rehearsal=true knows C++ kernels only; add --kernels cpu")
+        key = task.digest, attempt.digest
+        self.remembered += key in self._known
+        if key not in self._known:
+            self._known[key] = said_of(task, attempt)
+        return self._known[key]
+
+    def afresh(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+        """The same again."""
+        return said_of(task, attempt)
+
+    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
+        """Raises PoolError."""
+        raise PoolError("nothing runs in a rehearsal")
+
+    def pace(self) -> str:
+        """For a person."""
+        return "rehearsal: a rule on the text judges, no kernel is run"
+
+
+def said_of(task: Task, attempt: Attempt) -> Judgement:
+    """The judgement by the rule."""
+    right, fast = rule(task, dict(attempt.files).get("kernels/f.cpp", ""))
+    build = Build(attempt.digest, (), (), True, 0.0)
+    reason = Reason.ACCEPTED if right else Reason.WRONG_VALUES
+    verdict = Verdict(right, reason, "", task.digest, attempt.digest)
+    if not right:
+        return Judgement(attempt.digest, build, verdict, None, milestone(False))
+    luck = random.Random(task.digest + attempt.digest)
+    over = luck.uniform(2.2, 3.0) if fast else luck.uniform(0.05, 0.6)
+    arms = tuple(
+        Arm(name, seconds, ())
+        for name, seconds in (("candidate", COMPILE / over), ("eager", EAGER), ("compile", COMPILE))
+    )
+    ratios = {
+        name: Ratio(r, 0.9 * r, 1.1 * r)
+        for name, r in (("eager", over * EAGER / COMPILE), ("compile", over))
+    }
+    timing = Timing(arms, ratios, Effort.GLANCE, "a rule on the text", 0.0)
+    score = milestone(True, ratios["eager"].low, ratios["compile"].low)
+    return Judgement(attempt.digest, build, verdict, timing, score)
+
+
+def rule(task: Task, text: str) -> tuple[bool, bool]:
+    """(right, fast): whether it is the chain in a form of the teacher's, and nothing in it slow."""
+    lines = "".join(f"    {op.c}\n" for op in chain_of(task))
+    for loop, _ in LOOPS:
+        for kind, _ in TYPES:
+            for pragma, _ in PRAGMAS:
+                if text == loop.format(lines=lines, bound="n", pragma=pragma, type=kind):
+                    slow = "volatile" in kind or "dynamic" in pragma
+                    return True, loop is CPU_ROWS and not slow
+    return False, False
