@@ -270,7 +270,7 @@ class Course:
         with self.tally.clock("oracle"):
             answered, slot = self.ahead.answer(trial, spread=spread, count=count)
         expected = self.stage.expected(slot)
-        if not answered.tells(trial.kind):
+        if not answered.tells(trial.kind, trial.weights):
             return _Judged(expected, [], answered.perturbations)
         asked = spread and not self.tally.failed
         doubt = self._doubt(trial, answered.perturbations) if asked else None

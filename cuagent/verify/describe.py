@@ -76,6 +76,7 @@ def describe(given: Reference) -> Described:
     unit = coarsest(results, given.task.precision)
     reference.look(inputs, results)
     followed = follow(lambda: reference.forward(inputs))
+    reference.casts = followed.casts
     reference.look_for_marks(inputs)
     call_s = _seconds(reference, inputs)
     runs = Runs(

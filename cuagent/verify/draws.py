@@ -21,12 +21,15 @@ SIGNS = (-1, 1)
 FLAT_LEVELS = 3
 """Zeros, one value throughout, and values as usual."""
 FEW_IN_A_LINE = 8
+LIKELY_MARKS = 4
 ROW_TURNS = 4
 """At most, in which a row has one number throughout."""
 STRETCH = 1 << 22
 """Elements that are gone through at a time where steps on the way need memory of their own."""
 SHORTEST_AXIS = 8
 """An axis of fewer has its extremes at the ends often enough."""
+LONGEST = 1 << 20
+"""Elements of a tensor whose corners are as large as they may be."""
 REACH, FAR_REACH = 8.0, 200.0
 """Of extremes: the largest of a million normal numbers is about 5, and exp of 89 overflows."""
 
@@ -133,6 +136,21 @@ def edges(normal: Tensor, reach: float) -> Tensor:
     return normal
 
 
+def corners(normal: Tensor, sign: int) -> Tensor:
+    """The first and the last element of the tensor, and of each block along its leading axes, as
+    large as the root of how many there are in the block.
+
+    So each counts in a sum over the block, or in one of squares, whatever its length. In tensors of
+    more than LONGEST elements it is less, or a plain sum of squares in fp32 would stand still.
+    """
+    reach = sign * min(1.0, (LONGEST / max(1, normal.numel())) ** 0.5)
+    for leading in reversed(range(max(1, normal.dim() - 1))):
+        blocks = normal.view(math.prod(normal.shape[:leading]), -1)
+        if blocks.numel():
+            blocks[:, 0] = blocks[:, -1] = reach * blocks.shape[1] ** 0.5
+    return normal
+
+
 def moving(normal: Tensor, reach: float, way: Way, turn: int, order: Generator) -> Tensor:
     """The largest and the least of each line where they have not stood before.
 
@@ -182,7 +200,11 @@ def every(tensor: Tensor, bounds: tuple[int, int], turn: int, order: Generator) 
     like = _first_of_rows(tensor) if whole else tensor
     begun = (turn - plain if whole else turn) * like.numel()
     number = torch.arange(like.numel(), device=tensor.device) + begun
-    dealt = _order(values.numel(), tensor, order)[number % values.numel()]
+    dealing = _order(values.numel(), tensor, order)
+    if whole:  # what marks padding lies at either end most often: not left to chance
+        likely = (dealing < LIKELY_MARKS) | (dealing >= values.numel() - LIKELY_MARKS)
+        dealing = torch.cat([dealing[likely], dealing[~likely]])
+    dealt = dealing[number % values.numel()]
     return values[dealt].view(like.shape).expand(tensor.shape)
 
 

@@ -66,6 +66,10 @@ class Inputs(StrEnum):
     """The same with first and last exchanged: a task may have one line only."""
     FAR_EDGES = "far extremes at the ends"
     """So far that a softmax whose maximum leaves them out overflows."""
+    CORNERS = "large first and last elements"
+    """Of the tensor and of each block of it: a long reduction that leaves out its last rest."""
+    OTHER_CORNERS = "large first and last elements below zero"
+    """The same, as a clamp or a margin may hide numbers of one sign."""
     INTEGER = "integer"
     """-2 .. 2; with integer weights a sum of products is exact in every admitted arithmetic."""
     CANCELLATION = "cancellation"
@@ -122,6 +126,21 @@ MOST_VALUES = 1 << 22
 """Of an integer input, that are dealt out one by one."""
 
 
+BIASED = (
+    Inputs.MIXED,
+    Inputs.OFFSET,
+    Inputs.BELOW,
+    Inputs.LARGE,
+    Inputs.HUGE,
+    Inputs.OPPOSED,
+    Inputs.LEVELS,
+    Inputs.EDGES,
+    Inputs.OTHER_EDGES,
+    Inputs.FAR_EDGES,
+    Inputs.MOVING,
+)
+"""Kinds on which the terms of a sum are nearly equal, or follow ones that are far larger: roundings
+of a sum, one term after the other, then add up instead of cancelling."""
 LENIENT = (Inputs.INFINITE, Inputs.NAN)
 """Kinds on which only numbers among numbers are held against a candidate (`specials`)."""
 
@@ -135,12 +154,18 @@ class Weights(StrEnum):
     """Moved off special values: a fresh BatchNorm or LayerNorm is an identity."""
     SMALL = "small"
     """Scaled by 2^-8, but for gains: a norm behind them has little to divide by but its epsilon."""
+    SUNK = "sunk"
+    """Shaken, and 1e4 taken from all biases but those of norms: what follows a product is very
+    negative, and far from zero beside its variation."""
     INTEGER = "integer"
     """-1, 0, 1; gains, slopes and biases -2 .. 2."""
 
 
 WHOLE = (2, -1, 1, 0, -2)
 SMALL = 2.0**-8
+SUNK = 1e4
+TINY_GAIN = 1e-3
+"""Below which a parameter of one value throughout (a layer's scale) is about to be learned."""
 SMALL_VARIANCE = 2.0**-10
 """Of running variances, for which the gain makes up: what an epsilon adds to them shows."""
 
@@ -240,6 +265,8 @@ def shake(
                 changed[name] = tensor * (0.3 * draws.randn(tensor, generator)).exp()
     if kind is Weights.SHAKEN:
         _narrow(changed)
+    if kind is Weights.SUNK:
+        changed |= {name: changed[name] - SUNK for name in parameters if _of_product(name, state)}
     return changed
 
 
@@ -260,6 +287,16 @@ def _weighted(kind: Weights, name: str, tensor: Tensor, generator: Generator) ->
             return tensor if gain else tensor * SMALL
         case _:
             return _shaken(tensor, generator)
+
+
+def _of_product(name: str, state: dict[str, Tensor]) -> bool:
+    """Whether it is a bias, and not one of a norm, which has a vector for its weight."""
+    weight = state.get(name.replace("bias", "weight"))
+    return (
+        "bias" in name
+        and state[name].is_floating_point()
+        and not (weight is not None and weight is not state[name] and weight.dim() < 2)
+    )
 
 
 def _narrow(state: dict[str, Tensor]) -> None:
@@ -335,6 +372,8 @@ def _drawn(kind: Inputs, tensor: Tensor, generator: Generator) -> Tensor:
         case Inputs.FAR_EDGES:
             first = float(draws.randn(normal.new_empty(1), generator)) > 0
             drawn = draws.edges(normal, draws.FAR_REACH if first else -draws.FAR_REACH)
+        case Inputs.CORNERS | Inputs.OTHER_CORNERS:
+            drawn = draws.corners(normal, 1 if kind is Inputs.CORNERS else -1)
         case Inputs.INTEGER:
             drawn = (normal * 1.2).round().clamp(-2, 2)
         case Inputs.CANCELLATION:
@@ -354,7 +393,8 @@ def _shaken(tensor: Tensor, generator: Generator) -> Tensor:
 
     noise, wide = draws.randn(tensor, generator), tensor.float()
     rms = wide.square().mean().sqrt() if tensor.numel() else wide.sum()
-    scale = torch.where(rms > 0, rms, torch.ones_like(rms))
+    begun = tensor.numel() < 2 or rms >= TINY_GAIN or bool((wide != wide.view(-1)[0]).any())
+    scale = torch.where((rms > 0) & begun, rms, torch.ones_like(rms))
     return (wide + 0.2 * scale * noise).to(tensor.dtype)
 
 

@@ -58,9 +58,10 @@ class Answered(NamedTuple):
         """As the oracle's process says it."""
         return cls(reply["finite"], reply["meant"], reply["perturbations"])
 
-    def tells(self, kind: Inputs) -> bool:
+    def tells(self, kind: Inputs, weights: Weights = Weights.OWN) -> bool:
         """Whether candidates can be held to the answer to inputs of `kind`."""
-        return self.meant and (self.finite or kind in (*PLACED, *LENIENT))
+        placed = kind in PLACED and weights is not Weights.SUNK  # no task has such by itself
+        return self.meant and (self.finite or placed or kind in LENIENT)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from cuagent.verify.orders import ORDERS, ordered
 from cuagent.verify.places import NearTies, certain, tell_places
 from cuagent.verify.selections import Followed, follow
 from cuagent.verify.spread import Spread
-from cuagent.worker.arena import Arena, settle
+from cuagent.worker.arena import Arena, fill, settle
 from cuagent.worker.arms import set_precision, task_from_json
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.heap import give_back, keep_memory
@@ -152,7 +152,7 @@ class _Oracle:
         base = self._base(kind, seed, target)
         drawn = self.known.repertoire.drawn(kind, base, seed)
         for view, tensor in zip(target, drawn, strict=True):
-            view.copy_(tensor)
+            fill(view, tensor)
 
     def _base(self, kind: Inputs, seed: int, target: list[Tensor]) -> list[Tensor]:
         """What a draw of `kind` is derived from: one of the task's own, which takes its time.
@@ -189,7 +189,8 @@ class _Oracle:
         begun = time.perf_counter()
         exact = _told(reference.exactly(inputs), precise)
         each = time.perf_counter() - begun
-        finite = reference.fits(inputs, declared)
+        defined = run.defined and exact.defined
+        finite = defined and reference.fits(inputs, declared)
         meant = reference.means(inputs, precise)
         if message["seconds"] is None:
             for view in spread:

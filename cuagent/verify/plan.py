@@ -9,7 +9,7 @@ import random
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from cuagent.verify.inputs import Inputs
+from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.repertoire import Turns
 from cuagent.verify.rounds import ROUNDS, Round, Trial, When
 from cuagent.verify.seeds import Seeds
@@ -34,10 +34,16 @@ class Planned:
 
 
 def plan(
-    seeds: Seeds, kinds: Collection[Inputs], turns: Mapping[Inputs, Turns], *, weights: bool
+    seeds: Seeds,
+    kinds: Collection[Inputs],
+    turns: Mapping[Inputs, Turns],
+    *,
+    weights: Collection[str],
 ) -> tuple[Planned, ...]:
-    """The rounds in which something is tried; `weights` says whether the model has any."""
-    rounds = (_round(part, seeds, kinds, turns, weights) for part in ROUNDS)
+    """The rounds in which something is tried; `weights` are the names of the model's."""
+    biased = any("bias" in name for name in weights)
+    parts = (part for part in ROUNDS if biased or part.weights is not Weights.SUNK)
+    rounds = (_round(part, seeds, kinds, turns, bool(weights)) for part in parts)
     return tuple(planned for planned in rounds if planned.trials)
 
 

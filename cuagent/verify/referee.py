@@ -150,7 +150,7 @@ class Referee:
                 begun.seeds,
                 self.stage.kinds,
                 self.stage.turns,
-                weights=bool(self.stage.weights.tensors()),
+                weights=self.stage.state,
             )
             # An earlier verdict says how often to perturb, and what is not confined could look.
             eager = again is None and self.tier is not Tier.NONE

@@ -55,6 +55,8 @@ ROUNDS = (
             Inputs.EDGES,
             Inputs.OTHER_EDGES,
             Inputs.FAR_EDGES,
+            Inputs.CORNERS,
+            Inputs.OTHER_CORNERS,
             Inputs.INFINITE,
             Inputs.NAN,
             Inputs.SORTED,
@@ -68,6 +70,7 @@ ROUNDS = (
         sweeps=SWEEPS,
     ),
     Round(Weights.SMALL, (Inputs.MIXED,)),
+    Round(Weights.SUNK, (Inputs.OWN,)),
     Round(Weights.INTEGER, (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW), fresh=False),
 )
 

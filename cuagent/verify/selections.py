@@ -19,7 +19,7 @@ from cuagent.verify.perturb import real
 from cuagent.verify.watching import watching
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
 _BY_DIM = """
 max min amax amin aminmax argmax argmin any all topk sort kthvalue median nanmedian mode cummax
@@ -124,6 +124,11 @@ class Followed:
     """The real numbers by which integers and truth values were decided, or roundings."""
     thresholds: tuple[float, ...] = ()
     """Round numbers that real ones were compared with."""
+    casts: bool = False
+    """Whether real numbers were made integers."""
+    defined: bool = True
+    """Whether each of them lay within the integers' range: of NaN, or beyond it, every machine
+    makes another one."""
 
 
 def follow(run: Callable[[], list[Tensor]]) -> Followed:
@@ -134,6 +139,7 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
     names: set[str] = set()
     decided: list[Tensor] = []
     thresholds: set[float] = set()
+    casts: list[bool] = []
     known: dict[int, tuple[Tensor, Traced]] = {}
     """By identity; the tensor is kept, so that its number is not given to another."""
 
@@ -142,6 +148,8 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         chosen = selection(function, args, kwargs)
         result = function(*args, **kwargs)
         thresholds.update(_thresholds(function, args, kwargs))
+        if _casts(function, args, result):
+            casts.append(_holds(result.dtype, args[0]))
         if _decides(function, result):
             reals = [x for x in args if isinstance(x, torch.Tensor) and real(x)]
             decided.extend(x.detach().clone() if x.numel() <= KEPT else x[:0] for x in reals)
@@ -164,7 +172,14 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         for output in outputs
     ]
     return Followed(
-        outputs, selections, traced, frozenset(names), decided, tuple(sorted(thresholds))
+        outputs,
+        selections,
+        traced,
+        frozenset(names),
+        decided,
+        tuple(sorted(thresholds)),
+        bool(casts),
+        all(casts),
     )
 
 
@@ -185,6 +200,25 @@ def _thresholds(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> l
         return []
     numbers = [x for x in (*args, *kwargs.values()) if isinstance(x, int | float)]
     return [float(x) for x in numbers if abs(x) <= LARGEST_ROUND and x / FINEST == x // FINEST]
+
+
+def _casts(function: Any, args: Sequence[Any], result: Any) -> bool:
+    """Whether it makes integers of real numbers."""
+    import torch
+
+    if function.overloadpacket.__name__ != "_to_copy" or not args[0].is_floating_point():
+        return False
+    return not real(result) and result.dtype is not torch.bool
+
+
+def _holds(dtype: dtype, tensor: Tensor) -> bool:
+    """Whether integers of that type can be what these numbers are, cut off."""
+    import torch
+
+    if not tensor.numel():
+        return True
+    least, most = (float(x) for x in tensor.aminmax())
+    return torch.iinfo(dtype).min - 1 < least <= most < torch.iinfo(dtype).max + 1
 
 
 def _decides(function: Any, result: Any) -> bool:

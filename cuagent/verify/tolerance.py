@@ -71,7 +71,7 @@ from cuagent.verify.ties import Places, wrong_places
 from cuagent.verify.verdict import RuleResult
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
     from cuagent.verify.reductions import Terms
 
@@ -81,6 +81,8 @@ if TYPE_CHECKING:
 LAX = 1e-2
 NOTHING = Steady(math.inf, 0.0)
 """No motion is a jump."""
+STILL = 1e-3
+"""Of the rms of an output: an element that moves less is no part of what hangs on a choice."""
 IN_DOUBT = 5
 """Tensors that the rule looks at, or more, once it is known how far each element moves."""
 
@@ -252,7 +254,12 @@ def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) 
     left = Sums.of(_left(map(finite, blocks), most), carried) if len(tensors) >= IN_DOUBT else sums
     farthest, where = _farthest(_left(map(finite, blocks), most), bound)
     ratio = max(left.rms("error") / bound.rms, farthest)
-    steep = ratio > 1 and most is not NOTHING and len(tensors) >= IN_DOUBT
+    unmoved = 0.0
+    if kind in EXACT and len(tensors) > IN_DOUBT:
+        still = [_still(block, sums.rms("value")) for block in map(finite, blocks)]
+        unmoved = _farthest(still, _gates_of(still, tensors[0].dtype, drawn))[0]
+        ratio = max(ratio, unmoved)
+    steep = ratio > 1 >= unmoved and most is not NOTHING and len(tensors) >= IN_DOUBT
     return Finding(
         passed=ratio <= 1,
         ratio=ratio,
@@ -269,6 +276,22 @@ def _moves_so_far(blocks: Sequence[Block], bound: Gates) -> bool:
     """Whether nothing is past the bounds that is not within what its element moves, jump or no."""
     nearest = [(nearer(x, y, moved), r, y, s) for x, r, y, s, moved, *_ in blocks]
     return Sums.of(nearest).rms("error") <= bound.rms and _farthest(nearest, bound)[0] <= 1
+
+
+def _still(block: Block, size: float) -> Block:
+    """x, r, y and s of what moves neither with roundoff nor with the order of equals."""
+    moves = (block[4] > STILL * size) | (block[5] > STILL * size)
+    x, r, y, s = (tensor[~moves] for tensor in block[:4])
+    return x, r, y, s
+
+
+def _gates_of(blocks: Sequence[Block], dtype: dtype, drawn: _Drawn) -> Gates:
+    """The bounds of a part of a tensor by itself."""
+    sums = Sums.of(blocks)
+    none = Gates(math.inf, math.inf, math.inf, math.inf)
+    return (
+        gates(sums, dtype, drawn.kind, drawn.terms, UNITS[drawn.admitted]) if sums.count else none
+    )
 
 
 def _left(blocks: Iterable[Block], most: Steady) -> Iterator[Block]:

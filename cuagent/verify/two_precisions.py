@@ -41,6 +41,8 @@ class TwoPrecisions:
         """Whether each run gets copies of its inputs."""
         self.fp64 = self.discrete = self.marked = False
         """Whether it runs in fp64; whether outputs are integers; whether it has marks (`marks`)."""
+        self.casts = False
+        """Whether it makes integers of real numbers on its way."""
         self.narrow = False
         """Whether a kernel may compute in fp16, which ends long before fp32 does."""
 
@@ -136,7 +138,7 @@ class TwoPrecisions:
         return results
 
     def _followed(self, model: nn.Module, inputs: list[Tensor]) -> Followed:
-        if self.discrete:
+        if self.discrete or self.casts:
             return follow(lambda: self._forward(model, inputs))
         outputs = self._forward(model, inputs)
         return Followed(outputs, [], [None] * len(outputs))

@@ -91,7 +91,8 @@ def settle(device: str) -> None:
 
 
 def layout_of(tensors: Sequence[Tensor], *, dense: bool = False, wide: bool = False) -> Layout:
-    """The layout that holds these tensors, with their strides, or contiguous where `dense`.
+    """The layout that holds these tensors, with their strides, or contiguous where `dense` or
+    where elements lie one upon another otherwise than by `expand`.
 
     `wide`: floating tensors become float64 (complex ones complex128), for an oracle's answers.
     """
@@ -104,13 +105,32 @@ def layout_of(tensors: Sequence[Tensor], *, dense: bool = False, wide: bool = Fa
         if wide and (dtype.is_floating_point or dtype.is_complex):
             dtype = torch.complex128 if dtype.is_complex else torch.float64
         shape = tuple(tensor.shape)
-        packed = dense or tensor.layout is not torch.strided
-        stride = _packed(shape) if packed else tuple(tensor.stride())
+        kept = not dense and tensor.layout is torch.strided and _repeats_only(tensor)
+        stride = tuple(tensor.stride()) if kept else _packed(shape)
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
         nbytes = dtype.itemsize * extent if math.prod(shape) else 0
         leaves.append(Leaf(str(dtype).removeprefix("torch."), shape, stride, offset, nbytes))
         offset += math.ceil((nbytes + ALIGNMENT) / ALIGNMENT) * ALIGNMENT
     return Layout(tuple(leaves), offset)
+
+
+def _repeats_only(tensor: Tensor) -> bool:
+    """Whether no two elements lie in one place but for what `expand` repeats."""
+    long = sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1 and s)
+    reach = 0
+    for stride, size in long:
+        if stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def fill(view: Tensor, tensor: Tensor) -> None:
+    """Copy `tensor` to `view`; of what lies there in one place (`expand`) the first is copied."""
+    for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
+        if size > 1 and not stride:
+            view, tensor = view.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
+    view.copy_(tensor)
 
 
 def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -196,7 +216,7 @@ class Arena:
 
     def write(self, tensors: Sequence[Tensor], slot: int = 0) -> None:
         for view, tensor in zip(self.slots[slot], tensors, strict=True):
-            view.copy_(tensor)
+            fill(view, tensor)
 
     def lay(self, originals: Arena, slot: int = 0, of: int | None = None) -> None:
         """Make a slot, guards and all, what slot `of` (the same) is in an arena of one layout."""

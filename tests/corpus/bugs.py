@@ -1297,4 +1297,64 @@ BUGS: tuple[Bug, ...] = (
     Bug("bags_masked", " * counts[..., None]", "", "padding is added"),
     Bug("labels_written_out", "(1 - labels) * zero", "zero", "ones count as zeros too"),
     Bug("labels_written_out", "p.log()", "(p + 1e-3).log()", "a large epsilon"),
+    Bug(
+        "whole_norm_lanes",
+        "for (long i = whole; i < n; ++i) sum += (double)x[i] * x[i];",
+        "",
+        "what is left over after lanes is not summed",
+    ),
+    Bug(
+        "whole_norm_lanes", "= whole; i < n;", "= whole; i < n - 1;", "the very last is not summed"
+    ),
+    Bug(
+        "whole_norm_lanes", "double sum = 0;", "double sum = -x[0] * x[0];", "nor is the very first"
+    ),
+    Bug(
+        "expanded_written_out",
+        "torch.where(mask, s",
+        "torch.where(mask[:1], s",
+        "the first sample's mask for all",
+    ),
+    Bug(
+        "kept_largest_sorted",
+        "return torch.zeros_like(x).scatter(1, i, e / e.sum(1, keepdim=True)), v, i",
+        "return torch.softmax(x.masked_fill(x < v[:, -1:], -torch.inf), -1), v, i",
+        "all that equal the last one kept are kept too",
+    ),
+    Bug(
+        "layer_scale_folded",
+        "self.bn.running_var + self.bn.eps",
+        "self.bn.running_var",
+        "no epsilon in a branch that begins at 1e-6",
+    ),
+    Bug("layer_scale_folded", "(z / (1 + torch.exp(-z)))", "0", "the branch is left out"),
+    Bug(
+        "rounded_rows_kernel",
+        "std::nearbyint(in[c] / scale)",
+        "std::floor(in[c] / scale + 0.5f)",
+        "halves are rounded up, not to even",
+    ),
+    Bug("rounded_rows_kernel", "std::nearbyint(", "std::trunc(", "cut off instead of rounded"),
+    Bug("squared_error_sequential", "long i = 0", "long i = 1", "the very first is not summed"),
+    Bug(
+        "squared_error_sequential",
+        "i < n;",
+        "i < n / 64 * 64;",
+        "what is left over after blocks is not summed",
+    ),
+    Bug(
+        "product_groups_welford",
+        "const float variance = m2 / n;",
+        "m2 = 0; for (long i = 0; i < n; ++i) m2 += in[i] * in[i];\n"
+        "            const float variance = std::fmax(0.0f, m2 / n - mean * mean);",
+        "a one-pass variance behind a product",
+    ),
+    Bug(
+        "channel_softmax_kernel",
+        "float most = -INFINITY",
+        "float most = 0",
+        "the maximum of what a product computed starts at zero",
+    ),
+    Bug("padded_bags_counted", ".clamp(min=1)", "", "nothing divided by nothing"),
+    Bug("padded_bags_counted", "ids != 1", "ids != 0", "another index for padding"),
 )

@@ -10,6 +10,7 @@ import torch
 
 from cuagent.task import Precision, load_task
 from cuagent.verify import Referee, doubts
+from cuagent.verify.bounds import MOST_BIASED, sequential
 from cuagent.verify.inputs import Inputs, Weights
 from cuagent.verify.reductions import Terms
 from cuagent.verify.tolerance import Expected, Moved, strict
@@ -171,3 +172,31 @@ def test_what_is_chosen_by_roundoff_may_be_another_though_it_is_exact() -> None:
         expected = Expected([y], [y.double()], [torch.zeros_like(moved)], moved=known)
         assert strict([other], expected, Inputs.FEW, Terms.of(8)).passed is undecided
         assert not strict([other.flip(0)], expected, Inputs.FEW, Terms.of(8)).passed
+
+
+def test_roundings_of_a_long_sum_may_add_up_where_its_terms_are_nearly_equal() -> None:
+    assert sequential(3000, Inputs.FAR_EDGES) > 4 * sequential(3000)
+    assert sequential(1 << 24, Inputs.OPPOSED) == MOST_BIASED
+    assert sequential(3000, Inputs.CORNERS) == sequential(3000, Inputs.NORMAL)
+
+
+def test_a_choice_among_equals_excuses_nothing_that_does_not_hang_on_it() -> None:
+    """Of four elements two are equal, and either may be the one that is kept."""
+    y = torch.tensor([0.5, 0.25, 0.25, 0.0], dtype=torch.float64)
+    hangs = torch.tensor([0.0, 0.0, 0.25, 0.25], dtype=torch.float64)
+    moved = Moved([hangs], [0.0], [hangs])
+    expected = Expected([y.float()], [y], [hangs / 2 + 1e-9], moved=moved)
+    other = torch.tensor([0.5, 0.25, 0.0, 0.25])
+    assert strict([other], expected, Inputs.TIES, Terms.of(4)).passed
+    both = torch.tensor([0.4, 0.2, 0.2, 0.2])
+    found = strict([both], expected, Inputs.TIES, Terms.of(4))
+    assert not found.passed
+    assert not found.steep
+
+
+def test_one_number_that_the_reference_hits_by_luck_makes_no_long_sum_a_short_one() -> None:
+    for count, passes in ((1, True), (64, False)):
+        y = torch.full((count,), 1.5, dtype=torch.float64)
+        expected = Expected([y.float()], [y], [torch.full_like(y, 1e-9)])
+        x = y.float() + 4e-6
+        assert strict([x], expected, Inputs.FEW, Terms.of(240_000)).passed is passes

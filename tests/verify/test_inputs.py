@@ -238,3 +238,38 @@ def test_a_small_running_variance_comes_with_a_small_gain() -> None:
     model.load_state_dict(state)
     with torch.no_grad():
         assert float(model.eval()(x).abs().max()) < 10
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_first_and_last_count_in_a_sum_over_any_block(shape: tuple[int, ...], sign: int) -> None:
+    """A reduction over a tensor, or a sample, that leaves out its last rest errs by far."""
+    drawn = draw(Inputs.CORNERS if sign > 0 else Inputs.OTHER_CORNERS, shape, 3) * sign
+    for block in (drawn, drawn[0]) if len(shape) > 2 else (drawn,):
+        flat = block.flatten()
+        for corner in (flat[0], flat[-1]):
+            assert float(corner) ** 2 > 0.1 * float(flat.square().sum())
+
+
+def test_biases_of_products_sink_and_those_of_norms_do_not() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8))
+    names = frozenset(name for name, _ in model.named_parameters())
+    state = shake(Weights.SUNK, model.state_dict(), names, 3)
+    assert bool((state["0.bias"] < -9e3).all())
+    assert all(bool((state[x].abs() < 9).all()) for x in ("0.weight", "1.weight", "1.bias"))
+
+
+def test_a_layer_scale_is_moved_as_one_that_was_learned() -> None:
+    state = {"gamma": torch.full((16, 1, 1), 1e-6), "eps": torch.tensor(1e-6)}
+    shaken = shake(Weights.SHAKEN, state, frozenset(state), 3)
+    assert float(shaken["gamma"].abs().max()) > 0.05
+    assert float(shaken["eps"]) < 1e-5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_of_one_index_are_first_of_those_that_mark_padding_most_often(seed: int) -> None:
+    own = [torch.randint(500, (24, 13))]
+    plain = 2  # draws of 312 elements in which each of 500 comes up
+    drawn = derive(Inputs.EVERY, own, seed * TURNS + plain, [(0, 499)])[0]
+    rows = {int(row[0]) for row in drawn if len(row.unique()) == 1}
+    assert {0, 1, 2, 499} <= rows

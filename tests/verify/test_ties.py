@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -123,3 +124,14 @@ def test_zeros_are_ties_for_an_index_and_none_for_a_count(run: Run, moves: bool)
     inputs = near.perturbed([x.double()], torch.Generator().manual_seed(1), exact)
     near.settle(exact, exact, (follow(lambda w=w: [run(*w)]) for w in inputs), spread)
     assert bool(spread[0].any()) == moves
+
+
+@pytest.mark.parametrize(
+    ("number", "defined"), [(3.7, True), (-128.9, True), (128.0, False), (math.nan, False)]
+)
+def test_what_no_integer_holds_is_seen_when_it_is_made_one(number: float, defined: bool) -> None:
+    x = torch.tensor([0.0, number])
+    seen = follow(lambda: [x.to(torch.int8).float()])
+    assert seen.casts
+    assert seen.defined is defined
+    assert not follow(lambda: [x > 0]).casts

@@ -46,3 +46,22 @@ def test_bytes_are_compared_to_the_last_one(size: int) -> None:
     second[-1] += 1
     assert not same_bytes(first, second)
     assert same_bytes(first[:-1], second[:-1])
+
+
+def test_what_expand_repeats_is_repeated_in_an_arena_too() -> None:
+    own = [torch.arange(3.0).expand(4, 3), torch.arange(6.0).view(2, 3).t()]
+    arena = Arena.create(layout_of(own), 1, "cpu")
+    arena.write(own)
+    lent = arena.tensors()
+    assert [x.stride() for x in lent] == [(0, 1), (1, 3)]
+    assert all(map(torch.equal, lent, own))
+    arena.close()
+
+
+def test_elements_that_overlap_otherwise_are_laid_apart() -> None:
+    windows = torch.arange(6.0).unfold(0, 3, 1)
+    arena = Arena.create(layout_of([windows]), 1, "cpu")
+    arena.write([windows])
+    assert arena.tensors()[0].is_contiguous()
+    assert torch.equal(arena.tensors()[0], windows)
+    arena.close()
