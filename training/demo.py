@@ -152,7 +152,8 @@ class Demo:
                 begun, name = time.time(), f"more/{number}"
                 seen += self.played(name, train, chat, actor.eval(), each, 4 + number)
                 self.refine(actor, seen, self.out / name, of=funnel["kept"])
-                if time.time() - begun > self.budget.left():
+                rest = c.more_rounds - number - 1
+                if rest and time.time() - begun > self.budget.left():
                     self.say(f"no time for more than {number + 1} rounds of further RFT")
                     break
 
