@@ -38,7 +38,8 @@ ABLATIONS = {
     "no-rft": Ablation(("rft.steps=0",), "base"),
     "no-value": Ablation(("value.steps=0",), "rft"),
     "ratio": Ablation(("ppo.reward=ratio", "value.reward=ratio"), "rft"),
-    "one-turn": Ablation(("turns=1",), "base"),
+    # Who has one turn cannot submit after it has seen a verdict, and RFT would imitate nothing.
+    "one-turn": Ablation(("turns=1", "filters.submitted=false"), "base"),
     "naive-gae": Ablation(("ppo.naive_gae=true",), "value"),
 }
 

@@ -15,8 +15,9 @@ import pytest
 from cuagent.training.ablation import ABLATIONS, against, collapsed, run_ablations, share
 from cuagent.training.audit import solution_of
 from cuagent.training.config import ConfigError, configure
+from cuagent.training.filters import keep
 from cuagent.training.presets import DemoConfig, for_test
-from cuagent.training.segments import RecordError, read_episodes
+from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.teacher import given
 from cuagent.training.trial import compared, opening, run_trial
 
@@ -115,6 +116,13 @@ def test_arms_are_those_declared(trial: Path, tmp_path: Path) -> None:
         run_ablations(["nothing"], DemoConfig(), [3], "cpu", trial, print)
     with pytest.raises(ConfigError, match="no finished seed 4"):
         run_ablations(["no-value"], DemoConfig(), [3, 4], "cpu", trial, print)
+
+
+def test_what_is_right_in_one_turn_is_imitated_though_it_cannot_be_submitted() -> None:
+    arm = configure(DemoConfig(), None, ABLATIONS["one-turn"].sets)
+    right = Episode("e", "t", "t", (), 1.0, "step limit")
+    assert keep([right], arm.filters)[0] == [right]
+    assert not keep([right], DemoConfig().filters)[0]
 
 
 def test_a_collapse_is_five_low_iterations_or_many_cut() -> None:
