@@ -151,7 +151,7 @@ class Gains:
 def gains(timing: Timing, ladder: Ladder) -> Gains | None:
     """Taken apart from a timing against `ladder.baselines`; None where an arm is missing.
 
-    `free` is end to end over kernel, with limits from the ladder's own run where there are some.
+    `free` is end to end over kernel, with the limits that `over_eager` gives it.
     """
     best = ladder.best
     if best is None or EAGER not in timing.ratios or best.name not in timing.ratios:
@@ -164,10 +164,12 @@ def gains(timing: Timing, ladder: Ladder) -> Gains | None:
 def over_eager(timing: Timing, name: str, seen: Ratio | None) -> Ratio:
     """Eager's time over a baseline's in a timing of an attempt, from the attempt's over both.
 
-    The limits are those `seen` in the ladder's own run, widened to hold the value.
+    The limits are of the same rounds (those `seen` by the ladder where a record from before has
+    none), widened to hold the value: medians of ratios do not multiply to the last digit.
     """
     value = timing.ratios[EAGER].value / timing.ratios[name].value
-    low, high = (seen.low, seen.high) if seen is not None else (value, value)
+    beside = timing.free.get(name, seen)
+    low, high = (beside.low, beside.high) if beside is not None else (value, value)
     return Ratio(value, min(low, value), max(high, value))
 
 

@@ -179,10 +179,11 @@ class Timer:
         names = self.baselines if subject is None else (CANDIDATE, *self.baselines)
         why = self._baselines.failed | {CANDIDATE: failed}
         arms = tuple(arm_of(name, rounds.held, why.get(name, ""), self.device) for name in names)
-        held, busy = not (failed or rounds.refused), rounds.busy
+        busy = rounds.busy
+        held = [] if failed or rounds.refused else rounds.held
         return Timing(
             arms=arms,
-            ratios=self._ratios(rounds.held, subject, effort) if held else {},
+            ratios=self._ratios(held, subject, effort),
             effort=effort,
             device=describe(self.referee.task.device),
             seconds=seconds,
@@ -192,6 +193,7 @@ class Timer:
             busy=busy,
             floor=self._floor(arms),
             notes=(f"machine busy: {busy:.0%} by others",) if busy > others.BUSY else (),
+            free=self._ratios(held, None, effort) if subject is not None else {},
             apart=tuple(self._apart),
         )
 

@@ -11,9 +11,9 @@ from itertools import accumulate
 from statistics import median
 
 from cuagent.measure.rounds import Round, levels, ratio
-from cuagent.measure.timing import Arm, Timing
+from cuagent.measure.timing import Arm, Ratio, Timing
 from cuagent.task import Device
-from cuagent.worker.arms import CANDIDATE
+from cuagent.worker.arms import CANDIDATE, EAGER
 
 CLOSE = 1e-9
 """Relative: the same numbers were added in the same order."""
@@ -51,27 +51,35 @@ def _ratios(timing: Timing, arms: list[Arm], device: Device) -> list[str]:
     names = {arm.name for arm in against} - {CANDIDATE}
     if timing.refused or (known := timing.arm(CANDIDATE)) is None or known.failed:
         names = set()
+    rounds = [
+        _round(dict(zip([arm.name for arm in against], pieces, strict=True)))
+        for pieces in zip(*map(_pieces, against), strict=True)
+    ]
+
+    def off(what: str, baseline: str, arm: str, said: Ratio | None) -> list[str]:
+        if not {baseline, arm} <= names | {CANDIDATE}:
+            return [f"a {what} is recorded that no samples give"]
+        found = ratio(rounds, baseline, arm, timing.effort, device, timing.apart)
+        return _apart(what, said, found)
+
     lines = []
     for name in sorted(names | timing.ratios.keys()):
-        said = timing.ratios.get(name)
-        if name not in names:
-            lines.append(f"a ratio to {name} is recorded that no samples give")
-        elif said is None:
-            lines.append(f"no ratio to {name} is recorded, and the samples give one")
-        else:
-            rounds = [
-                _round(dict(zip([arm.name for arm in against], pieces, strict=True)))
-                for pieces in zip(*map(_pieces, against), strict=True)
-            ]
-            found = ratio(rounds, name, CANDIDATE, timing.effort, device, timing.apart)
-            pairs = [(said.value, found.value), (said.low, found.low), (said.high, found.high)]
-            if not all(math.isclose(a, b, rel_tol=CLOSE) for a, b in pairs):
-                lines.append(
-                    f"the ratio to {name} is recorded as {said.value:.4g} [{said.low:.4g}, "
-                    f"{said.high:.4g}], the samples give {found.value:.4g} [{found.low:.4g}, "
-                    f"{found.high:.4g}]"
-                )
+        lines += off(f"ratio to {name}", name, CANDIDATE, timing.ratios.get(name))
+    for name, said in sorted(timing.free.items()):
+        lines += off(f"ratio of {EAGER} to {name}", EAGER, name, said)
     return lines
+
+
+def _apart(what: str, said: Ratio | None, found: Ratio) -> list[str]:
+    """A line where the ratio that is recorded is not the one that the samples give."""
+    if said is None:
+        return [f"no {what} is recorded, and the samples give one"]
+    pairs = [(said.value, found.value), (said.low, found.low), (said.high, found.high)]
+    if all(math.isclose(a, b, rel_tol=CLOSE) for a, b in pairs):
+        return []
+    recorded = f"{said.value:.4g} [{said.low:.4g}, {said.high:.4g}]"
+    computed = f"{found.value:.4g} [{found.low:.4g}, {found.high:.4g}]"
+    return [f"the {what} is recorded as {recorded}, the samples give {computed}"]
 
 
 def _pieces(arm: Arm) -> list[list[float]]:

@@ -109,6 +109,8 @@ class Timing:
     notes: tuple[str, ...] = ()
     """What a reader of the numbers should know, e.g. `machine busy: 40 % by others`."""
     versions: dict[str, str] = field(default_factory=dict)
+    free: dict[str, Ratio] = field(default_factory=dict)
+    """Beside a candidate: eager's time over each other baseline's, in the same rounds."""
     apart: tuple[float, ...] = ()
     """Log ratios of twins, here and in timings before: the limits of a quick look hang on them."""
 

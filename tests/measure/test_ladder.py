@@ -137,3 +137,18 @@ def test_what_is_free_and_what_the_kernel_adds_multiply_to_end_to_end() -> None:
     assert taken.free.value * taken.kernel.value == pytest.approx(taken.end_to_end.value)
     assert taken.over_compile == ratios["compile"]
     assert found.baselines == ("eager", "compile", "reduce-overhead")
+    seen = found.best
+    assert seen is not None
+    assert seen.over_eager is not None
+    assert taken.free.low == pytest.approx(seen.over_eager.low)
+
+
+def test_the_limits_of_what_is_free_are_those_of_the_same_run() -> None:
+    found = made(rung("eager", 4e-3, 1.0), rung("compile", 2e-3, 1.9))
+    ratios = {"eager": Ratio(3.0, 1.0, 9.0), "compile": Ratio(1.5, 0.5, 4.5)}
+    arms = (Arm("candidate", 1.33e-3, (1.33e-3,)),)
+    beside = {"compile": Ratio(2.1, 0.7, 6.3)}
+    timing = Timing(arms, ratios, Effort.RECORD, "a device", 1.0, free=beside)
+    taken = gains(timing, found)
+    assert taken is not None
+    assert taken.free == Ratio(2.0, 0.7, 6.3)

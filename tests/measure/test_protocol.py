@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from cuagent.measure import protocol, repeats
 from cuagent.measure.ceilings import Ceilings
 from cuagent.measure.lane import Clocked, Lane
 from cuagent.measure.protocol import Timer, time_arms
+from cuagent.measure.recount import contradictions
 from cuagent.measure.rounds import Round
-from cuagent.measure.timing import Arm, Effort, Standing, Timing
+from cuagent.measure.timing import Arm, Effort, Ratio, Standing, Timing
 from cuagent.task import Device, load_task
 from cuagent.verify import Referee
 from cuagent.worker.arms import CANDIDATE, EAGER
@@ -312,6 +314,20 @@ def test_what_was_prepared_is_used_once(timer: Timer) -> None:
     assert len(timer.referee.nursery.living) == living
     timer.time(*candidate)
     assert timer.opened()["eager"].session.pid != fresh
+
+
+def test_what_a_baseline_gains_over_eager_has_limits_of_the_same_rounds(referee: Referee) -> None:
+    again = "eager+channels_last"
+    timing = time_arms(referee, *attempt(HONEST.format(seconds=0.005)), ("eager", again))
+    assert timing.free.keys() == {again}
+    assert timing.free[again].low < 1.05
+    assert timing.free[again].high > 0.95
+    assert contradictions(timing, Device.CPU) == []
+    forged = replace(timing, free={again: replace(timing.free[again], low=1.5)})
+    (line,) = contradictions(forged, Device.CPU)
+    assert line.startswith(f"timing: the ratio of eager to {again} is recorded as")
+    (line,) = contradictions(replace(timing, free={"compile": Ratio(2, 1, 3)}), Device.CPU)
+    assert line == "timing: a ratio of eager to compile is recorded that no samples give"
 
 
 def test_a_record_takes_fresh_processes_and_at_least_three_rounds(referee: Referee) -> None:
