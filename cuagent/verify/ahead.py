@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cuagent.task import Device, TaskError
-from cuagent.verify.inputs import SWEEPS, Inputs
+from cuagent.verify.inputs import ROUND, SWEEPS, Inputs
 from cuagent.verify.oracle import OPPOSITES, TOLD, Answered, Care, Doubt, Oracle, OracleLost
 from cuagent.verify.plan import Planned
 from cuagent.verify.rounds import Trial, When
@@ -231,7 +231,8 @@ def _steps(planned: Sequence[Planned], together: int) -> list[Step]:
 
 def _care(trial: Trial, count: int, *, spread: bool) -> Care:
     opposites = FEW_OPPOSITES if trial.kind in SWEEPS else OPPOSITES
-    return Care(_patience(trial) if spread else None, opposites, count)
+    decided = trial.kind in ROUND
+    return Care(_patience(trial) if spread else None, opposites, count, decided)
 
 
 def _patience(trial: Trial) -> float:

@@ -57,6 +57,8 @@ LOGIC_FACTOR = 12.5
 """The gate of draws that judge logic over that of those that judge precision."""
 FORGIVEN = 0.05
 """Of the output's variation: more is not forgiven for the sake of `LOGIC_FACTOR`."""
+STEEPEST = 64
+"""Times the roundoff that is seen: more is a jump of the reference itself."""
 QUARTER = 0.25
 """On exact draws results are integers, or sums of them: this much off is no roundoff."""
 FEW_TERMS = 32
@@ -108,6 +110,12 @@ class Sums:
     def rms(self, name: str) -> float:
         """Of `error`, `own`, `value` or `spread`."""
         return math.sqrt(self.squares[name] / self.count)
+
+    def forget_jumps(self) -> None:
+        """Where nothing may jump: what spreads so much further than the reference errs has."""
+        roundoff = self.rms("own") + UNIT * self.rms("value")
+        most = self.count * (STEEPEST * roundoff) ** 2
+        self.squares["spread"] = min(self.squares["spread"], most)
 
     def exact(self, kind: Inputs) -> bool:
         """Whether honest arithmetic makes no error here."""

@@ -269,7 +269,7 @@ class Course:
         """What the oracle says, and the rules on each of `outputs`; none where it says nothing."""
         with self.tally.clock("oracle"):
             answered, slot = self.ahead.answer(trial, spread=spread, count=count)
-        expected = self.stage.expected(slot)
+        expected = replace(self.stage.expected(slot), certain=answered.certain)
         if not answered.tells(trial.kind, trial.weights):
             return _Judged(expected, [], answered.perturbations)
         asked = spread and not self.tally.failed

@@ -15,20 +15,23 @@ from typing import TYPE_CHECKING, Any
 from cuagent.task import Device, Reference, TaskError, check_runs, flatten
 from cuagent.task.memory import large
 from cuagent.verify.bounds import coarsest
-from cuagent.verify.inputs import Range, ranges_of
 from cuagent.verify.perturb import real
 from cuagent.verify.places import find_places
+from cuagent.verify.ranges import ends_of, ranges_of
 from cuagent.verify.reductions import Terms, terms
 from cuagent.verify.repertoire import Repertoire, Runs, repertoire
 from cuagent.verify.selections import Followed, follow
+from cuagent.verify.tables import tables
 from cuagent.verify.two_precisions import TwoPrecisions
 from cuagent.worker.arena import layout_of, settle
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-RANGE_DRAWS = 8
-"""Own draws in which the range of integer inputs is looked for."""
+RANGE_DRAWS, MOST_DRAWS = 8, 256
+"""Own draws in which the range of inputs is looked for, the more the smaller they are."""
+LOOKED_AT = 1 << 18
+"""Numbers in all of these."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,9 @@ def describe(given: Reference) -> Described:
         reference.fits,
         reference.meant if reference.marked else None,
     )
-    suited = repertoire(inputs, _ranges(reference, inputs), followed, runs, call_s)
+    several = _several(reference, inputs)
+    sizes = tables(lambda: reference.forward(inputs), inputs)
+    suited = repertoire(inputs, ranges_of(several, sizes), followed, runs, call_s, ends_of(several))
     about = {
         "inputs": spec,
         "output": output_spec,
@@ -167,8 +172,11 @@ def _seconds(reference: TwoPrecisions, inputs: list[Tensor]) -> float:
     return time.perf_counter() - begun
 
 
-def _ranges(reference: TwoPrecisions, inputs: Sequence[Tensor]) -> list[Range | None]:
-    """Between what lie the integers of each input; None for real ones."""
-    if all(real(tensor) for tensor in inputs):
-        return [None] * len(inputs)
-    return ranges_of([reference.own(seed) for seed in range(RANGE_DRAWS)])
+def _several(reference: TwoPrecisions, inputs: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Own draws, in which ranges are looked for; one where nothing says that there are any."""
+    domains = any(ends_of([inputs]))
+    if all(real(tensor) for tensor in inputs) and not domains:
+        return [list(inputs)]
+    numbers = max(1, sum(tensor.numel() for tensor in inputs))
+    count = max(RANGE_DRAWS, min(MOST_DRAWS, LOOKED_AT // numbers))
+    return [reference.own(seed) for seed in range(count)]

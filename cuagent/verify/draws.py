@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 EXPONENTS = (-8, 8, 0, -4, 4)
+TINY_EXPONENTS = (-14, -22, -30)
+"""Fourth powers of the last still are fp32's usual numbers."""
+BRINKS = 3
 SIGNS = (-1, 1)
 FLAT_LEVELS = 3
 """Zeros, one value throughout, and values as usual."""
@@ -75,6 +78,27 @@ def axes(tensor: Tensor) -> list[Way]:
 def mixed(normal: Tensor, generator: Generator) -> Tensor:
     """Rows, and whole blocks, scaled by powers of two."""
     return normal * _dealt(EXPONENTS, normal, generator).exp2()
+
+
+def tiny(normal: Tensor, generator: Generator) -> Tensor:
+    """Rows, and whole blocks, next to nothing, and as they are where there are several."""
+    return normal * _dealt((*TINY_EXPONENTS, 0), normal, generator).exp2()
+
+
+def brink(tensor: Tensor, edges: Sequence[float], case: int, generator: Generator) -> Tensor:
+    """Zero, below an edge or above it throughout, but for one number of each row, which is at it.
+
+    There are BRINKS cases for each edge.
+    """
+    import torch
+
+    edge = edges[case % len(edges)]
+    around = (0.0, edge - 1, edge + 1)[case // len(edges) % BRINKS]
+    width = tensor.shape[-1] if tensor.dim() else 1
+    first = _first_of_rows(tensor)
+    place = (torch.special.ndtr(randn(first, generator)) * width).long()
+    places = torch.arange(width, device=tensor.device).view(tensor.shape[-1:])
+    return torch.where(places == place, edge, around).to(tensor.dtype)
 
 
 def levels(normal: Tensor, offset: float, generator: Generator) -> Tensor:
@@ -255,10 +279,12 @@ def masked(tensor: Tensor, generator: Generator) -> Tensor:
 
 
 def extreme(tensor: Tensor, bounds: tuple[int, int], generator: Generator) -> Tensor:
-    """A third each of the least, the largest and what was there."""
+    """A third each of the least, the largest and what was there; the first one the largest and the
+    last one the least, so that of several tensors both are at their ends at once."""
     import torch
 
     third = torch.rand(tuple(tensor.shape), generator=generator, device=tensor.device)
+    third.view(-1)[:1], third.view(-1)[-1:] = 1 / 2, 0
     low, high = (torch.full_like(tensor, bound) for bound in bounds)
     return torch.where(third < 1 / 3, low, torch.where(third < 2 / 3, high, tensor))
 
@@ -277,13 +303,15 @@ def dealt(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tens
     return table[_order(tensor.numel(), tensor, generator) % len(values)].view(tensor.shape)
 
 
-def strewn(tensor: Tensor, values: Sequence[float], generator: Generator) -> Tensor:
-    """A quarter of the elements are of `values`, the others as they are."""
+def strewn(
+    tensor: Tensor, values: Sequence[float], generator: Generator, share: float = 1 / 4
+) -> Tensor:
+    """A share of the elements are of `values`, the others as they are."""
     import torch
 
     these = dealt(values, tensor, generator).to(tensor.dtype)
     chosen = torch.rand(tuple(tensor.shape), generator=generator, device=tensor.device)
-    return torch.where(chosen < 1 / 4, these, tensor)
+    return torch.where(chosen < share, these, tensor)
 
 
 def randn(tensor: Tensor, generator: Generator) -> Tensor:

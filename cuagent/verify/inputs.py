@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.verify import draws
 from cuagent.verify.draws import Way, axes
+from cuagent.verify.ranges import Ends, Range
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -30,9 +31,6 @@ LARGE_SIZE, HUGE_SIZE = 2.0**20, 2.0**60
 """Fourth powers of the first still have room in fp32, so that no honest formula overflows there."""
 FAR_OFFSET = 5e4
 """Beyond what often serves as "very low" in a kernel, and within what fp16 holds."""
-
-
-Range = tuple[int, int]
 
 
 class Inputs(StrEnum):
@@ -52,6 +50,8 @@ class Inputs(StrEnum):
     """Normal around -5e4: a maximum that starts at zero, or at a number that seemed low enough."""
     LARGE = "large numbers"
     """Rows of the size of 1e6, and rows all below zero: past what fp16 holds."""
+    TINY = "tiny numbers"
+    """Rows of the size of 1e-4 to 1e-9: what is divided by is next to nothing, and yet no zero."""
     HUGE = "huge numbers"
     """The same of 1e18, where the reference bears still more: it squares nothing then."""
     OPPOSED = "offsets of opposed signs"
@@ -82,6 +82,12 @@ class Inputs(StrEnum):
     TIES = "ties"
     """Multiples of a half, -2 .. 2, and what the reference compares with: many equal values for
     argmax, sort and topk; both zeros."""
+    BRINK = "on the brink"
+    """All numbers but one of a row on one side of what the reference compares with, and that one
+    at it, for one tensor after the other; the others are all zero, or one."""
+    ENDS = "ends of the domain"
+    """The task's own, many of them zero where none is below, or -1 and 1 where none is beyond. Not
+    1 where they lie in 0 .. 1: as a probability it is as steep as can be, and roundoff excuses."""
     INFINITE = "infinities"
     """Rows with one infinity among usual numbers, and rows without."""
     NAN = "NaN"
@@ -105,8 +111,12 @@ class Inputs(StrEnum):
     negative ones the least only, which may be a mark for what does not count."""
 
 
-EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW, Inputs.TIES)
+ROUND = (Inputs.TIES, Inputs.BRINK)
+"""Kinds of such round numbers that comparisons of what is added up from them are certain."""
+EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW, *ROUND)
 """Kinds on which honest arithmetic may make no error at all."""
+AMONG_OWN = (Inputs.OWN, Inputs.ENDS)
+"""Kinds that keep some of the task's own floating numbers."""
 PLACED = (
     Inputs.OWN,
     Inputs.EXTREMES,
@@ -117,7 +127,7 @@ PLACED = (
     Inputs.EVERY,
 )
 """Kinds that a task may draw by itself: if the reference is not finite, neither is a candidate."""
-SWEEPS = (Inputs.MOVING, Inputs.SINGLE, Inputs.EVERY)
+SWEEPS = (Inputs.MOVING, Inputs.SINGLE, Inputs.EVERY, Inputs.BRINK)
 """Kinds of which several draws belong together: they have all but the low bits of the seed in
 common, and these say which turn it is."""
 TURNS = 1 << 8
@@ -178,17 +188,25 @@ def derive(
     ways: Sequence[Sequence[Way]] = (),
     reach: float = draws.REACH,
     thresholds: Sequence[float] = (),
+    edges: Sequence[float] = (),
+    ends: Sequence[Ends] = (),
+    *,
+    even: bool = False,
 ) -> list[Tensor]:
     """Inputs of `kind` in the forms of the task's own.
 
     `ranges` are the least and largest value of each integer tensor (`ranges_of`), `ways` the lines
     of each tensor that extremes are put into, by turns; those along its axes where none are given.
-    `reach` is how far moving extremes stand out, `thresholds` are numbers that ties are to hold.
+    `reach` is how far moving extremes stand out, `thresholds` are numbers that ties are to hold,
+    `edges` those of them beside which results jump, `ends` those of each tensor's own range
+    (`ends_of`). `even`: numbers of other sizes than usual are of one size throughout.
     """
     if kind is Inputs.OWN:
         return list(own)
     generator = _generator(own, seed)
     bounded = list(zip(own, ranges or [None] * len(own), strict=True))
+    if kind is Inputs.BRINK:
+        return _on_the_brink(own, edges or (0.0,), seed % TURNS, generator)
     if kind in SWEEPS or kind is Inputs.SORTED:
         sweep = Sweep(kind, seed % TURNS, generator, _generator(own, seed // TURNS), reach)
         return [
@@ -204,7 +222,10 @@ def derive(
             return [draws.masked(x, generator) if boolean(x) else x for x in own]
         case Inputs.EMPTY:
             return [x & False if boolean(x) else x for x in own]
-    return _all_drawn(kind, own, generator, thresholds)
+        case Inputs.ENDS:
+            both = zip(own, ends or [()] * len(own), strict=True)
+            return [draws.strewn(x, of, generator, 1 / 2) if of else x for x, of in both]
+    return _all_drawn(kind, own, generator, thresholds, even=even)
 
 
 @dataclass(frozen=True)
@@ -233,15 +254,6 @@ class Sweep:
         if self.kind is Inputs.SORTED:
             return draws.sorted_lines(normal, ways[0], self.order).to(tensor.dtype)
         return draws.moving(normal, self.reach, way, turn, self.order).to(tensor.dtype)
-
-
-def ranges_of(several: Sequence[Sequence[Tensor]]) -> list[Range | None]:
-    """For each tensor of several own draws its least and largest value.
-
-    None where it holds no integers, or where these say more than each for itself: sorted ones are
-    offsets or segments, ones without duplicates a permutation.
-    """
-    return [_range_of(tensors) for tensors in zip(*several, strict=True)]
 
 
 def shake(
@@ -310,22 +322,30 @@ def _narrow(state: dict[str, Tensor]) -> None:
             state[name.removesuffix("running_var") + "weight"] = gain
 
 
-def _range_of(tensors: Sequence[Tensor]) -> Range | None:
-    import torch
+def turns_on_the_brink(own: Sequence[Tensor], edges: Sequence[float]) -> int:
+    """After which each tensor has stood there in every way."""
+    floats = sum(x.is_floating_point() for x in own)
+    return floats * min(floats, 2) * draws.BRINKS * len(edges)
 
-    for tensor in tensors:
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
-            return None
-        if tensor.numel() < 2 or tensor.unique().numel() == tensor.numel():
-            return None
-        if tensor.dim() and bool((tensor.diff(dim=-1) >= 0).all()):
-            return None
-    low, high = (min(int(t.min()) for t in tensors), max(int(t.max()) for t in tensors))
-    return low, high
+
+def _on_the_brink(
+    own: Sequence[Tensor], edges: Sequence[float], turn: int, generator: Generator
+) -> list[Tensor]:
+    floats = [number for number, x in enumerate(own) if x.is_floating_point()]
+    turn, at = divmod(turn, len(floats))
+    others, case = divmod(turn, draws.BRINKS * len(edges))
+    drawn = [x.new_full(x.shape, others % 2) if x.is_floating_point() else x for x in own]
+    drawn[floats[at]] = draws.brink(own[floats[at]], edges, case, generator)
+    return drawn
 
 
 def _all_drawn(
-    kind: Inputs, own: Sequence[Tensor], generator: Generator, thresholds: Sequence[float]
+    kind: Inputs,
+    own: Sequence[Tensor],
+    generator: Generator,
+    thresholds: Sequence[float],
+    *,
+    even: bool,
 ) -> list[Tensor]:
     """Every real tensor anew; what only one of several tells (a sum that cancels) by the first."""
     drawn: list[Tensor] = []
@@ -335,16 +355,24 @@ def _all_drawn(
             continue
         before = sum(other.is_floating_point() for other in own[: len(drawn)])
         what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and before else kind
-        one = _drawn(what, tensor, generator)
+        one = _drawn(what, tensor, generator, even=even)
         if kind is Inputs.TIES and thresholds:
             one = draws.strewn(one, thresholds, generator)
         drawn.append(one + OPPOSED_OFFSET * (-1) ** before if kind is Inputs.OPPOSED else one)
     return drawn
 
 
-def _drawn(kind: Inputs, tensor: Tensor, generator: Generator) -> Tensor:
+def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, *, even: bool) -> Tensor:
     normal = draws.randn(tensor, generator)
     match kind:
+        case Inputs.MIXED if even:
+            drawn = normal * SMALL
+        case Inputs.LARGE if even:
+            drawn = normal * LARGE_SIZE
+        case Inputs.HUGE if even:
+            drawn = -HUGE_SIZE * (1 + normal.abs())
+        case Inputs.TINY:
+            drawn = draws.tiny(normal, generator)
         case Inputs.ONE_SIGNED:
             drawn = draws.uniform(normal)
         case Inputs.MIXED:

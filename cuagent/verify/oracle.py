@@ -52,11 +52,13 @@ class Answered(NamedTuple):
     meant: bool
     """Whether these inputs lie within what the reference's marks leave room for (`marks`)."""
     perturbations: int
+    certain: bool
+    """See `tolerance.Expected`."""
 
     @classmethod
     def of(cls, reply: dict[str, Any]) -> Answered:
         """As the oracle's process says it."""
-        return cls(reply["finite"], reply["meant"], reply["perturbations"])
+        return cls(reply["finite"], reply["meant"], reply["perturbations"], reply["certain"])
 
     def tells(self, kind: Inputs, weights: Weights = Weights.OWN) -> bool:
         """Whether candidates can be held to the answer to inputs of `kind`."""
@@ -75,6 +77,8 @@ class Care:
     count: int = 0
     """Of perturbations, where an earlier verdict is given again; else as many as there is time for,
     2 to 8."""
+    decided: bool = False
+    """Whether it is looked by what numbers something is decided."""
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from cuagent.verify.bounds import reach, sequential
 from cuagent.verify.describe import describe
 from cuagent.verify.examine import examine
 from cuagent.verify.hidden import hidden
-from cuagent.verify.inputs import SWEEPS, TURNS, Inputs, Weights, shake
+from cuagent.verify.inputs import AMONG_OWN, SWEEPS, TURNS, Inputs, Weights, shake
 from cuagent.verify.orders import ORDERS, ordered
-from cuagent.verify.places import NearTies, certain, tell_places
-from cuagent.verify.selections import Followed, follow
+from cuagent.verify.places import NearTies, tell_places
+from cuagent.verify.selections import Followed
 from cuagent.verify.spread import Spread
 from cuagent.worker.arena import Arena, fill, settle
 from cuagent.worker.arms import set_precision, task_from_json
@@ -160,7 +160,7 @@ class _Oracle:
         Where nothing but its forms would be left of it, those of `target` do; draws of a sweep,
         which go through all values of one kind, have the others in common.
         """
-        if kind is not Inputs.OWN and all(tensor.is_floating_point() for tensor in target):
+        if kind not in AMONG_OWN and all(tensor.is_floating_point() for tensor in target):
             return target
         if kind in SWEEPS:
             seed //= TURNS
@@ -195,7 +195,7 @@ class _Oracle:
         if message["seconds"] is None:
             for view in spread:
                 view.zero_()
-            return {"finite": finite, "meant": meant, "perturbations": 0}
+            return {"finite": finite, "meant": meant, "perturbations": 0, "certain": False}
         count = message["count"] or int(message["seconds"] / max(each, 1e-6))
         count = min(MOST_PERTURBATIONS, max(FEWEST_PERTURBATIONS, count))
         generator = reference.generator(message["seed"])
@@ -206,7 +206,8 @@ class _Oracle:
             runs = (reference.exactly(inputs) for inputs in perturbed_inputs)
             places = near.settle(exact, run, runs, spread)
             tell_places(places, self.arenas[message["places"]].tensors(message["target"]))
-        return {"finite": finite, "meant": meant, "perturbations": count}
+        certain = message["decided"] and reference.certain(inputs) is True
+        return {"finite": finite, "meant": meant, "perturbations": count, "certain": certain}
 
     def doubt(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write how far each element of the answer moves within honest roundoff."""
@@ -229,14 +230,8 @@ class _Oracle:
             doubts.choose(moving, step, pairs, tied)
         return {
             "carried": doubts.carried(moving, pairs),
-            "undecided": self._undecided(inputs),
+            "undecided": reference.certain(inputs) is False,
         }
-
-    def _undecided(self, inputs: list[Tensor]) -> bool:
-        """Whether something is chosen by numbers that are not the same in both precisions."""
-        exact = follow(lambda: self.reference.exactly(inputs).outputs)
-        declared = follow(lambda: self.reference.forward(inputs))
-        return bool(exact.decided) and not certain(exact, declared)
 
     def reorder(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write the declared output where equals are chosen otherwise."""

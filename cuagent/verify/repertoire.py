@@ -20,11 +20,12 @@ from cuagent.verify.inputs import (
     SWEEPS,
     TURNS,
     Inputs,
-    Range,
     boolean,
     derive,
+    turns_on_the_brink,
 )
 from cuagent.verify.perturb import real
+from cuagent.verify.ranges import Ends, Range
 from cuagent.verify.selections import POOLS, SHIFTED, Followed, Selection
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ SWEEP_S = 0.4
 TURN_S, TURN_CALLS = 0.003, 8
 """What one draw of a sweep takes besides, and how many calls of the reference it is worth."""
 FEWEST_TURNS = 2
+MOST_BRINKS = 24
 FURTHER = 2.0**40
 """What the reference must bear beyond huge numbers: what squares them does not, and then an honest
 kernel may have to square something else."""
@@ -65,10 +67,28 @@ class Repertoire:
     """How far moving extremes stand out."""
     thresholds: tuple[float, ...] = ()
     """What the reference compares with."""
+    edges: tuple[float, ...] = ()
+    """Those where its result jumps."""
+    ends: tuple[Ends, ...] = ()
+    """Of the range of each tensor."""
+    even: bool = False
+    """Whether integers hang on what is chosen: whose size differs from row to row, a sum in another
+    order swallows what decides."""
 
     def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int) -> list[Tensor]:
         """Inputs of `kind` in the forms of the task's own."""
-        return derive(kind, own, seed, self.ranges, self.ways, self.reach, self.thresholds)
+        return derive(
+            kind,
+            own,
+            seed,
+            self.ranges,
+            self.ways,
+            self.reach,
+            self.thresholds,
+            self.edges,
+            self.ends,
+            even=self.even,
+        )
 
 
 SQUARING = ("var", "std", "norm", "dist", "hypot", "complex abs")
@@ -97,11 +117,21 @@ def repertoire(
     seen: Followed,
     runs: Runs,
     call_s: float,
+    ends: Sequence[Ends] = (),
 ) -> Repertoire:
     """What suits a reference: `seen` is a run of it, `call_s` how long a call takes."""
     selections = seen.selections
     ways = tuple(_ways(tensor, selections) for tensor in own)
-    all_kinds = Repertoire(tuple(ranges), ways, tuple(Inputs), {}, thresholds=seen.thresholds)
+    all_kinds = Repertoire(
+        tuple(ranges),
+        ways,
+        tuple(Inputs),
+        {},
+        thresholds=seen.thresholds,
+        edges=seen.edges,
+        ends=tuple(ends),
+        even=_hangs_on_choices(seen),
+    )
 
     if not _bears(runs, all_kinds, Inputs.MOVING, own):
         all_kinds = replace(all_kinds, reach=REACH)
@@ -111,10 +141,13 @@ def repertoire(
         kind
         for kind in Inputs
         if _concerns(kind, own, ranges, discrete=discrete, selects=selects)
+        and not (kind is Inputs.BRINK and not seen.edges)
+        and not (kind is Inputs.ENDS and not any(ends))
+        and not (kind is Inputs.TINY and all_kinds.even)
         and not (kind is Inputs.HUGE and _squares(seen.names))
         and (kind is Inputs.OWN or _bears(runs, all_kinds, kind, own))
     )
-    turns = {kind: _turns(kind, own, ranges, ways, selections, call_s) for kind in SWEEPS}
+    turns = {kind: _turns(kind, own, ranges, ways, seen, call_s) for kind in SWEEPS}
     return replace(all_kinds, kinds=kinds, turns=turns)
 
 
@@ -165,6 +198,14 @@ def _bears(runs: Runs, available: Repertoire, kind: Inputs, own: Sequence[Tensor
     return runs.meant is None or runs.meant(given)
 
 
+def _hangs_on_choices(seen: Followed) -> bool:
+    """Whether integers among the outputs are computed from indices of what was chosen."""
+    whole = zip(seen.outputs, seen.traced, strict=True)
+    return any(chosen.indexed for chosen in seen.selections) and any(
+        not real(output) and not boolean(output) and traced is None for output, traced in whole
+    )
+
+
 def _squares(names: Iterable[str]) -> bool:
     """Whether an operator squares what it is given, in fp64 perhaps, where nothing overflows."""
     return any(word in name for name in names for word in SQUARING)
@@ -203,10 +244,13 @@ def _turns(
     own: Sequence[Tensor],
     ranges: Sequence[Range | None],
     ways: Sequence[Sequence[Way]],
-    selections: Sequence[Selection],
+    seen: Followed,
     call_s: float,
 ) -> Turns:
-    most = int(SWEEP_S / (TURN_S + TURN_CALLS * call_s))
+    most, selections = int(SWEEP_S / (TURN_S + TURN_CALLS * call_s)), seen.selections
+    if kind is Inputs.BRINK:
+        needed = turns_on_the_brink(own, seen.edges)
+        return Turns(max(1, min(needed, most, MOST_BRINKS)), needed)
     if kind is Inputs.EVERY:
         values = zip(own, map(_values, ranges), strict=True)
         needed = max((sum(turns_of_every(x, count)) for x, count in values), default=0)

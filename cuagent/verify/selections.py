@@ -58,6 +58,8 @@ COMPARING = frozenset(
      "hardshrink", "softshrink", "histc")
 )  # fmt: skip
 """Which do one thing on this side of a number and another on that."""
+JUMPING = frozenset(("gt", "ge", "lt", "le", "eq", "ne", "threshold", "hardshrink"))
+"""Those of them whose result is another right beside the number."""
 KEPT = 1 << 22
 """Elements of what decides; more are taken for what roundoff may move."""
 FINEST, LARGEST_ROUND = 2.0**-4, 2.0**8
@@ -129,6 +131,8 @@ class Followed:
     defined: bool = True
     """Whether each of them lay within the integers' range: of NaN, or beyond it, every machine
     makes another one."""
+    edges: tuple[float, ...] = ()
+    """Those of them where the result jumps."""
 
 
 def follow(run: Callable[[], list[Tensor]]) -> Followed:
@@ -140,6 +144,7 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
     decided: list[Tensor] = []
     thresholds: set[float] = set()
     casts: list[bool] = []
+    edges: set[float] = set()
     known: dict[int, tuple[Tensor, Traced]] = {}
     """By identity; the tensor is kept, so that its number is not given to another."""
 
@@ -147,7 +152,9 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         names.add(_name(function, args))
         chosen = selection(function, args, kwargs)
         result = function(*args, **kwargs)
-        thresholds.update(_thresholds(function, args, kwargs))
+        compared = _thresholds(function, args, kwargs)
+        thresholds.update(compared)
+        edges.update(compared if _is_one_of(JUMPING, function) else ())
         if _casts(function, args, result):
             casts.append(_holds(result.dtype, args[0]))
         if _decides(function, result):
@@ -180,7 +187,12 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         tuple(sorted(thresholds)),
         bool(casts),
         all(casts),
+        tuple(sorted(edges)),
     )
+
+
+def _is_one_of(names: frozenset[str], function: Any) -> bool:
+    return function.overloadpacket.__name__.rstrip("_") in names
 
 
 def _name(function: Any, args: Sequence[Any]) -> str:
@@ -196,7 +208,7 @@ def _is_complex(value: Any) -> bool:
 
 def _thresholds(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[float]:
     """Those that every precision holds: at others a kernel may compare with a double."""
-    if function.overloadpacket.__name__.rstrip("_") not in COMPARING:
+    if not _is_one_of(COMPARING, function):
         return []
     numbers = [x for x in (*args, *kwargs.values()) if isinstance(x, int | float)]
     return [float(x) for x in numbers if abs(x) <= LARGEST_ROUND and x / FINEST == x // FINEST]

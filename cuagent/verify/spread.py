@@ -41,7 +41,8 @@ class Spread:
     ) -> None:
         """Write to `spread` the rms change of each element of `exact` over `count` perturbations.
 
-        A perturbation that the reference fails on counts as no change. Weights are put back.
+        A perturbation that the reference fails on counts as no change, as does one that is no
+        number. Weights are put back.
         """
         reference, model = self.reference, self.reference.precise
         given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -57,7 +58,7 @@ class Spread:
                 del near
                 for index in moving:
                     for total, *both in in_blocks(spread[index], results[index], exact[index]):
-                        total += both[0].sub(both[1]).square_()
+                        total += both[0].sub(both[1]).square_().nan_to_num_(0.0, 0.0, 0.0)
                 del results
         finally:
             _load(model, given)

@@ -64,7 +64,7 @@ from cuagent.verify.bounds import (
     settled,
     steady,
 )
-from cuagent.verify.inputs import EXACT, LENIENT, Inputs
+from cuagent.verify.inputs import EXACT, LENIENT, ROUND, Inputs
 from cuagent.verify.perturb import in_blocks, pairs, real
 from cuagent.verify.specials import numbers_only
 from cuagent.verify.ties import Places, wrong_places
@@ -118,6 +118,9 @@ class Expected:
     """What indices were chosen from, where the output holds some; empty where nowhere."""
     moved: Moved | None = None
     """Asked in doubt only."""
+    certain: bool = False
+    """On round inputs: whether something is decided, and all of it by the same numbers in both
+    precisions. Then roundoff chooses nothing, though what is made of it (a mean) is not exact."""
 
 
 @dataclass(frozen=True)
@@ -169,11 +172,12 @@ def strict(
         parts += filter(None, (expected.moved.furthest, expected.moved.tied))
         carried = expected.moved.carried
     undecided = expected.moved is not None and expected.moved.undecided
-    drawn = _Drawn(kind, terms, admitted, coarsest(expected.declared, admitted), undecided)
+    unit = coarsest(expected.declared, admitted)
+    drawn = _Drawn(kind, terms, admitted, unit, undecided, expected.certain)
     findings = [
         _real(index, tensors, drawn, carried[index])
         if real(tensors[0])
-        else _whole(index, tensors, kind, places[index])
+        else _whole(index, tensors, drawn, places[index])
         for index, tensors in enumerate(zip(*parts, strict=True))
         if tensors[0].numel() and (real(tensors[0]) or kind not in LENIENT)
     ]
@@ -202,7 +206,7 @@ def constants(expected: Expected) -> list[float]:
     ]
 
 
-def _whole(index: int, tensors: Sequence[Tensor], kind: Inputs, places: Places | None) -> Finding:
+def _whole(index: int, tensors: Sequence[Tensor], drawn: _Drawn, places: Places | None) -> Finding:
     """The rule for integers and booleans."""
     import torch
 
@@ -211,7 +215,7 @@ def _whole(index: int, tensors: Sequence[Tensor], kind: Inputs, places: Places |
     wrong = (output != declared) & (output != precise.to(output.dtype))
     if places is not None and bool(wrong.any()):
         wrong = wrong_places(output, declared, precise, places)
-    elif not (output.dtype is torch.bool and kind in EXACT):
+    elif not (output.dtype is torch.bool and drawn.decides_truth):
         wrong &= ~_tied(output, declared, spread)
     return _exact(index, wrong)
 
@@ -227,6 +231,24 @@ class _Drawn:
     """The roundoff by which m was found (`bounds.coarsest`)."""
     undecided: bool
     """See `Moved`."""
+    certain: bool
+    """See `Expected`."""
+
+    @property
+    def decides_truth(self) -> bool:
+        """Whether no near-tie excuses a truth value."""
+        return self.kind in EXACT and (self.certain or self.kind is not Inputs.BRINK)
+
+    @property
+    def firm(self) -> bool:
+        """Whether honest arithmetic decides as the reference does."""
+        return self.certain and self.kind in ROUND and self.admitted is Precision.MATCH
+
+    def jumps(self, sums: Sums) -> bool:
+        """Whether honest arithmetic may fall on the other side of a jump."""
+        if self.firm:
+            return False
+        return self.undecided or doubtful(sums, self.kind, self.admitted)
 
 
 def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) -> Finding:
@@ -248,9 +270,10 @@ def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) 
     sums = Sums.of((finite(block)[:4] for block in blocks), carried)
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
+    if drawn.firm:
+        sums.forget_jumps()
     bound = gates(sums, tensors[0].dtype, kind, terms, UNITS[admitted])
-    jumps = drawn.undecided or doubtful(sums, kind, admitted)
-    most = steady(sums, kind, terms, drawn.unit) if jumps else NOTHING
+    most = steady(sums, kind, terms, drawn.unit) if drawn.jumps(sums) else NOTHING
     left = Sums.of(_left(map(finite, blocks), most), carried) if len(tensors) >= IN_DOUBT else sums
     farthest, where = _farthest(_left(map(finite, blocks), most), bound)
     ratio = max(left.rms("error") / bound.rms, farthest)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Precision, Reference, Task, TaskError, flatten, unflatten
 from cuagent.verify import doubts, marks
-from cuagent.verify.perturb import real, widened
+from cuagent.verify.perturb import FAILURES, real, widened
+from cuagent.verify.places import certain
 from cuagent.verify.reductions import largest, size
 from cuagent.verify.selections import Followed, follow
 
@@ -88,6 +89,26 @@ class TwoPrecisions:
         """In fp64, where it runs in that."""
         with self._default_dtype():
             return self._followed(self.precise, self.wide(inputs))
+
+    def certain(self, inputs: list[Tensor]) -> bool | None:
+        """Whether all that is decided in a run is so by the same numbers in fp64; None where
+        nothing is decided, or it does not run so.
+
+        It need not answer in fp64 for that: what is made of a comparison may be of any type.
+        """
+        import torch
+
+        model = self.precise if self.fp64 else copy.deepcopy(self.declared).double()
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            exact = follow(lambda: self._forward(model, [widened(x) for x in inputs]))
+        except FAILURES:
+            return None
+        finally:
+            torch.set_default_dtype(before)
+        declared = follow(lambda: self.forward(inputs))
+        return certain(exact, declared) if exact.decided else None
 
     def attempted(self, inputs: list[Tensor]) -> list[Tensor] | None:
         """In fp64, on inputs that it may not be made for; None where it fails."""

@@ -1357,4 +1357,43 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug("padded_bags_counted", ".clamp(min=1)", "", "nothing divided by nothing"),
     Bug("padded_bags_counted", "ids != 1", "ids != 0", "another index for padding"),
+    Bug("beyond_counted", "count = (s > 1)", "count = (s >= 1)", "what equals one counts"),
+    Bug("beyond_counted", "s.amax(-1) > 1", "s.amax(-1) >= 1", "one is beyond one"),
+    Bug(
+        "unit_rows_by_sums",
+        "length.clamp(min=1e-12)",
+        "(length + 1e-6)",
+        "short rows are not of unit length",
+    ),
+    Bug(
+        "unit_rows_by_sums",
+        ".sum(-1, keepdim=True).sqrt()",
+        ".sum(-1, keepdim=True).add(1e-12).sqrt()",
+        "the same within the root",
+    ),
+    Bug(
+        "probabilities_by_logarithms",
+        "p.log().clamp(min=-100)",
+        "(p + 1e-8).log()",
+        "a certain error costs 18 where it is to cost 100",
+    ),
+    Bug(
+        "few_rows_taken",
+        "0, index)",
+        "0, index.clamp(max=997))",
+        "the last row is taken for the one before",
+    ),
+    Bug("few_rows_taken", "0, index)", "0, index.clamp(min=1))", "the first row is left out"),
+    Bug(
+        "best_path_added_first",
+        "self.steps + x",
+        "self.steps.T + x",
+        "each step is taken the other way round",
+    ),
+    Bug(
+        "best_path_added_first",
+        "v.argmax(-1)",
+        "v[:, :-1].argmax(-1)",
+        "the path never ends in the last state",
+    ),
 )

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from cuagent.verify.draws import Way
-from cuagent.verify.inputs import TURNS, Inputs, Weights, derive, ranges_of, shake
+from cuagent.verify.inputs import (
+    TURNS,
+    Inputs,
+    Weights,
+    derive,
+    shake,
+    turns_on_the_brink,
+)
+from cuagent.verify.ranges import ends_of, ranges_of
 from cuagent.verify.seeds import Seeds
 
 SEEDS = range(20)
@@ -18,6 +26,7 @@ OTHER_TYPES = (
     Inputs.MASKS,
     Inputs.EMPTY,
     Inputs.SINGLE,
+    Inputs.ENDS,
 )
 """Kinds that leave floating tensors as they are."""
 SHAPES = [(7, 60), (2, 9), (4, 8, 6, 5), (1, 16, 12), (300,)]
@@ -273,3 +282,52 @@ def test_rows_of_one_index_are_first_of_those_that_mark_padding_most_often(seed:
     drawn = derive(Inputs.EVERY, own, seed * TURNS + plain, [(0, 499)])[0]
     rows = {int(row[0]) for row in drawn if len(row.unique()) == 1}
     assert {0, 1, 2, 499} <= rows
+
+
+def test_one_number_of_each_row_is_at_the_edge_and_the_others_on_one_side_of_it() -> None:
+    own = [torch.randn(6, 30), torch.randn(6, 30)]
+    seen = set()
+    for turn in range(turns_on_the_brink(own, (1.0,))):
+        drawn = derive(Inputs.BRINK, own, turn, edges=(1.0,))
+        at = turn % 2
+        assert ((drawn[at] == 1).sum(-1) == 1).all()
+        others = drawn[at][drawn[at] != 1]
+        (aside,) = drawn[1 - at].unique().tolist()
+        (around,) = others.unique().tolist()
+        seen.add((at, around, aside))
+    assert len(seen) == 2 * 2 * 2  # below an edge of one is zero
+    assert {around for _, around, _ in seen} == {0.0, 2.0}
+
+
+def test_what_is_never_below_zero_is_sometimes_zero_and_the_rest_is_the_tasks_own() -> None:
+    own = [torch.rand(40, 40), torch.randn(40, 40), torch.rand(40, 40) * 2 - 1]
+    ends = ends_of([own])
+    assert ends == [(0.0,), (), (-1.0, 1.0)]
+    drawn = derive(Inputs.ENDS, own, 3, ends=ends)
+    assert 0.4 < (drawn[0] == 0).double().mean() < 0.6
+    assert torch.equal(drawn[1], own[1])
+    assert torch.equal(drawn[2][drawn[2].abs() < 1], own[2][drawn[2].abs() < 1])
+
+
+def test_a_range_ends_where_its_table_does_if_own_numbers_come_near() -> None:
+    several = [[torch.tensor([3, 900, 985, 3])], [torch.tensor([41, 7, 985, 12])]]
+    assert ranges_of(several, [992]) == [(0, 991)]
+    assert ranges_of(several, [4000]) == [(0, 985)]
+    assert ranges_of([[x + 5000 for x in one] for one in several]) == [(5003, 5985)]
+
+
+def test_few_numbers_that_are_all_different_by_chance_are_no_permutation() -> None:
+    several = [[torch.tensor([5, 1, 3])], [torch.tensor([4, 4, 2])]]
+    assert ranges_of(several) == [(1, 5)]
+    assert ranges_of([[torch.randperm(8)] for _ in range(9)]) == [None]
+    assert ranges_of([[torch.tensor([[3], [1], [3]])]]) == [(1, 3)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_where_integers_hang_on_choices_sizes_are_the_same_throughout(seed: int) -> None:
+    own = [torch.randn(12, 40)]
+    for kind in (Inputs.MIXED, Inputs.LARGE, Inputs.HUGE):
+        (x,) = derive(kind, own, seed, even=True)
+        rows = x.abs().mean(-1)
+        assert rows.max() < 3 * rows.min()
+    assert (derive(Inputs.HUGE, own, seed, even=True)[0] < -1e18).all()

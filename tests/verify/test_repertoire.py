@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from cuagent.verify.draws import FAR_REACH, REACH, Way
-from cuagent.verify.inputs import Inputs, Range
+from cuagent.verify.inputs import Inputs
+from cuagent.verify.ranges import Range
 from cuagent.verify.repertoire import Repertoire, Runs, Turns, repertoire
 from cuagent.verify.selections import follow
 

@@ -1,0 +1,15 @@
+"""A sum of squares, its root and one division for each row.
+
+task: unit_rows
+"""
+
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, x):
+        length = x.square().sum(-1, keepdim=True).sqrt()
+        return x * (1 / length.clamp(min=1e-12))
