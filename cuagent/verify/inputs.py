@@ -365,8 +365,6 @@ def _all_drawn(
 def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, *, even: bool) -> Tensor:
     normal = draws.randn(tensor, generator)
     match kind:
-        case Inputs.MIXED if even:
-            drawn = normal * SMALL
         case Inputs.LARGE if even:
             drawn = normal * LARGE_SIZE
         case Inputs.HUGE if even:

@@ -108,7 +108,10 @@ class TwoPrecisions:
         finally:
             torch.set_default_dtype(before)
         declared = follow(lambda: self.forward(inputs))
-        return certain(exact, declared) if exact.decided else None
+        same = certain(exact, declared)
+        # Where indices are chosen, equals are chosen among, however certain they are.
+        chosen = same and any(selection.indexed for selection in exact.selections)
+        return same if exact.decided and not chosen else None
 
     def attempted(self, inputs: list[Tensor]) -> list[Tensor] | None:
         """In fp64, on inputs that it may not be made for; None where it fails."""
