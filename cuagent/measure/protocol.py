@@ -179,7 +179,6 @@ class Timer:
         names = self.baselines if subject is None else (CANDIDATE, *self.baselines)
         why = self._baselines.failed | {CANDIDATE: failed}
         arms = tuple(arm_of(name, rounds.held, why.get(name, ""), self.device) for name in names)
-        busy = rounds.busy
         held = [] if failed or rounds.refused else rounds.held
         return Timing(
             arms=arms,
@@ -190,9 +189,9 @@ class Timer:
             contradiction=rounds.contradiction,
             wrong=rounds.wrong,
             versions=versions(),
-            busy=busy,
+            busy=rounds.busy,
             floor=self._floor(arms),
-            notes=(f"machine busy: {busy:.0%} by others",) if busy > others.BUSY else (),
+            notes=rounds.notes,
             free=self._ratios(held, None, effort) if subject is not None else {},
             apart=tuple(self._apart),
         )
@@ -255,7 +254,7 @@ class Timer:
                 lanes = {CANDIDATE: lane, **lanes}
             self.emit(Phase(_timing(effort, before_it, len(lanes.keys() - {TWIN})), passing=True))
             with one_thread(self.device):
-                wrong = self._repeats(lanes, batch, effort) if lanes else ""
+                wrong, slowed = self._repeats(lanes, batch, effort) if lanes else ("", 0)
             left = session is not None and others.astray(session.pid, self._baselines.cores)
             astray = "it left the processors that all arms are timed on" if left else ""
             busy = others.others_share(before, others.cpu_times())
@@ -267,7 +266,7 @@ class Timer:
             if session is not None:
                 session.close()
         said = hidden(lanes, self.device)
-        return Round(lanes, counted(lanes, self.device), wrong, astray, said, busy)
+        return Round(lanes, counted(lanes, self.device), wrong, astray, said, busy, slowed)
 
     def _candidate(self, attempt: Attempt, build: Build) -> Session:
         """In a process of its own: the one that waits for this attempt, once, else a new one."""
@@ -311,13 +310,17 @@ class Timer:
             if EAGER in held and n != EAGER
         }
 
-    def _repeats(self, lanes: Mapping[str, Lane], batch: Batch, effort: Effort) -> str:
-        """Time the arms until the budget is spent. What was wrong with the candidate's answers."""
+    def _repeats(self, lanes: Mapping[str, Lane], batch: Batch, effort: Effort) -> tuple[str, int]:
+        """Time the arms until the budget is spent.
+
+        What was wrong with the candidate's answers, and how many repeats of a throttled GPU count.
+        """
         # The last slot was for warming up; where there is no room for another it is drawn anew.
         slots = range(max(1, batch.inputs.count - 1))
         budget = BUDGET_S[effort] / (10 if effort is Effort.RECORD else 1)
         draw_s, glance = self._baselines.draw_s, effort is Effort.GLANCE
-        return Repeats(self.referee, batch, lanes, slots, draw_s, glance).run(budget)
+        repeats = Repeats(self.referee, batch, lanes, slots, draw_s, glance)
+        return repeats.run(budget), repeats.slowed
 
 
 def _timing(effort: Effort, before_it: int, models: int) -> str:

@@ -74,6 +74,8 @@ class Repeats:
     """Seconds that drawing the inputs of one call takes."""
     glance: bool = False
     """Shorter blocks on the CPU, and no more of them than the statistic needs."""
+    slowed: int = field(default=0, init=False)
+    """Repeats that count although the device was not fit: as many as may be were discarded."""
     judged_s: float = field(default=0.0, init=False)
     _turn: int = field(default=0, init=False)
 
@@ -95,8 +97,10 @@ class Repeats:
             wrong = wrong or self._turns(self._next(calls + (calls > 1)), calls, int(patient))
             if wrong:
                 return f"while it was timed, {wrong}"
-            if self._calm() or discarded == most:
+            calm = self._calm()
+            if calm or discarded == most:
                 done += 1
+                self.slowed += not calm
             else:
                 discarded += 1
                 for lane in self.lanes.values():

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from cuagent.measure.lane import GROUPS, LEAST_S, Lane
+from cuagent.measure.others import BUSY
 from cuagent.measure.statistics import Looks, log_ratios, over_groups, over_rounds, pooled, quietest
 from cuagent.measure.timing import MARGIN, Arm, Effort, Ratio, Standing
 from cuagent.task import Device
@@ -50,6 +51,8 @@ class Round:
     """Set when the wall clock speaks against the candidate's."""
     busy: float
     """Share of the processors that others had."""
+    slowed: int = 0
+    """Repeats in which the GPU throttled and that count all the same."""
 
     @property
     def charged(self) -> float:
@@ -82,6 +85,13 @@ class Rounds:
     def busy(self) -> float:
         """The largest share of the processors that others had in a round."""
         return max((taken.busy for taken in self.held), default=0.0)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the figures should know of the machine."""
+        slowed = sum(taken.slowed for taken in self.held)
+        said = [f"machine busy: {self.busy:.0%} by others"] * (self.busy > BUSY)
+        return (*said, *[f"the GPU throttled in {slowed} repeats that count"] * (slowed > 0))
 
     def take(self, taken: Round) -> bool:
         """Whether it counts: what the walls say against the candidate must be seen again first."""

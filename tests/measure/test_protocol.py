@@ -299,6 +299,21 @@ def test_a_task_without_room_for_all_is_timed_against_each_baseline_in_turn(
     assert all(ratio.high > 1.7 for ratio in timing.ratios.values())
 
 
+def test_repeats_of_a_throttled_device_are_discarded_at_first_and_said_when_they_count(
+    timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeats, "REPEATS", {Device.CPU: (15, 20)})
+    monkeypatch.setattr(repeats.Repeats, "_calm", lambda _: False)
+    timing = timed(timer, HONEST.format(seconds=0.005))
+    eager = timing.arm("eager")
+    assert eager is not None
+    assert f"the GPU throttled in {len(eager.samples)} repeats that count" in timing.notes
+    calm = iter([False] * 20)
+    monkeypatch.setattr(repeats.Repeats, "_calm", lambda _: next(calm, True))
+    timing = timed(timer, HONEST.format(seconds=0.005))
+    assert not any("throttled" in note for note in timing.notes)
+
+
 def test_what_was_prepared_is_used_once(timer: Timer) -> None:
     candidate = attempt(HONEST.format(seconds=0.005))
     timer.time(*candidate)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cuagent.measure.rounds import STRIKES, Round, Rounds
@@ -32,6 +34,15 @@ def test_a_clock_is_a_contradiction_when_fresh_processes_show_it_in_a_row() -> N
     rounds = after(CALM, *[LIED] * STRIKES)
     assert rounds.contradiction == LIED.hidden
     assert rounds.held == [CALM, LIED]
+
+
+def test_a_reader_is_told_of_others_and_of_a_gpu_that_throttled() -> None:
+    assert after(CALM).notes == ()
+    rounds = after(CALM, replace(CALM, busy=0.4), replace(CALM, slowed=3), replace(CALM, slowed=2))
+    assert rounds.notes == (
+        "machine busy: 40% by others",
+        "the GPU throttled in 5 repeats that count",
+    )
 
 
 @pytest.mark.parametrize("fault", ["wrong", "astray"])
