@@ -145,7 +145,7 @@ def cache_bytes(device: Device) -> int:
     import torch
 
     if device is Device.CUDA:
-        return int(torch.cuda.get_device_properties(0).L2_cache_size)
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
     sizes = [
         _bytes(file.read_text().strip())
         for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")

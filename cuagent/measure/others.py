@@ -113,7 +113,7 @@ def cores_for(threads: int) -> set[int]:
 def astray(pid: int, cores: set[int]) -> int:
     """How many threads of a process and of all below it may run elsewhere than on `cores`.
 
-    None where there are no `cores` to hold them on. Daemons, which are never woken, do not count.
+    0 where there are no `cores` to hold them on. Daemons, which are never woken, do not count.
     """
     found = 0
     for process in _tree(pid) if cores else ():

@@ -177,12 +177,10 @@ def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, An
     cuda = device is Device.CUDA
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
     with torch.profiler.profile(activities=activities) as trace:
-        begun = time.perf_counter()
         for _ in range(count):
             call()
         if cuda:
             torch.cuda.synchronize()
-        span = (time.perf_counter() - begun) / count
     operators = [
         {
             "name": e.key,
@@ -203,7 +201,6 @@ def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, An
         "operators": operators,
         "kernels": _kernels(launched, count) if cuda else [],
         "busy": _union((e.time_range.start, e.time_range.end) for e in launched) * 1e-6 / count,
-        "span": span,
     }
 
 

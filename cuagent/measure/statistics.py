@@ -19,10 +19,6 @@ from statistics import NormalDist, median, stdev
 
 from cuagent.measure.timing import Ratio
 
-BETWEEN = 0.005
-"""Assumed standard deviation of a log ratio from one set of processes to the next, used where a
-single round cannot show it. 0.4 % is the layout effect on which the protocol was simulated."""
-
 
 @dataclass(frozen=True)
 class Looks:
@@ -48,12 +44,14 @@ def log_ratios(baseline: Sequence[float], candidate: Sequence[float]) -> list[fl
 
 
 def over_rounds(
-    rounds: Sequence[Sequence[float]], confidence: float = 0.95, between: float = BETWEEN
+    rounds: Sequence[Sequence[float]], confidence: float = 0.95, between: float = 0.0
 ) -> Ratio:
     """Ratio and interval from the log ratios of each round's pairs.
 
     With one round only its own pairs can be asked: the distribution-free interval of the median,
-    widened by `between`. That is feedback, not a claim. Raises ValueError where there is nothing.
+    widened by `between`, the standard deviation of a log ratio from one set of processes to the
+    next, which a single round cannot show. That is feedback, not a claim. Raises ValueError where
+    there is nothing.
     """
     medians = [median(pairs) for pairs in rounds if pairs]
     if not medians:

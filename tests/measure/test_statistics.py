@@ -81,7 +81,7 @@ def test_pairs_of_one_round_alone_would_mistake_layout_for_speed() -> None:
     rng = random.Random(5)
     pooled = [median_interval(round_of_pairs(rng, 1.0, pairs=60)) for _ in range(200)]
     wrong = sum(not low <= 0 <= high for low, high in pooled)
-    single = [over_rounds([round_of_pairs(rng, 1.0, pairs=60)]) for _ in range(200)]
+    single = [over_rounds([round_of_pairs(rng, 1.0, pairs=60)], between=0.005) for _ in range(200)]
     assert wrong > 60
     assert sum(not r.low <= 1 <= r.high for r in single) <= 14
 
