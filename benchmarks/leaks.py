@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify"))
@@ -74,10 +75,11 @@ def main() -> None:
         task = load_task(str(path), device=options.device)
         with Referee(task, call_s=5.0) as referee:
             before: dict[str, int] = {}
+            reasons: Counter[str] = Counter()
             begun = time.perf_counter()
             for run in range(options.runs):
                 attempt = candidate(BODIES[run % len(BODIES)])
-                referee.verify(attempt, build(attempt, task.device))
+                reasons[referee.verify(attempt, build(attempt, task.device)).reason] += 1
                 if run == 9:
                     before = counts(Path(folder), options.device)
                 if run % EVERY == EVERY - 1:
@@ -88,6 +90,7 @@ def main() -> None:
                     )
             after = counts(Path(folder), options.device)
         grown = [n for n in after if after[n] > before[n] + SLACK.get(n, 0)]
+        print(", ".join(f"{reason}: {count}" for reason, count in reasons.items()))
         for name, count in after.items():
             print(f"{name:16} {before[name]:6} after 10, {count:6} after {options.runs}")
     sys.exit(1 if grown else 0)
