@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.task import TaskError
 from cuagent.verify.examine import NOISE
-from cuagent.verify.inputs import Inputs, Weights
+from cuagent.verify.inputs import Inputs
 from cuagent.verify.referee import Referee
 from cuagent.verify.seeds import Seeds
+from cuagent.verify.weights import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor

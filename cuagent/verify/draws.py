@@ -346,3 +346,11 @@ def _order(count: int, tensor: Tensor, generator: Generator) -> Tensor:
     import torch
 
     return torch.randperm(count, generator=generator, device=tensor.device)
+
+
+def seeded(tensors: Sequence[Tensor], seed: int) -> Generator:
+    """Where the tensors lie, which are drawn anew; on the CPU where there are none."""
+    import torch
+
+    device = tensors[0].device if tensors else torch.device("cpu")
+    return torch.Generator(device=device).manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What a candidate is tried on: kinds of inputs and of weights, each drawn from a secret seed.
+"""What a candidate is tried on: kinds of inputs, each drawn from a secret seed.
 
 A derived kind replaces the floating tensors of the task's own inputs and leaves integers, booleans
 and scalars as they are; the kinds for indices and masks do it the other way round. Each is used
@@ -6,7 +6,8 @@ only where the reference takes it, and only where its answer is finite besides, 
 LENIENT kinds.
 
 Only zero-mean inputs judge precision: on one-signed sums a sequential fp32 kernel and a TF32 kernel
-have errors of one size (research: ratios 48 and 42), on zero-mean ones they lie 90 apart.
+have errors of one size (research: ratios 48 and 42), on zero-mean ones they lie 90 apart. Not
+covered: weights (`weights.py`), how one tensor of a kind is made (`draws.py`).
 """
 
 from __future__ import annotations
@@ -155,31 +156,6 @@ LENIENT = (Inputs.INFINITE, Inputs.NAN)
 """Kinds on which only numbers among numbers are held against a candidate (`specials`)."""
 
 
-class Weights(StrEnum):
-    """Kinds of weights."""
-
-    OWN = "own"
-    """As the constructor draws them."""
-    SHAKEN = "shaken"
-    """Moved off special values: a fresh BatchNorm or LayerNorm is an identity."""
-    SMALL = "small"
-    """Scaled by 2^-8, but for gains: a norm behind them has little to divide by but its epsilon."""
-    SUNK = "sunk"
-    """Shaken, and 1e4 taken from all biases but those of norms: what follows a product is very
-    negative, and far from zero beside its variation."""
-    INTEGER = "integer"
-    """-1, 0, 1; gains, slopes and biases -2 .. 2."""
-
-
-WHOLE = (2, -1, 1, 0, -2)
-SMALL = 2.0**-8
-SUNK = 1e4
-TINY_GAIN = 1e-3
-"""Below which a parameter of one value throughout (a layer's scale) is about to be learned."""
-SMALL_VARIANCE = 2.0**-10
-"""Of running variances, for which the gain makes up: what an epsilon adds to them shows."""
-
-
 def derive(
     kind: Inputs,
     own: Sequence[Tensor],
@@ -203,12 +179,12 @@ def derive(
     """
     if kind is Inputs.OWN:
         return list(own)
-    generator = _generator(own, seed)
+    generator = draws.seeded(own, seed)
     bounded = list(zip(own, ranges or [None] * len(own), strict=True))
     if kind is Inputs.BRINK:
         return _on_the_brink(own, edges or (0.0,), seed % TURNS, generator)
     if kind in SWEEPS or kind is Inputs.SORTED:
-        sweep = Sweep(kind, seed % TURNS, generator, _generator(own, seed // TURNS), reach)
+        sweep = Sweep(kind, seed % TURNS, generator, draws.seeded(own, seed // TURNS), reach)
         return [
             sweep.drawn(tensor, bounds, known or axes(tensor))
             for (tensor, bounds), known in zip(bounded, ways or [()] * len(own), strict=True)
@@ -256,70 +232,10 @@ class Sweep:
         return draws.moving(normal, self.reach, way, turn, self.order).to(tensor.dtype)
 
 
-def shake(
-    kind: Weights, state: dict[str, Tensor], parameters: frozenset[str], seed: int
-) -> dict[str, Tensor]:
-    """A state dict of `kind` from the constructor's.
-
-    Floating buffers other than running statistics (masks, tables) are constants of the module, not
-    something it learns, and stay.
-    """
-    if kind is Weights.OWN:
-        return state
-    generator = _generator(list(state.values()), seed)
-    changed = dict(state)
-    for name, tensor in state.items():
-        if tensor.is_floating_point():
-            learned = name in parameters or name.endswith("running_mean")
-            if learned:
-                changed[name] = _weighted(kind, name, tensor, generator)
-            elif kind is Weights.SHAKEN and name.endswith("running_var"):
-                changed[name] = tensor * (0.3 * draws.randn(tensor, generator)).exp()
-    if kind is Weights.SHAKEN:
-        _narrow(changed)
-    if kind is Weights.SUNK:
-        changed |= {name: changed[name] - SUNK for name in parameters if _of_product(name, state)}
-    return changed
-
-
 def boolean(tensor: Tensor) -> bool:
     import torch
 
     return tensor.dtype is torch.bool
-
-
-def _weighted(kind: Weights, name: str, tensor: Tensor, generator: Generator) -> Tensor:
-    match kind:
-        case Weights.INTEGER if tensor.dim() < 2:
-            return draws.dealt(WHOLE, tensor, generator).to(tensor.dtype)
-        case Weights.INTEGER:
-            return draws.randn(tensor, generator).round().clamp(-1, 1).to(tensor.dtype)
-        case Weights.SMALL:
-            gain = tensor.dim() < 2 and "bias" not in name
-            return tensor if gain else tensor * SMALL
-        case _:
-            return _shaken(tensor, generator)
-
-
-def _of_product(name: str, state: dict[str, Tensor]) -> bool:
-    """Whether it is a bias, and not one of a norm, which has a vector for its weight."""
-    weight = state.get(name.replace("bias", "weight"))
-    return (
-        "bias" in name
-        and state[name].is_floating_point()
-        and not (weight is not None and weight is not state[name] and weight.dim() < 2)
-    )
-
-
-def _narrow(state: dict[str, Tensor]) -> None:
-    """Every second running variance becomes small, and its gain with it, so that sizes stay."""
-    for name in [name for name in state if name.endswith("running_var")]:
-        gain = state.get(name.removesuffix("running_var") + "weight")
-        if gain is not None and gain.shape == state[name].shape:
-            state[name], gain = state[name].clone(), gain.clone()
-            state[name][::2] *= SMALL_VARIANCE
-            gain[::2] *= SMALL_VARIANCE**0.5
-            state[name.removesuffix("running_var") + "weight"] = gain
 
 
 def turns_on_the_brink(own: Sequence[Tensor], edges: Sequence[float]) -> int:
@@ -412,20 +328,3 @@ def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, *, even: bool) ->
         case _:
             drawn = normal
     return drawn.to(tensor.dtype)
-
-
-def _shaken(tensor: Tensor, generator: Generator) -> Tensor:
-    import torch
-
-    noise, wide = draws.randn(tensor, generator), tensor.float()
-    rms = wide.square().mean().sqrt() if tensor.numel() else wide.sum()
-    begun = tensor.numel() < 2 or rms >= TINY_GAIN or bool((wide != wide.view(-1)[0]).any())
-    scale = torch.where((rms > 0) & begun, rms, torch.ones_like(rms))
-    return (wide + 0.2 * scale * noise).to(tensor.dtype)
-
-
-def _generator(tensors: Sequence[Tensor], seed: int) -> Generator:
-    import torch
-
-    device = tensors[0].device if tensors else torch.device("cpu")
-    return torch.Generator(device=device).manual_seed(seed)

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cuagent.task import Task, TaskError
-from cuagent.verify.inputs import LENIENT, PLACED, Inputs, Weights
+from cuagent.verify.inputs import LENIENT, PLACED, Inputs
 from cuagent.verify.orders import ORDERS
 from cuagent.verify.tolerance import Moved
+from cuagent.verify.weights import Weights
 from cuagent.worker import Arena, Nursery, NurseryError
 from cuagent.worker.arms import task_to_json
 from cuagent.worker.channel import receive_message, send_message

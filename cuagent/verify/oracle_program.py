@@ -27,11 +27,12 @@ from cuagent.verify.bounds import reach, sequential
 from cuagent.verify.describe import describe
 from cuagent.verify.examine import examine
 from cuagent.verify.hidden import hidden
-from cuagent.verify.inputs import AMONG_OWN, SWEEPS, TURNS, Inputs, Weights, shake
+from cuagent.verify.inputs import AMONG_OWN, SWEEPS, TURNS, Inputs
 from cuagent.verify.orders import ORDERS, ordered
 from cuagent.verify.places import NearTies, tell_places
 from cuagent.verify.selections import Followed
 from cuagent.verify.spread import Spread
+from cuagent.verify.weights import Weights, shake
 from cuagent.worker.arena import Arena, fill, settle
 from cuagent.worker.arms import set_precision, task_from_json
 from cuagent.worker.channel import receive_message, send_message

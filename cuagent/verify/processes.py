@@ -18,10 +18,10 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.sandbox import Tier, memory_bound
 from cuagent.task import Device, Task
-from cuagent.verify.inputs import Weights
 from cuagent.verify.oracle import Oracle
 from cuagent.verify.seeds import Seeds
 from cuagent.verify.stage import layouts_of
+from cuagent.verify.weights import Weights
 from cuagent.worker import Arena, Nursery, Order, Session, device_memory
 from cuagent.worker.arms import CANDIDATE
 

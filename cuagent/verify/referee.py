@@ -28,7 +28,7 @@ from cuagent.verify.batch import Batch
 from cuagent.verify.begun import Begun
 from cuagent.verify.course import Course
 from cuagent.verify.failures import FORESEEN, build_failure, explain
-from cuagent.verify.inputs import Inputs, Weights
+from cuagent.verify.inputs import Inputs
 from cuagent.verify.oracle import Answered, Care, Doubt, Oracle, OracleLost
 from cuagent.verify.plan import plan
 from cuagent.verify.processes import Processes
@@ -39,6 +39,7 @@ from cuagent.verify.stage import LOGIC_SPREAD_S, Stage, bytes_per_call, layouts_
 from cuagent.verify.tolerance import Expected, Finding
 from cuagent.verify.verdict import Reason, RuleResult, Verdict
 from cuagent.verify.versions import versions
+from cuagent.verify.weights import Weights
 from cuagent.worker import Arena, Nursery, NurseryError
 from cuagent.worker.arena import POISONS
 from cuagent.worker.arms import CANDIDATE

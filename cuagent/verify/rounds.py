@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
 from cuagent.verify.bounds import UNITS
-from cuagent.verify.inputs import EXACT, SWEEPS, Inputs, Weights
+from cuagent.verify.inputs import EXACT, SWEEPS, Inputs
 from cuagent.verify.repertoire import Turns
 from cuagent.verify.tolerance import Expected, Finding, lax
 from cuagent.verify.verdict import Draw, Reason, RuleResult
+from cuagent.verify.weights import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor

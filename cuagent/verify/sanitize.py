@@ -32,10 +32,11 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build, environment
 from cuagent.sandbox import Policy, SandboxError, Tier, wrap
 from cuagent.task import Device
-from cuagent.verify.inputs import Inputs, Weights
+from cuagent.verify.inputs import Inputs
 from cuagent.verify.referee import Referee
 from cuagent.verify.seeds import Seeds
 from cuagent.verify.verdict import Reason, Verdict
+from cuagent.verify.weights import Weights
 from cuagent.worker.nursery import kept_environment
 
 TOOLS = ("memcheck", "racecheck", "initcheck")

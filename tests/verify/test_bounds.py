@@ -11,9 +11,10 @@ import torch
 from cuagent.task import Precision, load_task
 from cuagent.verify import Referee, doubts
 from cuagent.verify.bounds import MOST_BIASED, sequential
-from cuagent.verify.inputs import Inputs, Weights
+from cuagent.verify.inputs import Inputs
 from cuagent.verify.reductions import Terms
 from cuagent.verify.tolerance import Expected, Moved, strict
+from cuagent.verify.weights import Weights
 
 ATTENTION = """
 import torch

@@ -6,16 +6,10 @@ import pytest
 import torch
 
 from cuagent.verify.draws import Way
-from cuagent.verify.inputs import (
-    TURNS,
-    Inputs,
-    Weights,
-    derive,
-    shake,
-    turns_on_the_brink,
-)
+from cuagent.verify.inputs import TURNS, Inputs, derive, turns_on_the_brink
 from cuagent.verify.ranges import ends_of, ranges_of
 from cuagent.verify.seeds import Seeds
+from cuagent.verify.weights import Weights, shake
 
 SEEDS = range(20)
 OTHER_TYPES = (

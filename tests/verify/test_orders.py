@@ -9,8 +9,9 @@ import torch.nn.functional as F
 
 from cuagent.task import load_task
 from cuagent.verify import Referee, doubts
-from cuagent.verify.inputs import Inputs, Weights
+from cuagent.verify.inputs import Inputs
 from cuagent.verify.orders import Order, ordered
+from cuagent.verify.weights import Weights
 
 FIRST, LAST, FROM_THE_THIRD = Order(0.0, -1), Order(0.0, 1), Order(0.5, -1)
 EQUALS = torch.tensor([[1.0, 2.0, 2.0, 2.0], [3.0, 3.0, 0.0, 3.0]])
