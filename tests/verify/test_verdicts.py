@@ -260,10 +260,10 @@ def test_calls_that_are_slow_one_by_one_end_the_verdict_together(
     judged: Judged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(referee_module, "VERDICT_S", 1.0)
-    begun = time.perf_counter()
+    monkeypatch.setattr(referee_module, "SLOWER", 0.0)  # or a busy machine is patient for long
     verdict = judged("import time; time.sleep(0.4); return self.honest(x)")
     assert verdict.reason is Reason.TIMED_OUT
-    assert time.perf_counter() - begun < 10
+    assert len(verdict.draws) <= 3
 
 
 def test_a_candidate_stays_on_the_processors_it_was_given(referee: Referee, judged: Judged) -> None:
