@@ -26,8 +26,8 @@ from families import Family, families
 from other_ways import Function
 from torch import Tensor
 
-from cuagent.verify.bounds import UNIT
 from cuagent.verify.inputs import Inputs
+from cuagent.verify.perturb import UNIT
 from cuagent.verify.reductions import terms as terms_of
 from cuagent.verify.tolerance import Expected, strict
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
 from cuagent.verify.inputs import BIASED, EXACT, Inputs
+from cuagent.verify.perturb import UNIT
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
     from cuagent.verify.reductions import Terms
 
-UNIT = 2.0**-24
-"""Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
 OWN_ERROR = 3.0
 """How many times the reference's own error a candidate's may be."""
 PRECISION_GATE = 8.0

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.bounds import UNIT
 from cuagent.verify.orders import ORDERS, ordered
-from cuagent.verify.perturb import FAILURES, in_blocks, opposites, perturb, real, within
+from cuagent.verify.perturb import FAILURES, UNIT, in_blocks, opposites, perturb, real, within
 from cuagent.verify.reductions import moves
 from cuagent.verify.watching import watching
 

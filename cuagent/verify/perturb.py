@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cuagent.verify.bounds import UNIT
-
 if TYPE_CHECKING:
     from torch import Generator, Tensor, dtype
 
+UNIT = 2.0**-24
+"""Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
 FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 """What a module may raise on inputs that are a little off: probabilities above one, say."""
 TINY = 1e-30

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
 from cuagent.verify import bounds
-from cuagent.verify.bounds import LOCAL, OWN_ERROR, UNIT, UNITS
-from cuagent.verify.perturb import apart, opposites, real, tilted, untied
+from cuagent.verify.bounds import LOCAL, OWN_ERROR, UNITS
+from cuagent.verify.perturb import UNIT, apart, opposites, real, tilted, untied
 from cuagent.verify.selections import BOUNDED, DISTINCT, Followed, Selection, Traced
 from cuagent.verify.sizes import beyond
 from cuagent.verify.ties import Places, places_of

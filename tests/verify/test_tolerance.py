@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cuagent.task import Precision
-from cuagent.verify.bounds import UNIT
 from cuagent.verify.inputs import Inputs
+from cuagent.verify.perturb import UNIT
 from cuagent.verify.reductions import Terms, terms
 from cuagent.verify.tolerance import Expected, lax, strict
 
