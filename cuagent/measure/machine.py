@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cuagent.build import versions
 from cuagent.measure import others
-from cuagent.sandbox import Tier, probe, stamp
+from cuagent.sandbox import Tier, probe, probe_forked, stamp
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,14 @@ def _counters() -> list[Finding]:
 
 
 def _isolation() -> list[Finding]:
-    tier = probe()
+    tier = probe_forked()
+    commands = "; commands in bubblewrap" if probe() is Tier.BUBBLEWRAP else ""
     return [
         Finding(
             "isolation",
             tier is not Tier.NONE,
-            stamp(tier),
-            "candidates run unisolated: use Linux 5.13 or later with Landlock, or bubblewrap",
+            stamp(tier) + commands,
+            "candidates run unisolated: use Linux 5.13 or later with Landlock",
         )
     ]
 

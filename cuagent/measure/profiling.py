@@ -30,7 +30,7 @@ from cuagent.measure.others import cpu_times, others_share
 from cuagent.measure.profile import Profile, ProfileError, costs_of
 from cuagent.measure.profiled import ORDER, RESULT
 from cuagent.measure.roofline import Roofline, Work
-from cuagent.sandbox import Policy, SandboxError, Tier, probe, wrap
+from cuagent.sandbox import Policy, SandboxError, Tier, probe_forked, wrap
 from cuagent.task import Device, Task, TaskError
 from cuagent.verify.failures import build_failure
 from cuagent.worker import Nursery, NurseryError, Order
@@ -118,7 +118,7 @@ class Profiling:
         message: dict[str, Any] = {"policy": None}
         if self._attempted:
             self._policy = _policy(self.task, folder, self._environment)
-            message = {"policy": self._policy.to_json(), "tier": probe()}
+            message = {"policy": self._policy.to_json(), "tier": probe_forked()}
         child = self._nursery.fork("cuagent.measure.profiled", folder, self._environment)
         send_message(child.channel, message)
         return child
@@ -194,7 +194,7 @@ class Profiling:
         policy = self._policy
 
         def confined(argv: list[str]) -> list[str]:
-            if policy is None or probe() is Tier.NONE:
+            if policy is None or probe_forked() is Tier.NONE:
                 return argv
             tools = (Path(argv[0]).resolve().parent, *filter(Path.exists, TOOLS))
             # ncu and what it injects talk through a socket, and start each other.

@@ -7,7 +7,7 @@ called UNISOLATED. Standard library only, so that a sandboxed command starts at 
 from cuagent.sandbox.enter import enter, harden
 from cuagent.sandbox.memory import memory_bound, resident
 from cuagent.sandbox.policy import Policy, SandboxError, Tier
-from cuagent.sandbox.probe import Escape, probe, selftest, stamp
+from cuagent.sandbox.probe import Escape, probe, probe_forked, selftest, stamp
 from cuagent.sandbox.wrap import wrap
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "harden",
     "memory_bound",
     "probe",
+    "probe_forked",
     "resident",
     "selftest",
     "stamp",

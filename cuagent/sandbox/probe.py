@@ -1,7 +1,7 @@
 """Which tier holds on this machine: found by trying to escape from it, not by asking what exists.
 
-`probe` is cached for the process. Invariant: a tier is returned only if a real child, held by it,
-failed at every escape in `cuagent.sandbox.escapes` and could still do honest work (start, write
+What is found is kept for the process. Invariant: a tier is returned only if a real child, held by
+it, failed at every escape in `cuagent.sandbox.escapes` and could still do honest work (start, write
 its own folder, report).
 """
 
@@ -35,21 +35,24 @@ class Escape:
     got: str | None
 
 
-@cache
 def probe() -> Tier:
-    """The firmest tier from which no escape succeeded. Under a second, once per process."""
-    candidates = []
-    if bubblewrap() is not None:
-        candidates.append(Tier.BUBBLEWRAP)
-    if landlock.abi():
-        candidates.append(Tier.LANDLOCK)
-    for tier in candidates:
-        try:
-            if all(escape.got is None for escape in selftest(tier)):
-                return tier
-        except SandboxError:
-            continue
-    return Tier.NONE
+    """The firmest tier that holds a command. Under a second, once per process."""
+    return next(filter(holds, (Tier.BUBBLEWRAP, Tier.LANDLOCK)), Tier.NONE)
+
+
+def probe_forked() -> Tier:
+    """The firmest tier that holds a forked child: bubblewrap cannot take one in."""
+    return Tier.LANDLOCK if holds(Tier.LANDLOCK) else Tier.NONE
+
+
+@cache
+def holds(tier: Tier) -> bool:
+    """Whether the tier is there and no escape from it succeeds."""
+    there = bubblewrap() is not None if tier is Tier.BUBBLEWRAP else bool(landlock.abi())
+    try:
+        return there and all(escape.got is None for escape in selftest(tier))
+    except SandboxError:
+        return False
 
 
 def stamp(tier: Tier, policy: Policy | None = None) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
-from cuagent.sandbox import Tier, harden, probe, stamp
+from cuagent.sandbox import Tier, harden, probe_forked, stamp
 from cuagent.task import Device, Task, TaskError
 from cuagent.verify.ahead import Ahead
 from cuagent.verify.batch import Batch
@@ -333,5 +333,4 @@ def _tier(isolation: Isolation) -> Tier:
         return Tier.NONE
     if isolation == "landlock":
         return Tier.LANDLOCK
-    # Bubblewrap gives commands a file system; a forked child gets what Landlock gives.
-    return Tier.NONE if probe() is Tier.NONE else Tier.LANDLOCK
+    return probe_forked()

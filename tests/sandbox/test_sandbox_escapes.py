@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cuagent.sandbox import SandboxError, Tier, probe, selftest, stamp
+from cuagent.sandbox import SandboxError, Tier, landlock, probe, probe_forked, selftest, stamp
+from cuagent.sandbox.probe import holds
 
 HELD_WITHOUT_A_TIER = {
     "list_home",  # there may be no home
@@ -45,6 +46,17 @@ def test_the_escapes_are_real_where_nothing_holds_them() -> None:
     free = {escape.name for escape in selftest(Tier.NONE) if escape.got is not None}
     refused = {escape.name for escape in selftest(Tier.NONE)} - free
     assert refused <= HELD_WITHOUT_A_TIER
+
+
+def test_without_landlock_a_candidate_is_called_unisolated_though_bubblewrap_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as without:
+        without.setattr(landlock, "abi", lambda: 0)
+        holds.cache_clear()
+        assert probe_forked() is Tier.NONE
+    holds.cache_clear()
+    assert probe_forked() in (probe(), Tier.LANDLOCK)
 
 
 def test_stamp_says_what_holds() -> None:
