@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cuagent.build import versions
 from cuagent.measure import others
-from cuagent.sandbox import Tier, probe, probe_forked, stamp
+from cuagent.sandbox import Policy, Tier, memory_bound, probe, probe_forked, stamp
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,16 @@ def _counters() -> list[Finding]:
 
 
 def _isolation() -> list[Finding]:
+    import torch
+
     tier = probe_forked()
+    policy = Policy(gpu=torch.cuda.is_available(), memory_bytes=memory_bound())
     commands = "; commands in bubblewrap" if probe() is Tier.BUBBLEWRAP else ""
     return [
         Finding(
             "isolation",
             tier is not Tier.NONE,
-            stamp(tier) + commands,
+            stamp(tier, policy) + commands,
             "candidates run unisolated: use Linux 5.13 or later with Landlock",
         )
     ]

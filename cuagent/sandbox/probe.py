@@ -55,11 +55,10 @@ def holds(tier: Tier) -> bool:
         return False
 
 
-def stamp(tier: Tier, policy: Policy | None = None) -> str:
-    """The tier as a verdict states it, with what it rests on here."""
+def stamp(tier: Tier, policy: Policy) -> str:
+    """The tier as a verdict states it, with what it rests on here and under `policy`."""
     if tier is Tier.NONE:
         return "UNISOLATED"
-    policy = policy or Policy()
     own = tier is Tier.LANDLOCK and own_uid_possible(policy)
     uid = "own uid" if own else "same uid"
     memory = "memory by watch" if policy.gpu or not policy.memory_bytes else "memory by rlimit"

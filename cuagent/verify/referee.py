@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
-from cuagent.sandbox import Tier, harden, probe_forked, stamp
+from cuagent.sandbox import Policy, Tier, harden, probe_forked, stamp
 from cuagent.task import Device, Task, TaskError
 from cuagent.verify.ahead import Ahead
 from cuagent.verify.batch import Batch
@@ -192,7 +192,7 @@ class Referee:
             strict=tally.strict_rule(),
             precision=tally.precision(),
             draws=tuple(tally.draws),
-            tier=stamp(self.tier),
+            tier=self._stamp(),
             seconds=dict(tally.seconds),
             notes=tally.notes(),
             seeds=tuple(seeds.drawn),
@@ -314,6 +314,10 @@ class Referee:
         self.oracle.forget(batch.inputs)
         for arena in (batch.inputs, batch.lent, batch.outputs, batch.untrusted):
             arena.close()
+
+    def _stamp(self) -> str:
+        on_gpu = self.task.device is Device.CUDA
+        return stamp(self.tier, Policy(gpu=on_gpu, memory_bytes=self.processes.memory_bytes))
 
     def close(self) -> None:
         """End every process and give all memory back."""

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from cuagent.sandbox import SandboxError, Tier, landlock, probe, probe_forked, selftest, stamp
+from cuagent.sandbox import (
+    Policy,
+    SandboxError,
+    Tier,
+    landlock,
+    probe,
+    probe_forked,
+    selftest,
+    stamp,
+)
 from cuagent.sandbox.probe import holds
 
 HELD_WITHOUT_A_TIER = {
@@ -60,5 +71,9 @@ def test_without_landlock_a_candidate_is_called_unisolated_though_bubblewrap_is_
 
 
 def test_stamp_says_what_holds() -> None:
-    assert stamp(Tier.NONE) == "UNISOLATED"
-    assert stamp(Tier.LANDLOCK).startswith("landlock (")
+    assert stamp(Tier.NONE, Policy()) == "UNISOLATED"
+    bounded = Policy(memory_bytes=1 << 30)
+    assert stamp(Tier.LANDLOCK, bounded).startswith("landlock (")
+    assert "memory by rlimit" in stamp(Tier.LANDLOCK, bounded)
+    # CUDA reserves more than any limit would let it.
+    assert "memory by watch" in stamp(Tier.LANDLOCK, replace(bounded, gpu=True))
