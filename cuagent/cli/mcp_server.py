@@ -144,13 +144,17 @@ async def profile(
     candidate: Annotated[
         str | None, Field(description="Path of the candidate; the reference where left out.")
     ] = None,
+    counters: Annotated[
+        bool, Field(description="CUDA: hardware counters of each launch too, in some 10 s more.")
+    ] = False,
     inputs: Inputs = None,
     init: Init = None,
     device: Device = None,
     precision: Precision = None,
 ) -> CallToolResult:
     """Show where the time goes, by operator and by kernel, against the roofline."""
-    return await _work(context, _profile, Given(task, inputs, init, device, precision), candidate)
+    given = Given(task, inputs, init, device, precision)
+    return await _work(context, _profile, given, candidate, counters)
 
 
 async def export(
@@ -213,11 +217,11 @@ def _verify(bench: Bench, given: Given, candidate: str, timing: str) -> CallTool
     return _judged(bench, attempt, judgement)
 
 
-def _profile(bench: Bench, given: Given, candidate: str | None) -> CallToolResult:
+def _profile(bench: Bench, given: Given, candidate: str | None, counters: bool) -> CallToolResult:
     from cuagent.record import plain
 
     attempt = options.open_candidate(Path(candidate)) if candidate else None
-    found = bench.judge(given).profile(attempt)
+    found = bench.judge(given).profile(attempt, counters=counters)
     return answer_of("\n".join(found.lines()), plain(found.to_json()))
 
 

@@ -21,6 +21,7 @@ from cuagent.measure.roofline import OperatorWork, Roofline, Work, amount, secon
 MOST_LINES = 60
 SPENT_IN = {"clamp_min": "relu", "relu": ""}
 """Operators whose time the profiler books under another name than the one they are called by."""
+NOT_ASKED = "not asked for; they tell occupancy, stalls, bank conflicts, wasted sectors"
 ROUGH = 1.5
 """Operators that add up to so many times the call are mostly the profiler's own time."""
 FIGURES, GAP, RATES, BAR, NAME = 26, 10, 33, 9, 14
@@ -97,7 +98,8 @@ class Profile:
         tables += _table("operator", self.operators[:room], width, self.roofline)
         tables += [_resource_line(resource) for resource in self.resources[:12]]
         tables += [f"{_short(c.kernel, 40)}: {c.line()}" for c in self.counters[:12]]
-        tables += [f"no hardware counters: {self.missing}"] if self.missing else []
+        missing = self.missing or ("" if self.counters or not self.on_cuda else NOT_ASKED)
+        tables += [f"no hardware counters: {missing}"] if missing else []
         tables += [f"loop {loop}"[: max(width, 100)] for loop in self.loops[:16]]
         rows = (line[:width].rstrip() if "|" in line else line for line in head + tables)
         return list(rows)[:MOST_LINES]

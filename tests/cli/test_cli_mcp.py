@@ -94,12 +94,14 @@ def test_another_agent_gets_a_profile_and_a_package(tmp_path: Path) -> None:
     (tmp_path / "full" / "mine.txt").write_text("mine")
 
     async def talk(client: Client) -> None:
-        async def call(tool: str, **arguments: str) -> Any:
+        async def call(tool: str, **arguments: str | bool) -> Any:
             return await client.call_tool(tool, {"task": "task.py", **arguments})
 
         shown = await call("profile", candidate="right")
         assert "softmax" in shown.content[0].text
         assert not shown.is_error
+        counted = await call("profile", device="cpu", counters=True)
+        assert "no hardware counters: ncu" in counted.content[0].text
 
         refused = await call("export", candidate="right", out="full")
         assert refused.is_error

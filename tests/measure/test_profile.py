@@ -179,6 +179,19 @@ def test_what_makes_the_figures_rough_is_said() -> None:
     assert "machine busy: 70% by others" in notes
 
 
+def test_counters_that_nobody_asked_for_are_said_to_be_missing_on_a_gpu_alone() -> None:
+    ceilings = Ceilings("a device", copy=1e9, fp32=1e9, tf32=0.0, bf16=0.0)
+    roof = Roofline(Work(8, 8, 0, 2), ceilings, "fp32")
+    on_cpu = Profile("task", 1e-3, (), (), roof, roof.work, None, 1.0, 2, None)
+    on_cuda = replace(on_cpu, busy=1e-3)
+    assert not any("hardware counters" in line for line in on_cpu.lines())
+    assert any("no hardware counters: not asked for" in line for line in on_cuda.lines())
+    refused = replace(on_cuda, missing="ncu is not installed").lines()
+    assert [line for line in refused if "hardware counters" in line] == [
+        "no hardware counters: ncu is not installed"
+    ]
+
+
 def test_a_kernel_without_a_namespace_keeps_its_name() -> None:
     long = "void <unnamed>::softmax_warp_forward<float, float, float, 10, false, 0>(float*)"
     assert _short(long, 40) == "softmax_warp_forward"

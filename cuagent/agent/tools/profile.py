@@ -8,9 +8,7 @@ from typing import Any
 from cuagent.agent.tools.candidate import frozen
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 from cuagent.attempt import MODULE
-from cuagent.measure.profile import ProfileError
-
-MOST_LINES = 60
+from cuagent.measure.profile import MOST_LINES, ProfileError
 
 
 def profile(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
@@ -19,12 +17,13 @@ def profile(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     what = arguments.get("what", "candidate" if there else "reference")
     try:
         attempt = frozen(run) if what == "candidate" else None
-        found = run.measured("profile", lambda judge: judge.profile(attempt))
+        counters = bool(arguments.get("counters", False))
+        found = run.measured("profile", lambda judge: judge.profile(attempt, counters=counters))
     except ProfileError as error:
         raise ToolError(f"{what}: {error}") from error
     number = next((t.n for t in run.tried if attempt and t.attempt.digest == attempt.digest), None)
     title = f"{what}, which is attempt {number}" if number else what
-    lines = [f"{title}:", *found.lines()[:MOST_LINES]]
+    lines = [f"{title}:", *found.lines()][:MOST_LINES]
     return ToolResult("\n".join(lines), {"what": what, "profile": found.to_json()})
 
 
@@ -35,6 +34,10 @@ TOOL = Tool(
             "type": "string",
             "enum": ["candidate", "reference"],
             "description": "The candidate in your work folder by default, once there is one.",
+        },
+        counters={
+            "type": "boolean",
+            "description": "CUDA: hardware counters of each launch too, in some 10 s more.",
         },
     ),
     profile,
