@@ -64,5 +64,7 @@ def profile(
         print(dumps(found.to_json(), indent=2))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-    for line in options.fitted(found.lines(width)):
+    from cuagent.measure.chart import roofline
+
+    for line in (*options.fitted(found.lines(width)), *roofline(found, width)):
         print(line)

@@ -1,12 +1,14 @@
 """A profile as a chart: a bar for each kernel or operator, and the roofline with the model on it.
 
-SVG as text, without a library: a chart is a handful of rectangles and lines. The terminal's bars
-are in `Profile.lines`. Invariant: every name is escaped, since an attempt chooses its kernels'.
+SVG as text, without a library: a chart is a handful of rectangles and lines; and the roofline in
+characters for a terminal, whose bars are in `Profile.lines`. Invariant: every name is escaped,
+since an attempt chooses its kernels'.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from html import escape
 
 from cuagent.measure.profile import Cost, Profile
@@ -14,6 +16,8 @@ from cuagent.measure.roofline import amount, seconds_text
 
 WIDTH, ROW, LEFT, MARGIN, ROOF = 880, 22, 330, 20, 220
 MOST_BARS = 16
+COLUMNS, ROWS = 76, 9
+"""Of the roofline in characters, at most."""
 STYLE = (
     "text{font:13px sans-serif;fill:#222}.bar{fill:#4878a8}.roof{stroke:#222;stroke-width:2;"
     "fill:none}.floor{stroke:#b04030;stroke-dasharray:4 3}.dot{fill:#b04030}"
@@ -51,37 +55,104 @@ def _bars(costs: tuple[Cost, ...], top: int) -> list[str]:
     return parts
 
 
-def _roofline(profile: Profile, top: int) -> list[str]:
-    """Work per second over work per byte, both logarithmic; the dot is the model."""
-    roof = profile.roofline
-    work, limits = roof.work, roof.ceilings
-    rate = limits.rate(roof.unit)
-    flops = work.matrix_flops + work.other_flops
-    if not (flops and work.bytes and limits.copy and rate and profile.seconds > 0):
+@dataclass(frozen=True)
+class Plane:
+    """Work per second over work per byte, both logarithmic; the model stands somewhere on it."""
+
+    copy: float
+    """Bytes/s at most."""
+    rate: float
+    """FLOP/s at most."""
+    here: float
+    """FLOP/byte of the task."""
+    reached: float
+    """FLOP/s of the model."""
+
+    @staticmethod
+    def of(profile: Profile) -> Plane | None:
+        """None where something was not counted or measured."""
+        work, limits = profile.roofline.work, profile.roofline.ceilings
+        rate = limits.rate(profile.roofline.unit)
+        flops = work.matrix_flops + work.other_flops
+        if not (flops and work.bytes and limits.copy and rate and profile.seconds > 0):
+            return None
+        return Plane(limits.copy, rate, flops / work.bytes, flops / profile.seconds)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """FLOP/byte at the left and at the right."""
+        ridge = self.rate / self.copy
+        return min(self.here, ridge) / 8, max(self.here, ridge) * 8
+
+    def allowed(self, intensity: float) -> float:
+        """FLOP/s under the roof."""
+        return min(self.rate, self.copy * intensity)
+
+    def across(self, intensity: float) -> float:
+        """0 at the left end, 1 at the right one."""
+        low, high = self.ends
+        return math.log(intensity / low) / math.log(high / low)
+
+    def up(self, speed: float) -> float:
+        """0 at the bottom, 1 at the top, which is twice the rate."""
+        least = min(self.reached, self.copy * self.ends[0]) / 4
+        return math.log(speed / least) / math.log(2 * self.rate / least)
+
+
+def roofline(profile: Profile, width: int) -> list[str]:
+    """The roofline in characters, and the model as a dot; nothing where it is not known."""
+    plane = Plane.of(profile)
+    columns = min(width, COLUMNS)
+    if plane is None or columns < 2:
         return []
-    ridge, here = rate / limits.copy, flops / work.bytes
-    low, high = min(here, ridge) / 8, max(here, ridge) * 8
-    least, most = min(flops / profile.seconds, limits.copy * low) / 4, rate * 2
+    grid = [[" "] * columns for _ in range(ROWS)]
+
+    def row(speed: float) -> int:
+        return ROWS - 1 - min(ROWS - 1, round(plane.up(speed) * (ROWS - 1)))
+
+    low, high = plane.ends
+    for column in range(columns):
+        allowed = plane.allowed(low * (high / low) ** (column / (columns - 1)))
+        grid[row(allowed)][column] = "─" if allowed == plane.rate else "╱"
+    at, dot = round(plane.across(plane.here) * (columns - 1)), row(plane.reached)
+    for line in range(row(plane.allowed(plane.here)) + 1, dot):
+        grid[line][at] = "┊"
+    share = f"● {profile.roofline.share(profile.seconds):.0%}"
+    start = min(at, columns - len(share))
+    grid[dot][start : start + len(share)] = share
+    drawn = ["".join(line).rstrip() for line in grid]
+    top = f"{amount(plane.rate)}FLOP/s {profile.roofline.unit}"
+    foot = f"{plane.here:.3g} FLOP a byte, the ridge at {plane.rate / plane.copy:.3g}"
+    return [top.rjust(columns), *(line for line in drawn if line), foot]
+
+
+def _roofline(profile: Profile, top: int) -> list[str]:
+    plane = Plane.of(profile)
+    if plane is None:
+        return []
     bottom, right = top + ROOF - 50, WIDTH - MARGIN
 
     def x(intensity: float) -> float:
-        return LEFT / 2 + (right - LEFT / 2) * math.log(intensity / low) / math.log(high / low)
+        return LEFT / 2 + (right - LEFT / 2) * plane.across(intensity)
 
     def y(speed: float) -> float:
-        return bottom - (bottom - top - 10) * math.log(speed / least) / math.log(most / least)
+        return bottom - (bottom - top - 10) * plane.up(speed)
 
-    points = [(low, limits.copy * low), (ridge, rate), (high, rate)]
+    low, high = plane.ends
+    points = [(k, plane.allowed(k)) for k in (low, plane.rate / plane.copy, high)]
     path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
-    reached = flops / profile.seconds
-    allowed = min(rate, limits.copy * here)
+    at, reached = x(plane.here), y(plane.reached)
+    share = profile.roofline.share(profile.seconds)
     return [
         f'<polyline class="roof" points="{path}"/>',
-        f'<line class="floor" x1="{x(here):.1f}" x2="{x(here):.1f}" y1="{y(allowed):.1f}" '
-        f'y2="{y(reached):.1f}"/>',
-        f'<circle class="dot" cx="{x(here):.1f}" cy="{y(reached):.1f}" r="5"/>',
-        _text(x(here) + 9, y(reached) + 4, f"{roof.share(profile.seconds):.0%} of the roofline"),
-        _text(x(high) - 210, y(rate) - 6, f"{amount(rate)}FLOP/s {roof.unit}"),
-        _text(MARGIN, bottom + 34, roof.line()),
+        f'<line class="floor" x1="{at:.1f}" x2="{at:.1f}" '
+        f'y1="{y(plane.allowed(plane.here)):.1f}" y2="{reached:.1f}"/>',
+        f'<circle class="dot" cx="{at:.1f}" cy="{reached:.1f}" r="5"/>',
+        _text(at + 9, reached + 4, f"{share:.0%} of the roofline"),
+        _text(
+            x(high) - 210, y(plane.rate) - 6, f"{amount(plane.rate)}FLOP/s {profile.roofline.unit}"
+        ),
+        _text(MARGIN, bottom + 34, profile.roofline.line()),
     ]
 
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cuagent.measure.ceilings import Ceilings
-from cuagent.measure.chart import svg
+from cuagent.measure.chart import COLUMNS, roofline, svg
 from cuagent.measure.profile import Cost, Profile
 from cuagent.measure.roofline import Roofline, Work
 
@@ -35,3 +35,21 @@ def test_bars_are_as_long_as_their_shares_and_the_model_is_on_the_roofline() -> 
 def test_a_task_without_arithmetic_has_bars_only() -> None:
     root = ElementTree.fromstring(svg(made(Work(0, 0, 0, 0), 1e-3)))
     assert not list(root.iter(f"{SPACE}polyline"))
+
+
+@pytest.mark.parametrize("width", [40, 100])
+def test_in_a_terminal_the_roof_spans_the_width_and_the_model_hangs_below_it(width: int) -> None:
+    lines = roofline(made(Work(10**9, 10**9, 10**10, 0), 4e-3), width)
+    columns = min(width, COLUMNS)
+    assert max(map(len, lines)) <= columns
+    assert sum(line.count("╱") + line.count("─") for line in lines) == columns
+    at, dot = next((line.index("●"), row) for row, line in enumerate(lines) if "●" in line)
+    assert "● 50%" in lines[dot]
+    above = [row for row, line in enumerate(lines) if line[at : at + 1] in ("╱", "─")]
+    assert above
+    assert above[0] < dot
+    assert "5 FLOP a byte, the ridge at 10" in lines[-1]
+
+
+def test_in_a_terminal_there_is_no_roof_over_a_task_without_arithmetic() -> None:
+    assert not roofline(made(Work(0, 0, 0, 0), 1e-3), 80)
