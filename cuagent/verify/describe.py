@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Device, Reference, TaskError, check_runs, flatten
 from cuagent.task.memory import large
-from cuagent.verify.bounds import coarsest
+from cuagent.verify.bounds import coarsest, reach
 from cuagent.verify.perturb import real
 from cuagent.verify.places import find_places
 from cuagent.verify.ranges import ends_of, ranges_of
@@ -77,6 +77,7 @@ def describe(given: Reference) -> Described:
     reference = TwoPrecisions(given, model, spec, copies=first.writes or not much)
     init = _init_form(given)
     unit = coarsest(results, given.task.precision)
+    reference.reach = reach(first.terms.signed, unit)
     reference.look(inputs, results)
     followed = follow(lambda: reference.forward(inputs))
     reference.casts = followed.casts

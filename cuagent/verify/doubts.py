@@ -56,7 +56,7 @@ def move(
     1 +- `step` N(0,1), in `count` runs and as many opposite ones. Weights are put back. A change
     that is no finite number counts as none; so does a run that fails.
     """
-    _spread(reference, _perturbed(reference, reach, step, count), moved)
+    _spread(reference, nearby(reference, reach, step, count), moved)
 
 
 def choose(reference: Reference, step: float, count: int, tied: Sequence[Tensor]) -> None:
@@ -101,9 +101,7 @@ def carried(reference: Reference, runs: int) -> list[float]:
     return [math.sqrt(square / runs) / UNIT for square in squares]
 
 
-def _perturbed(
-    reference: Reference, reach: float, step: float, count: int
-) -> Iterator[Answers | None]:
+def nearby(reference: Reference, reach: float, step: float, count: int) -> Iterator[Answers | None]:
     """Answers under `count` perturbations and under their opposites: a tie falls either way."""
     generator, state = reference.generator, reference.state
     given = [tensor.clone() for tensor in state.values()]

@@ -10,6 +10,7 @@ Invariant: but for `as_it_is`, no run changes the inputs that it is given; one t
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 LARGEST_HALF = 65504.0
 """That fp16 holds."""
+PAIRS = 4
+"""Of perturbations that must leave infinities where they are."""
 
 
 class TwoPrecisions:
@@ -42,8 +45,12 @@ class TwoPrecisions:
         """Whether each run gets copies of its inputs."""
         self.fp64 = self.discrete = self.marked = False
         """Whether it runs in fp64; whether outputs are integers; whether it has marks (`marks`)."""
+        self.infinities: frozenset[float] = frozenset()
+        """Which there are in its outputs on the task's own inputs, where no NaN is beside them."""
         self.casts = False
         """Whether it makes integers of real numbers on its way."""
+        self.reach = 0.0
+        """How far honest arithmetic may err, relative to what it starts from (`bounds.reach`)."""
         self.narrow = False
         """Whether a kernel may compute in fp16, which ends long before fp32 does."""
 
@@ -56,6 +63,7 @@ class TwoPrecisions:
         self.fp64 = self._runs_in_fp64(inputs, results)
         self.take(self.declared)
         self.discrete = not all(real(result) for result in results)
+        self.infinities = _infinities(results) or frozenset()
         fp16 = self.task.precision is Precision.FP16
         # Beyond it on the task's own inputs, the range is no matter (marks, say).
         self.narrow = fp16 and self._largest(inputs) <= LARGEST_HALF
@@ -138,9 +146,30 @@ class TwoPrecisions:
 
     def fits(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
         """Whether `results` are finite, and all on the way to them within the range of arithmetic
-        that the task admits."""
-        return all(_finite(x) for x in results if real(x)) and (
+        that the task admits. Where the task's own inputs lead to infinities (scores that are
+        hidden), to such as well, if they surely stand where they do."""
+        finite = all(_finite(x) for x in results if real(x))
+        return (finite or self._surely_infinite(inputs, results)) and (
             not self.narrow or self._largest(inputs) <= LARGEST_HALF
+        )
+
+    def _surely_infinite(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
+        """Whether its infinities are of those on its own inputs, and roundoff moves none."""
+        found = _infinities(results)
+        if not self.infinities or found is None or not found <= self.infinities:
+            return False
+        moving = doubts.Reference(
+            run=lambda near: self.exactly(near).outputs,
+            inputs=inputs,
+            state=self.precise.state_dict(),
+            generator=self.generator(0),
+            declared=lambda: self.forward(inputs),
+            wide=self.fp64,
+        )
+        runs = [self.exactly(inputs).outputs]
+        runs += filter(None, doubts.nearby(moving, self.reach, self.reach, PAIRS))
+        return all(
+            _same_infinities(x, y) for run in runs for x, y in zip(run, results, strict=True)
         )
 
     def generator(self, seed: int) -> Generator:
@@ -190,6 +219,28 @@ class TwoPrecisions:
             yield
         finally:
             torch.set_default_dtype(before)
+
+
+def _infinities(tensors: list[Tensor]) -> frozenset[float] | None:
+    """Which of the two there are; None where there is a NaN. Of complex numbers none is known."""
+    found: set[float] = set()
+    for tensor in filter(real, tensors):
+        if _finite(tensor):
+            continue
+        if tensor.is_complex() or bool(tensor.isnan().any()):
+            return None
+        found |= {sign for sign in (math.inf, -math.inf) if bool((tensor == sign).any())}
+    return frozenset(found)
+
+
+def _same_infinities(first: Tensor, second: Tensor) -> bool:
+    import torch
+
+    if not real(first) or first.is_complex():
+        return True
+    where = ~second.isfinite()
+    same_places = torch.equal(~first.isfinite(), where)
+    return same_places and torch.equal(first[where].sign().float(), second[where].sign().float())
 
 
 def _finite(tensor: Tensor) -> bool:
