@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LARGE_OFFSET = 1e4
 """An offset of 500 is too small to show a one-pass variance in fp32."""
 OPPOSED_OFFSET = 1e3
-LARGE_SIZE, HUGE_SIZE = 2.0**20, 2.0**60
+LARGE_SIZE, HUGE_SIZE, FAINT_SIZE = 2.0**20, 2.0**60, 2.0**-14
 """Fourth powers of the first still have room in fp32, so that no honest formula overflows there."""
 FAR_OFFSET = 5e4
 """Beyond what often serves as "very low" in a kernel, and within what fp16 holds."""
@@ -53,6 +53,8 @@ class Inputs(StrEnum):
     """Rows of the size of 1e6, and rows all below zero: past what fp16 holds."""
     TINY = "tiny numbers"
     """Rows of the size of 1e-4 to 1e-9: what is divided by is next to nothing, and yet no zero."""
+    FAINT = "tiny numbers throughout"
+    """All of the size of 6e-5: what is normalised as a whole and not by rows is next to nothing."""
     HUGE = "huge numbers"
     """The same of 1e18, where the reference bears still more: it squares nothing then."""
     OPPOSED = "offsets of opposed signs"
@@ -287,6 +289,8 @@ def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, *, even: bool) ->
             drawn = -HUGE_SIZE * (1 + normal.abs())
         case Inputs.TINY:
             drawn = draws.tiny(normal, generator)
+        case Inputs.FAINT:
+            drawn = normal * FAINT_SIZE
         case Inputs.ONE_SIGNED:
             drawn = draws.uniform(normal)
         case Inputs.MIXED:

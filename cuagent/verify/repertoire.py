@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.verify.draws import FAR_REACH, REACH, Way, axes, turns_of_every
 from cuagent.verify.inputs import (
+    FAINT_SIZE,
     LENIENT,
     MOST_VALUES,
     PLACED,
@@ -40,6 +41,8 @@ MOST_BRINKS = 24
 FURTHER = 2.0**40
 """What the reference must bear beyond huge numbers: what squares them does not, and then an honest
 kernel may have to square something else."""
+LEFT = 1 / 16
+"""Of the rms of an output on usual inputs: what is less on tiny ones is tiny itself."""
 FAR = 1e-3
 
 Forward = Callable[[list["Tensor"]], "list[Tensor]"]
@@ -143,7 +146,7 @@ def repertoire(
         if _concerns(kind, own, ranges, discrete=discrete, selects=selects)
         and not (kind is Inputs.BRINK and not seen.edges)
         and not (kind is Inputs.ENDS and not any(ends))
-        and not (kind is Inputs.TINY and all_kinds.even)
+        and not (kind in (Inputs.TINY, Inputs.FAINT) and all_kinds.even)
         and not (kind is Inputs.HUGE and _squares(seen.names))
         and (kind is Inputs.OWN or _bears(runs, all_kinds, kind, own))
     )
@@ -182,7 +185,7 @@ def _bears(runs: Runs, available: Repertoire, kind: Inputs, own: Sequence[Tensor
     """Whether the reference has an answer to inputs of the kind that others can be held to."""
     given = available.drawn(kind, own, 0)
     if kind is Inputs.HUGE:
-        given = [x * FURTHER if x.is_floating_point() else x for x in given]
+        given = _scaled(given, FURTHER)
     try:
         results = runs.forward(given)
     except (RuntimeError, ValueError, IndexError):
@@ -193,9 +196,32 @@ def _bears(runs: Runs, available: Repertoire, kind: Inputs, own: Sequence[Tensor
         return True
     if not runs.fits(given, results):
         return False
+    if kind is Inputs.FAINT and not _stays(results, runs.forward(_scaled(given, 1 / FAINT_SIZE))):
+        return False
     if kind is Inputs.HUGE and not _agree(results, runs.exactly(given)):
         return False
     return runs.meant is None or runs.meant(given)
+
+
+def _scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
+    return [x * factor if x.is_floating_point() else x for x in tensors]
+
+
+def _stays(results: Sequence[Tensor], larger: Sequence[Tensor]) -> bool:
+    """Whether some output of tiny inputs is no tiny one, beside that of usual inputs.
+
+    Where all are, whoever computes `exp(x) - 1` for an ELU errs by as much as they are worth.
+    """
+    return any(
+        _rms(small) > LEFT * _rms(large)
+        for small, large in zip(results, larger, strict=True)
+        if real(small)
+    )
+
+
+def _rms(tensor: Tensor) -> float:
+    numbers = tensor[tensor.isfinite()].abs().double()
+    return float(numbers.square().mean().sqrt()) if numbers.numel() else 0.0
 
 
 def _hangs_on_choices(seen: Followed) -> bool:

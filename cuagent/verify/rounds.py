@@ -50,6 +50,7 @@ ROUNDS = (
             Inputs.BELOW,
             Inputs.LARGE,
             Inputs.TINY,
+            Inputs.FAINT,
             Inputs.HUGE,
             Inputs.OPPOSED,
             Inputs.LEVELS,

@@ -193,6 +193,14 @@ def test_tensors_of_one_kind_of_draw_are_not_alike() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS[:5])
+def test_what_is_tiny_throughout_has_no_row_of_another_size(seed: int) -> None:
+    for shape in SHAPES:
+        drawn = draw(Inputs.FAINT, shape, seed)
+        assert float(drawn.abs().min()) > 0
+        assert float(drawn.abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("seed", SEEDS[:5])
 def test_large_rows_lie_past_half_precision_and_some_below_all_that_seems_low(seed: int) -> None:
     for kind, size in ((Inputs.LARGE, 1e6), (Inputs.HUGE, 1e18)):
         rows = draw(kind, (9, 60), seed).amax(-1)

@@ -79,6 +79,14 @@ def test_huge_numbers_are_for_what_squares_nothing() -> None:
         assert Inputs.HUGE not in suited(run, x).kinds
 
 
+def test_what_is_tiny_throughout_is_for_what_does_not_shrink_with_it() -> None:
+    x, bias = torch.randn(6, 40), torch.ones(40)
+    for run in (lambda x: (x - x.mean()) / (x.std() + 1e-8), lambda x: x + bias):
+        assert Inputs.FAINT in suited(run, x).kinds
+    for run in (F.elu, torch.tanh, lambda x: x @ x.T):
+        assert Inputs.FAINT not in suited(run, x).kinds
+
+
 def test_what_a_task_may_draw_by_itself_is_tried_though_the_reference_is_not_finite_there() -> None:
     x, labels, mask = torch.randn(6, 5), torch.randint(5, (6,)), torch.ones(6, 5).bool()
     loss = suited(F.cross_entropy, x, labels, ranges=(None, (-100, 4)))

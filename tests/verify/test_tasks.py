@@ -54,6 +54,19 @@ TASKS = {
         "[torch.rand(4, 12, 16)]",
     ),
     "order": ("", "", "return x.argsort(-1)", "[torch.rand(20, 33)]"),
+    "hidden": (
+        "self.hide = torch.ones(30, 30).triu(1).bool()",
+        "",
+        "return x.log_softmax(-1).masked_fill(self.hide, -torch.inf)",
+        "[torch.randn(3, 30, 30)]",
+    ),
+    "whole": ("", "", "return (x - x.mean()) / (x.std() + 1e-8)", "[torch.randn(20, 30)]"),
+    "nucleus": (
+        "",
+        "",
+        "return x.masked_fill(x.softmax(-1).cumsum(-1) > 0.5, -torch.inf)",
+        "[torch.randn(20, 30)]",
+    ),
     "constant": ("", "", "return x.softmax(-1).sum(-1)", "[torch.rand(40, 33)]"),
 }
 
@@ -116,6 +129,36 @@ def test_ties_may_fall_another_way_and_wrong_indices_may_not(verdict: Judged) ->
     assert any("ties" in draw.kind for draw in found.draws)
     wrong = "y = x.argsort(-1); y[0, 0] = y[0, 1]; return y"
     assert verdict("order", forward=wrong).reason is Reason.WRONG_VALUES
+
+
+def test_a_reference_that_hides_by_infinities_is_tried_on_more_than_its_own_inputs(
+    verdict: Judged,
+) -> None:
+    unshifted = (
+        "return (x - x.exp().sum(-1, keepdim=True).log()).masked_fill(self.hide, -torch.inf)"
+    )
+    assert verdict("hidden").accepted
+    assert verdict("hidden", forward=unshifted).reason is Reason.WRONG_VALUES
+
+
+def test_infinities_that_roundoff_moves_are_held_against_nobody(verdict: Judged) -> None:
+    otherwise = (
+        "e = (x - x.amax(-1, keepdim=True)).exp(); "
+        "return torch.where(e.cumsum(-1) / e.sum(-1, keepdim=True) <= 0.5, x, -torch.inf)"
+    )
+    for _ in range(3):
+        found = verdict("nucleus", forward=otherwise)
+        assert found.accepted, found.detail
+    kinds = {str(draw.kind) for draw in found.draws}
+    assert "normal" in kinds
+    unshifted = otherwise.replace("(x - x.amax(-1, keepdim=True))", "x")
+    assert verdict("nucleus", forward=unshifted).reason is Reason.WRONG_VALUES
+
+
+def test_an_epsilon_is_seen_where_all_is_normalised_at_once(verdict: Judged) -> None:
+    assert verdict("whole").accepted
+    forward = "return (x - x.mean()) / (x.std() + 1e-6)"
+    assert verdict("whole", forward=forward).reason is Reason.WRONG_VALUES
 
 
 def test_a_fold_that_forgets_the_running_mean_is_found(verdict: Judged) -> None:
