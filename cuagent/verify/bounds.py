@@ -54,6 +54,10 @@ UNEVEN = 30.0
 """Largest error over rms error, above which it is no roundoff but a wrong element."""
 LOGIC_FACTOR = 12.5
 """The gate of draws that judge logic over that of those that judge precision."""
+USUAL = (Inputs.OWN, Inputs.ONE_SIGNED)
+USUAL_FACTOR = 1.5
+"""The same of what a module is called on, where 136 honest candidates reach 0.6 of the narrow gate:
+so that coarse factors for numbers of one sign alone, which inputs often are, do not pass."""
 FORGIVEN = 0.05
 """Of the output's variation: more is not forgiven for the sake of `LOGIC_FACTOR`."""
 STEEPEST = 64
@@ -154,7 +158,8 @@ def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, terms: Terms, unit: floa
     few = exact and kind is Inputs.FEW and sums.count >= NO_LUCK
     gate = _narrow(sums, terms.at_most(FEW_TERMS) if few else terms, unit, kind)
     if kind is not Inputs.NORMAL and not exact:
-        gate = min(gate * LOGIC_FACTOR, max(gate, FORGIVEN * sums.variation))
+        factor = USUAL_FACTOR if kind in USUAL else LOGIC_FACTOR
+        gate = min(gate * factor, max(gate, FORGIVEN * sums.variation))
     floor = unit_out**2 * sums.largest["value"] + max(info.tiny, LEAST)
     local = gate * LOCAL
     one_signed = 0.0 if exact else sequential(terms.longest, kind)
