@@ -44,6 +44,8 @@ def profile(
     opened = options.open_task(task, inputs, init, settings)
     attempt = options.open_candidate(candidate) if candidate is not None else None
     from cuagent.build import build
+    from cuagent.measure.chart import roofline
+    from cuagent.measure.chart import svg as chart
     from cuagent.measure.counted import count
     from cuagent.measure.profiling import profile as profile_task
     from cuagent.worker import Nursery
@@ -55,8 +57,6 @@ def profile(
         count(opened, nursery)  # what is wrong with the task is said as such
         found = profile_task(opened, attempt, built, nursery=nursery, counters=counters)
     if svg is not None:
-        from cuagent.measure.chart import svg as chart
-
         svg.write_text(chart(found), encoding="utf-8")
     if json:
         from json import dumps
@@ -64,7 +64,5 @@ def profile(
         print(dumps(found.to_json(), indent=2))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-    from cuagent.measure.chart import roofline
-
     for line in (*options.fitted(found.lines(width)), *roofline(found, width)):
         print(line)

@@ -6,13 +6,14 @@ lax     |x - r| <= 1e-2 + 1e-2 |r| for every element, r the reference in its dec
 strict  With y the fp64 oracle, r the reference, e = x - y, s the spread of the oracle when every
         input and weight is multiplied by 1 + u N(0,1), K the longest sum, K' the longest but for
         those inside a softmax, u_o the unit roundoff of the output's dtype:
-            q           min(u sqrt(K), 1e-4)
+            q           min(u sqrt(K), 1e-4); on BIASED kinds at least min(u K / 4, 1e-3)
             gate        8 sqrt(K') rms(s) + q rms(y)
             precision   rms(e) <= max(  gate + rms(u_o y),           3 rms(r - y)) + floor
             local       |e_i|  <= max(5 gate + (2 u_o + 5 q) |y_i|,  3 max|r - y|) + floor
             floor       u_o^2 max|y| + max(smallest normal of the dtype, 2^-114)
         Either bound admits. Inputs that are not zero-mean judge logic: there the gate is 12.5 times
-        as wide, but no more than 5 % of the output's own variation is forgiven that way.
+        as wide, on own and one-signed inputs 1.5 times, but no more than 5 % of the output's own
+        variation is forgiven that way.
         Exact probes (small integers, cancellation) are held to the narrow gate, and to a quarter,
         wherever the reference itself is exact: a wrong index is off by one at least.
         Where the task admits TF32 (u = 2^-11), fp16 or bf16, 2.5 rms(s) u / 2^-24 is added to the
