@@ -64,7 +64,8 @@ def save_checkpoint(
                 "moved": moved,
                 "position": dict(position),
                 "torch": torch.get_rng_state(),
-                "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+                # Of the GPU that trains alone: the others may be timing kernels.
+                "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [],
                 "python": random.getstate(),
             },
             partial / STATE,

@@ -27,7 +27,7 @@ import torch
 from cuagent.agent.tools import submit, verify, write
 from cuagent.measure.others import cores_for
 from cuagent.measure.timing import Effort
-from cuagent.task import Task
+from cuagent.task import Device, Task
 from cuagent.training.budget import EVALUATION, Budget
 from cuagent.training.chat import Chat, load_chat
 from cuagent.training.collect import Collector
@@ -296,8 +296,9 @@ def run_demo(config: DemoConfig, device: str, out: Path, say: Say) -> dict[str, 
     # What a small decoder computes is too short to share: threads would wait for each other, and
     # on a busy machine ten times as long as they work.
     torch.set_num_threads(1)
+    where = trains_on(config, device)[0]
     with judges(config, out) as pool:
-        return Demo(config, device, out, pool, out, say, end).run()
+        return Demo(config, where, out, pool, out, say, end).run()
 
 
 @contextmanager
@@ -320,6 +321,16 @@ def judges(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
             yield pool
     finally:
         os.sched_setaffinity(0, before)
+
+
+def trains_on(config: DemoConfig, device: str) -> list[str]:
+    """Devices for seeds to train on: all GPUs but those that time kernels, or one that does both
+    where there is no other."""
+    if device != "cuda":
+        return [device]
+    timing = config.gpus if config.kernels is Device.CUDA else ()
+    free = [n for n in range(torch.cuda.device_count()) if n not in timing]
+    return [f"cuda:{n}" for n in free or config.gpus[:1]]
 
 
 def cores_of(config: DemoConfig) -> list[int]:

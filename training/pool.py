@@ -261,6 +261,9 @@ def serve(pipe: Connection, isolation: str, gpu: int | None, core: int | None) -
         stay_on(core)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        # Every open task has a torch.compile of its own: with a compiler process for each processor
+        # in each, they would be a thousand.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     from cuagent.judge import Judge
     from cuagent.measure.profile import ProfileError
     from cuagent.verify.oracle import OracleLost

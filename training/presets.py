@@ -47,7 +47,7 @@ class DemoConfig:
     timed: bool = False
     """Without timing the rewards are -1 and 1: verifying takes a fifth of a second, timing more."""
     gpus: tuple[int, ...] = (0,)
-    """Devices that judge, one owner process each."""
+    """Devices that judge, one owner process each; seeds train on the others, if there are any."""
     cores: int = 0
     """Processors that judge kernels for the CPU, an owner each; 0 is one owner anywhere."""
     rehearsal: bool = False

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import cycle
 from multiprocessing.connection import wait
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +28,7 @@ from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task
 from cuagent.training.audit import audit
 from cuagent.training.budget import SECONDS
-from cuagent.training.demo import Demo, Say, judges, write_whole
+from cuagent.training.demo import Demo, Say, judges, trains_on, write_whole
 from cuagent.training.gym import chain_of
 from cuagent.training.lend import Borrowed, lend
 from cuagent.training.paired import best_of, difference, fast, means, table
@@ -83,7 +84,8 @@ def run_trial(
 
 def takes_turns(config: DemoConfig, device: str) -> bool:
     """Whether seeds must train one after another, since the GPU that trains them also times."""
-    return config.kernels is Device.CUDA and device == "cuda" and 0 in config.gpus
+    timing = {f"cuda:{n}" for n in config.gpus} if config.kernels is Device.CUDA else set()
+    return not timing.isdisjoint(trains_on(config, device))
 
 
 def train_seeds(
@@ -94,23 +96,25 @@ def train_seeds(
     say: Say,
     note: Note,
 ) -> None:
-    """Each config, a seed of an arm, in its folder, beside each other or one after another; `note`
-    follows. Of those in turn an earlier one gets more of the minutes, since it has kernels judged
-    that later ones find remembered. Raises RecordError where one failed."""
+    """Each config, a seed of an arm, in its folder: beside each other on the GPUs that do not time,
+    or one after another where none is left. `note` follows. Of those in turn an earlier one gets
+    more of the minutes, since it has kernels judged that later ones find remembered. Raises
+    RecordError where one failed."""
     first = arms[0][0]
     end = None if first.minutes is None else time.time() + 60 * first.minutes
     context = multiprocessing.get_context("spawn")
     serial = takes_turns(first, device)
     names = ", ".join(folder.name for _, folder in arms)
-    say(f"{names} train {'in turn' if serial else 'beside each other'}")
-    waiting, failed = list(arms), list[Path]()
+    places = trains_on(first, device)
+    say(f"{names} train {'in turn' if serial else 'beside each other'} on {', '.join(places)}")
+    waiting, failed = list(zip(arms, cycle(places), strict=False)), list[Path]()
     running: dict[Any, tuple[Path, Any]] = {}
     while waiting or running:
         while waiting and not (serial and running):
             share = 2 / (len(waiting) + 1) if serial else 1.0
-            one, folder = waiting.pop(0)
+            (one, folder), place = waiting.pop(0)
             one = replace(one, minutes=None if end is None else share * (end - time.time()) / 60)
-            process = context.Process(target=one_seed, args=(address, one, device, shared, folder))
+            process = context.Process(target=one_seed, args=(address, one, place, shared, folder))
             process.start()
             running[process.sentinel] = folder, process
         for sentinel in wait(list(running), LOOK_S):
@@ -145,6 +149,8 @@ def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: P
     follow_parent()
     end = None if config.minutes is None else time.time() + 60 * config.minutes
     torch.set_num_threads(1)
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
     torch.set_float32_matmul_precision("high")  # on a GPU TF32: what differs, PPO weighs
     out.mkdir(parents=True, exist_ok=True)
     with (out / "log.txt").open("a", encoding="utf-8", buffering=1) as log:

@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
+from cuagent.task import Device
 from cuagent.training.ablation import ABLATIONS, against, collapsed, run_ablations, share
 from cuagent.training.audit import solution_of
 from cuagent.training.config import ConfigError, configure
+from cuagent.training.demo import trains_on
 from cuagent.training.filters import keep
 from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.teacher import given
-from cuagent.training.trial import compared, opening, run_trial
+from cuagent.training.trial import compared, opening, run_trial, takes_turns
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +107,22 @@ def test_an_arm_takes_over_the_stages_it_does_not_change(trial: Path, tmp_path: 
     assert found["arm_less_full"]["mean"] == 0
     assert found["arm"] == found["full"]
     assert len(found["arm"][0]["ev"]) == 2
+
+
+def test_no_seed_trains_on_a_gpu_that_times_where_there_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    cuda = replace(DemoConfig(), kernels=Device.CUDA)
+    assert trains_on(cuda, "cuda") == ["cuda:1", "cuda:2"]
+    assert trains_on(replace(cuda, gpus=(1, 2)), "cuda") == ["cuda:0"]
+    assert not takes_turns(cuda, "cuda")
+    assert trains_on(DemoConfig(), "cuda") == ["cuda:0", "cuda:1", "cuda:2"]
+    assert trains_on(cuda, "cpu") == ["cpu"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert trains_on(cuda, "cuda") == ["cuda:0"]
+    assert takes_turns(cuda, "cuda")
+    assert not takes_turns(DemoConfig(), "cuda")
 
 
 def test_arms_are_those_declared(trial: Path, tmp_path: Path) -> None:
