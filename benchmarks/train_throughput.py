@@ -165,11 +165,12 @@ def ours(size: Size, rows: list[Episode], placement: Placement, device: str) -> 
 
     def step() -> None:
         batch = collate(rows)
-        total = 0.0
+        losses = []
         for _, part in parts(batch, size.micro * size.tokens, actor):
             loss = imitation_loss(logprobs_of(actor, part), part.action, batch.action_tokens)
             loss.backward()
-            total += float(loss.detach())
+            losses.append(loss.detach())
+        float(sum(losses))
         apply_gradients(actor, optimizer, RATES, 0)
 
     return timed(step, size.steps, device)

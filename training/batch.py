@@ -27,6 +27,9 @@ class Batch:
     """[B, L] bool, false on padding. Never derived from the ids: id 0 may be a word."""
     action: Tensor
     """[B, L] bool."""
+    drawn: Tensor
+    """[N] int64: where in [B * L] the N action tokens lie. Known beforehand, for a GPU that is
+    asked where they are makes the host wait until it has nothing left to do."""
     logprobs: Tensor
     """[B, L] float, of the sampler; NaN-free zeros where it gave none."""
     row_episode: Tensor
@@ -72,6 +75,7 @@ def collate(episodes: Sequence[Episode], longest: int | None = None) -> Batch:
         ids,
         real,
         action,
+        action.flatten().nonzero().flatten(),
         logprobs,
         torch.tensor([number for number, _ in rows]),
         torch.tensor([e.reward for e in episodes], dtype=torch.float32),
@@ -99,10 +103,12 @@ def take(batch: Batch, rows: Tensor, width: int | None = None) -> Batch:
     """Some rows, cut to `width` (to their longest); `row_episode` and `rewards` still speak of all
     episodes."""
     width = width or int(batch.real[rows].sum(1).max())
+    action = batch.action[rows, :width]
     return Batch(
         batch.ids[rows, :width],
         batch.real[rows, :width],
-        batch.action[rows, :width],
+        action,
+        action.flatten().nonzero().flatten(),
         batch.logprobs[rows, :width],
         batch.row_episode[rows],
         batch.rewards,

@@ -35,7 +35,7 @@ def imitation_loss(logprobs: Tensor, action: Tensor, count: float) -> Tensor:
     The end-of-turn token must be learned: a policy that is never taught to stop after a tool call
     goes on to write the tool's answer itself.
     """
-    return -logprobs[action].sum() / count
+    return -torch.where(action, logprobs, 0.0).sum() / count
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def value_loss(
     if clip is not None and old_values is not None:
         near = old_values + (values - old_values).clamp(-clip, clip)
         error = torch.maximum(error, (near - returns) ** 2)
-    return 0.5 * error[action].sum() / count
+    return 0.5 * torch.where(action, error, 0.0).sum() / count
 
 
 def kl_to(logprobs: Tensor, reference: Tensor, action: Tensor, count: float) -> Tensor:

@@ -114,16 +114,15 @@ def head(critic: Any) -> torch.nn.Module:
 
 
 def action_logits(actor: Any, batch: Batch) -> Tensor:
-    """The logits that each action token was drawn from, [N, V] in the order of `batch.action`.
+    """The logits that each action token was drawn from, [N, V] in the order of `batch.drawn`.
 
     Other positions do not pass the head: in an episode of tool output they would be most of its
     work and of the memory. No attention mask: padding stands at the right of causal models, so no
     real token sees it, and without a mask attention takes its fast way.
     """
-    before = batch.action[:, 1:]
 
     def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
-        return (inputs[0][:, :-1][before],)
+        return (inputs[0].flatten(0, 1)[batch.drawn - 1],)
 
     # A hook rather than backbone and head by hand: what lies around them (scales, soft caps,
     # sharding, adapters) stays the model's own business.
@@ -147,8 +146,8 @@ def parts(batch: Batch, budget: int, model: Any) -> Iterator[tuple[Tensor, Batch
     the first token of row 0, which is never an action and adds nothing to any sum.
     """
     groups = list(microbatches(batch.real.sum(1), budget))
-    for rows in parallel.mine(groups):
-        yield rows, take(batch, rows).to(model.device)
+    # All are on the device before the first is computed on: a copy waits for what runs there.
+    yield from [(rows, take(batch, rows).to(model.device)) for rows in parallel.mine(groups)]
     if is_sharded(model) and parallel.rank() >= len(groups) % parallel.size() > 0:
         yield FIRST, take(batch, FIRST, width=1).to(model.device)
 
@@ -171,20 +170,20 @@ def score(
 
 def logprobs_of(actor: Any, batch: Batch) -> Tensor:
     """Log-probability of action token t at index t, 0 elsewhere. [B, L] fp32."""
-    found = token_logprobs(action_logits(actor, batch), batch.ids[batch.action])
+    found = token_logprobs(action_logits(actor, batch), batch.ids.flatten()[batch.drawn])
     return laid_out(found, batch)
 
 
 def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
     """Both for action token t at index t, of one forward pass. [2, B, L] fp32."""
     found = action_logits(actor, batch)
-    logprobs = token_logprobs(found, batch.ids[batch.action])
+    logprobs = token_logprobs(found, batch.ids.flatten()[batch.drawn])
     return torch.stack([laid_out(logprobs, batch), laid_out(token_entropy(found), batch)])
 
 
 def laid_out(x: Tensor, batch: Batch) -> Tensor:
     """One number for each action token, [N], at its place in [B, L]."""
-    return x.new_zeros(batch.ids.shape).masked_scatter(batch.action, x)
+    return x.new_zeros(batch.ids.numel()).index_copy(0, batch.drawn, x).view_as(batch.ids)
 
 
 def parameters(model: Any) -> int:

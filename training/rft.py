@@ -62,12 +62,12 @@ def rft(
         chosen = batch_order(len(episodes), config.episodes_per_batch, config.seed, step)
         batch = collate([episodes[i] for i in chosen])
         count = batch.action_tokens
-        total = 0.0
+        losses = []
         for _, part in parts(batch, config.tokens_per_microbatch, actor):
             loss = imitation_loss(logprobs_of(actor, part), part.action, count)
             loss.backward()
-            total += float(loss.detach())
-        total = parallel.summed(total)
+            losses.append(loss.detach())  # as numbers only later: the device need not wait for us
+        total = parallel.summed(float(sum(losses)))
         norm = apply_gradients(actor, optimizer, config.optimizer, step)
         metrics = {"loss": total, "grad_norm": norm, "action_tokens": count}
         done = step + 1

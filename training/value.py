@@ -107,15 +107,15 @@ def value_step(
 ) -> float:
     """Accumulate gradients of the value loss over the batch; returns the loss."""
     count = batch.action_tokens
-    total = 0.0
+    losses = []
     for rows, part in parts(batch, budget, critic):
         width = part.ids.shape[1]
         before = None if old is None else old[rows, :width].to(critic.device)
         wanted = returns[rows, :width].to(critic.device)
         loss = value_loss(values(critic, part), wanted, part.action, count, before, clip)
         loss.backward()
-        total += float(loss.detach())
-    return parallel.summed(total)
+        losses.append(loss.detach())
+    return parallel.summed(float(sum(losses)))
 
 
 def evaluate_critic(critic: Any, episodes: Sequence[Episode], config: ValueConfig) -> Metrics:

@@ -40,7 +40,8 @@ def test_index_t_speaks_of_token_t(g: torch.Generator, action: torch.Tensor) -> 
     actor = new_actor(small_config(V, 1, 16, 2, 16, 1, 0), 0)
     real = torch.arange(L) < torch.tensor([6, 4, 7])[:, None]
     ids = torch.randint(0, V, (B, L), generator=g)
-    batch = Batch(ids, real, action, torch.zeros(B, L), torch.arange(B), torch.zeros(B))
+    drawn = action.flatten().nonzero().flatten()
+    batch = Batch(ids, real, action, drawn, torch.zeros(B, L), torch.arange(B), torch.zeros(B))
     with torch.no_grad():
         logprobs, entropy = logprobs_and_entropy(actor, batch)
     assert not torch.stack([logprobs, entropy])[:, ~action].any()
