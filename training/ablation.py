@@ -16,13 +16,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from cuagent.training.budget import EVALUATION, SECONDS
 from cuagent.training.config import ConfigError, configure
-from cuagent.training.demo import Say, judges, write_whole
+from cuagent.training.demo import Say, judges
+from cuagent.training.files import write_whole
 from cuagent.training.lend import lend
 from cuagent.training.metrics import episode_metrics, read_metrics
 from cuagent.training.paired import difference, means, table
 from cuagent.training.presets import DemoConfig
-from cuagent.training.trial import allow_files, evaluated, train_seeds
+from cuagent.training.trial import allow_files, evaluated, seconds_of, train_seeds
 
 
 @dataclass(frozen=True)
@@ -88,13 +90,20 @@ def run_ablations(
 
 
 def share(full: Path, own: Path, last: str) -> None:
-    """Copy the stages up to `last`, each whole or not at all, where they are not there yet."""
+    """Copy the stages up to `last`, each whole or not at all, where they are not there yet, and
+    what their evaluations took: an arm that fits in minutes reckons its last one by them."""
     own.mkdir(parents=True, exist_ok=True)
-    for stage in STAGES[: STAGES.index(last) + 1]:
+    stages = STAGES[: STAGES.index(last) + 1]
+    for stage in stages:
         if not (own / stage).exists():
             begun = own / f"{stage}.partial"
             shutil.copytree(full / stage, begun, dirs_exist_ok=True)
             begun.rename(own / stage)
+    if not (own / SECONDS).exists():
+        made = len(list(full.glob("*/evaluation.json")))
+        copied = sum((own / stage / "evaluation.json").exists() for stage in stages)
+        took = seconds_of(full).get(EVALUATION, 0.0) * copied / max(1, made)
+        write_whole(own / SECONDS, json.dumps({EVALUATION: took}))
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:

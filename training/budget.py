@@ -2,17 +2,21 @@
 
 For: runs that are cut off by a clock, where an arm that was not played to its end is lost. What is
 still to come is judged by what was like it: an evaluation by the last one, further RFT by PPO.
-Invariant: seconds of a stage add up over resumed runs (`seconds.json`).
+Invariant: seconds of a stage add up over resumed runs (`seconds.json`), but for what a kill cut off
+since they were last written.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from cuagent.training.files import write_whole
 
 SECONDS = "seconds.json"
 EVALUATION = "evaluation"
@@ -30,6 +34,7 @@ class Budget:
     """Seconds by stage."""
     begun: dict[str, float] = field(default_factory=dict)
     """Stages that are under way, by time.time()."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
         path = self.out / SECONDS
@@ -43,10 +48,17 @@ class Budget:
         try:
             yield
         finally:
-            self.spent[name] = self.so_far(name)
-            del self.begun[name]
-            rounded = {stage: round(seconds, 1) for stage, seconds in self.spent.items()}
-            (self.out / SECONDS).write_text(json.dumps(rounded), encoding="utf-8")
+            with self._lock:
+                self.spent[name] = self.so_far(name)
+                del self.begun[name]
+            self.write()
+
+    def write(self) -> None:
+        """Keep what was spent, on stages under way too: after a kill it is reckoned with."""
+        with self._lock:  # an audit may end beside an evaluation
+            names = dict.fromkeys([*self.spent, *self.begun])
+            rounded = {name: round(self.so_far(name), 1) for name in names}
+            write_whole(self.out / SECONDS, json.dumps(rounded))
 
     def so_far(self, name: str) -> float:
         """Seconds of a stage, up to now where it is under way."""

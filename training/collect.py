@@ -71,8 +71,10 @@ class Collector:
 
     def _keep(self, iteration: int, found: Sequence[Episode]) -> None:
         path = self.out / "episodes" / f"{iteration:05d}.jsonl"
-        path.unlink(missing_ok=True)  # of an interrupted attempt at the same iteration
-        write_episodes(path, found)
+        partial = path.with_suffix(".partial")
+        partial.unlink(missing_ok=True)  # of an attempt that was killed while it wrote
+        write_episodes(partial, found)
+        partial.replace(path)
         if self.curriculum is not None:
             remember(self.out / "outcomes.jsonl", iteration, found)
 

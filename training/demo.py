@@ -34,6 +34,7 @@ from cuagent.training.collect import Collector
 from cuagent.training.curriculum import Curriculum
 from cuagent.training.demonstrations import demonstrate
 from cuagent.training.engine import LocalEngine
+from cuagent.training.files import whole_folder, write_whole
 from cuagent.training.filters import keep
 from cuagent.training.gym import make_chains, make_tasks, opening
 from cuagent.training.metrics import Metrics, episode_metrics, read_metrics
@@ -128,7 +129,12 @@ class Demo:
             reference = home.to(self.device).eval() if home else None
             collect = self.collector(train, chat, actor, folder, c.ppo_episodes, 3)
             collect.curriculum = Curriculum() if c.curriculum else None
-            ppo(actor, critic, collect, c.ppo, folder, self.say, reference, self.late)
+
+            def enough() -> bool:
+                self.budget.write()
+                return self.late()
+
+            ppo(actor, critic, collect, c.ppo, folder, self.say, reference, enough)
             save(actor, chat, folder / "model")
         return load_actor(folder / "model").to(self.device)
 
@@ -152,6 +158,7 @@ class Demo:
                 begun, name = time.time(), f"more/{number}"
                 seen += self.played(name, train, chat, actor.eval(), each, 4 + number)
                 self.refine(actor, seen, self.out / name, of=funnel["kept"])
+                self.budget.write()
                 rest = c.more_rounds - number - 1
                 if rest and time.time() - begun > self.budget.left():
                     self.say(f"no time for more than {number + 1} rounds of further RFT")
@@ -163,13 +170,16 @@ class Demo:
         return self.evaluation("more", heldout, chat, actor)
 
     def late(self) -> bool:
-        """Whether PPO's time is up: what is to follow takes the rest."""
+        """Whether PPO's time is up: one more iteration and what is to follow would not fit."""
         c = self.config
-        made = sum((self.out / name / "evaluation.json").exists() for name in ("base", "rft"))
-        iterations = len(read_metrics(self.out / "ppo" / "metrics.jsonl"))
-        more = (c.value_episodes + iterations * c.ppo_episodes) / c.rft_episodes
+        evaluations = sum(
+            (self.out / name / "evaluation.json").exists() for name in ("base", "rft")
+        )
+        iterations = read_metrics(self.out / "ppo" / "metrics.jsonl")
+        more = (c.value_episodes + len(iterations) * c.ppo_episodes) / c.rft_episodes
         refinements = NEW * more * (c.more_rounds + 1) / 2 if c.more_rounds else 0.0
-        return self.budget.left() < self.budget.after_ppo(made, refinements)
+        another: float = iterations[-1]["seconds"]
+        return self.budget.left() < another + self.budget.after_ppo(evaluations, refinements)
 
     def tasks(self) -> tuple[list[Task], list[Task]]:
         """For training, held out."""
@@ -224,7 +234,8 @@ class Demo:
             heldout = max(1, len(episodes) // 8)
             train, rest = episodes[heldout:], episodes[:heldout]
             pretrain_value(critic, train, rest, self.seeded(self.config.value), folder, self.say)
-            save_model(critic, folder / "model")
+            with whole_folder(folder / "model") as partial:
+                save_model(critic, partial)
         return load_critic(folder / "model").to(self.device)
 
     def evaluation(self, name: str, heldout: Sequence[Task], chat: Chat, actor: Any) -> Metrics:
@@ -341,16 +352,7 @@ def cores_of(config: DemoConfig) -> list[int]:
 
 
 def save(actor: Any, chat: Chat, folder: Path) -> None:
-    """A Hugging Face folder with the tokenizer, whole or absent."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    save_model(actor, partial)
-    chat.save(partial)
-    partial.rename(folder)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file that another process finds whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    """A Hugging Face folder with the tokenizer."""
+    with whole_folder(folder) as partial:
+        save_model(actor, partial)
+        chat.save(partial)

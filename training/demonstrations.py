@@ -20,6 +20,7 @@ from cuagent.record import list_runs, message_of, read_records
 from cuagent.task import Task
 from cuagent.training.chat import Chat, plain, train_tokenizer
 from cuagent.training.data import load_runs
+from cuagent.training.files import whole_folder
 from cuagent.training.gym import Chain, chain_of, draw_chain, opening_of
 from cuagent.training.metrics import episode_metrics
 from cuagent.training.pool import Pool
@@ -63,7 +64,8 @@ def demonstrate(
     write_episodes(out / "episodes.jsonl", loaded.episodes)
     turns = [as_episode(n, messages, play, chat) for n, messages in enumerate(first)]
     write_episodes(out / "first.jsonl", turns)
-    chat.save(out / "tokenizer")  # last: its presence says that the stage is done
+    with whole_folder(out / "tokenizer") as partial:  # last: it says that the stage is done
+        chat.save(partial)
     m = episode_metrics(loaded.episodes)
     say(
         f"teacher: reward {m['reward']:+.2f}, correct {m['correct']:.0%}, "

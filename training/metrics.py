@@ -22,6 +22,7 @@ from torch import Tensor
 from cuagent.agent.stop import Stop
 from cuagent.training import board, parallel
 from cuagent.training.advantage import actions
+from cuagent.training.files import write_whole
 from cuagent.training.segments import Episode
 
 Metrics = dict[str, float]
@@ -125,5 +126,5 @@ def drop_metrics_from(path: Path, step: int) -> list[Metrics]:
     kept = [m for m in read_metrics(path) if m["step"] < step]
     parallel.barrier()  # all have read before one writes
     if parallel.rank() == 0:
-        path.write_text("".join(json.dumps(m) + "\n" for m in kept), encoding="utf-8")
+        write_whole(path, "".join(json.dumps(m) + "\n" for m in kept))
     return [{k: math.nan if v is None else v for k, v in m.items()} for m in kept]

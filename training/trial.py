@@ -28,7 +28,8 @@ from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task
 from cuagent.training.audit import audit
 from cuagent.training.budget import SECONDS
-from cuagent.training.demo import Demo, Say, judges, trains_on, write_whole
+from cuagent.training.demo import Demo, Say, judges, trains_on
+from cuagent.training.files import write_whole
 from cuagent.training.gym import chain_of
 from cuagent.training.lend import Borrowed, lend
 from cuagent.training.paired import best_of, difference, fast, means, table
@@ -104,7 +105,7 @@ def train_seeds(
     end = None if first.minutes is None else time.time() + 60 * first.minutes
     context = multiprocessing.get_context("spawn")
     serial = takes_turns(first, device)
-    names = ", ".join(folder.name for _, folder in arms)
+    names = ", ".join(name_of(folder, shared) for _, folder in arms)
     places = trains_on(first, device)
     say(f"{names} train {'in turn' if serial else 'beside each other'} on {', '.join(places)}")
     waiting, failed = list(zip(arms, cycle(places), strict=False)), list[Path]()
@@ -123,7 +124,13 @@ def train_seeds(
             failed += [folder] if process.exitcode else []
         note()
     if failed:
-        raise RecordError(f"{failed[0].name} failed; see {failed[0] / 'log.txt'}")
+        names = ", ".join(name_of(folder, shared) for folder in failed)
+        raise RecordError(f"{names} failed; see {failed[0] / 'log.txt'}")
+
+
+def name_of(folder: Path, shared: Path) -> str:
+    """Of a seed, beside those of other arms."""
+    return str(folder.relative_to(shared))
 
 
 @contextmanager
@@ -157,7 +164,7 @@ def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: P
 
         def say(text: str) -> None:
             log.write(text + "\n")
-            print(f"[{config.seed}] {text}", flush=True)
+            print(f"[{name_of(out, shared)}] {text}", flush=True)
 
         pool = Borrowed(address)
         demo = Demo(config, device, out, pool, shared, say, end)

@@ -65,6 +65,15 @@ def test_seconds_of_a_stage_add_up_over_resumed_runs(tmp_path: Path) -> None:
     assert budget.left() == float("inf")
 
 
+def test_a_killed_stage_leaves_the_seconds_that_were_last_written(tmp_path: Path) -> None:
+    budget = Budget(tmp_path)
+    with budget.stage("ppo"):
+        time.sleep(0.06)
+        budget.write()
+        assert Budget(tmp_path).spent["ppo"] >= 0.1  # rounded
+    assert list(Budget(tmp_path).spent) == ["ppo"]
+
+
 def test_what_follows_ppo_is_judged_by_what_was_before_it(tmp_path: Path) -> None:
     budget = Budget(tmp_path, time.time() + 100)
     budget.spent |= {"evaluation": 20.0, "rft": 2.0, "ppo": 30.0}

@@ -21,7 +21,7 @@ from cuagent.training.filters import keep
 from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.teacher import given
-from cuagent.training.trial import compared, opening, run_trial, takes_turns
+from cuagent.training.trial import compared, opening, run_trial, seconds_of, takes_turns
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,10 @@ def test_a_trial_that_was_cut_off_says_what_it_has(trial: Path, tmp_path: Path) 
 
 def test_an_arm_takes_over_the_stages_it_does_not_change(trial: Path, tmp_path: Path) -> None:
     share(trial / "seed-3", tmp_path / "seed-3", "rft")
-    assert {p.name for p in (tmp_path / "seed-3").iterdir()} == {"base", "rft"}
+    assert {p.name for p in (tmp_path / "seed-3").iterdir()} == {"base", "rft", "seconds.json"}
+    # Two of the four evaluations came along, and what they took.
+    full, own = seconds_of(trial / "seed-3"), seconds_of(tmp_path / "seed-3")
+    assert own == {"evaluation": pytest.approx(full["evaluation"] / 2)}
     assert against(trial, tmp_path, [3]) == {"seeds": []}
     shutil.copytree(trial / "seed-3" / "ppo", tmp_path / "seed-3" / "ppo")
     found = against(trial, tmp_path, [3])
