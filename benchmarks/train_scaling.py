@@ -1,0 +1,420 @@
+"""How rollouts and PPO updates scale from one GPU to several of a machine: weak scaling.
+
+    torchrun --nproc-per-node 1 benchmarks/train_scaling.py --preset h200 --out n1.json
+    torchrun --nproc-per-node 4 benchmarks/train_scaling.py --preset h200 --out n4.json
+    python benchmarks/train_scaling.py --compare n1.json n4.json --out scaling.json
+
+An iteration is one of `training/ppo.py`, without its checkpoints: a `Collector` plays gym tasks
+through the agent's loop and tools, a pool on the process's own processors compiles and verifies the
+kernels (C++, untimed), then actor and critic score and learn from all episodes, in replicas. Each
+process adds as many episodes; the efficiency is what N processes play and learn from in a second,
+over N times what one does.
+
+A policy with random weights writes nothing that can be judged. So the actor decodes, token by
+token, as many tokens as the teacher of the gym would write; then the teacher's text takes the place
+of its own. Decoding, tools, compilers, verdicts, the exchange of episodes, scores and updates are
+real and cost what they cost; what is written is not the actor's, so nothing is said of learning.
+Not covered: several machines, shards, timed verdicts, kernels for GPUs, episodes of many turns.
+
+Invariant: a process has the same work and the same machine in every arm. It has one of `--shares`
+equal parts of the processors, whole physical cores, however many others run; a number of tasks that
+has no factor in common with the number of processes, so that each of them plays all tasks equally
+often; a compiler cache of its own, empty at the start; and a number in every kernel's text that no
+other has, so that neither compiler nor judge finds what it did before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from slices import write
+from train_throughput import PRESETS as DECODERS
+from train_throughput import RATES, decoder
+
+from cuagent.message import Message, ToolCall
+from cuagent.task import Device, Task
+from cuagent.training import parallel
+from cuagent.training.chat import Chat, Pieces, train_tokenizer
+from cuagent.training.collect import Collector
+from cuagent.training.demo import TOOLS
+from cuagent.training.demonstrations import first_turns, rendered
+from cuagent.training.engine import LocalEngine, Request, Sampled
+from cuagent.training.gym import make_chains, make_tasks, opening
+from cuagent.training.metrics import episode_metrics
+from cuagent.training.model import new_critic, parameters
+from cuagent.training.optimize import make_optimizer
+from cuagent.training.placement import Dtype, Placement, place
+from cuagent.training.pool import JudgePool
+from cuagent.training.ppo import PpoConfig, update
+from cuagent.training.presets import DemoConfig, GymConfig
+from cuagent.training.reward import worth
+from cuagent.training.rollout import Play
+from cuagent.training.segments import require_logprobs
+from cuagent.training.teacher import given, teacher_of
+
+Row = dict[str, Any]
+TURN = "<|im_start|>"
+NEVER = -1
+"""No token has this id: decoding goes on to the last token asked for."""
+SPOKEN = 300
+"""Turns of the teacher that the tokenizer learns from."""
+PARTS = ("seconds", "rollouts", "updates")
+SAME = ("torch", "device", "size", "processors", "judging")
+"""What runs must have in common to be compared."""
+
+
+@dataclass(frozen=True)
+class Size:
+    decoder: str
+    """A preset of `train_throughput.py`."""
+    tasks: int
+    owners: int
+    """Processors of a process's share that judge; compilers and the trainer have the others."""
+    episodes: int
+    """Of each process in an iteration."""
+    iterations: int
+    """That are measured, after one that warms up."""
+    tokens_per_microbatch: int
+
+
+PRESETS = {
+    "tiny": Size("tiny", 1, 1, 4, 2, 1024),
+    "h200": Size("h200", 9, 9, 48, 4, 4096),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--preset", choices=PRESETS, default="tiny")
+    parser.add_argument("--episodes", type=int, help="of each process in an iteration")
+    parser.add_argument("--iterations", type=int, help="that are measured")
+    parser.add_argument("--shares", type=int, default=4, help="parts of the processors")
+    parser.add_argument("--processors", type=int, default=16, help="of a share, at most")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no iteration after them"
+    )
+    parser.add_argument("--compare", type=Path, nargs=2, help="two files that --out has written")
+    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    options = parser.parse_args()
+    if options.compare:
+        found = compared(*(json.loads(path.read_text("utf-8")) for path in options.compare))
+        print(json.dumps(found, indent=1))
+        if options.out:
+            write(options.out, found)
+        return
+    asked = {"episodes": options.episodes, "iterations": options.iterations}
+    size = replace(PRESETS[options.preset], **{k: v for k, v in asked.items() if v})
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if math.gcd(size.tasks, processes) > 1 or processes > options.shares:
+        parser.error(f"{size.tasks} tasks and {options.shares} shares for {processes} processes")
+    free = share(
+        sorted(os.sched_getaffinity(0), key=physical),
+        options.shares,
+        int(os.environ.get("LOCAL_RANK", "0")),
+        options.processors,
+    )
+    measure(size, free, 60 * options.minutes, options.out)
+
+
+def physical(processor: int) -> tuple[int, int]:
+    """An order in which the processors of one physical core are neighbours."""
+    about = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+    with suppress(OSError, ValueError):
+        return int(re.split("[,-]", about.read_text())[0]), processor
+    return processor, processor
+
+
+def share(processors: Sequence[int], shares: int, number: int, most: int) -> list[int]:
+    """One of `shares` equal parts; where there is less than one for each, they take turns."""
+    each = min(most, len(processors) // shares)
+    if each == 0:
+        return [processors[number % len(processors)]]
+    return list(processors[number * each : (number + 1) * each])
+
+
+# -- what an iteration is made of
+
+
+class TeacherEngine:
+    """An `Engine`: the actor decodes as many tokens as the teacher's turn has, the ids are the
+    teacher's. Log-probabilities are the actor's, of what it decoded."""
+
+    def __init__(self, actor: Any, chat: Chat, tasks: Sequence[Task]) -> None:
+        self.local = LocalEngine(actor, NEVER)
+        self.chat = chat
+        self.tasks = {opening(task)[0].content: task for task in tasks}
+        self.seconds = 0.0
+        self.decoded = 0
+        """Tokens."""
+        self.ended = 0.0
+        """When the last batch was done, by time.perf_counter()."""
+
+    def sample(self, requests: Sequence[Request]) -> list[Sampled]:
+        begun = time.perf_counter()
+        said = [self.says(request) for request in requests]
+        asked = [replace(r, most=len(ids)) for r, ids in zip(requests, said, strict=True)]
+        decoded = self.local.sample(asked)
+        self.ended = time.perf_counter()
+        self.seconds += self.ended - begun
+        self.decoded += sum(len(ids) for ids in said)
+        return [
+            Sampled(ids, own.logprobs, cut=ids[-1] != self.chat.end)
+            for ids, own in zip(said, decoded, strict=True)
+        ]
+
+    def says(self, request: Request) -> tuple[int, ...]:
+        """The teacher's next turn; like any engine's, by the prompt and the seed alone.
+
+        It is told that a verdict came, not which, so it submits whatever it wrote: an episode has
+        one long turn.
+        """
+        text = self.chat.tokenizer.decode(list(request.prompt))
+        task = self.tasks[text.partition(f"{TURN}user\n")[2].partition(self.chat.end_text)[0]]
+        heard = Message("tool", "") if f"{TURN}tool\n" in text else opening(task)[0]
+        turn = teacher_of(task, request.seed).query([heard], (), lambda text, kind: None).message
+        calls = tuple(numbered(call, request.seed) for call in turn.tool_calls)
+        return self.chat.turn(replace(turn, tool_calls=calls))[: request.most]
+
+
+def numbered(call: ToolCall, number: int) -> ToolCall:
+    """The call with a number in the text of a kernel that it writes."""
+    arguments = json.loads(call.arguments)
+    if "text" not in arguments:
+        return call
+    arguments["text"] = f"// {number}\n{arguments['text']}"
+    return replace(call, arguments=json.dumps(arguments))
+
+
+def tokenizer(vocabulary: int) -> Chat:
+    """As `training/demonstrations.py` makes one, from what the teacher does first."""
+    turns = first_turns(DemoConfig(first_turns=SPOKEN), set())
+    most = min(vocabulary, DemoConfig().decoder.vocabulary)
+    return train_tokenizer(rendered(list(turns)), most, Pieces.WORDS)
+
+
+class Trainer:
+    """Actor, critic and their episodes, iteration by iteration."""
+
+    def __init__(self, size: Size, tasks: Sequence[Task], pool: JudgePool, out: Path, device: str):
+        model, processes = DECODERS[size.decoder], parallel.size()
+        chat = tokenizer(model.vocabulary)
+        start = decoder(model)
+        critic = new_critic(start)
+        placement = Placement(compute=Dtype.BF16)
+        self.critic, self.actor = (place(m, placement, device) for m in (critic, start))
+        budget = size.tokens_per_microbatch
+        self.config = PpoConfig(actor=RATES, critic=RATES, tokens_per_microbatch=budget)
+        self.optimizers = {
+            "actor": make_optimizer(self.actor, RATES),
+            "critic": make_optimizer(self.critic, RATES),
+        }
+        self.pool = pool
+        self.engine = TeacherEngine(self.actor, chat, tasks)
+        play = Play(TOOLS, opening, turns=4, context=2048, reply=512, given=given)
+        self.collect = Collector(
+            tasks, chat, self.engine, pool, play, out, size.episodes * processes, 0, say=say
+        )
+
+    def iteration(self, number: int) -> Row:
+        """What `ppo` does in one, with a clock; the same row on every process."""
+        engine, judged = self.engine, self.pool.judged
+        engine.seconds, engine.decoded = 0.0, 0
+        begun = together_now()
+        self.actor.eval()
+        episodes = self.collect(number)
+        require_logprobs(episodes)
+        metrics = episode_metrics(episodes)
+        played = time.perf_counter()
+        worthy = worth(episodes, self.config.reward)
+        metrics |= update(self.actor, self.critic, self.optimizers, worthy, self.config, number)
+        ended = together_now()
+        own = {
+            "decoding": round(engine.seconds, 4),
+            "decoded": engine.decoded,
+            "last turn": round(engine.ended - begun, 4),
+            "judged": self.pool.judged - judged,
+            "lost so far": sum(self.collect.lost.values()),
+            "peak GiB": round(peak(), 2),
+        }
+        return {
+            "seconds": round(ended - begun, 4),
+            "rollouts": round(played - begun, 4),
+            "updates": round(ended - played, 4),
+            "episodes": len(episodes),
+            "tokens": sum(e.tokens for e in episodes),
+            "action tokens": sum(e.action_tokens for e in episodes),
+            "correct": metrics["correct"],
+            "finite": math.isfinite(metrics["actor_loss"] + metrics["critic_loss"]),
+            "of each process": parallel.together([own]),
+        }
+
+    def equal(self) -> bool:
+        """Whether all processes hold the same weights, as replicas must."""
+        models = (self.actor, self.critic)
+        own = [float(p.detach().double().sum()) for m in models for p in m.parameters()]
+        return all(theirs == own for theirs in parallel.together([own]))
+
+
+def together_now() -> float:
+    """The time at which all processes and their GPUs have done what they were told."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    parallel.barrier()
+    return time.perf_counter()
+
+
+def peak() -> float:
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+
+
+def say(text: str) -> None:
+    print(f"[{parallel.rank()}] {text}", flush=True)
+
+
+# -- the run of one arm
+
+
+def measure(size: Size, free: Sequence[int], seconds: float, out: Path | None) -> None:
+    """All iterations; the file is whole after each."""
+    began = time.monotonic()
+    judging = list(free[: max(1, min(size.owners, len(free) - 1))])
+    os.sched_setaffinity(0, set(free) - set(judging) or set(free))
+    # torchrun gives several processes one thread each, a single one all; here it is one for all.
+    torch.set_num_threads(1)
+    device = parallel.start("cuda" if torch.cuda.is_available() else "cpu")
+    with tempfile.TemporaryDirectory(prefix="cuagent-scaling-") as name:
+        folder = Path(name)
+        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+        chains = make_chains(GymConfig.chain, size.tasks, seed=0)
+        tasks = make_tasks(folder / "tasks", chains, Device.CPU, GymConfig.rows)
+        with JudgePool(None, cores=judging) as pool, ThreadPoolExecutor(size.tasks) as threads:
+            opened = [threads.submit(first_verdict, pool, task) for task in tasks]
+            trainer = Trainer(size, tasks, pool, folder / "played", device)
+            for verdict in opened:
+                verdict.result()
+            found = about(size, trainer, free, judging, device)
+            found["seconds to open"] = round(time.monotonic() - began, 1)
+            if parallel.rank() == 0:
+                say(f"opened in {found['seconds to open']:.0f} s")
+            run(trainer, found, size.iterations, began + seconds, out)
+    del trainer
+    parallel.stop()
+
+
+def first_verdict(pool: JudgePool, task: Task) -> None:
+    """Open a task in its owner."""
+    pool.judge(task, teacher_of(task, 0).attempt(given(task)))
+
+
+def about(
+    size: Size, trainer: Trainer, free: Sequence[int], judging: Sequence[int], device: str
+) -> Row:
+    return {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
+        "processes": parallel.size(),
+        "size": asdict(size),
+        "weights": parameters(trainer.actor),
+        "processors": len(free),
+        "judging": len(judging),
+        "iterations": [],
+    }
+
+
+def run(trainer: Trainer, found: Row, iterations: int, end: float, out: Path | None) -> None:
+    """One iteration to warm up, then those that count: at least one, and none is begun after
+    `end` (time.monotonic())."""
+    for number in range(iterations + 1):
+        row = trainer.iteration(number)
+        if number == 0:
+            found["warm-up"] = row
+        else:
+            found["iterations"].append(row)
+            found["median"] = medians(found)
+        late = parallel.summed(float(time.monotonic() > end)) > 0  # all end together
+        found["replicas are equal"] = trainer.equal()
+        if parallel.rank() == 0:
+            say(told(number, row))
+            if out:
+                write(out, found)
+        if late and number:
+            break
+
+
+def told(number: int, row: Mapping[str, Any]) -> str:
+    """One line for a person."""
+    each = row["of each process"]
+    decoding = max(own["decoding"] for own in each)
+    return (
+        f"{number or 'warm-up'}: {row['seconds']:.1f} s, rollouts {row['rollouts']:.1f} (decoding "
+        f"{decoding:.1f}), updates {row['updates']:.1f}; {row['episodes']} episodes of "
+        f"{row['tokens'] / row['episodes']:.0f} tokens, correct {row['correct']:.0%}, judged "
+        f"{[own['judged'] for own in each]}, peak GiB {max(own['peak GiB'] for own in each):.1f}"
+    )
+
+
+# -- what the rows say
+
+
+def rates(found: Mapping[str, Any], part: str) -> list[float]:
+    """Episodes a second of each measured iteration, by the seconds of one part of it."""
+    return [row["episodes"] / row[part] for row in found["iterations"]]
+
+
+def medians(found: Mapping[str, Any]) -> dict[str, float]:
+    """Of the seconds, and of episodes a second."""
+    rows = found["iterations"]
+    seconds = {part: round(statistics.median(row[part] for row in rows), 4) for part in PARTS}
+    return seconds | {"episodes a second": round(statistics.median(rates(found, "seconds")), 4)}
+
+
+def compared(few: Mapping[str, Any], many: Mapping[str, Any]) -> Row:
+    """The efficiency of many processes over that of few, whole and by part.
+
+    Medians over iterations; beside them the least and the most that any two iterations of the two
+    runs would give. Raises SystemExit where the runs are not alike or have no iterations.
+    """
+    differ = [name for name in SAME if few[name] != many[name]]
+    if differ:
+        raise SystemExit(f"the runs cannot be compared, they differ in: {', '.join(differ)}")
+    if not few["iterations"] or not many["iterations"]:
+        raise SystemExit("a run has no iteration beside the one that warmed up")
+    more = many["processes"] / few["processes"]
+    found: Row = {name: few[name] for name in SAME}
+    found["processes"] = [run["processes"] for run in (few, many)]
+    found["iterations"] = [len(run["iterations"]) for run in (few, many)]
+    found["median"] = [medians(run) for run in (few, many)]
+    found["peak GiB of each process"] = [peaks(run) for run in (few, many)]
+    found["replicas are equal"] = many["replicas are equal"]
+    for part, name in zip(PARTS, ("whole", "rollouts", "updates"), strict=True):
+        a, b = rates(few, part), rates(many, part)
+        found[f"efficiency, {name}"] = {
+            "median": round(statistics.median(b) / statistics.median(a) / more, 4),
+            "least": round(min(b) / max(a) / more, 4),
+            "most": round(max(b) / min(a) / more, 4),
+        }
+    return found
+
+
+def peaks(found: Mapping[str, Any]) -> list[float]:
+    """Of each process, over all measured iterations."""
+    each = zip(*(row["of each process"] for row in found["iterations"]), strict=True)
+    return [max(own["peak GiB"] for own in rows) for rows in each]
+
+
+if __name__ == "__main__":
+    main()
