@@ -57,7 +57,8 @@ def run_ablations(
     """Each arm for each seed in `full/NAME/seed-N`, all beside each other on one pool of judges,
     and each compared with the full arm in its `trial.json`, which follows.
 
-    PPO makes as many iterations as in the full arm of its seed. What is there is not redone.
+    PPO makes as many iterations as in the full arm of its seed, or as fit in the minutes. What is
+    there is not redone.
     Raises ConfigError where there is no such arm, or no full one to compare with.
     """
     for name in names:
@@ -122,15 +123,17 @@ def against(full: Path, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
         arm: [means(table(evaluated(folder, "ppo"))) for folder in each]
         for arm, each in folders.items()
     }
+    # An arm that ran out of minutes made fewer: areas are those of what both made.
+    both = [min(map(len, map(curve, pair))) for pair in zip(*folders.values(), strict=True)]
     return {
         "seeds": done,
         "arm_less_full": asdict(difference(rewards["arm"], rewards["full"])),
-        **{arm: [end_points(folder) for folder in each] for arm, each in folders.items()},
+        **{arm: list(map(end_points, each, both)) for arm, each in folders.items()},
     }
 
 
-def end_points(folder: Path) -> dict[str, Any]:
-    """Of one seed: on held-out tasks after PPO, and over its iterations."""
+def end_points(folder: Path, both: int) -> dict[str, Any]:
+    """Of one seed: on held-out tasks after PPO, over its iterations, and over the first `both`."""
     rows = curve(folder)
     last = episode_metrics(evaluated(folder, "ppo"))
     rewards = [row["reward"] for row in rows]
@@ -138,7 +141,7 @@ def end_points(folder: Path) -> dict[str, Any]:
         "iterations": len(rows),
         "reward": last["reward"],
         "faster_than_compile": last["faster_than_compile"],
-        "area": fmean(rewards),
+        "area": fmean(rewards[:both]),
         "length_clipped": [row["length_clipped"] for row in rows],
         "ev": [row["ev"] for row in rows],
         "collapsed": collapsed(rewards, [row["length_clipped"] for row in rows]),
@@ -162,7 +165,9 @@ def describe(name: str, found: dict[str, Any]) -> str:
     said = f"{name} less full: {d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]"
     area = {arm: fmean(end["area"] for end in found[arm]) for arm in ("full", "arm")}
     fell = sum(end["collapsed"] for end in found["arm"])
+    made = {arm: sum(end["iterations"] for end in found[arm]) for arm in ("full", "arm")}
     return (
-        f"{said}; mean training reward {area['arm']:+.2f}, {area['full']:+.2f} in full; "
+        f"{said} after {made['arm']} iterations, {made['full']} in full; mean training reward "
+        f"{area['arm']:+.2f}, {area['full']:+.2f} in full; "
         f"{fell} of {len(found['arm'])} collapsed"
     )

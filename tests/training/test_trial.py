@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cuagent.task import Device
-from cuagent.training.ablation import ABLATIONS, against, collapsed, run_ablations, share
+from cuagent.training.ablation import ABLATIONS, against, collapsed, describe, run_ablations, share
 from cuagent.training.audit import solution_of
 from cuagent.training.config import ConfigError, configure
 from cuagent.training.demo import trains_on
@@ -110,6 +110,19 @@ def test_an_arm_takes_over_the_stages_it_does_not_change(trial: Path, tmp_path: 
     assert found["arm_less_full"]["mean"] == 0
     assert found["arm"] == found["full"]
     assert len(found["arm"][0]["ev"]) == 2
+
+
+def test_where_an_arm_made_fewer_iterations_areas_are_of_those_that_both_made(
+    trial: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(trial / "seed-3" / "ppo", tmp_path / "seed-3" / "ppo")
+    metrics = tmp_path / "seed-3" / "ppo" / "metrics.jsonl"
+    first = metrics.read_text().splitlines()[0]
+    metrics.write_text(first + "\n")
+    found = against(trial, tmp_path, [3])
+    assert [found[arm][0]["iterations"] for arm in ("arm", "full")] == [1, 2]
+    assert {found[arm][0]["area"] for arm in ("arm", "full")} == {json.loads(first)["reward"]}
+    assert "after 1 iterations, 2 in full" in describe("ratio", found)
 
 
 def test_no_seed_trains_on_a_gpu_that_times_where_there_is_another(
