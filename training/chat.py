@@ -36,10 +36,20 @@ class Chat:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        if tokenizer.chat_template is None or tokenizer.eos_token is None:
+            raise RecordError(
+                f"the tokenizer of {tokenizer.name_or_path} has no chat template, or no end of a "
+                "turn; take a model that was tuned to follow instructions"
+            )
         self.end_text: str = tokenizer.eos_token
         self.end: int = tokenizer.eos_token_id
         self.pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end
         closed = self.render(STAND_IN)
+        if self.end_text not in closed:
+            raise RecordError(
+                f"the chat template of {tokenizer.name_or_path} does not end a turn with "
+                f"{self.end_text}, the tokenizer's eos_token; set the one that it ends it with"
+            )
         self._stand_in = closed[: closed.rindex(self.end_text) + len(self.end_text)]
         """Up to the end of a turn, as the policy ends it."""
         self.check()

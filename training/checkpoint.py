@@ -119,8 +119,11 @@ def load_checkpoint(
         with alone_or_not():
             load(found, checkpoint_id=folder / WEIGHTS)
     except (OSError, KeyError, RuntimeError, ValueError, CheckpointException) as error:
+        why: object = error
+        if isinstance(error, CheckpointException):  # its own text has the tracebacks of all ranks
+            why = next(iter(error.failures.values()))[0]
         raise RecordError(
-            f"{folder}: does not fit this configuration; start in another folder ({error})"
+            f"{folder}: does not fit this configuration; start in another folder ({why})"
         ) from error
     for name, module in modules.items():
         set_model_state_dict(module, found[name]["weights"], options=TRAINED)

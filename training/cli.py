@@ -22,7 +22,19 @@ app = typer.Typer(
     add_completion=False,
 )
 
-Out = Annotated[Path, typer.Option("--out", help="Folder for checkpoints and metrics.")]
+
+def a_folder(out: Path) -> Path:
+    """Refuses what lies below a file, before anything is computed for it."""
+    begun = next(path for path in (out, *out.parents) if path.exists())
+    if not begun.is_dir():
+        raise typer.BadParameter(f"{begun} is not a folder")
+    return out
+
+
+Out = Annotated[
+    Path,
+    typer.Option("--out", help="Folder for checkpoints and metrics.", callback=a_folder),
+]
 Policy = Annotated[Path, typer.Option("--policy", help="Hugging Face folder of the policy.")]
 Tasks = Annotated[Path, typer.Option("--tasks", help="A task file, or a folder of them.")]
 Sources = Annotated[
@@ -44,7 +56,9 @@ def demo(
         str, typer.Option(help="auto: for the device that trains. cpu: C++. cuda: CUDA C++.")
     ] = "auto",
     seed: Annotated[int, typer.Option(help="The first.")] = 0,
-    seeds: Annotated[int, typer.Option(help="So many, compared, with further RFT as an arm.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="So many, compared, with further RFT as an arm.")
+    ] = 1,
     minutes: Annotated[
         float | None, typer.Option(help="Wall time to fit in, by fewer iterations of PPO.")
     ] = None,
@@ -84,7 +98,7 @@ def demo(
     say(f"curves: {write_report(out)}")
 
 
-Episodes = Annotated[int, typer.Option("--episodes", help="How many.")]
+Episodes = Annotated[int, typer.Option("--episodes", min=1, help="How many.")]
 
 
 @app.command()
@@ -207,18 +221,22 @@ def export_verl(
     policy: Policy,
     critic: Annotated[Path, typer.Option(help="From `train value`.")],
     tasks: Tasks,
-    out: Annotated[Path, typer.Option(help="A folder that all nodes see.")],
-    nodes: int = 1,
-    gpus: Annotated[int, typer.Option(help="Of each node, for training and sampling.")] = 6,
-    judges: Annotated[int, typer.Option(help="GPUs of the cluster that only time.")] = 2,
+    out: Annotated[Path, typer.Option(help="A folder that all nodes see.", callback=a_folder)],
+    nodes: Annotated[int, typer.Option(min=1)] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="Of each node, for training and sampling.")] = 6,
+    judges: Annotated[int, typer.Option(min=1, help="GPUs of the cluster that only time.")] = 2,
     device: Annotated[str, typer.Option(help="cuda or cpu: where kernels run.")] = "cuda",
     config: Config = None,
     set: Sets = None,
 ) -> None:
     """Write all that verl needs to go on from here: models, tasks, plug-in, launch script."""
     settings = prepare(config, set)
+    from cuagent.task import Device
+    from cuagent.training.config import ConfigError
     from cuagent.training.verl_export import Cluster, export_verl
 
+    if device not in list(Device):  # that it is not here says nothing of the cluster
+        raise ConfigError(f"--device {device}: there are {', '.join(Device)}")
     cluster = Cluster(nodes, gpus, judges)
     count = export_verl(policy, critic, tasks, out, settings, cluster, device)
     say(f"{count} tasks; start with {out}/run.sh")

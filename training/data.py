@@ -64,7 +64,7 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
         raise Unusable("still running or killed")
     reward = end["rewards"]["milestone"]["score"]
     if reward is None:
-        raise Unusable("no reward (interrupted or the provider failed)")
+        raise Unusable(f"no reward, {why_it_ended(end)}")
     tools = [ToolSpec(**t) for t in session["tools"]] or [t.spec for t in TOOLS]
     windows = windows_of(records)
     said = told(windows)
@@ -94,6 +94,12 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
     except RecordError as error:
         raise Unusable(str(error).partition(": ")[2] or str(error)) from error
     return episode
+
+
+def why_it_ended(end: Record) -> str:
+    """A few words: an engine without memory fails many episodes at once, and must be seen."""
+    error = " ".join((end["error"] or "").split())
+    return f"{end['stop']}: {error[:200]}" if error else str(end["stop"])
 
 
 def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:

@@ -19,6 +19,7 @@ from cuagent.training import parallel
 from cuagent.training.batch import Batch, microbatches, take
 from cuagent.training.losses import token_entropy, token_logprobs
 from cuagent.training.placement import is_sharded, whole_weights
+from cuagent.training.segments import RecordError
 
 FIRST = torch.tensor([0])
 """Row 0."""
@@ -79,10 +80,14 @@ def new_critic(actor: Any, from_actor: bool = True) -> Any:
 
 
 def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
-    """A critic from a Hugging Face folder."""
-    from transformers import AutoModelForTokenClassification
+    """A critic from a Hugging Face folder. Raises RecordError where it is something else."""
+    from transformers import AutoConfig, AutoModelForTokenClassification
 
     quiet()
+    kinds = AutoConfig.from_pretrained(folder).architectures or ["nothing"]
+    if not kinds[0].endswith("ForTokenClassification"):
+        # Its head would be random.
+        raise RecordError(f"{folder}: not a critic but {kinds[0]}; cuagent train value makes one")
     return AutoModelForTokenClassification.from_pretrained(
         folder, dtype=dtype, attn_implementation="sdpa"
     )

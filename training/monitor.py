@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+NOT_FINITE = "not finite"
+
 
 class Action(StrEnum):
     """What to do about an alarm that says `severe`."""
@@ -73,7 +75,7 @@ def alarms(history: Sequence[Mapping[str, float]], limits: Limits) -> list[Alarm
 
     numbers = ("actor_loss", "critic_loss", "entropy", "grad_norm_actor", "grad_norm_critic")
     broken = [n for n in numbers if n in now and not math.isfinite(now[n])]
-    flag(bool(broken), "not finite", f"{', '.join(broken)} not finite", severe=True)
+    flag(bool(broken), NOT_FINITE, f"{', '.join(broken)} not finite", severe=True)
 
     e, e0 = now.get("entropy", 0.0), start.get("entropy", 0.0)
     flag(e > limits.entropy_rise * e0 > 0, "entropy", f"entropy rose from {e0:.3f} to {e:.3f}")

@@ -33,7 +33,7 @@ from cuagent.training.metrics import (
     ratio_metrics,
 )
 from cuagent.training.model import logprobs_and_entropy, logprobs_of, parts, score, values
-from cuagent.training.monitor import Action, Limits, alarms
+from cuagent.training.monitor import NOT_FINITE, Action, Limits, alarms
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
 from cuagent.training.reward import Reward, worth
 from cuagent.training.segments import Episode, require_logprobs
@@ -141,7 +141,9 @@ def ppo(
             say(f"  back to the weights of {healthy.name}, at half the rate")
             continue
         last = iteration + 1 == config.iterations or enough()
-        if not severe and ((iteration + 1) % config.save_every == 0 or last):
+        # Who is only warned goes on, and a kill must not undo that; what is broken is not kept.
+        whole = not any(alarm.name == NOT_FINITE for alarm in found_alarms)
+        if whole and ((iteration + 1) % config.save_every == 0 or last):
             save_checkpoint(out, iteration + 1, modules, optimizers, {"rollbacks": rollbacks})
         if last:
             break

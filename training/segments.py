@@ -158,7 +158,7 @@ def write_episodes(path: Path, episodes: Iterable[Episode]) -> int:
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Read and check every line. Raises RecordError with file and line."""
     try:
-        source = path.open(encoding="utf-8")
+        source = path.open(encoding="utf-8", errors="replace")
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}; cuagent train collect makes one") from error
     with source:
@@ -167,7 +167,7 @@ def read_episodes(path: Path) -> Iterator[Episode]:
                 continue
             try:
                 episode = _episode(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise RecordError(f"{path}:{number}: not an episode: {error!r}") from error
             check(episode)
             yield episode

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -136,6 +137,8 @@ def pretrain(
     """Value pretraining of a critic on the policy's backbone; the critic lies in `out/model`."""
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
+    if not train:
+        raise RecordError("every episode is of a task that is held out; set heldout lower")
     critic = ready(new_critic(actor), config, device)
     pretrain_value(critic, train, heldout, config.value, out, say)
     leave(critic, out / "model")
@@ -156,7 +159,10 @@ def improve(
     if config.play.temperature != 1.0:
         raise RecordError("PPO needs play.temperature=1: other ratios would be wrong")
     chat, actor = load_policy(policy, config)
-    values = load_critic(critic, config.dtype.torch) if critic else new_critic(actor)
+    values = new_critic(actor)
+    if critic is not None:
+        with reading(critic):
+            values = load_critic(critic, config.dtype.torch)
     values, actor = ready(values, config, device), ready(actor, config, device)
     acting = player(actor, policy, config, device)
     reference = None
@@ -181,13 +187,21 @@ def improve(
 
 def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
     """Runs in another format; parquet needs the policy whose tokenizer the ids belong to."""
+    found = list_runs(runs)
+    if not found:
+        raise RecordError(f"{runs}: no runs")
+    if out.exists() and out.is_dir() != (form is Export.ATIF):
+        raise RecordError(f"{out}: {form} wants a {'folder' if form is Export.ATIF else 'file'}")
+    out.parent.mkdir(parents=True, exist_ok=True)
     if form is Export.CHAT:
-        return write_chat(list_runs(runs), out)
+        return write_chat(found, out)
     if form is Export.ATIF:
-        return write_atif(list_runs(runs), out)
+        return write_atif(found, out)
     if policy is None:
         raise RecordError("parquet holds token ids: name the policy whose tokenizer they are for")
-    return write_parquet(load_runs(runs, load_chat(policy)).episodes, out)
+    with reading(policy):
+        chat = load_chat(policy)
+    return write_parquet(load_runs(runs, chat).episodes, out)
 
 
 def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
@@ -211,11 +225,22 @@ def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
 
 def load_policy(folder: Path, config: TrainConfig) -> tuple[Chat, Any]:
     """Tokenizer and actor of a Hugging Face folder; the actor on the CPU."""
-    try:
+    with reading(folder):
         return load_chat(folder), load_actor(folder, config.dtype.torch)
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """What goes wrong with a Hugging Face folder, or name, in one line. Raises RecordError."""
+    absent = not folder.exists()
+    if absent and (len(folder.parts) > 2 or (folder.parent != Path() and folder.parent.exists())):
+        raise RecordError(f"{folder}: no such folder")  # and no name that a hub could know
+    try:
+        yield
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise RecordError(f"{folder}: not a Hugging Face model ({reason})") from error
+        reason = str(error).splitlines()[0].rstrip(": ")
+        also = "no such folder here, and " if absent else ""
+        raise RecordError(f"{folder}: {also}not a Hugging Face model ({reason})") from error
 
 
 def ready(model: Any, config: TrainConfig, device: str) -> Any:

@@ -58,6 +58,38 @@ def test_a_demo_that_cannot_be_played_is_refused_in_one_line(
         call("demo", "--out", tmp_path, *asked)
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("rft --policy policy --from text --out out", "not an episode"),
+        ("rft --policy policy --from nothing --out out", "no episodes in nothing"),
+        ("rft --policy policy --from text --out text/out", "text is not a folder"),
+        ("rft --policy policy/model --from text --out out", "policy/model: no such folder"),
+        ("rft --policy tasks --from text --out out", "tasks: not a Hugging Face model"),
+        ("ppo --policy policy --critic policy --tasks tasks --out out", "not a critic but Llama"),
+        ("ppo --policy policy --critic tasks --tasks tasks --out out", "not a Hugging Face model"),
+        ("collect --policy policy --tasks nothing --out out", "nothing: no task files"),
+        ("collect --policy policy --tasks tasks --out out --episodes 0", "--episodes"),
+        ("collect --policy policy --tasks tasks --out out --set a=1", "no setting a;"),
+        ("export --runs tasks --out chat", "tasks: no runs"),
+        ("export-verl --policy policy --critic tasks --tasks a --out a --device x", "--device x"),
+        ("demo --out out --device cpu --seeds 0", "--seeds"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused_in_one_line(
+    asked: str, said: str, policy: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from cuagent.cli.main import run
+
+    monkeypatch.chdir(policy.parent)
+    Path("tasks").mkdir()
+    Path("tasks", "a.py").write_text(SOURCE)
+    Path("text").write_bytes(b"\xd8 no JSON\n")
+    assert run(["train", *asked.split()]) == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_export_verl_leaves_a_script_to_start(policy: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     tasks, out = tmp_path / "tasks", tmp_path / "verl"

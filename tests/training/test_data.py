@@ -80,7 +80,7 @@ def test_runs_that_say_nothing_are_counted_not_dropped_in_silence(
     loaded = load_runs(run.path.parent, chat)
     assert [e.id for e in loaded.episodes] == [run.id]
     assert dict(loaded.left_out) == {
-        "no reward (interrupted or the provider failed)": 1,
+        "no reward, model failed: scripted: the script ended after 0 replies": 1,
         "still running or killed": 1,
     }
 
@@ -97,6 +97,12 @@ def test_the_template_must_append(chat: Chat) -> None:
         chat_template=rewriting,
     )
     with pytest.raises(RecordError, match="rewrites an assistant turn"):
+        Chat(other)
+    other.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(RecordError, match="does not end a turn with"):
+        Chat(other)
+    other.chat_template = None
+    with pytest.raises(RecordError, match="no chat template"):
         Chat(other)
 
 

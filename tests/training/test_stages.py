@@ -236,6 +236,27 @@ def test_a_collapse_is_rolled_back_and_then_stops_the_run(tmp_path: Path) -> Non
     assert any("ALARM: mean reward" in line for line in said)
 
 
+def test_a_run_that_is_only_warned_keeps_what_it_does_after_an_alarm(tmp_path: Path) -> None:
+    actor, said = small_actor(), list[str]()
+
+    def collect(iteration: int) -> list[Episode]:
+        reward = 3.0 if iteration == 0 else -1.0
+        return [replace(e, reward=reward + i % 2) for i, e in enumerate(play(actor, 8, iteration))]
+
+    config = replace(FAST, iterations=3, save_every=1, limits=Limits(reward_fall=1.0))
+    ppo(actor, new_critic(actor), collect, config, tmp_path, said.append)
+    assert any("ALARM" in line for line in said)
+    assert max(p.name for p in tmp_path.glob("step-*")) == "step-00000003"
+
+
+def test_a_checkpoint_of_something_else_is_refused_in_one_line(tmp_path: Path) -> None:
+    rft(small_actor(), play(small_actor(), 4, 0), [], RftConfig(steps=1), tmp_path, silent)
+    actor = small_actor()
+    with pytest.raises(RecordError, match="start in another folder") as refused:
+        ppo(actor, new_critic(actor), lambda i: [], FAST, tmp_path, silent)
+    assert "Traceback" not in str(refused.value)
+
+
 def test_the_monitor_names_each_trouble() -> None:
     from cuagent.training.monitor import alarms
 
