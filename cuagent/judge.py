@@ -142,6 +142,10 @@ class Judge:
         self.start_from(fresh)
         return fresh
 
+    def open(self) -> None:
+        """Open what every timing needs and takes long to prepare, before the first attempt."""
+        self._timer.open()
+
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; what was compiled before comes from the cache."""
         return build_sources(attempt, self.task.device)

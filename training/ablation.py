@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from cuagent.training.budget import EVALUATION, SECONDS
 from cuagent.training.config import ConfigError, configure
-from cuagent.training.demo import Say, judges
+from cuagent.training.demo import Demo, Say, judges
 from cuagent.training.files import write_whole
 from cuagent.training.lend import lend
 from cuagent.training.metrics import episode_metrics, read_metrics
 from cuagent.training.paired import difference, means, table
 from cuagent.training.presets import DemoConfig
-from cuagent.training.trial import allow_files, evaluated, seconds_of, train_seeds
+from cuagent.training.trial import allow_files, evaluated, left, opening, train_seeds
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,10 @@ def run_ablations(
     for name in names:
         if name not in ABLATIONS:
             raise ConfigError(f"--ablation {name}: there are {', '.join(ABLATIONS)}")
+    begun = time.time()
     absent = [s for s in seeds if not evaluated(full / f"seed-{s}", "ppo")]
     if absent:
         raise ConfigError(f"no finished seed {absent[0]} in {full}; run it with --seeds first")
-    arms = []
-    for name in names:
-        for seed in seeds:
-            theirs, own = full / f"seed-{seed}", full / name / f"seed-{seed}"
-            share(theirs, own, ABLATIONS[name].after)
-            iterations = f"ppo.iterations={len(curve(theirs))}"
-            sets = [*ABLATIONS[name].sets, f"seed={seed}", iterations, "more_rounds=0"]
-            arms.append((configure(config, None, sets), own))
 
     def note() -> None:
         for name in names:
@@ -83,28 +76,39 @@ def run_ablations(
 
     allow_files()
     with judges(config, full) as pool, lend(pool) as address:
-        train_seeds(address, arms, device, full, say, note)
+        train, heldout = Demo(config, device, full, pool, full, say).tasks()
+        with opening(config, device, [*train, *heldout], pool):
+            arms = arms_of(names, replace(config, minutes=left(config, begun)), seeds, full)
+            train_seeds(address, arms, device, full, say, note)
     found = {name: against(full, full / name, seeds) for name in names}
     for name in names:
         say(describe(name, found[name]))
     return found
 
 
+def arms_of(
+    names: Sequence[str], config: DemoConfig, seeds: Sequence[int], full: Path
+) -> list[tuple[DemoConfig, Path]]:
+    """Settings and folder of every seed of every arm, with the stages that it takes over."""
+    found = []
+    for name in names:
+        for seed in seeds:
+            theirs, own = full / f"seed-{seed}", full / name / f"seed-{seed}"
+            share(theirs, own, ABLATIONS[name].after)
+            iterations = f"ppo.iterations={len(curve(theirs))}"
+            sets = [*ABLATIONS[name].sets, f"seed={seed}", iterations, "more_rounds=0"]
+            found.append((configure(config, None, sets), own))
+    return found
+
+
 def share(full: Path, own: Path, last: str) -> None:
-    """Copy the stages up to `last`, each whole or not at all, where they are not there yet, and
-    what their evaluations took: an arm that fits in minutes reckons its last one by them."""
+    """Copy the stages up to `last`, each whole or not at all, where they are not there yet."""
     own.mkdir(parents=True, exist_ok=True)
-    stages = STAGES[: STAGES.index(last) + 1]
-    for stage in stages:
+    for stage in STAGES[: STAGES.index(last) + 1]:
         if not (own / stage).exists():
             begun = own / f"{stage}.partial"
             shutil.copytree(full / stage, begun, dirs_exist_ok=True)
             begun.rename(own / stage)
-    if not (own / SECONDS).exists():
-        made = len(list(full.glob("*/evaluation.json")))
-        copied = sum((own / stage / "evaluation.json").exists() for stage in stages)
-        took = seconds_of(full).get(EVALUATION, 0.0) * copied / max(1, made)
-        write_whole(own / SECONDS, json.dumps({EVALUATION: took}))
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:

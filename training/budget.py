@@ -69,14 +69,13 @@ class Budget:
         """Seconds until the end; infinite where there is none."""
         return float("inf") if self.end is None else self.end - time.time()
 
-    def after_ppo(self, evaluations: int, refinements: float) -> float:
+    def after_ppo(self, evaluation: float, refinements: float) -> float:
         """Seconds of what follows PPO: its evaluation and audit and, where there is further RFT,
-        that and its evaluation. `evaluations` were made before PPO; `refinements` is how much
+        that and its evaluation. `evaluation` is what the last one took; `refinements` is how much
         longer than the first RFT the further ones train."""
-        one = self.so_far(EVALUATION) / max(1, evaluations)
         if not refinements:
-            return 2 * one
-        return 3 * one + refinements * self.so_far("rft") + LIKE_PPO * self.so_far("ppo")
+            return 2 * evaluation
+        return 3 * evaluation + refinements * self.so_far("rft") + LIKE_PPO * self.so_far("ppo")
 
     def shares(self) -> str:
         """All stages in the order in which they ended; for a person."""

@@ -172,14 +172,15 @@ class Demo:
     def late(self) -> bool:
         """Whether PPO's time is up: one more iteration and what is to follow would not fit."""
         c = self.config
-        evaluations = sum(
-            (self.out / name / "evaluation.json").exists() for name in ("base", "rft")
-        )
+        # RFT's and not the first one's: in that tasks were opened.
+        evaluated = json.loads((self.out / "rft" / "evaluation.json").read_text("utf-8"))
         iterations = read_metrics(self.out / "ppo" / "metrics.jsonl")
         more = (c.value_episodes + len(iterations) * c.ppo_episodes) / c.rft_episodes
         refinements = NEW * more * (c.more_rounds + 1) / 2 if c.more_rounds else 0.0
         another: float = iterations[-1]["seconds"]
-        return self.budget.left() < another + self.budget.after_ppo(evaluations, refinements)
+        return self.budget.left() < another + self.budget.after_ppo(
+            evaluated.get("seconds", 0.0), refinements
+        )
 
     def tasks(self) -> tuple[list[Task], list[Task]]:
         """For training, held out."""
@@ -244,8 +245,10 @@ class Demo:
         if not path.exists():
             n = self.config.evaluation_episodes * len(heldout)
             played = self.collector(heldout, chat, actor, path.parent / "evaluation", n, 9)
+            begun = time.time()
             with self.budget.stage(EVALUATION):
-                write_whole(path, json.dumps(episode_metrics(played(0))))
+                found = episode_metrics(played(0)) | {"seconds": time.time() - begun}
+                write_whole(path, json.dumps(found))
         m: Metrics = json.loads(path.read_text(encoding="utf-8"))
         self.say(
             f"{name}, held out: reward {m['reward']:+.2f}, correct {m['correct']:.0%}, faster "

@@ -54,6 +54,7 @@ def demonstrate(
             run.log.close()
 
     say(f"the teacher plays {config.demonstrations} episodes on {len(shown)} tasks")
+    pool.open(shown)
     with ThreadPoolExecutor(32) as threads:
         list(threads.map(one, range(config.demonstrations)))
     first = list(first_turns(config, {chain_of(task) for task in heldout}))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.managers import BaseManager
 from typing import TYPE_CHECKING, Any, cast
@@ -77,6 +77,9 @@ class Borrowed:
     def remembered(self) -> int:
         """Questions asked again here."""
         return self._count - len(self._asked)
+
+    def open(self, tasks: Sequence[Task]) -> None:
+        """Nothing: the lender sees to it."""
 
     def judge_for(self, task: Task) -> Judge:
         """As `JudgePool.judge_for`."""

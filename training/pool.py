@@ -11,40 +11,27 @@ of the machine is not remembered.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build, build
 from cuagent.measure.timing import Effort
-from cuagent.task import Device, Task, TaskError
+from cuagent.task import Device, Task
+from cuagent.training.owner import MOST_OPEN, Owner
 from cuagent.verify.verdict import Reason
-from cuagent.worker import NurseryError
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
     from cuagent.measure.profile import Profile
-
-MOST_OPEN = 24
-"""Tasks that an owner keeps warm; each has processes and memory of its own."""
-
-
-class PoolError(NurseryError):
-    """An owner process died or could not open a task. One line.
-
-    The agent takes it for what it is, a loss of the judge: such an episode has no reward.
-    """
 
 
 class Pool(Protocol):
@@ -58,6 +45,10 @@ class Pool(Protocol):
     @property
     def remembered(self) -> int:
         """Questions whose answer was known."""
+        ...
+
+    def open(self, tasks: Sequence[Task]) -> None:
+        """Take time now that the first judgement on each task would take: for torch.compile."""
         ...
 
     def judge_for(self, task: Task) -> Judge:
@@ -117,6 +108,24 @@ class JudgePool:
     ) -> None:
         for owner in self._owners.values():
             owner.close()
+
+    def open(self, tasks: Sequence[Task], enough: Callable[[], bool] = lambda: False) -> None:
+        """All owners at once, each as many tasks at a time as there are processors for it, until
+        `enough`. Raises PoolError where an owner died."""
+        of_owner: dict[Owner, list[Task]] = {}
+        for task in tasks:
+            of_owner.setdefault(self._owner(task), []).append(task)
+        if not of_owner:
+            return
+        free = 1 if self.cores else len(os.sched_getaffinity(0)) // len(of_owner)
+
+        def work(owner: Owner) -> None:
+            for some in batched(of_owner[owner][:MOST_OPEN], max(1, free)):
+                if not enough():
+                    owner.open(some, self.effort is not None)
+
+        with ThreadPoolExecutor(len(of_owner)) as threads:
+            list(threads.map(work, of_owner))
 
     def judge_for(self, task: Task) -> Judge:
         """What an episode's run takes for its judge."""
@@ -205,42 +214,10 @@ class PooledJudge:
         return self.pool.profile(self.task, attempt)
 
 
-class Owner:
-    """One process that holds the judges of one device."""
-
-    def __init__(self, isolation: str, gpu: int | None, core: int | None) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, isolation, gpu, core))
-        self._process.start()
-        theirs.close()
-        self._turn = threading.Lock()
-
-    def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Raises PoolError."""
-        return self._ask("judge", task, attempt, effort)
-
-    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        """Raises ProfileError, PoolError."""
-        return self._ask("profile", task, attempt)
-
-    def _ask(self, *question: Any) -> Any:
-        with self._turn:
-            try:
-                self._pipe.send(question)
-                answer = self._pipe.recv()
-            except (EOFError, OSError) as error:
-                raise PoolError(f"a judging process ended ({error!r}); start again") from error
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        with self._turn:
-            self._pipe.close()
-        self._process.join(timeout=30)
-        if self._process.is_alive():
-            self._process.terminate()
+def batched(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
+    """One part after the other."""
+    for at in range(0, len(tasks), most):
+        yield tasks[at : at + most]
 
 
 def kept(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
@@ -252,68 +229,3 @@ def kept(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
             whole = source.tell()
     os.truncate(path, whole)
     return found
-
-
-def serve(pipe: Connection, isolation: str, gpu: int | None, core: int | None) -> None:
-    """The owner's process: answers until the pipe closes."""
-    follow_parent()
-    if core is not None:
-        stay_on(core)
-    if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
-        # Every open task has a torch.compile of its own: with a compiler process for each processor
-        # in each, they would be a thousand.
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    from cuagent.judge import Judge
-    from cuagent.measure.profile import ProfileError
-    from cuagent.verify.oracle import OracleLost
-    from cuagent.worker import NurseryError
-
-    judges: OrderedDict[str, Judge] = OrderedDict()
-    answer: object
-    try:
-        while True:
-            what, task, *arguments = pipe.recv()
-            try:
-                if task.digest not in judges:
-                    judges[task.digest] = Judge(task, isolation)  # type: ignore[arg-type]
-                    if len(judges) > MOST_OPEN:
-                        judges.popitem(last=False)[1].close()
-                judges.move_to_end(task.digest)
-                judge = judges[task.digest]
-                answer = judge.judge(*arguments) if what == "judge" else judge.profile(*arguments)
-            except ProfileError as error:
-                answer = error
-            except (TaskError, NurseryError, OracleLost) as error:
-                answer = PoolError(f"{task.name}: {error}")
-            pipe.send(answer)
-    except (EOFError, OSError, KeyboardInterrupt):
-        pass  # the pool closed the pipe, or the user interrupted everything
-    finally:
-        for judge in judges.values():
-            judge.close()
-
-
-def follow_parent() -> None:
-    """End at once when the process that started this one is gone, even if it was killed: what it
-    wanted done here nobody waits for. Judges end with their owner."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def stay_on(core: int) -> None:
-    """Hold this process, and what it starts, on one processor, with one thread each."""
-    import torch
-
-    os.sched_setaffinity(0, {core})
-    # More threads, or more compilers of torch.compile, would only take turns. torch may have been
-    # imported before, with a thread for every processor: on this one they waited for each other,
-    # awake, whenever an arena was laid out, three times as long as a verdict takes.
-    os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    torch.set_num_threads(1)

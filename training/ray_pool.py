@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -19,7 +20,8 @@ from cuagent.attempt import Attempt
 from cuagent.measure.timing import Effort
 from cuagent.task import Task
 from cuagent.training.config import ConfigError
-from cuagent.training.pool import JudgePool, PooledJudge, PoolError
+from cuagent.training.owner import PoolError
+from cuagent.training.pool import JudgePool, PooledJudge
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
@@ -109,6 +111,9 @@ class RayPool:
     def remembered(self) -> int:
         """Questions asked again here."""
         return self._count - len(self._asked)
+
+    def open(self, tasks: Sequence[Task]) -> None:
+        """Nothing: seats of other pools may have them open already."""
 
     def judge_for(self, task: Task) -> Judge:
         """As `JudgePool.judge_for`."""

@@ -10,6 +10,7 @@ Invariant: it answers as `JudgePool` does, in the same words, and the same for t
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from cuagent.attempt import Attempt
@@ -19,7 +20,8 @@ from cuagent.measure.timing import Arm, Effort, Ratio, Timing
 from cuagent.score import milestone
 from cuagent.task import Device, Task
 from cuagent.training.gym import chain_of
-from cuagent.training.pool import PooledJudge, PoolError
+from cuagent.training.owner import PoolError
+from cuagent.training.pool import PooledJudge
 from cuagent.training.teacher import CPU_ROWS, LOOPS, PRAGMAS, TYPES
 from cuagent.verify.verdict import Reason, Verdict
 
@@ -45,6 +47,9 @@ class Rehearsal:
     def judged(self) -> int:
         """Different kernels so far."""
         return len(self._known)
+
+    def open(self, tasks: Sequence[Task], enough: Callable[[], bool] = lambda: False) -> None:
+        """There is nothing to open."""
 
     def judge_for(self, task: Task) -> Judge:
         """What an episode's run takes for its judge."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,15 +31,15 @@ from cuagent.training.audit import audit
 from cuagent.training.budget import SECONDS
 from cuagent.training.demo import Demo, Say, judges, trains_on
 from cuagent.training.files import write_whole
-from cuagent.training.gym import chain_of
 from cuagent.training.lend import Borrowed, lend
+from cuagent.training.owner import follow_parent
 from cuagent.training.paired import best_of, difference, fast, means, table
-from cuagent.training.pool import JudgePool, follow_parent
+from cuagent.training.pool import JudgePool
 from cuagent.training.presets import DemoConfig
 from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.report import write_report
 from cuagent.training.segments import Episode, RecordError, read_episodes
-from cuagent.training.teacher import Habits, Teacher, given
+from cuagent.training.teacher import given
 
 BEST_OF = 8
 ARMS = ("base", "rft", "ppo", "more")
@@ -64,23 +65,25 @@ def run_trial(
         with demo.budget.stage("teacher"):
             demo.taught(train, heldout)
         say(f"{pool.pace()}; so far {demo.budget.shares()}")
-        if config.minutes is not None:
-            config = replace(config, minutes=config.minutes - (time.time() - begun) / 60)
-        # Where the GPU that trains also times, nothing may be opened while a seed trains.
-        ahead = () if takes_turns(config, device) else (*train, *heldout)
 
         def note() -> None:
             said = {"rehearsal": config.rehearsal, **compared(out, seeds)}
             write_whole(out / "trial.json", json.dumps(said, indent=1))
 
-        with opening(ahead, pool), lend(pool) as address:
-            arms = [(replace(config, seed=seed), out / f"seed-{seed}") for seed in seeds]
+        with opening(config, device, [*train, *heldout], pool), lend(pool) as address:
+            here = replace(config, minutes=left(config, begun))
+            arms = [(replace(here, seed=seed), out / f"seed-{seed}") for seed in seeds]
             train_seeds(address, arms, device, out, say, note)
         say(f"{pool.judged} kernels judged, {pool.remembered} remembered; {pool.pace()}")
     found = compared(out, seeds)
     for line in lines(found):
         say(line)
     return found
+
+
+def left(config: DemoConfig, begun: float) -> float | None:
+    """Minutes, of something that began at `begun` by time.time()."""
+    return None if config.minutes is None else config.minutes - (time.time() - begun) / 60
 
 
 def takes_turns(config: DemoConfig, device: str) -> bool:
@@ -134,19 +137,22 @@ def name_of(folder: Path, shared: Path) -> str:
 
 
 @contextmanager
-def opening(tasks: Sequence[Task], pool: JudgePool | Rehearsal) -> Iterator[None]:
-    """Have every task judged once while something else goes on: that opens it, which takes long."""
-    flawless = Habits(0, 0, 0, 0, 0)
-    threads = ThreadPoolExecutor(max(1, len(pool.cores), len(pool.gpus)))  # one for each owner
-    try:
-        for task in tasks:
-            teacher = Teacher(task.device, chain_of(task), 0, flawless)
-            # What comes of it nobody asks: a failure is forgotten by the pool, and the seed that
-            # needs the task meets it again and reports it.
-            threads.submit(pool.judge, task, teacher.attempt(given(task)))
+def opening(
+    config: DemoConfig, device: str, tasks: Sequence[Task], pool: JudgePool | Rehearsal
+) -> Iterator[None]:
+    """Have the tasks opened while seeds train; before, where the GPU that trains also times."""
+    if takes_turns(config, device):
+        pool.open(tasks)
         yield
-    finally:  # those not begun are not wanted any more; the pool cannot close before the others end
-        threads.shutdown(cancel_futures=True)
+        return
+    over = threading.Event()
+    # What comes of it nobody asks: who needs a task that could not be opened meets it again.
+    with ThreadPoolExecutor(1) as aside:
+        aside.submit(pool.open, tasks, over.is_set)
+        try:
+            yield
+        finally:  # those not begun are not wanted any more
+            over.set()
 
 
 def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: Path) -> None:

@@ -101,6 +101,21 @@ class Timer:
         """Time against these from now on; the processes of others end."""
         self._baselines.turn_to(baselines)
 
+    def open(self) -> None:
+        """Open the baselines that stay open, those that torch.compile prepares; nothing is timed.
+
+        Eager is as young as the candidate in every timing, so it is left out here. Nothing happens
+        for a large task. Raises OracleLost, NurseryError.
+        """
+        if self.referee.large:
+            return
+        whole = self.baselines
+        self.turn_to([name for name in whole if name != EAGER])
+        try:
+            self._baselines.lanes(self._baselines.fresh_batch())
+        finally:
+            self.turn_to(whole)
+
     def draw(self) -> None:
         """Draw what `prepare` warms up on."""
         if self._baselines.warm:

@@ -299,6 +299,18 @@ def test_a_task_without_room_for_all_is_timed_against_each_baseline_in_turn(
     assert all(ratio.high > 1.7 for ratio in timing.ratios.values())
 
 
+def test_what_is_opened_beforehand_is_not_eager_which_is_as_young_as_the_candidate(
+    referee: Referee,
+) -> None:
+    other = f"{EAGER}+tf32"
+    with Timer(referee, (EAGER, other)) as timer:
+        timer.open()
+        assert timer.opened().keys() == {other}
+        assert timer.baselines == (EAGER, other)
+        timing = timed(timer, HONEST.format(seconds=0.005))
+    assert timing.ratios.keys() == {EAGER, other}
+
+
 def test_repeats_of_a_throttled_device_are_discarded_at_first_and_said_when_they_count(
     timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

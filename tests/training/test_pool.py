@@ -7,18 +7,28 @@ import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from cuagent.attempt import Attempt
+from cuagent.judge import Judge
+from cuagent.measure.timing import Effort
+from cuagent.task import Device, Task, TaskError
 from cuagent.training.demo import judges
-from cuagent.training.pool import kept, stay_on
+from cuagent.training.gym import chain_of, make_chains, make_tasks
+from cuagent.training.owner import Bench, stay_on
+from cuagent.training.pool import JudgePool, kept
 from cuagent.training.presets import DemoConfig
+from cuagent.training.teacher import Habits, Teacher, given
 
 STARTS_ANOTHER = """
 import multiprocessing, os, time
-from cuagent.training.pool import follow_parent
+from cuagent.training.owner import follow_parent
 
 def child():
     follow_parent()
@@ -88,3 +98,68 @@ def test_what_trains_and_compiles_keeps_off_the_processors_that_judge(tmp_path: 
     assert os.sched_getaffinity(0) == before
     with judges(DemoConfig(cores=len(before)), tmp_path):  # none is left over
         assert os.sched_getaffinity(0) == before
+
+
+def test_what_was_opened_beforehand_is_judged_without_opening_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = make_tasks(tmp_path, make_chains(1, 3, seed=0), Device.CPU, rows=8)
+    (tmp_path / "broken.py").write_text("raise ValueError")
+    broken = replace(tasks[2], path=tmp_path / "broken.py", source="raise ValueError")
+    opened = list[Task]()
+
+    class Counted(Judge):
+        def __init__(self, task: Task, isolation: Any) -> None:
+            opened.append(task)
+            super().__init__(task, isolation)
+
+    monkeypatch.setattr("cuagent.judge.Judge", Counted)
+    bench = Bench("auto")
+    try:
+        bench.open([*tasks[:2], broken], timed=False)
+        assert sorted(t.name for t in opened) == sorted(t.name for t in [*tasks[:2], broken])
+        flawless = Teacher(Device.CPU, chain_of(tasks[0]), 0, Habits(0, 0, 0, 0, 0))
+        found = bench.judge(tasks[0], flawless.attempt(given(tasks[0])), None)
+        assert found.verdict.accepted
+        assert len(opened) == 3
+        with pytest.raises(TaskError):
+            bench.judge(broken, Attempt(()), None)
+    finally:
+        bench.close()
+
+
+def test_every_owner_opens_its_tasks_until_it_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, list[list[str]]] = {"a": [], "b": []}
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def open(self, tasks: Sequence[str], timed: bool) -> None:
+            said[self.name].append(list(tasks))
+
+    owners = {"a": Named("a"), "b": Named("b")}
+    pool = JudgePool(None, cores=(0, 1))
+    monkeypatch.setattr(pool, "_owner", lambda task: owners[task[0]])
+    tasks: Any = ["a1", "b1", "a2"]
+    pool.open(tasks)
+    assert said == {"a": [["a1"], ["a2"]], "b": [["b1"]]}  # one at a time on one processor
+    pool.cores = ()
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(5)))
+    pool.open(tasks)
+    assert said["a"][-1] == ["a1", "a2"]
+    pool.open(tasks, enough=lambda: True)
+    assert len(said["a"]) == 3
+
+
+@pytest.mark.gpu
+def test_tasks_that_a_gpus_owner_opened_at_once_are_judged_and_timed(tmp_path: Path) -> None:
+    tasks = make_tasks(tmp_path, make_chains(1, 3, seed=0), Device.CUDA, rows=1 << 16)
+    with JudgePool(Effort.GLANCE) as pool:
+        pool.open(tasks)
+        for task in tasks:
+            teacher = Teacher(Device.CUDA, chain_of(task), 0, Habits(0, 0, 0, 0, 0))
+            found = pool.judge(task, teacher.attempt(given(task)))
+            assert found.verdict.accepted
+            assert found.timing is not None
+            assert found.timing.ratios.keys() == {"eager", "compile"}

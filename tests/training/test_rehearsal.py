@@ -11,7 +11,7 @@ from cuagent.attempt import Attempt
 from cuagent.task import Device, Task
 from cuagent.training.budget import Budget
 from cuagent.training.gym import chain_of, make_chains, make_tasks
-from cuagent.training.pool import PoolError
+from cuagent.training.owner import PoolError
 from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.teacher import CPU_ELEMENTS, CPU_ROWS, Habits, Teacher, given
 
@@ -76,7 +76,9 @@ def test_a_killed_stage_leaves_the_seconds_that_were_last_written(tmp_path: Path
 
 def test_what_follows_ppo_is_judged_by_what_was_before_it(tmp_path: Path) -> None:
     budget = Budget(tmp_path, time.time() + 100)
-    budget.spent |= {"evaluation": 20.0, "rft": 2.0, "ppo": 30.0}
-    assert budget.after_ppo(2, 0) == 20  # the evaluation and the audit
-    assert budget.after_ppo(2, 5) == pytest.approx(30 + 10 + 36)  # and further RFT, played and made
+    budget.spent |= {"evaluation": 90.0, "rft": 2.0, "ppo": 30.0}
+    assert budget.after_ppo(10, 0) == 20  # the evaluation and the audit
+    assert budget.after_ppo(10, 5) == pytest.approx(
+        30 + 10 + 36
+    )  # and further RFT, played and made
     assert 99 < budget.left() <= 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from cuagent.training.filters import keep
 from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.teacher import given
-from cuagent.training.trial import compared, opening, run_trial, seconds_of, takes_turns
+from cuagent.training.trial import compared, opening, run_trial, takes_turns
 
 
 @pytest.fixture(scope="module")
@@ -64,29 +65,29 @@ def test_the_kernel_that_was_scored_is_found_in_the_episodes_calls(trial: Path) 
         solution_of(replace(scored[0], solution="another"), given(task))
 
 
-def test_where_seeds_fail_tasks_that_are_not_opened_yet_stay_so(trial: Path) -> None:
-    from cuagent.task import load_task
-
-    task = load_task(str(next((trial / "tasks").glob("*.py"))), device="cpu")
+def test_where_seeds_fail_tasks_that_are_not_opened_yet_stay_so() -> None:
     begun, failed = threading.Event(), threading.Event()
     opened = list[object]()
 
-    def judge(task: object, _: object) -> None:
-        opened.append(task)
-        begun.set()
-        assert failed.wait(10)
+    def open_each(tasks: list[object], enough: Callable[[], bool]) -> None:
+        for task in tasks:
+            if not enough():
+                opened.append(task)
+                begun.set()
+                assert failed.wait(10)
 
-    pool: Any = SimpleNamespace(judge=judge, cores=(0,), gpus=())
+    pool: Any = SimpleNamespace(open=open_each)
+    tasks: list[Any] = ["a", "b", "c"]
 
     def train() -> None:
-        with opening([task] * 3, pool):
+        with opening(DemoConfig(), "cpu", tasks, pool):
             assert begun.wait(10)
             threading.Timer(0.1, failed.set).start()
             raise RecordError("a seed failed")
 
     with pytest.raises(RecordError, match="a seed failed"):
         train()
-    assert len(opened) == 1
+    assert opened == ["a"]
 
 
 def test_a_trial_that_was_cut_off_says_what_it_has(trial: Path, tmp_path: Path) -> None:
@@ -100,10 +101,7 @@ def test_a_trial_that_was_cut_off_says_what_it_has(trial: Path, tmp_path: Path) 
 
 def test_an_arm_takes_over_the_stages_it_does_not_change(trial: Path, tmp_path: Path) -> None:
     share(trial / "seed-3", tmp_path / "seed-3", "rft")
-    assert {p.name for p in (tmp_path / "seed-3").iterdir()} == {"base", "rft", "seconds.json"}
-    # Two of the four evaluations came along, and what they took.
-    full, own = seconds_of(trial / "seed-3"), seconds_of(tmp_path / "seed-3")
-    assert own == {"evaluation": pytest.approx(full["evaluation"] / 2)}
+    assert {p.name for p in (tmp_path / "seed-3").iterdir()} == {"base", "rft"}
     assert against(trial, tmp_path, [3]) == {"seeds": []}
     shutil.copytree(trial / "seed-3" / "ppo", tmp_path / "seed-3" / "ppo")
     found = against(trial, tmp_path, [3])

@@ -1,0 +1,193 @@
+"""One process that judges on one device, and holds open what it was asked about.
+
+For: `pool.py`, whose owners these are. Nothing is measured beside another measurement, for an owner
+answers one question after the other; only opening, of which nothing is timed, goes on for several
+tasks at once. Invariant: an owner ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from cuagent.attempt import Attempt
+from cuagent.measure.timing import Effort
+from cuagent.task import Task, TaskError
+from cuagent.worker import NurseryError
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judge, Judgement
+    from cuagent.measure.profile import Profile
+    from cuagent.verify.referee import Isolation
+
+MOST_OPEN = 24
+"""Tasks that an owner keeps warm; each has processes and memory of its own."""
+
+
+class PoolError(NurseryError):
+    """An owner process died or could not open a task. One line.
+
+    The agent takes it for what it is, a loss of the judge: such an episode has no reward.
+    """
+
+
+class Owner:
+    """One process that holds the judges of one device."""
+
+    def __init__(self, isolation: str, gpu: int | None, core: int | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, isolation, gpu, core))
+        self._process.start()
+        theirs.close()
+        self._turn = threading.Lock()
+
+    def open(self, tasks: Sequence[Task], timed: bool) -> None:
+        """Have them open before anything is judged on them, all at once. Raises PoolError where the
+        process ended; a task that cannot be opened says so to who judges on it."""
+        self._ask("open", tasks, timed)
+
+    def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+        """Raises PoolError."""
+        return self._ask("judge", task, attempt, effort)
+
+    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
+        """Raises ProfileError, PoolError."""
+        return self._ask("profile", task, attempt)
+
+    def _ask(self, *question: Any) -> Any:
+        with self._turn:
+            try:
+                self._pipe.send(question)
+                answer = self._pipe.recv()
+            except (EOFError, OSError) as error:
+                raise PoolError(f"a judging process ended ({error!r}); start again") from error
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        with self._turn:
+            self._pipe.close()
+        self._process.join(timeout=30)
+        if self._process.is_alive():
+            self._process.terminate()
+
+
+class Bench:
+    """The judges that an owner holds open; of too many, the one not asked for longest is closed."""
+
+    def __init__(self, isolation: Isolation) -> None:
+        self.isolation = isolation
+        self._judges: OrderedDict[str, Judge] = OrderedDict()
+
+    def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+        return self._of(task).judge(attempt, effort)
+
+    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
+        return self._of(task).profile(attempt)
+
+    def open(self, tasks: Sequence[Task], timed: bool) -> None:
+        """All at once: it is mostly waiting for compilers."""
+        tasks = [task for task in tasks if task.digest not in self._judges]
+        if tasks:
+            with ThreadPoolExecutor(len(tasks)) as threads:
+                opened = threads.map(lambda task: self._opened(task, timed), tasks)
+                for task, judge in zip(tasks, opened, strict=True):
+                    if judge is not None:
+                        self._keep(task, judge)
+
+    def close(self) -> None:
+        for judge in self._judges.values():
+            judge.close()
+
+    def _opened(self, task: Task, timed: bool) -> Judge | None:
+        """None where it failed: whoever judges on the task will try again, and be told."""
+        from cuagent.judge import Judge
+        from cuagent.verify.oracle import OracleLost
+
+        judge = None
+        try:
+            judge = Judge(task, self.isolation)
+            if timed:
+                judge.open()
+        except (TaskError, NurseryError, OracleLost):
+            if judge is not None:
+                judge.close()
+            return None
+        return judge
+
+    def _of(self, task: Task) -> Judge:
+        from cuagent.judge import Judge
+
+        if task.digest not in self._judges:
+            self._keep(task, Judge(task, self.isolation))
+        self._judges.move_to_end(task.digest)
+        return self._judges[task.digest]
+
+    def _keep(self, task: Task, judge: Judge) -> None:
+        self._judges[task.digest] = judge
+        if len(self._judges) > MOST_OPEN:
+            self._judges.popitem(last=False)[1].close()
+
+
+def serve(pipe: Connection, isolation: Isolation, gpu: int | None, core: int | None) -> None:
+    """The owner's process: answers until the pipe closes."""
+    follow_parent()
+    if core is not None:
+        stay_on(core)
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        # Every open task has a torch.compile of its own: with a compiler process for each processor
+        # in each, they would be a thousand.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    from cuagent.measure.profile import ProfileError
+    from cuagent.verify.oracle import OracleLost
+
+    bench = Bench(isolation)
+    answer: object
+    try:
+        while True:
+            what, subject, *arguments = pipe.recv()
+            try:
+                answer = getattr(bench, what)(subject, *arguments)
+            except ProfileError as error:
+                answer = error
+            except (TaskError, NurseryError, OracleLost) as error:
+                answer = PoolError(f"{subject.name}: {error}")
+            pipe.send(answer)
+    except (EOFError, OSError, KeyboardInterrupt):
+        pass  # the pool closed the pipe, or the user interrupted everything
+    finally:
+        bench.close()
+
+
+def follow_parent() -> None:
+    """End at once when the process that started this one is gone, even if it was killed: what it
+    wanted done here nobody waits for. Judges end with their owner."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def stay_on(core: int) -> None:
+    """Hold this process, and what it starts, on one processor, with one thread each."""
+    import torch
+
+    os.sched_setaffinity(0, {core})
+    # More threads, or more compilers of torch.compile, would only take turns. torch may have been
+    # imported before, with a thread for every processor: on this one they waited for each other,
+    # awake, whenever an arena was laid out, three times as long as a verdict takes.
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    torch.set_num_threads(1)
