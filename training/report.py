@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from cuagent.training.metrics import read_metrics
 from cuagent.training.segments import RecordError
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 420, 220, 52, 26
-COLOURS = ("#2b6cb0", "#c05621")
-CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("training reward", ("reward",)),
-    ("actor entropy (nats)", ("entropy",)),
-    ("explained variance: all tokens, last quartile", ("ev", "ev_q4")),
-    ("length-clipped ratio", ("length_clipped",)),
+COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568")
+CURVES: tuple[tuple[str, dict[str, str]], ...] = (
+    ("training reward", {"reward": "reward"}),
+    ("actor entropy (nats)", {"entropy": "entropy"}),
+    ("explained variance", {"ev": "all tokens", "ev_q4": "last quartile"}),
+    ("length-clipped ratio", {"length_clipped": "cut"}),
 )
+"""Title, and name and label of each figure in metrics.jsonl; of several seeds the first alone."""
+Row = dict[str, Any]
 PAGE = """<!doctype html>
 <meta charset="utf-8">
 <title>PPO</title>
@@ -32,8 +35,8 @@ figure {{ display: inline-block; margin: 0 1.5em 1.5em 0 }}
 td, th {{ padding: 0.2em 1em 0.2em 0; text-align: left }}
 text {{ font: 11px sans-serif; fill: #555 }}
 </style>
-<h1>PPO: {iterations} iterations</h1>
-{table}
+<h1>{head}</h1>
+{above}
 {figures}
 """
 
@@ -46,13 +49,36 @@ def write_report(folder: Path) -> Path:
     )
     if path is None:
         raise RecordError(f"{folder}: no metrics.jsonl of PPO; cuagent train ppo writes one")
-    rows = [m for m in read_metrics(path) if m.get("stage") == "ppo"]
-    figures = "".join(figure(title, names, rows) for title, names in CURVES)
+    rows = iterations(path)
+    figures = [
+        figure(title, {label: [m.get(name) for m in rows] for name, label in of.items()})
+        for title, of in CURVES
+    ]
     results = folder / "results.json"
     stages = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+    head = f"PPO: {len(rows)} iterations"
+    return written(folder, head, table(stages), figures)
+
+
+def write_seeds(folder: Path, found: Sequence[Path], said: Sequence[str]) -> Path:
+    """Write `report.html` of several seeds, the folders `found`, and what they say together."""
+    runs = {run.name: iterations(run / "ppo" / "metrics.jsonl") for run in found}
+    figures = [
+        figure(title, {run: [m.get(next(iter(of))) for m in rows] for run, rows in runs.items()})
+        for title, of in CURVES
+    ]
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in said)
+    return written(folder, f"PPO: {len(runs)} seeds", f"<ul>{lines}</ul>", figures)
+
+
+def iterations(path: Path) -> list[Row]:
+    """What PPO's iterations were like; none where it has made none."""
+    return [m for m in read_metrics(path) if m.get("stage") == "ppo"] if path.exists() else []
+
+
+def written(folder: Path, head: str, above: str, figures: Sequence[str]) -> Path:
     out = folder / "report.html"
-    text = PAGE.format(iterations=len(rows), table=table(stages), figures=figures)
-    out.write_text(text, encoding="utf-8")
+    out.write_text(PAGE.format(head=head, above=above, figures="".join(figures)), encoding="utf-8")
     return out
 
 
@@ -71,35 +97,44 @@ def table(stages: dict[str, dict[str, Any]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def figure(title: str, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    """One diagram; a gap where a figure is not a number."""
-    points = [m[n] for n in names for m in rows if m.get(n) is not None]
+def figure(title: str, lines: Mapping[str, Sequence[float | None]]) -> str:
+    """One diagram of a line for each name; a gap where a figure is not a number."""
+    points = [v for values in lines.values() for v in values if v is not None]
     low, high = min([0.0, *points]), max([0.0, *points])
     span = (high - low) or 1.0
-    step = (WIDTH - LEFT) / max(len(rows) - 1, 1)
+    longest = max(map(len, lines.values()), default=0)
+    step = (WIDTH - LEFT) / max(longest - 1, 1)
 
     def y(value: float) -> float:
         return (HEIGHT - BOTTOM) * (1 - (value - low) / span) + 4
 
-    lines = []
-    for name, colour in zip(names, COLOURS, strict=False):
+    drawn = []
+    for (name, values), colour in zip(lines.items(), cycle(COLOURS), strict=False):
         path, pen = "", "M"
-        for at, m in enumerate(rows):
-            if m.get(name) is None:
+        for at, value in enumerate(values):
+            if value is None:
                 pen = "M"
                 continue
-            path += f"{pen}{LEFT + at * step:.1f} {y(m[name]):.1f}"
+            path += f"{pen}{LEFT + at * step:.1f} {y(value):.1f}"
             pen = "L"
-        lines.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        drawn.append(
+            f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.8">'
+            f"<title>{html.escape(name)}</title></path>"
+        )
     axes = (
         f'<path d="M{LEFT} {y(high):.1f}V{y(low):.1f}H{WIDTH}" fill="none" stroke="#999"/>'
         f'<path d="M{LEFT} {y(0):.1f}H{WIDTH}" stroke="#ddd"/>'
         f'<text x="0" y="{y(high) + 8:.1f}">{high:.3g}</text>'
         f'<text x="0" y="{y(low):.1f}">{low:.3g}</text>'
         f'<text x="{LEFT}" y="{HEIGHT}">0</text>'
-        f'<text x="{WIDTH - 24}" y="{HEIGHT}">{max(len(rows) - 1, 0)}</text>'
+        f'<text x="{WIDTH - 24}" y="{HEIGHT}">{max(longest - 1, 0)}</text>'
     )
+    names = ", ".join(
+        f'<span style="color:{colour}">{html.escape(name)}</span>'
+        for name, colour in zip(lines, cycle(COLOURS), strict=False)
+    )
+    legend = f" ({names})" if len(lines) > 1 else ""
     return (
-        f"<figure><figcaption>{html.escape(title)}</figcaption>"
-        f'<svg width="{WIDTH}" height="{HEIGHT + 6}">{axes}{"".join(lines)}</svg></figure>'
+        f"<figure><figcaption>{html.escape(title)}{legend}</figcaption>"
+        f'<svg width="{WIDTH}" height="{HEIGHT + 6}">{axes}{"".join(drawn)}</svg></figure>'
     )

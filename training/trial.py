@@ -37,7 +37,7 @@ from cuagent.training.paired import best_of, difference, fast, means, table
 from cuagent.training.pool import JudgePool
 from cuagent.training.presets import DemoConfig
 from cuagent.training.rehearsal import Rehearsal
-from cuagent.training.report import write_report
+from cuagent.training.report import write_report, write_seeds
 from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.teacher import given
 
@@ -76,8 +76,10 @@ def run_trial(
             train_seeds(address, arms, device, out, say, note)
         say(f"{pool.judged} kernels judged, {pool.remembered} remembered; {pool.pace()}")
     found = compared(out, seeds)
-    for line in lines(found):
+    said = lines(found)
+    for line in said:
         say(line)
+    say(f"curves: {write_seeds(out, [folder for _, folder in arms], said)}")
     return found
 
 

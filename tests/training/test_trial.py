@@ -40,7 +40,10 @@ def test_arms_are_compared_on_the_same_heldout_tasks(trial: Path) -> None:
         found["reward"]["ppo"]["mean"] - found["reward"]["more"]["mean"]
     ]
     assert found["audit"][0]["reward_again"] == found["audit"][0]["reward_before"]
-    assert "training reward" in (trial / "seed-3" / "report.html").read_text()
+    assert "last quartile" in (trial / "seed-3" / "report.html").read_text()
+    together = (trial / "report.html").read_text()
+    assert "<title>seed-3</title>" in together
+    assert "<li>ppo less rft" in together
 
 
 def test_the_other_arm_plays_as_many_episodes_as_ppo(trial: Path) -> None:
