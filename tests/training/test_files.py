@@ -49,8 +49,9 @@ def test_episodes_that_were_not_all_written_are_not_taken_for_all(tmp_path: Path
 
 def test_ppo_ends_while_one_more_iteration_and_what_follows_it_still_fit(tmp_path: Path) -> None:
     log_metrics(tmp_path / "ppo" / "metrics.jsonl", 0, {"seconds": 10.0}, stage="ppo")
+    (tmp_path / "rft").mkdir()
+    write_whole(tmp_path / "rft" / "evaluation.json", '{"seconds": 10.0}')  # and an audit as long
     demo = Demo(DemoConfig(), "cpu", tmp_path, Rehearsal(), tmp_path, end=time.time() + 35)
-    demo.budget.spent |= {"evaluation": 10.0}  # and an audit as long
     assert not demo.late()
     demo.budget.end = time.time() + 25
     assert demo.late()
