@@ -44,6 +44,11 @@ class Batch:
     def action_tokens(self) -> int:
         return int(self.action.sum())
 
+    @property
+    def outcome(self) -> Tensor:
+        """[B, L]: at every token the terminal reward of its episode, its Monte-Carlo return."""
+        return self.rewards[self.row_episode][:, None].expand(self.ids.shape)
+
 
 def collate(episodes: Sequence[Episode], longest: int | None = None) -> Batch:
     """Pad episodes into one batch. Raises RecordError where a window exceeds `longest` tokens."""

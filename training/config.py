@@ -29,7 +29,7 @@ def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
     if file is not None:
         try:
             found = overlay(found, tomllib.loads(file.read_text(encoding="utf-8")), "")
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:  # not TOML, or not even text
             raise ConfigError(f"{file}: {error}") from error
     for assignment in sets:
         name, sign, text = assignment.partition("=")
@@ -55,7 +55,18 @@ def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
             changed[name] = overlay(present, value, f"{where}{name}.")
         else:
             changed[name] = _fit(value, hints[name], f"{where}{name}")
-    return replace(default, **changed)  # type: ignore[type-var]
+    try:
+        return replace(default, **changed)  # type: ignore[type-var]
+    except ValueError as error:
+        raise ConfigError(f"{where}{error}") from error
+
+
+def at_least(least: float, settings: Any, *names: str) -> None:
+    """For `__post_init__` of settings. Raises ValueError that names the first that is less."""
+    for name in names:
+        value = getattr(settings, name)
+        if not value >= least:  # so that it is no "not a number" either
+            raise ValueError(f"{name}: {value} is not {least} or more")
 
 
 def _value(text: str) -> Any:

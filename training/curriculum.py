@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuagent.training import parallel
+from cuagent.training.files import read_lines, write_whole
 from cuagent.training.segments import Episode
 
 
@@ -75,9 +76,8 @@ def recall(path: Path, before: int) -> list[tuple[str, float]]:
     goes on from an earlier checkpoint) are cut off."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    rows = [row for row in map(json.loads, lines) if row[0] < before]
+    rows = [row for row in read_lines(path) if row[0] < before]
     parallel.barrier()  # all have read before one writes
-    if len(rows) < len(lines) and parallel.rank() == 0:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    if parallel.rank() == 0:
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
     return [(task, reward) for _, task, reward in rows]

@@ -22,7 +22,7 @@ from torch import Tensor
 from cuagent.agent.stop import Stop
 from cuagent.training import board, parallel
 from cuagent.training.advantage import actions
-from cuagent.training.files import write_whole
+from cuagent.training.files import read_lines, write_whole
 from cuagent.training.segments import Episode
 
 Metrics = dict[str, float]
@@ -30,6 +30,8 @@ Metrics = dict[str, float]
 
 def explained_variance(values: Tensor, returns: Tensor) -> tuple[float, float]:
     """(centred, plain) over flat tensors [N]; NaN where all returns are equal."""
+    if not returns.numel():  # a quartile of episodes of less than four tokens
+        return math.nan, math.nan
     variance = float(returns.double().var(unbiased=False))
     if variance < 1e-12:
         return math.nan, math.nan
@@ -114,7 +116,7 @@ def log_metrics(path: Path, step: int, metrics: Mapping[str, float], stage: str)
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All lines of a metrics.jsonl."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    return read_lines(path)
 
 
 def drop_metrics_from(path: Path, step: int) -> list[Metrics]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from cuagent.training.config import at_least
 from cuagent.training.placement import sum_gradients, whole
 
 
@@ -23,6 +24,9 @@ class AdamW:
     beta1: float = 0.9
     beta2: float = 0.95
     clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "lr", "warmup", "last")
 
 
 def make_optimizer(model: Any, settings: AdamW) -> torch.optim.AdamW:

@@ -23,6 +23,7 @@ from cuagent.training import parallel
 from cuagent.training.advantage import advantages_and_returns, naive_advantages, whiten
 from cuagent.training.batch import Batch, collate, take
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from cuagent.training.config import at_least
 from cuagent.training.losses import Clip, kl_to, policy_loss, truncated_weights
 from cuagent.training.metrics import (
     Metrics,
@@ -78,6 +79,10 @@ class PpoConfig:
     rollbacks: int = 3
     """How often a severe alarm may rewind the run before it stops."""
 
+    def __post_init__(self) -> None:
+        at_least(0, self, "iterations")
+        at_least(1, self, "minibatches", "epochs", "tokens_per_microbatch", "save_every")
+
 
 def ppo(
     actor: Any,
@@ -132,12 +137,14 @@ def ppo(
             say(f"  {'ALARM' if alarm.severe else 'warning'}: {alarm.text}")
         severe = any(alarm.severe for alarm in found_alarms)
         if severe and config.on_alarm is not Action.WARN:
-            if config.on_alarm is Action.STOP or rollbacks == config.rollbacks:
-                break  # the newest checkpoint is from before the alarm
-            rollbacks += 1
             healthy = latest_checkpoint(out)
             assert healthy is not None
+            # Also where the run ends here: what it leaves is the model that its caller saves.
             load_checkpoint(healthy, modules, optimizers)
+            if config.on_alarm is Action.STOP or rollbacks == config.rollbacks:
+                say(f"  stopped; the weights are those of {healthy.name}")
+                break
+            rollbacks += 1
             say(f"  back to the weights of {healthy.name}, at half the rate")
             continue
         last = iteration + 1 == config.iterations or enough()
@@ -170,7 +177,9 @@ def update(
     advantages, returns = estimate(batch, baseline, config)
     cap = config.importance_cap
     weights = truncated_weights(old, batch.logprobs, cap) if cap is not None else None
-    metrics = critic_metrics(baseline, returns, batch.action, batch.row_episode)
+    # Of the outcome, not of `returns`: with lambda < 1 those are made of the critic's own values,
+    # and one that knows nothing explains itself (0.95 was seen on 400 tokens).
+    metrics = critic_metrics(baseline, batch.outcome, batch.action, batch.row_episode)
     metrics["entropy"] = float(entropy[batch.action].mean())
     metrics["sampler_gap"] = float((old - batch.logprobs)[batch.action].abs().max())
 

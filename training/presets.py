@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from cuagent.task import Device
 from cuagent.training.chat import Pieces
+from cuagent.training.config import at_least
 from cuagent.training.filters import Filters
 from cuagent.training.optimize import AdamW
 from cuagent.training.ppo import PpoConfig
@@ -23,6 +24,9 @@ class GymConfig:
     train: int = 12
     heldout: int = 8
     rows: int = 1024
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "chain", "train", "heldout", "rows")
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,10 @@ class DemoConfig:
     take together: the arm that PPO is compared with."""
     evaluation_episodes: int = 8
     """For each held-out task, after each stage."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "turns", "reply", "rft_episodes", "value_episodes", "ppo_episodes")
+        at_least(1, self, "demonstrations", "evaluation_episodes")
 
 
 def preset(device: str, kernels: Device, seed: int) -> DemoConfig:

@@ -17,6 +17,7 @@ from typing import Any
 from cuagent.training import parallel
 from cuagent.training.batch import batch_order, collate
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from cuagent.training.config import at_least
 from cuagent.training.losses import imitation_loss
 from cuagent.training.metrics import Metrics, drop_metrics_from, log_metrics
 from cuagent.training.model import logprobs_of, parts, score
@@ -38,6 +39,11 @@ class RftConfig:
     evaluate_every: int = 50
     stop_after: int | None = None
     """Leave after this step, as an interruption would; for tests of resuming."""
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "steps")
+        at_least(1, self, "episodes_per_batch", "tokens_per_microbatch")
+        at_least(1, self, "save_every", "evaluate_every")
 
 
 def rft(

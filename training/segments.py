@@ -12,6 +12,7 @@ log-probabilities have equal length; which token counts in a loss follows from `
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -179,11 +180,20 @@ def _episode(data: dict[str, Any]) -> Episode:
         raise ValueError(f"version {version}, this cuagent reads {VERSION}")
     segments = tuple(_segment(s) for s in data.pop("segments"))
     calls = tuple(Call(**c) for c in data.pop("calls"))
+    reward = data["reward"]
+    if not isinstance(reward, float | int) or not math.isfinite(reward):
+        raise ValueError(f"its reward is {reward!r}")
+    if not isinstance(data.get("figures", {}), dict):
+        raise ValueError("its figures are no object")
     return Episode(segments=segments, calls=calls, **data)
 
 
 def _segment(data: dict[str, Any]) -> Segment:
     logprobs: Sequence[float] | None = data["logprobs"]
+    if not all(type(i) is int and i >= 0 for i in data["ids"]):
+        raise ValueError("a token id that is no whole number from 0 on")
+    if logprobs is not None and not all(isinstance(p, float | int) for p in logprobs):
+        raise ValueError("a log-probability that is no number")
     return Segment(
         Kind(data["kind"]),
         tuple(data["ids"]),

@@ -23,7 +23,7 @@ from cuagent.task import Device, Task, load_task
 from cuagent.training import parallel
 from cuagent.training.chat import Chat, load_chat
 from cuagent.training.collect import Collector
-from cuagent.training.config import ConfigError
+from cuagent.training.config import ConfigError, at_least
 from cuagent.training.curriculum import Curriculum
 from cuagent.training.data import load_runs, split
 from cuagent.training.engine import Engine, LocalEngine, ServerEngine
@@ -70,6 +70,9 @@ class PlayConfig:
     server: str | None = None
     """URL of a server that returns token ids, e.g. http://localhost:8000/v1; None samples here."""
 
+    def __post_init__(self) -> None:
+        at_least(1, self, "turns", "context", "reply")
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -94,6 +97,9 @@ class TrainConfig:
     """First iterations of PPO in which an episode has one turn, as the paper's warm-up: whatever
     the policy wants done, the submission too, must stand in its one reply."""
     curriculum: bool = True
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "ppo_episodes")
 
 
 def collect(
@@ -208,6 +214,8 @@ def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
     """Episodes from JSONL files and folders of runs, with what was left out said."""
     found: list[Episode] = []
     for source in sources:
+        if not source.exists():
+            raise RecordError(f"{source}: no such file or folder")
         if source.is_file():
             found += read_episodes(source)
             continue

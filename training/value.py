@@ -19,6 +19,7 @@ from cuagent.training import parallel
 from cuagent.training.advantage import advantages_and_returns
 from cuagent.training.batch import Batch, batch_order, collate
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from cuagent.training.config import at_least
 from cuagent.training.losses import value_loss
 from cuagent.training.metrics import Metrics, critic_metrics, drop_metrics_from, log_metrics
 from cuagent.training.model import parts, score, values
@@ -45,6 +46,11 @@ class ValueConfig:
     stop_after: int | None = None
     """Leave after this step, as an interruption would; for tests of resuming."""
 
+    def __post_init__(self) -> None:
+        at_least(0, self, "steps")
+        at_least(1, self, "episodes_per_batch", "tokens_per_microbatch")
+        at_least(1, self, "save_every", "evaluate_every")
+
 
 def pretrain_value(
     critic: Any,
@@ -62,7 +68,7 @@ def pretrain_value(
     optimizer = make_optimizer(critic, config.optimizer)
     found = latest_checkpoint(out)
     first = load_checkpoint(found, {"critic": critic}, {"critic": optimizer})[0] if found else 0
-    drop_metrics_from(out / "metrics.jsonl", first + 1)
+    drop_metrics_from(out / "metrics.jsonl", first + 1 if first else 0)
     metrics: Metrics = evaluate_critic(critic, heldout or episodes, config)
     if first == 0:
         log_metrics(out / "metrics.jsonl", 0, metrics, stage="value")
@@ -122,5 +128,4 @@ def evaluate_critic(critic: Any, episodes: Sequence[Episode], config: ValueConfi
     """Explained variance of the Monte-Carlo return, whatever the training target."""
     batch = collate(episodes)
     found = score(critic, batch, config.tokens_per_microbatch, values)
-    returns = batch.rewards[batch.row_episode][:, None].expand_as(found)
-    return critic_metrics(found, returns, batch.action, batch.row_episode)
+    return critic_metrics(found, batch.outcome, batch.action, batch.row_episode)

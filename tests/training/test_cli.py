@@ -62,7 +62,10 @@ def test_a_demo_that_cannot_be_played_is_refused_in_one_line(
     ("asked", "said"),
     [
         ("rft --policy policy --from text --out out", "not an episode"),
-        ("rft --policy policy --from nothing --out out", "no episodes in nothing"),
+        ("rft --policy policy --from nothing --out out", "nothing: no such file or folder"),
+        ("rft --policy policy --from text --out out --config text", "text: 'utf-8' codec"),
+        ("ppo --policy policy --tasks tasks --out out --set ppo.save_every=0", "ppo.save_every: 0"),
+        ("demo --out out --device cpu --set gym.train=0", "gym.train: 0 is not 1 or more"),
         ("rft --policy policy --from text --out text/out", "text is not a folder"),
         ("rft --policy policy/model --from text --out out", "policy/model: no such folder"),
         ("rft --policy tasks --from text --out out", "tasks: not a Hugging Face model"),

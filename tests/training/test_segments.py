@@ -52,6 +52,27 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        ('"reward": 1.0', '"reward": null'),
+        ('"reward": 1.0', '"reward": NaN'),
+        ('"ids": [4, 5]', '"ids": [4, 5.5]'),
+        ('"ids": [4, 5]', '"ids": [4, -5]'),
+        ('"logprobs": [-0.5, -1.5]', '"logprobs": [-0.5, "x"]'),
+        ('"figures": {}', '"figures": []'),
+    ],
+)
+def test_a_field_of_another_type_is_named(written: str, instead: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write_episodes(path, [episode(PROMPT, Segment(Kind.ACTION, (4, 5), (-0.5, -1.5)))])
+    text = path.read_text()
+    assert written in text
+    path.write_text(text.replace(written, instead))
+    with pytest.raises(RecordError, match=r"a\.jsonl:1: not an episode"):
+        list(read_episodes(path))
+
+
+@pytest.mark.parametrize(
     ("segments", "complaint"),
     [
         ((PROMPT, Segment(Kind.ACTION, (4, 5), (-1.0,))), r"call 1\): 2 ids but 1 log-prob"),

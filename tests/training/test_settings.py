@@ -11,7 +11,7 @@ import pytest
 from cuagent.training.config import ConfigError, configure
 from cuagent.training.curriculum import Curriculum, choose, recall, remember, weights
 from cuagent.training.monitor import Action
-from cuagent.training.segments import Episode
+from cuagent.training.segments import Episode, RecordError
 
 
 @dataclass(frozen=True)
@@ -83,3 +83,19 @@ def test_outcomes_of_iterations_that_will_run_again_are_forgotten(tmp_path: Path
         remember(path, iteration, [episode("a", float(iteration))])
     assert recall(path, 2) == [("a", 0.0), ("a", 1.0)]
     assert recall(path, 9) == [("a", 0.0), ("a", 1.0)]
+
+
+def test_an_outcome_that_a_kill_left_half_written_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.jsonl"
+    remember(path, 0, [episode("a", 1.0)])
+    with path.open("a") as out:
+        out.write('[1, "a", ')
+    assert recall(path, 1) == [("a", 1.0)]
+    remember(path, 1, [episode("b", 2.0)])
+    assert recall(path, 2) == [("a", 1.0), ("b", 2.0)]
+
+
+def test_a_broken_line_within_a_log_is_named(tmp_path: Path) -> None:
+    (tmp_path / "outcomes.jsonl").write_text('[0, "a", 1.0]\nnonsense\n[1, "a", 1.0]\n')
+    with pytest.raises(RecordError, match=r"outcomes\.jsonl:2: not JSON"):
+        recall(tmp_path / "outcomes.jsonl", 2)

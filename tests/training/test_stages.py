@@ -7,6 +7,7 @@ the reward counts how many of the two name the prompt's number. Ids are sampled 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -194,6 +195,15 @@ def test_a_resumed_stage_equals_an_uninterrupted_one(stage: str, tmp_path: Path)
     assert whole[1] == resumed[1]
 
 
+def test_value_pretraining_that_begins_anew_writes_each_step_once(tmp_path: Path) -> None:
+    """Killed before its first checkpoint, it had written what the critic was like before."""
+    episodes = play(small_actor(), 8, 0)
+    for _ in range(2):
+        pretrain_value(new_critic(small_actor()), episodes, [], ValueConfig(2, 8), tmp_path, silent)
+        shutil.rmtree(tmp_path / "step-00000002")
+    assert [m["step"] for m in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+
+
 def test_ppo_ends_when_it_is_enough_and_a_later_call_goes_on(tmp_path: Path) -> None:
     actor = small_actor()
     critic = new_critic(actor)
@@ -234,6 +244,38 @@ def test_a_collapse_is_rolled_back_and_then_stops_the_run(tmp_path: Path) -> Non
     assert len(history) == 3 + 3  # two rewinds, and the third alarm ends it
     assert sum("back to the weights of step-00000002" in line for line in said) == 2
     assert any("ALARM: mean reward" in line for line in said)
+
+
+@pytest.mark.parametrize("on_alarm", [Action.STOP, Action.ROLLBACK])
+def test_a_run_that_an_alarm_ends_leaves_the_weights_of_before(
+    on_alarm: Action, tmp_path: Path
+) -> None:
+    """What the caller saves as the finished model is not the collapsed one."""
+    actor, kept = small_actor(), dict[int, list[torch.Tensor]]()
+
+    def collect(iteration: int) -> list[Episode]:
+        kept[iteration] = weights(actor)
+        worth = -2.0 if iteration >= 2 else 2.0
+        return [replace(e, reward=worth + e.reward / 4) for e in play(actor, 16, iteration)]
+
+    config = replace(FAST, on_alarm=on_alarm, rollbacks=0, limits=Limits(reward_fall=1.0))
+    history = ppo(actor, new_critic(actor), collect, config, tmp_path, silent)
+    assert len(history) == 3
+    assert same(weights(actor), kept[2])
+
+
+def test_a_critic_that_knows_nothing_explains_nothing_whatever_its_lambda(tmp_path: Path) -> None:
+    """With lambda below 1 its targets are its own values, which it would explain well."""
+    actor = small_actor()
+    critic = new_critic(actor)
+    torch.nn.init.normal_(critic.score.weight, std=2.0)
+    episodes = [replace(e, reward=(-1.0, 1.0)[i % 2]) for i, e in enumerate(play(actor, 64, 0))]
+    config = replace(FAST, iterations=1, lam_critic=0.2)
+    (metrics,) = ppo(actor, critic, lambda _: episodes, config, tmp_path, silent)
+    assert metrics["ev"] < 0.1
+    assert metrics["return_mean"] == pytest.approx(
+        sum(e.reward * e.action_tokens for e in episodes) / sum(e.action_tokens for e in episodes)
+    )
 
 
 def test_a_run_that_is_only_warned_keeps_what_it_does_after_an_alarm(tmp_path: Path) -> None:
