@@ -35,7 +35,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,8 @@ class TeacherEngine:
     """An `Engine`: the actor decodes as many tokens as the teacher's turn has, the ids are the
     teacher's. Log-probabilities are the actor's, of what it decoded."""
 
+    gathers = True
+
     def __init__(self, actor: Any, chat: Chat, tasks: Sequence[Task]) -> None:
         self.local = LocalEngine(actor, NEVER)
         self.chat = chat
@@ -162,6 +164,9 @@ class TeacherEngine:
         """Tokens."""
         self.ended = 0.0
         """When the last batch was done, by time.perf_counter()."""
+
+    def open(self) -> AbstractContextManager[None]:
+        return self.local.open()
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
         begun = time.perf_counter()

@@ -1,13 +1,14 @@
 """Sampling from token ids to token ids and their log-probabilities.
 
-For: the two ways to sample an actor, behind one protocol. `LocalEngine` decodes the very model that
-is trained, so sampler and trainer agree to the last bits and no weights are copied. `ServerEngine`
+For: the ways to sample an actor, behind one protocol. `LocalEngine` decodes the very model that is
+trained, so sampler and trainer agree to the last bits and no weights are copied; its tokens depend
+on a request's seed, not on what shares the batch (up to rounding). `ContinuousEngine`, in
+`continuous.py`, lets requests come and go and keeps what conversations have said. `ServerEngine`
 asks a server that takes and returns token ids (vLLM, SGLang).
 Not covered: text and chat templates (`chat.py`), batching of concurrent episodes (`rollout.py`).
 
-Invariants: `logprobs` are those of the distribution that was sampled from, at temperature 1 the
+Invariant: `logprobs` are those of the distribution that was sampled from, at temperature 1 the
 model's own; in training nothing (top-p, top-k) warps it, or the ratios of PPO would be wrong.
-A request's tokens depend on its seed, not on what shares its batch (up to rounding).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,6 +51,13 @@ class Sampled:
 class Engine(Protocol):
     """Samples continuations."""
 
+    gathers: bool
+    """Whether it wants the requests of all threads in one call; else each thread may ask alone."""
+
+    def open(self) -> AbstractContextManager[None]:
+        """While it lasts the engine answers, and nobody changes the weights. Raises EngineError."""
+        ...
+
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
         """One result for each request, in their order. Raises EngineError."""
         ...
@@ -61,10 +70,15 @@ class EngineError(Exception):
 class LocalEngine:
     """Batched decoding of a transformers model in this process."""
 
+    gathers = True
+
     def __init__(self, actor: Any, end: int, most_rows: int = 256) -> None:
         self.actor = actor
         self.end = end
         self.most_rows = most_rows
+
+    def open(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
         # Equal lengths beside each other: less padding, and rows end at similar times.
@@ -161,11 +175,16 @@ class ServerEngine:
     before each collection.
     """
 
+    gathers = False
+
     def __init__(self, url: str, model: str, end: int, concurrency: int = 64) -> None:
         self.url = url.rstrip("/") + "/completions"
         self.model = model
         self.end = end
         self.concurrency = concurrency
+
+    def open(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
         with ThreadPoolExecutor(min(self.concurrency, len(requests))) as pool:

@@ -62,13 +62,14 @@ class Play:
     together: float = 1.0
     """Share of the live episodes that must wait before the engine starts. At 1 nothing is judged
     while it runs, as it must be where one GPU samples and times; less, where another one times,
-    does not hold up all for the slowest judgement. A result depends on its seed alone."""
+    does not hold up all for the slowest judgement. At 0 nobody waits for others."""
 
 
 class Batcher:
     """Gathers the requests of concurrent episodes into batches of the engine.
 
     There is no thread of its own: whoever completes a batch runs it. Episodes enter with `live`.
+    At `together` 0 an engine that does not gather is asked by each of them alone.
     """
 
     def __init__(self, engine: Engine, together: float = 1.0) -> None:
@@ -94,29 +95,40 @@ class Batcher:
 
     def sample(self, request: Request) -> Sampled:
         """Wait for a batch with this request in it. Raises EngineError."""
+        if self.together == 0 and not self.engine.gathers:
+            [alone] = self._ask([request])
+            return taken(alone)
         answer: list[Sampled | Exception] = []
         with self._changed:
             self._waiting.append((request, answer))
             self._run_if_full()
             self._changed.wait_for(lambda: bool(answer))
-        if isinstance(answer[0], Exception):
-            raise EngineError(f"sampling failed: {answer[0]}") from answer[0]
-        return answer[0]
+        return taken(answer[0])
 
     def _run_if_full(self) -> None:
         if not self._waiting or len(self._waiting) < self.together * self._live:
             return
         batch, self._waiting = self._waiting, []
         start = time.perf_counter()
-        try:
-            results: Sequence[Sampled | Exception] = self.engine.sample([r for r, _ in batch])
-        except (EngineError, RuntimeError, MemoryError) as error:
-            # It belongs to all whose request was in the batch, not to the one that ran it.
-            results = [error] * len(batch)
+        results = self._ask([request for request, _ in batch])
         self.seconds += time.perf_counter() - start
         for (_, answer), result in zip(batch, results, strict=True):
             answer.append(result)
         self._changed.notify_all()
+
+    def _ask(self, requests: Sequence[Request]) -> Sequence[Sampled | Exception]:
+        try:
+            return self.engine.sample(requests)
+        except (EngineError, RuntimeError, MemoryError) as error:
+            # It belongs to all whose request was in the batch, not to the one that ran it.
+            return [error] * len(requests)
+
+
+def taken(result: Sampled | Exception) -> Sampled:
+    """Raises EngineError where the request failed."""
+    if isinstance(result, Exception):
+        raise EngineError(f"sampling failed: {result}") from result
+    return result
 
 
 @dataclass
@@ -250,7 +262,7 @@ def play_many(
                 return str(why)
 
     started = threading.Barrier(len(jobs))
-    with ThreadPoolExecutor(len(jobs)) as threads:
+    with engine.open(), ThreadPoolExecutor(len(jobs)) as threads:
         results = list(threads.map(one, jobs))
     for result in results:
         if isinstance(result, str):

@@ -24,6 +24,7 @@ from cuagent.training import parallel
 from cuagent.training.chat import Chat, load_chat
 from cuagent.training.collect import Collector
 from cuagent.training.config import ConfigError, at_least
+from cuagent.training.continuous import ContinuousEngine
 from cuagent.training.curriculum import Curriculum
 from cuagent.training.data import load_runs, split
 from cuagent.training.engine import Engine, LocalEngine, ServerEngine
@@ -50,6 +51,13 @@ class Export(StrEnum):
     PARQUET = "parquet"
 
 
+class Sampler(StrEnum):
+    LOCAL = "local"
+    """Batches decoded one after the other; the same seeds give the same episodes."""
+    CONTINUOUS = "continuous"
+    """transformers' continuous batching, which keeps what a conversation has said."""
+
+
 @dataclass(frozen=True)
 class PlayConfig:
     """How episodes are played, with all tools and the full prompt of `cuagent optimize`."""
@@ -60,18 +68,21 @@ class PlayConfig:
     temperature: float = 1.0
     seconds: float | None = None
     together: float = 1.0
-    """Less than 1 only where the devices that judge do not sample."""
+    """Share of the live episodes for which the engine waits; less than 1 only where the devices
+    that judge do not sample, and 0 where it batches by itself (a server, `continuous`)."""
     timed: bool = True
     """Without it the rewards are -1 and 1."""
     gpus: tuple[int, ...] = (0,)
     """Devices that judge."""
     ray: int = 0
     """GPUs that judge as actors of Ray, on any machine of its cluster; 0 judges here, on `gpus`."""
+    engine: Sampler = Sampler.LOCAL
     server: str | None = None
     """URL of a server that returns token ids, e.g. http://localhost:8000/v1; None samples here."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "context", "reply")
+        at_least(0, self, "temperature", "together", "ray")
 
 
 @dataclass(frozen=True)
@@ -107,7 +118,10 @@ def collect(
 ) -> Metrics:
     """Play `episodes` episodes of a policy; they lie in `out/episodes/00000.jsonl`."""
     chat, actor = load_policy(policy, config)
-    actor = place(actor, Placement(compute=config.placement.compute), device)
+    if paged(config):
+        actor = actor.to(device, config.placement.compute.torch)
+    else:
+        actor = place(actor, Placement(compute=config.placement.compute), device)
     with judges(config, device) as pool:
         found = collector(load_tasks(tasks, device), chat, actor, pool, out, episodes, config, say)(
             0
@@ -259,11 +273,21 @@ def ready(model: Any, config: TrainConfig, device: str) -> Any:
 
 
 def player(actor: Any, policy: Path, config: TrainConfig, device: str) -> Any:
-    """The actor that plays: the trained one, or beside shards a whole copy on every process."""
-    if not is_sharded(actor):
+    """The actor that plays: the trained one, or a whole copy on every process; beside shards, and
+    where products are of another type than weights, for pages hold what comes of products.
+
+    Raises ConfigError.
+    """
+    compute = config.placement.compute
+    if not is_sharded(actor) and not (paged(config) and compute is not config.dtype):
         return actor
-    copy = load_actor(policy, config.placement.compute.torch)
-    return copy.to(device)
+    if config.lora.rank:
+        raise ConfigError("play.engine=continuous: adapters play in their own dtype alone")
+    return load_actor(policy, compute.torch).to(device)
+
+
+def paged(config: TrainConfig) -> bool:
+    return config.play.engine is Sampler.CONTINUOUS and config.play.server is None
 
 
 def load_tasks(folder: Path, device: str) -> list[Task]:
@@ -289,6 +313,9 @@ def collector(
     engine: Engine = LocalEngine(actor.eval(), chat.end)
     if p.server is not None:
         engine = ServerEngine(p.server, actor.name_or_path, chat.end)
+    elif paged(config):
+        at_once = min(episodes, Collector.at_once)
+        engine = ContinuousEngine(actor, chat.end, at_once * p.context, p.temperature)
     limits = (p.turns, p.context, p.reply, p.temperature, p.seconds)
     play = Play(TOOLS, opening, *limits, together=p.together)
     return Collector(tasks, chat, engine, pool, play, out, episodes, config.seed, say=say)

@@ -1,0 +1,127 @@
+"""transformers' continuous batching as an engine: the model's own log-probabilities, many ask."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_stages import END, small_actor
+
+from cuagent.task import Task
+from cuagent.training.batch import collate
+from cuagent.training.chat import Chat
+from cuagent.training.continuous import ContinuousEngine
+from cuagent.training.engine import EngineError, Request, Sampled
+from cuagent.training.model import logprobs_of, new_actor, score, small_config
+from cuagent.training.rollout import Play, play_many
+
+TOKENS = 2048
+
+
+def own_logprobs(actor: Any, request: Request, ids: tuple[int, ...]) -> torch.Tensor:
+    """What the trainer computes for the sampled tokens, in one pass."""
+    whole = torch.tensor([request.prompt + ids])
+    with torch.no_grad():
+        logps = torch.log_softmax(actor(whole).logits[0, :-1].float(), -1)
+    at = len(request.prompt)
+    return logps[at - 1 :].gather(1, whole[0, at:, None])[:, 0]
+
+
+def test_many_ask_at_once_and_get_the_models_own_logprobs() -> None:
+    actor = small_actor()
+    engine = ContinuousEngine(actor, END, TOKENS)
+    requests = [Request((2, 4 + i % 3) * (1 + i % 9), 3 + i % 9, seed=i) for i in range(12)]
+
+    def turns(request: Request) -> list[tuple[Request, Sampled]]:
+        """Two of a conversation: the second goes on from the first."""
+        [first] = engine.sample([request])
+        further = Request((*request.prompt, *first.ids, 5, 6), request.most, request.seed)
+        return [(request, first), (further, engine.sample([further])[0])]
+
+    with engine.open(), ThreadPoolExecutor(8) as threads:
+        found = [pair for pairs in threads.map(turns, requests) for pair in pairs]
+    for request, sampled in found:
+        assert 1 <= len(sampled.ids) <= request.most
+        assert sampled.cut == (sampled.ids[-1] != END)
+        assert END not in sampled.ids[:-1]
+        own = own_logprobs(actor, request, sampled.ids)
+        torch.testing.assert_close(torch.tensor(sampled.logprobs), own, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("together", [0.0, 1.0])
+def test_episodes_are_played_with_it_alone_or_together(
+    together: float, task: Task, chat: Chat, play: Play, tmp_path: Path
+) -> None:
+    actor = new_actor(small_config(len(chat.tokenizer), 1, 32, 2, 700, chat.end, chat.pad), seed=3)
+    short = replace(play, reply=12, turns=3, together=together)
+    engine, no_judge = ContinuousEngine(actor, chat.end, TOKENS), lambda _: None
+    jobs = [(task, seed) for seed in range(6)]
+    played = play_many(jobs, no_judge, "p", chat, engine, short, tmp_path)  # type: ignore[arg-type]
+    assert [e and e.id for e in played.episodes] == [f"p-double_relu-{seed}" for seed in range(6)]
+    batch = collate([e for e in played.episodes if e])
+    gap = (score(actor, batch, 4096, logprobs_of) - batch.logprobs)[batch.action].abs().max()
+    assert gap < 1e-5
+
+
+def test_it_draws_from_the_whole_distribution() -> None:
+    actor = small_actor()
+    engine = ContinuousEngine(actor, END, TOKENS)
+    with engine.open():
+        drawn = engine.sample([Request((2, 4, 3), 1, seed) for seed in range(1500)])
+    logits = actor(torch.tensor([[2, 4, 3]])).logits[0, -1]
+    expected = torch.softmax(logits.detach(), -1) * 1500
+    counts = torch.bincount(torch.tensor([s.ids[0] for s in drawn]), minlength=16)
+    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_squared < 37.7  # 15 degrees of freedom, p = 0.001
+
+
+def test_weights_that_were_trained_meanwhile_are_those_that_play() -> None:
+    actor = small_actor()
+    engine = ContinuousEngine(actor, END, TOKENS)
+    request = Request((2, 4, 3) * 200, 8, 0)  # longer than a page, which is kept while it is open
+    with engine.open():
+        engine.sample([request])
+    with torch.no_grad():
+        for weight in actor.parameters():
+            weight.mul_(1.5)
+    with engine.open():
+        [sampled] = engine.sample([request])
+    own = own_logprobs(actor, request, sampled.ids)
+    torch.testing.assert_close(torch.tensor(sampled.logprobs), own, atol=1e-4, rtol=0)
+
+
+def test_at_temperature_zero_it_takes_the_likeliest() -> None:
+    actor = small_actor()
+    with (engine := ContinuousEngine(actor, END, TOKENS, temperature=0.0)).open():
+        one, two = engine.sample([Request((2, 4, 3), 6, seed, temperature=0.0) for seed in (1, 2)])
+        with pytest.raises(EngineError, match="temperature"):
+            engine.sample([Request((2, 4, 3), 6, 0)])
+    assert one.ids == two.ids
+    assert one.ids[0] == int(actor(torch.tensor([[2, 4, 3]])).logits[0, -1].argmax())
+
+
+def test_who_waits_hears_that_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = small_actor()
+    engine = ContinuousEngine(actor, END, TOKENS)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with engine.open():
+        monkeypatch.setattr(actor, "forward", broken)
+        with pytest.raises(EngineError, match="out of memory"):
+            engine.sample([Request((2, 4), 3, 0)])
+        with pytest.raises(EngineError):
+            engine.sample([Request((2, 4), 3, 0)])
+
+
+def test_a_model_that_cannot_is_named() -> None:
+    with (
+        pytest.raises(EngineError, match=r"play\.engine=local"),
+        ContinuousEngine(torch.nn.Linear(1, 1), END, TOKENS).open(),
+    ):
+        pass
