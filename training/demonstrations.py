@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cuagent.agent.loop import run_agent
 from cuagent.message import Message
-from cuagent.record import list_runs, message_of, read_records
+from cuagent.record import RunFolder, message_of, read_records
 from cuagent.task import Task
 from cuagent.training.chat import Chat, plain, train_tokenizer
 from cuagent.training.data import load_runs
@@ -45,24 +45,28 @@ def demonstrate(
     """Write episodes.jsonl, first.jsonl and, last, tokenizer/ into `out`."""
     runs, shown = out / "runs", train[: config.shown] if config.shown else train
 
-    def one(n: int) -> None:
+    def one(n: int) -> RunFolder:
         task = shown[n % len(shown)]
         run = start_episode(task, pool.judge_for(task), "teacher", play, runs)
         try:
             run_agent(run, teacher_of(task, n), play.tools)
         finally:
             run.log.close()
+        return run.folder
 
     say(f"the teacher plays {config.demonstrations} episodes on {len(shown)} tasks")
     pool.open(shown)
     with ThreadPoolExecutor(32) as threads:
-        list(threads.map(one, range(config.demonstrations)))
+        folders = list(threads.map(one, range(config.demonstrations)))
     first = list(first_turns(config, {chain_of(task) for task in heldout}))
-    spoken = [*conversations(runs), *first[:SPOKEN]]
+    spoken = [*conversations(folders), *first[:SPOKEN]]
     d = config.decoder
     chat = train_tokenizer(rendered(spoken), d.vocabulary, d.pieces)
     loaded = load_runs(runs, chat)
-    write_episodes(out / "episodes.jsonl", loaded.episodes)
+    # In the order of the teacher's seeds: names of runs, and so theirs, depend on the clock.
+    place = {folder.id: n for n, folder in enumerate(folders)}
+    whole = sorted(loaded.episodes, key=lambda episode: place[episode.id])
+    write_episodes(out / "episodes.jsonl", whole)
     turns = [as_episode(n, messages, play, chat) for n, messages in enumerate(first)]
     write_episodes(out / "first.jsonl", turns)
     with whole_folder(out / "tokenizer") as partial:  # last: it says that the stage is done
@@ -85,11 +89,10 @@ def first_turns(config: DemoConfig, heldout: set[Chain]) -> Iterator[list[Messag
             n += 1
 
 
-def conversations(runs: Path) -> list[list[Message]]:
+def conversations(runs: Sequence[RunFolder]) -> list[list[Message]]:
     """What was said in each run."""
     return [
-        [message_of(r) for r in read_records(folder) if r["type"] == "message"]
-        for folder in list_runs(runs)
+        [message_of(r) for r in read_records(folder) if r["type"] == "message"] for folder in runs
     ]
 
 

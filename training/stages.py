@@ -22,6 +22,7 @@ from cuagent.record import list_runs
 from cuagent.task import Device, Task, load_task
 from cuagent.training import parallel
 from cuagent.training.chat import Chat, load_chat
+from cuagent.training.checkpoint import latest_checkpoint
 from cuagent.training.collect import Collector
 from cuagent.training.config import ConfigError, at_least
 from cuagent.training.continuous import ContinuousEngine
@@ -29,6 +30,7 @@ from cuagent.training.curriculum import Curriculum
 from cuagent.training.data import load_runs, split
 from cuagent.training.engine import Engine, LocalEngine, ServerEngine
 from cuagent.training.export import write_atif, write_chat, write_parquet
+from cuagent.training.files import write_whole
 from cuagent.training.filters import Filters, keep
 from cuagent.training.lora import Lora, adapt, merged
 from cuagent.training.metrics import Metrics, episode_metrics
@@ -138,6 +140,8 @@ def refine(
     """RFT of a policy on runs (folders) or episodes (JSONL); the model lies in `out/model`."""
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
+    check_ids([*train, *heldout], actor)
+    going_on(out, say, policy=policy, source=list(map(str, sources)), seed=config.rft.seed)
     kept, funnel = keep(train, config.filters)
     for line in funnel.lines():
         say(line)
@@ -159,6 +163,8 @@ def pretrain(
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     if not train:
         raise RecordError("every episode is of a task that is held out; set heldout lower")
+    check_ids([*train, *heldout], actor)
+    going_on(out, say, policy=policy, source=list(map(str, sources)), seed=config.value.seed)
     critic = ready(new_critic(actor), config, device)
     pretrain_value(critic, train, heldout, config.value, out, say)
     leave(critic, out / "model")
@@ -183,6 +189,7 @@ def improve(
     if critic is not None:
         with reading(critic):
             values = load_critic(critic, config.dtype.torch)
+    going_on(out, say, policy=policy, critic=critic, tasks=tasks, seed=config.ppo.seed)
     values, actor = ready(values, config, device), ready(actor, config, device)
     acting = player(actor, policy, config, device)
     reference = None
@@ -243,6 +250,30 @@ def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
     if not found:
         raise RecordError(f"no episodes in {', '.join(map(str, sources))}")
     return found
+
+
+def check_ids(episodes: Sequence[Episode], actor: Any) -> None:
+    """Raises RecordError where a token id is none of the model's."""
+    size = actor.get_input_embeddings().num_embeddings
+    for episode in episodes:
+        most = max(max(s.ids, default=0) for s in episode.segments)
+        if most >= size:
+            raise RecordError(f"episode {episode.id}: token id {most}, the policy knows {size}")
+
+
+def going_on(out: Path, say: Say, **begun: object) -> None:
+    """Say that a stage goes on from a checkpoint, and what it was begun with that is asked for
+    otherwise now. No refusal: folders move."""
+    path, now = out / "begun.json", {name: str(value) for name, value in begun.items()}
+    if (found := latest_checkpoint(out)) is not None:
+        say(f"going on from {found}; another --out begins anew")
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else now
+        for name in now:
+            if before.get(name, now[name]) != now[name]:
+                say(f"  warning: it was begun with {name} {before[name]}, not {now[name]}")
+    elif parallel.rank() == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(now))
 
 
 def load_policy(folder: Path, config: TrainConfig) -> tuple[Chat, Any]:

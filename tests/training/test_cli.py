@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from dictated import SOURCE
-from test_stages import small_actor
+from test_stages import play, small_actor
 from typer.testing import CliRunner
 
 from cuagent.training.chat import Chat
 from cuagent.training.cli import app
 from cuagent.training.config import ConfigError
-from cuagent.training.model import new_critic, save_model
-from cuagent.training.segments import RecordError
+from cuagent.training.model import load_actor, new_critic, save_model
+from cuagent.training.segments import Episode, Kind, RecordError, Segment, write_episodes
 
 
 @pytest.fixture
@@ -91,6 +92,35 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     Path("text").write_bytes(b"\xd8 no JSON\n")
     assert run(["train", *asked.split()]) == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.fixture
+def played(policy: Path, chat: Chat) -> list[Episode]:
+    return [replace(e, tokenizer=chat.fingerprint) for e in play(load_actor(policy), 4, 0)]
+
+
+def test_a_stage_that_goes_on_says_so_and_what_it_was_begun_with(
+    policy: Path, played: list[Episode], tmp_path: Path
+) -> None:
+    """Else who asks for another policy in the same folder is given the old one in silence."""
+    write_episodes(tmp_path / "e.jsonl", played)
+    all_of_them = ["--set", "heldout=0", "--set", "filters.above=-9"]
+    asked = ["rft", "--policy", policy, "--from", tmp_path / "e.jsonl", "--out", tmp_path / "out"]
+    assert "going on" not in call(*asked, *all_of_them, "--set", "rft.steps=1")
+    said = call(*asked, *all_of_them, "--set", "rft.steps=2", "--set", "rft.seed=7")
+    assert "out/step-00000001; another --out begins anew" in said
+    assert "it was begun with seed 0, not 7" in said
+    assert "begun with policy" not in said
+
+
+def test_ids_that_the_policy_does_not_know_are_refused(
+    policy: Path, played: list[Episode], tmp_path: Path
+) -> None:
+    strange = replace(played[1], segments=(*played[1].segments, Segment(Kind.ACTION, (16,))))
+    write_episodes(tmp_path / "e.jsonl", [played[0], strange])
+    with pytest.raises(RecordError, match="episode 0-1: token id 16, the policy knows 16"):
+        call("value", "--policy", policy, "--from", tmp_path / "e.jsonl", "--out", tmp_path / "v",
+             "--set", "heldout=0")  # fmt: skip
 
 
 def test_export_verl_leaves_a_script_to_start(policy: Path, tmp_path: Path) -> None:

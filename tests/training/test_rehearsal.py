@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from cuagent.attempt import Attempt
 from cuagent.task import Device, Task
 from cuagent.training.budget import Budget
-from cuagent.training.gym import chain_of, make_chains, make_tasks
+from cuagent.training.demo import TOOLS
+from cuagent.training.demonstrations import demonstrate
+from cuagent.training.gym import chain_of, make_chains, make_tasks, opening
 from cuagent.training.owner import PoolError
+from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.rehearsal import Rehearsal
+from cuagent.training.rollout import Play
+from cuagent.training.segments import Segment, read_episodes
 from cuagent.training.teacher import CPU_ELEMENTS, CPU_ROWS, Habits, Teacher, given
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judge
 
 PARALLEL = "#pragma omp parallel for\n"
 
@@ -48,6 +58,33 @@ def test_every_kernel_of_a_flawless_teacher_is_right_by_the_rule(chain: Task) ->
     for seed in range(20):
         attempt = Teacher(Device.CPU, chain_of(chain), seed, flawless).attempt(given(chain))
         assert Rehearsal().judge(chain, attempt).verdict.accepted
+
+
+def test_the_teachers_episodes_have_the_same_order_whichever_run_began_first(
+    chain: Task, tmp_path: Path
+) -> None:
+    """What the base is shown in its first batch, and so every weight after it, follows from it."""
+
+    class Late(Rehearsal):
+        """The first episode to ask waits until others have begun their runs."""
+
+        asked = 0
+
+        def judge_for(self, task: Task) -> Judge:
+            self.asked += 1
+            if self.asked == 1:
+                time.sleep(0.3)
+            return super().judge_for(task)
+
+    def written(out: Path, pool: Rehearsal) -> list[tuple[Segment, ...]]:
+        config = replace(for_test(DemoConfig()), demonstrations=12)
+        play = Play(TOOLS, opening, 2, 768, 24, given=given)
+        demonstrate(config, pool, play, [chain], [], out, lambda _: None)
+        return [e.segments for e in read_episodes(out / "episodes.jsonl")]
+
+    one, other = written(tmp_path / "a", Rehearsal()), written(tmp_path / "b", Late())
+    assert len({str(segments) for segments in one}) > 6
+    assert one == other
 
 
 def test_a_rehearsal_knows_no_gpu(tmp_path: Path) -> None:
