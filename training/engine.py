@@ -3,8 +3,8 @@
 For: the ways to sample an actor, behind one protocol. `LocalEngine` decodes the very model that is
 trained, so sampler and trainer agree to the last bits and no weights are copied; its tokens depend
 on a request's seed, not on what shares the batch (up to rounding). `ContinuousEngine`, in
-`continuous.py`, lets requests come and go and keeps what conversations have said. `ServerEngine`
-asks a server that takes and returns token ids (vLLM, SGLang).
+`continuous.py`, lets requests come and go and keeps what conversations have said. `ServerEngine`,
+in `server.py`, asks a server that takes and returns token ids (vLLM, SGLang).
 Not covered: text and chat templates (`chat.py`), batching of concurrent episodes (`rollout.py`).
 
 Invariant: `logprobs` are those of the distribution that was sampled from, at temperature 1 the
@@ -13,11 +13,7 @@ model's own; in training nothing (top-p, top-k) warps it, or the ratios of PPO w
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -166,55 +162,3 @@ def choose(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tens
     drawn = drawn.clamp(max=logits.shape[1] - 1)
     token = torch.where(greedy, logits.argmax(-1), drawn)
     return token, logp.gather(-1, token[:, None]).flatten()
-
-
-class ServerEngine:
-    """A server with OpenAI's completions route that takes token ids and returns them.
-
-    vLLM: `return_token_ids`. The weights it serves are its own business: load a checkpoint into it
-    before each collection.
-    """
-
-    gathers = False
-
-    def __init__(self, url: str, model: str, end: int, concurrency: int = 64) -> None:
-        self.url = url.rstrip("/") + "/completions"
-        self.model = model
-        self.end = end
-        self.concurrency = concurrency
-
-    def open(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def sample(self, requests: Sequence[Request]) -> list[Sampled]:
-        with ThreadPoolExecutor(min(self.concurrency, len(requests))) as pool:
-            return list(pool.map(self._ask, requests))
-
-    def _ask(self, request: Request) -> Sampled:
-        body = {
-            "model": self.model,
-            "prompt": list(request.prompt),
-            "max_tokens": request.most,
-            "temperature": request.temperature,
-            "seed": request.seed,
-            "logprobs": 0,
-            "return_token_ids": True,
-            "stop_token_ids": [self.end],
-            "include_stop_str_in_output": True,
-        }
-        post = urllib.request.Request(
-            self.url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(post, timeout=1800) as answer:
-                choice = json.load(answer)["choices"][0]
-        except (urllib.error.URLError, ValueError, KeyError, IndexError) as error:
-            raise EngineError(f"{self.url}: no usable answer ({error})") from error
-        ids = choice.get("token_ids")
-        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
-        if ids is None or logprobs is None or len(ids) != len(logprobs):
-            raise EngineError(
-                f"{self.url}: gives no token ids with log-probabilities; use a server that does "
-                "(vLLM 0.10.2 or later)"
-            )
-        return Sampled(tuple(ids), tuple(logprobs), choice["finish_reason"] == "length")

@@ -28,7 +28,7 @@ from cuagent.training.config import ConfigError, at_least
 from cuagent.training.continuous import ContinuousEngine
 from cuagent.training.curriculum import Curriculum
 from cuagent.training.data import load_runs, split
-from cuagent.training.engine import Engine, LocalEngine, ServerEngine
+from cuagent.training.engine import Engine, LocalEngine
 from cuagent.training.export import write_atif, write_chat, write_parquet
 from cuagent.training.files import write_whole
 from cuagent.training.filters import Filters, keep
@@ -42,6 +42,7 @@ from cuagent.training.ray_pool import RayPool
 from cuagent.training.rft import RftConfig, rft
 from cuagent.training.rollout import Play
 from cuagent.training.segments import Episode, RecordError, read_episodes
+from cuagent.training.server import ServerEngine, reloads
 from cuagent.training.value import ValueConfig, pretrain_value
 
 Say = Callable[[str], None]
@@ -80,7 +81,8 @@ class PlayConfig:
     """GPUs that judge as actors of Ray, on any machine of its cluster; 0 judges here, on `gpus`."""
     engine: Sampler = Sampler.LOCAL
     server: str | None = None
-    """URL of a server that returns token ids, e.g. http://localhost:8000/v1; None samples here."""
+    """URL of a server that returns token ids: http://localhost:8000/v1 of vLLM, or SGLang's
+    http://localhost:30000/generate; None samples here."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "context", "reply")
@@ -180,8 +182,16 @@ def improve(
     say: Say,
 ) -> None:
     """PPO; without a critic from value pretraining it starts from a head of zeros."""
-    if config.play.server is not None:
-        raise RecordError("PPO samples here; a server would serve the weights of before (unset it)")
+    server = config.play.server
+    if server is not None and not reloads(server):
+        raise RecordError(
+            f"play.server={server}: PPO needs one that takes new weights while it runs, SGLang "
+            "(http://HOST:PORT/generate); unset it to sample here"
+        )
+    if server is not None and config.lora.rank:
+        raise ConfigError(
+            "lora.rank and play.server: PPO would have to merge the adapter each time"
+        )
     if config.play.temperature != 1.0:
         raise RecordError("PPO needs play.temperature=1: other ratios would be wrong")
     chat, actor = load_policy(policy, config)
@@ -203,6 +213,11 @@ def improve(
         def collect(iteration: int) -> list[Episode]:
             if acting is not actor:
                 copy_weights(actor, into=acting)
+            if isinstance(plays.engine, ServerEngine):
+                leave(actor, out / "served", chat)
+                if parallel.rank() == 0:
+                    plays.engine.load((out / "served").resolve())
+                parallel.barrier()
             turns = 1 if iteration < config.single_turn else config.play.turns
             plays.play = replace(plays.play, turns=turns)
             return plays(iteration)
@@ -310,7 +325,8 @@ def player(actor: Any, policy: Path, config: TrainConfig, device: str) -> Any:
     Raises ConfigError.
     """
     compute = config.placement.compute
-    if not is_sharded(actor) and not (paged(config) and compute is not config.dtype):
+    apart = is_sharded(actor) or (paged(config) and compute is not config.dtype)
+    if config.play.server is not None or not apart:
         return actor
     if config.lora.rank:
         raise ConfigError("play.engine=continuous: adapters play in their own dtype alone")

@@ -4,18 +4,25 @@ and the commands on what it leaves."""
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
 
 from cuagent.task import Device
-from cuagent.training.chat import Pieces
+from cuagent.training.chat import Pieces, load_chat
 from cuagent.training.cli import app
 from cuagent.training.config import ConfigError
 from cuagent.training.demo import run_demo
+from cuagent.training.engine import LocalEngine, Request
 from cuagent.training.metrics import read_metrics
+from cuagent.training.model import load_actor
 from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.segments import read_episodes, require_logprobs
 
@@ -111,6 +118,66 @@ def test_the_commands_train_on_what_others_left(demo: Path, tmp_path: Path) -> N
     assert "training reward" in (tmp_path / "ppo" / "report.html").read_text()
     count = call("export", "--runs", runs, "--format", "chat", "--out", str(tmp_path / "c.jsonl"))
     assert count.startswith("6 written")
+
+
+def test_ppo_samples_from_a_server_that_is_given_each_iterations_weights(
+    demo: Path, tmp_path: Path
+) -> None:
+    few = {"ppo.iterations": 2, "ppo_episodes": 2, "ppo.actor.lr": 0.01, "play.turns": 1,
+           "play.reply": 4, "play.context": 65536, "play.timed": "false"}  # fmt: skip
+    policy, out = demo / "base" / "model", tmp_path / "ppo"
+    with token_server(load_chat(policy).end) as url:
+        call(
+            "ppo", "--policy", str(policy), "--critic", str(demo / "value" / "model"), "--out",
+            str(out), "--tasks", str(demo / "tasks"), "--device", "cpu", "--set",
+            f"play.server={url}/generate",
+            *[part for name, value in few.items() for part in ("--set", f"{name}={value}")],
+        )  # fmt: skip
+    rows = read_metrics(out / "metrics.jsonl")
+    assert [row["sampler_gap"] < 1e-4 for row in rows] == [True, True]
+    before, after = (load_actor(folder).lm_head.weight for folder in (policy, out / "model"))
+    assert (after - before).abs().max() > 1e-3  # so that old weights would have shown
+
+
+@contextmanager
+def token_server(end: int) -> Iterator[str]:
+    """SGLang's two routes over a real model: it serves whatever folder it was told of last."""
+
+    class Routes(BaseHTTPRequestHandler):
+        engine: ClassVar[list[LocalEngine]] = []
+        turn = threading.Lock()
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with self.turn:
+                found = self.update(body) if "update" in self.path else self.generate(body)
+            answer = json.dumps(found).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def update(self, body: dict[str, Any]) -> dict[str, Any]:
+            self.engine[:] = [LocalEngine(load_actor(Path(body["model_path"])).eval(), end)]
+            return {"success": True}
+
+        def generate(self, body: dict[str, Any]) -> dict[str, Any]:
+            asked = body["sampling_params"]
+            most, seed = asked["max_new_tokens"], asked["sampling_seed"]
+            [made] = self.engine[0].sample([Request(tuple(body["input_ids"]), most, seed)])
+            each = [[p, i, None] for p, i in zip(made.logprobs, made.ids, strict=True)]
+            finish = {"type": "length" if made.cut else "stop"}
+            return {"meta_info": {"output_token_logprobs": each, "finish_reason": finish}}
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 def test_episodes_of_another_tokenizer_are_refused(demo: Path, tmp_path: Path) -> None:

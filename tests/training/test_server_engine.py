@@ -1,66 +1,113 @@
-"""The engine behind a server: token ids there and back over real HTTP."""
+"""The engine behind a server: token ids there and back over real HTTP, as vLLM and SGLang speak."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
-from cuagent.training.engine import EngineError, Request, Sampled, ServerEngine
+from cuagent.training.engine import EngineError, Request, Sampled
+from cuagent.training.segments import RecordError
+from cuagent.training.server import ServerEngine
+from cuagent.training.stages import PlayConfig, TrainConfig, improve
+
+PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-class Completions(BaseHTTPRequestHandler):
-    """Continues [.., n] with n+1, n+2, ... as a server with `return_token_ids` answers."""
+class Server(BaseHTTPRequestHandler):
+    """Continues [.., n] with n+1, n+2, ... as servers answer that know token ids."""
 
     ids = True
+    loaded: ClassVar[list[str]] = []
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert body["return_token_ids"]
-        assert body["stop_token_ids"] == [99]
-        made = [body["prompt"][-1] + 1 + k for k in range(body["max_tokens"])]
-        choice = {
-            "finish_reason": "length",
-            "text": "whatever",
-            "logprobs": {"token_logprobs": [-0.5] * len(made)},
+        route = {
+            "/v1/completions": self.completions,
+            "/generate": self.generate,
+            "/update_weights_from_disk": self.update,
         }
-        if self.ids:
-            choice["token_ids"] = made
-        answer = json.dumps({"choices": [choice]}).encode()
+        answer = json.dumps(route[self.path](body)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
 
+    def completions(self, body: dict[str, Any]) -> dict[str, Any]:
+        assert body["return_token_ids"]
+        assert body["stop_token_ids"] == [99]
+        assert {name: body[name] for name in PLAIN} == PLAIN
+        made = [body["prompt"][-1] + 1 + k for k in range(body["max_tokens"])]
+        logprobs = {"token_logprobs": [-0.5] * len(made)}
+        choice = {"finish_reason": "length", "text": "whatever", "logprobs": logprobs}
+        return {"choices": [choice | ({"token_ids": made} if self.ids else {})]}
+
+    def generate(self, body: dict[str, Any]) -> dict[str, Any]:
+        asked = body["sampling_params"]
+        assert body["return_logprob"]
+        assert asked["stop_token_ids"] == [99]
+        assert {name: asked[name] for name in PLAIN} == PLAIN
+        each = [[-0.5, body["input_ids"][-1] + 1 + k, None] for k in range(asked["max_new_tokens"])]
+        finish = {"type": "length", "length": len(each)}
+        about = {"finish_reason": finish} | ({"output_token_logprobs": each} if self.ids else {})
+        return {"text": "whatever", "meta_info": about}
+
+    def update(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.loaded.append(body["model_path"])
+        return {"success": body["flush_cache"] and "gone" not in body["model_path"], "message": "?"}
+
     def log_message(self, format: str, *args: object) -> None: ...
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Completions)
+def host() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
+    yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     thread.join()
     server.server_close()
 
 
-def test_ids_and_logprobs_come_back_in_the_order_of_the_requests(url: str) -> None:
-    engine = ServerEngine(url, "m", end=99)
+@pytest.mark.parametrize("form", ["/v1", "/generate"])
+def test_ids_and_logprobs_come_back_in_the_order_of_the_requests(host: str, form: str) -> None:
+    engine = ServerEngine(host + form, "m", end=99)
     found = engine.sample([Request((1, n), 3, seed=n) for n in range(10, 20)])
     assert found == [Sampled((n + 1, n + 2, n + 3), (-0.5,) * 3, True) for n in range(10, 20)]
 
 
-def test_a_server_of_text_only_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Completions, "ids", False)
+@pytest.mark.parametrize("form", ["/v1", "/generate"])
+def test_a_server_of_text_only_is_refused(
+    host: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Server, "ids", False)
     with pytest.raises(EngineError, match="gives no token ids"):
-        ServerEngine(url, "m", end=99).sample([Request((1,), 3, 0)])
+        ServerEngine(host + form, "m", end=99).sample([Request((1,), 3, 0)])
 
 
-def test_no_server_is_one_line() -> None:
-    with pytest.raises(EngineError, match="no usable answer"):
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9.*no usable answer"):
         ServerEngine("http://127.0.0.1:9/v1", "m", end=99).sample([Request((1,), 3, 0)])
+
+
+def test_new_weights_are_served_or_it_is_said(host: str, tmp_path: Path) -> None:
+    engine = ServerEngine(host + "/generate", "m", end=99)
+    engine.load(tmp_path)
+    assert Server.loaded == [str(tmp_path)]
+    with pytest.raises(EngineError, match="update_weights_from_disk"):
+        engine.load(tmp_path / "gone")
+    with pytest.raises(EngineError, match="only SGLang"):
+        ServerEngine(host + "/v1", "m", end=99).load(tmp_path)
+
+
+def test_ppo_refuses_a_server_that_keeps_its_weights(tmp_path: Path) -> None:
+    settings = replace(TrainConfig(), play=PlayConfig(server="http://127.0.0.1:9/v1"))
+    with pytest.raises(RecordError, match="takes new weights"):
+        improve(tmp_path, None, tmp_path, tmp_path / "out", settings, "cpu", print)

@@ -1,0 +1,116 @@
+"""Sampling from a server that takes token ids and returns them with their log-probabilities.
+
+For: policies that want an engine of their own, on other GPUs than those that train or time. Two
+forms are spoken, told apart by the URL: vLLM's completions (`http://HOST:8000/v1`) and SGLang's own
+(`http://HOST:30000/generate`). Not covered: starting the server.
+Invariant: what is recorded are the server's ids, never text that was read again.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from cuagent.training.engine import EngineError, Request, Sampled
+
+SGLANG = "/generate"
+MOST_S = 1800.0
+UNWARPED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Said each time: both servers else take what the model's generation_config.json recommends, and
+the log-probabilities would be of another distribution than was sampled from."""
+
+
+class ServerEngine:
+    """`model`: the name that the server knows the policy by; SGLang serves one and needs none."""
+
+    gathers = False
+
+    def __init__(self, url: str, model: str, end: int, concurrency: int = 64) -> None:
+        self.url = url.rstrip("/")
+        self.model = model
+        self.end = end
+        self.concurrency = concurrency
+
+    def open(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def sample(self, requests: Sequence[Request]) -> list[Sampled]:
+        with ThreadPoolExecutor(min(self.concurrency, len(requests))) as pool:
+            return list(pool.map(self._ask, requests))
+
+    def load(self, folder: Path) -> None:
+        """Have the weights of a Hugging Face folder served, which the server must see by the same
+        name. Raises EngineError where it cannot."""
+        if not reloads(self.url):
+            raise EngineError(f"{self.url}: only SGLang ({SGLANG}) takes new weights while it runs")
+        route = self.url.removesuffix(SGLANG) + "/update_weights_from_disk"
+        said = post(route, {"model_path": str(folder), "flush_cache": True})
+        if said.get("success") is not True:
+            raise EngineError(f"{route}: {said.get('message', 'no success')}")
+
+    def _ask(self, request: Request) -> Sampled:
+        try:
+            found = self._generate(request) if reloads(self.url) else self._complete(request)
+        except (KeyError, IndexError, TypeError) as error:
+            raise EngineError(f"{self.url}: no usable answer ({error!r})") from error
+        if not found.ids or len(found.ids) != len(found.logprobs):
+            raise EngineError(
+                f"{self.url}: gives no token ids with log-probabilities; use a server that does "
+                "(vLLM 0.10.2 or later, or SGLang's /generate)"
+            )
+        return found
+
+    def _complete(self, request: Request) -> Sampled:
+        body = {
+            "model": self.model,
+            "prompt": list(request.prompt),
+            "max_tokens": request.most,
+            "temperature": request.temperature,
+            "seed": request.seed,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "stop_token_ids": [self.end],
+            "include_stop_str_in_output": True,
+            **UNWARPED,
+        }
+        choice = post(self.url + "/completions", body)["choices"][0]
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+        ids = choice.get("token_ids") or ()
+        return Sampled(tuple(ids), tuple(logprobs), choice["finish_reason"] == "length")
+
+    def _generate(self, request: Request) -> Sampled:
+        sampling = {
+            "max_new_tokens": request.most,
+            "temperature": request.temperature,
+            "sampling_seed": request.seed,
+            "stop_token_ids": [self.end],
+            "no_stop_trim": True,
+            **UNWARPED,
+        }
+        prompt = list(request.prompt)
+        body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+        about = post(self.url, body)["meta_info"]
+        each = about.get("output_token_logprobs") or ()  # [log-probability, id, text] of a token
+        cut = about["finish_reason"]["type"] == "length"
+        return Sampled(tuple(e[1] for e in each), tuple(e[0] for e in each), cut)
+
+
+def reloads(url: str) -> bool:
+    """Whether the server behind a URL takes new weights while it runs."""
+    return url.rstrip("/").endswith(SGLANG)
+
+
+def post(url: str, body: Mapping[str, Any]) -> Any:
+    """Raises EngineError."""
+    data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, kind), timeout=MOST_S) as got:
+            return json.load(got)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{url}: no usable answer ({error})") from error
