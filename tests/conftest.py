@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from warm_python import warm_python
 
 if TYPE_CHECKING:
     from cuagent.worker import Nursery
@@ -46,6 +47,13 @@ def one_cache(run_folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(run_folder / "cache"))
         yield
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[list[str]]:
+    """Stands for `sys.executable` in a command: an interpreter that has imported torch."""
+    with warm_python() as command:
+        yield command
 
 
 @pytest.fixture(scope="session")

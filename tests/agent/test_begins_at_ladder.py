@@ -30,6 +30,7 @@ from cuagent.measure.timing import Effort
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import ladder_of, read_records
 from cuagent.task import load_task
+from cuagent.worker import Nursery
 
 SOURCE = """\
 import time
@@ -61,7 +62,7 @@ FROM_THE_LADDER = (start_at_ladder, *HOOKS)
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+def judge(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Judge]:
     folder = tmp_path_factory.mktemp("task")
     (folder / "conv.py").write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
@@ -69,7 +70,8 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
         patch.setitem(protocol.BUDGET_S, Effort.RECORD, 3.0)  # as few repeats as are admitted
         patch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: RUNGS)
         patch.setattr("cuagent.measure.ladder.COMPILE", RUNGS[1])  # nothing is compiled here
-        with Judge(load_task(str(folder / "conv.py"), device="cpu")) as opened:
+        task = load_task(str(folder / "conv.py"), device="cpu")
+        with Judge(task, nursery=nursery) as opened:
             yield opened
 
 

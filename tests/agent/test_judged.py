@@ -20,6 +20,7 @@ from cuagent.record import find_run, read_records
 from cuagent.record.audit import audit
 from cuagent.record.evidence import read_evidence
 from cuagent.task import load_task
+from cuagent.worker import Nursery
 
 KERNEL = """\
 extern "C" void scale(float* out, const float* in, long n) {
@@ -47,12 +48,12 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+def judge(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Judge]:
     file = tmp_path_factory.mktemp("task") / "scale.py"
     file.write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(protocol.BUDGET_S, Effort.RECORD, 3.0)  # as few repeats as are admitted
-        with Judge(load_task(str(file), device="cpu")) as judge:
+        with Judge(load_task(str(file), device="cpu"), nursery=nursery) as judge:
             yield judge
 
 

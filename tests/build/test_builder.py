@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,9 @@ def test_a_second_build_comes_from_the_cache(cache: Path):
     assert second.seconds < 1
 
 
-def test_the_loader_finds_what_was_built_and_compiles_nothing(cache: Path, tmp_path: Path):
+def test_the_loader_finds_what_was_built_and_compiles_nothing(
+    cache: Path, tmp_path: Path, python: list[str]
+):
     sources = attempt(a_cpp=DOUBLED)
     result = build(sources, Device.CPU, cache=cache)
     sources.write(tmp_path)
@@ -58,7 +59,7 @@ def test_the_loader_finds_what_was_built_and_compiles_nothing(cache: Path, tmp_p
     )
     (tmp_path / "main.py").write_text(program)
     out = subprocess.run(
-        [sys.executable, str(tmp_path / "main.py")],
+        [*python, str(tmp_path / "main.py")],
         capture_output=True,
         text=True,
         check=True,

@@ -33,14 +33,23 @@ def ladder_known(run_folder: Path) -> None:
 
 
 @pytest.fixture
-def cuagent(tmp_path: Path) -> Cuagent:
-    """Runs `cuagent ARGS...` in `tmp_path`."""
+def cuagent(tmp_path: Path, python: list[str]) -> Cuagent:
+    """Runs `cuagent ARGS...` in `tmp_path`; torch is imported when it begins."""
+    return _started_by(python, tmp_path)
 
+
+@pytest.fixture
+def fresh_cuagent(tmp_path: Path) -> Cuagent:
+    """The same as it is installed: by an interpreter that imports all itself."""
+    return _started_by([sys.executable], tmp_path)
+
+
+def _started_by(python: list[str], folder: Path) -> Cuagent:
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "cuagent", *arguments],
-            cwd=tmp_path,
-            env=clean_environment(tmp_path / "home") | env,
+            [*python, "-m", "cuagent", *arguments],
+            cwd=folder,
+            env=clean_environment(folder / "home") | env,
             capture_output=True,
             text=True,
             timeout=150,

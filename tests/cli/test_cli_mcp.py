@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -21,21 +20,29 @@ RIGHT = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x
 PLANTED = {"SOME_API_KEY": "hunter2-hunter2", "OPENAI_API_KEY": "sk-planted0123456789abcdef"}
 
 
-def with_client(folder: Path, talk: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        server = StdioServerParameters(
-            command=sys.executable,
-            args=["-m", "cuagent", "mcp"],
-            cwd=str(folder),
-            env=clean_environment(folder / "home") | PLANTED | {"CUAGENT_DEVICE": "cpu"},
-        )
+Talk = Callable[[Client], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def with_client(tmp_path: Path, python: list[str]) -> Callable[[Talk], None]:
+    """Lets somebody talk to a server in `tmp_path`."""
+    server = StdioServerParameters(
+        command=python[0],
+        args=[*python[1:], "-m", "cuagent", "mcp"],
+        cwd=str(tmp_path),
+        env=clean_environment(tmp_path / "home") | PLANTED | {"CUAGENT_DEVICE": "cpu"},
+    )
+
+    async def main(talk: Talk) -> None:
         async with Client(server) as client:
             await talk(client)
 
-    asyncio.run(asyncio.wait_for(main(), 170))
+    return lambda talk: asyncio.run(asyncio.wait_for(main(talk), 170))
 
 
-def test_another_agent_can_use_the_verifier(tmp_path: Path) -> None:
+def test_another_agent_can_use_the_verifier(
+    tmp_path: Path, with_client: Callable[[Talk], None]
+) -> None:
     (tmp_path / "task.py").write_text(TASK)
     for name, text in (("right", RIGHT), ("wrong", RIGHT.replace("softmax", "log_softmax"))):
         (tmp_path / name).mkdir()
@@ -71,10 +78,12 @@ def test_another_agent_can_use_the_verifier(tmp_path: Path) -> None:
         assert missing.is_error
         assert "absent: no such file or folder" in missing.content[0].text
 
-    with_client(tmp_path, talk)
+    with_client(talk)
 
 
-def test_another_agent_gets_what_is_free(tmp_path: Path, ladder_known: None) -> None:
+def test_another_agent_gets_what_is_free(
+    tmp_path: Path, with_client: Callable[[Talk], None], ladder_known: None
+) -> None:
     (tmp_path / "task.py").write_text(TASK)
 
     async def talk(client: Client) -> None:
@@ -83,10 +92,12 @@ def test_another_agent_gets_what_is_free(tmp_path: Path, ladder_known: None) -> 
         names = [rung["name"] for rung in free.structured_content["rungs"]]
         assert names[:2] == ["eager", "compile"]
 
-    with_client(tmp_path, talk)
+    with_client(talk)
 
 
-def test_another_agent_gets_a_profile_and_a_package(tmp_path: Path) -> None:
+def test_another_agent_gets_a_profile_and_a_package(
+    tmp_path: Path, with_client: Callable[[Talk], None]
+) -> None:
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "right").mkdir()
     (tmp_path / "right" / "model_new.py").write_text(RIGHT)
@@ -111,10 +122,12 @@ def test_another_agent_gets_a_profile_and_a_package(tmp_path: Path) -> None:
         assert made.content[0].text.startswith("ACCEPTED attempt 1")
         assert (tmp_path / made.structured_content["out"] / "README.md").is_file()
 
-    with_client(tmp_path, talk)
+    with_client(talk)
 
 
-def test_no_secret_of_the_server_reaches_the_client_or_the_candidate(tmp_path: Path) -> None:
+def test_no_secret_of_the_server_reaches_the_client_or_the_candidate(
+    tmp_path: Path, with_client: Callable[[Talk], None]
+) -> None:
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "curious").mkdir()
     (tmp_path / "curious" / "model_new.py").write_text(
@@ -129,4 +142,4 @@ def test_no_secret_of_the_server_reaches_the_client_or_the_candidate(tmp_path: P
         for secret in PLANTED.values():
             assert secret not in whole
 
-    with_client(tmp_path, talk)
+    with_client(talk)

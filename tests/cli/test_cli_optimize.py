@@ -80,9 +80,9 @@ def test_a_run_without_a_gain_ends_well_and_can_be_looked_at(
     assert "attempt 1 is not accepted; none is accepted" in refused.stderr
 
 
-def test_events_come_as_json_lines(cuagent: Cuagent, task: str, tmp_path: Path) -> None:
+def test_events_come_as_json_lines(fresh_cuagent: Cuagent, task: str, tmp_path: Path) -> None:
     model = script(tmp_path, NO_GAIN[1:])
-    done = cuagent("optimize", task, "--model", model, "--output-format", "stream-json")
+    done = fresh_cuagent("optimize", task, "--model", model, "--output-format", "stream-json")
     types = [json.loads(line)["type"] for line in done.stdout.splitlines()]
     assert types[0] == "phase"
     assert types[-1] == "run_ended"
@@ -174,11 +174,11 @@ if {"optimize", "baseline"} & set(sys.orig_argv):
 
 
 def test_an_interrupt_that_was_swallowed_ends_the_run_all_the_same(
-    task: str, cuagent: Cuagent, tmp_path: Path
+    task: str, fresh_cuagent: Cuagent, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SWALLOWS)
     model = script(tmp_path, NO_GAIN)
-    done = cuagent("optimize", task, "--model", model, PYTHONPATH=str(tmp_path))
+    done = fresh_cuagent("optimize", task, "--model", model, PYTHONPATH=str(tmp_path))
     assert "Exception ignored in" in done.stderr
     assert done.stderr.endswith("cuagent: interrupted\n")
     assert done.returncode == 130
@@ -186,10 +186,10 @@ def test_an_interrupt_that_was_swallowed_ends_the_run_all_the_same(
 
 
 def test_an_interrupt_that_was_swallowed_ends_what_is_measured(
-    task: str, cuagent: Cuagent, tmp_path: Path
+    task: str, fresh_cuagent: Cuagent, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SWALLOWS)
-    done = cuagent("baseline", task, "--rungs", "eager", PYTHONPATH=str(tmp_path))
+    done = fresh_cuagent("baseline", task, "--rungs", "eager", PYTHONPATH=str(tmp_path))
     assert "Exception ignored in" in done.stderr
     assert done.stderr.endswith("cuagent: interrupted\n")
     assert (done.returncode, done.stdout) == (130, "")

@@ -36,9 +36,9 @@ def messages(folder: Path) -> list[dict[str, Any]]:
     return [record for record in records if record["type"] == "message"]
 
 
-def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path) -> None:
+def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path, python: list[str]) -> None:
     model = script(folder, bash("echo started; sleep 60"), SUBMIT)
-    with Typist(folder, "optimize", "task.py", "--model", model, "-i") as user:
+    with Typist(python, folder, "optimize", "task.py", "--model", model, "-i") as user:
         user.see(": started")
         user.type("use float4\r")
         user.see("queued: use float4")
@@ -66,9 +66,9 @@ def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path) -> None:
     assert said[-1] == "use float4"
 
 
-def test_two_interrupts_leave_and_say_how_to_go_on(folder: Path) -> None:
+def test_two_interrupts_leave_and_say_how_to_go_on(folder: Path, python: list[str]) -> None:
     model = script(folder, bash("echo started; sleep 60"))
-    with Typist(folder, "optimize", "task.py", "--model", model, "-i") as user:
+    with Typist(python, folder, "optimize", "task.py", "--model", model, "-i") as user:
         user.see(": started")
         user.type("\x03")
         user.type("\x03")
@@ -76,10 +76,12 @@ def test_two_interrupts_leave_and_say_how_to_go_on(folder: Path) -> None:
         user.see("go on with: cuagent optimize --resume ")
 
 
-def test_a_rejected_command_does_not_run_and_the_model_hears_why(folder: Path) -> None:
+def test_a_rejected_command_does_not_run_and_the_model_hears_why(
+    folder: Path, python: list[str]
+) -> None:
     model = script(folder, bash("touch forbidden"), bash("touch allowed"), SUBMIT)
     arguments = ("optimize", "task.py", "--model", model, "-i", "--approval", "ask")
-    with Typist(folder, *arguments) as user:
+    with Typist(python, folder, *arguments) as user:
         user.see("allow this command?")
         user.type("write files with the file tools\r")
         user.see("$ touch allowed")
@@ -96,16 +98,18 @@ def test_a_rejected_command_does_not_run_and_the_model_hears_why(folder: Path) -
     assert not (work / "forbidden").exists()
 
 
-def test_a_run_taken_up_says_where_it_stands_and_what_was_queued_comes_first(folder: Path) -> None:
+def test_a_run_taken_up_says_where_it_stands_and_what_was_queued_comes_first(
+    folder: Path, python: list[str]
+) -> None:
     model = script(folder, bash("echo started; sleep 60"))
-    with Typist(folder, "optimize", "task.py", "--model", model, "-i") as user:
+    with Typist(python, folder, "optimize", "task.py", "--model", model, "-i") as user:
         user.see(": started")
         user.type("use float4\r")
         user.see("queued: use float4")
         user.type("/quit\r")
         assert user.leave() == 130
     rest = script(folder, SUBMIT, name="rest.jsonl")
-    with Typist(folder, "optimize", "--continue", "--model", rest, "-i") as user:
+    with Typist(python, folder, "optimize", "--continue", "--model", rest, "-i") as user:
         user.see("taken up after 1 step and 0:")
         user.see("it was interrupted")
         user.see("its last words: I try.")
@@ -119,7 +123,9 @@ def test_a_run_taken_up_says_where_it_stands_and_what_was_queued_comes_first(fol
     assert roles[-3] == ("user", "use float4"), "said once, before the model's next step"
 
 
-def test_a_finished_run_goes_on_with_words_alone(cuagent: Cuagent, folder: Path) -> None:
+def test_a_finished_run_goes_on_with_words_alone(
+    cuagent: Cuagent, folder: Path, python: list[str]
+) -> None:
     assert cuagent("optimize", "task.py", "--model", script(folder, SUBMIT)).returncode == 0
     again = script(folder, bash("ls"), SUBMIT, name="again.jsonl")
     refused = cuagent("optimize", "--continue", "--model", again, "-p")
@@ -128,7 +134,7 @@ def test_a_finished_run_goes_on_with_words_alone(cuagent: Cuagent, folder: Path)
     spoken = ("optimize", "--continue", "--model", again, "-p", "--message", "try shared memory")
     assert cuagent(*spoken).returncode == 0
     assert ("user", "try shared memory") in [(m["role"], m["content"]) for m in messages(folder)]
-    with Typist(folder, "optimize", "--continue", "--model", again, "-i") as user:
+    with Typist(python, folder, "optimize", "--continue", "--model", again, "-i") as user:
         user.see("the run is finished (no gain)")
         user.see("cuagent apply")
         user.type("try registers\r")

@@ -7,7 +7,6 @@ import pty
 import re
 import struct
 import subprocess
-import sys
 import termios
 import threading
 import time
@@ -21,13 +20,13 @@ ESCAPES = re.compile(r"\x1b\][^\x07]*\x07|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x0
 
 
 class Typist:
-    """`cuagent ARGUMENTS...` in `folder` on a terminal of 80 columns."""
+    """`python -m cuagent ARGUMENTS...` in `folder` on a terminal of 80 columns."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, python: list[str], folder: Path, *arguments: str) -> None:
         self._leader, follower = pty.openpty()
         ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cuagent", *arguments],
+            [*python, "-m", "cuagent", *arguments],
             cwd=folder,
             env=clean_environment(folder / "home") | {"TERM": "xterm-256color"},
             stdin=follower,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 PROGRAM = """
@@ -14,10 +13,10 @@ capture(torch.nn.Linear(2, 2), [torch.ones(1, 2)])
 """
 
 
-def test_torchs_own_cache_is_made_in_ours(tmp_path: Path) -> None:
+def test_torchs_own_cache_is_made_in_ours(tmp_path: Path, python: list[str]) -> None:
     temporary, cache = tmp_path / "tmp", tmp_path / "cache"
     temporary.mkdir()
     env = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
     env |= {"TMPDIR": str(temporary), "XDG_CACHE_HOME": str(cache)}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=env, check=True)
+    subprocess.run([*python, "-c", PROGRAM], env=env, check=True)
     assert not list(temporary.iterdir())

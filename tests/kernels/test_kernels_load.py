@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -134,10 +135,12 @@ def test_a_symbol_that_exists_nowhere_fails_at_compile_time(cache: Path, tmp_pat
         load(tmp_path / "k.cpp")
 
 
-def run_python(folder: Path, text: str, **environment: str) -> str:
+def run_python(
+    folder: Path, text: str, python: Sequence[str] = (sys.executable,), **environment: str
+) -> str:
     (folder / "main.py").write_text(textwrap.dedent(text))
     done = subprocess.run(
-        [sys.executable, str(folder / "main.py")],
+        [*python, str(folder / "main.py")],
         capture_output=True,
         text=True,
         cwd="/",
@@ -168,18 +171,20 @@ def test_a_process_with_no_compiler_finds_the_library_that_was_built_for_it(
     assert out.strip() == str(kernels.library)
 
 
-def test_processes_that_compile_the_same_source_at_once_all_succeed(tmp_path: Path):
+def test_processes_that_compile_the_same_source_at_once_all_succeed(
+    tmp_path: Path, python: list[str]
+):
     (tmp_path / "k.cpp").write_text(SCALE)
     text = "import torch\nfrom cuagent.kernels import load\nload('k.cpp').fail(0, True)\n"
     (tmp_path / "main.py").write_text(text)
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, str(tmp_path / "main.py")]
+    command = [*python, str(tmp_path / "main.py")]
     running = [subprocess.Popen(command, env=environment) for _ in range(2)]
     assert [process.wait() for process in running] == [0, 0]
     assert len(list(tmp_path.glob("cache/cuagent/kernels/*/*"))) == 2  # the library and its log
 
 
-def test_kernels_share_the_openmp_runtime_of_torch(cache: Path, tmp_path: Path):
+def test_kernels_share_the_openmp_runtime_of_torch(cache: Path, tmp_path: Path, python: list[str]):
     (tmp_path / "k.cpp").write_text(
         '#include <omp.h>\nextern "C" void count(int* n) {\n#pragma omp parallel\n'
         "#pragma omp single\n*n = omp_get_num_threads();\n}\n"
@@ -198,12 +203,13 @@ def test_kernels_share_the_openmp_runtime_of_torch(cache: Path, tmp_path: Path):
         runtimes = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line}
         print(first, n.item(), len(runtimes))
         """,
+        python,
     )
     assert out.split() == ["2", "1", "1"]
 
 
 def test_fast_math_of_a_source_leaves_the_denormals_of_the_process_alone(
-    cache: Path, tmp_path: Path
+    cache: Path, tmp_path: Path, python: list[str]
 ):
     (tmp_path / "k.cpp").write_text("// cuagent: flags -ffast-math\n" + SCALE)
     out = run_python(
@@ -214,6 +220,7 @@ def test_fast_math_of_a_source_leaves_the_denormals_of_the_process_alone(
         load("k.cpp").fail(0, True)
         print((torch.tensor([1e-30]) * 1e-10).item() > 0, 1e-300 * 1e-10 > 0)
         """,
+        python,
     )
     assert out.split() == ["True", "True"]
 

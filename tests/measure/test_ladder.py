@@ -18,6 +18,7 @@ from cuagent.measure.protocol import Timer
 from cuagent.measure.timing import Arm, Effort, Ratio, Timing
 from cuagent.task import Device, Precision, load_task
 from cuagent.verify import Referee
+from cuagent.worker import Nursery
 
 TASK = """
 import time, torch
@@ -29,10 +30,11 @@ class Model(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def referee(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Referee]:
+def referee(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Referee]:
     path = tmp_path_factory.mktemp("ladder") / "task.py"
     path.write_text(TASK)
-    with Referee(load_task(path, inputs="f32[8,16]", device="cpu")) as opened:
+    task = load_task(path, inputs="f32[8,16]", device="cpu")
+    with Referee(task, nursery=nursery) as opened:
         yield opened
 
 

@@ -29,6 +29,7 @@ from cuagent.measure.rounds import Round
 from cuagent.measure.timing import Arm, Effort, Ratio, Standing, Timing
 from cuagent.task import Device, load_task
 from cuagent.verify import Referee
+from cuagent.worker import Nursery
 from cuagent.worker.arms import CANDIDATE, EAGER
 
 TASK = """
@@ -98,10 +99,11 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def referee(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Referee]:
+def referee(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Referee]:
     path = tmp_path_factory.mktemp("protocol") / "task.py"
     path.write_text(TASK.format(name="Model", seconds=0.01))
-    with Referee(load_task(path, inputs="f32[64,32]", device="cpu")) as opened:
+    task = load_task(path, inputs="f32[64,32]", device="cpu")
+    with Referee(task, nursery=nursery) as opened:
         yield opened
 
 

@@ -18,6 +18,7 @@ from cuagent.record.evidence import EvidenceError, evidence
 from cuagent.score import milestone
 from cuagent.task import load_task
 from cuagent.verify import Referee, Verdict
+from cuagent.worker import Nursery
 
 Data = dict[str, Any]
 
@@ -59,10 +60,11 @@ def attempt(more: str = "") -> Attempt:
 
 
 @pytest.fixture(scope="module")
-def referee(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Referee]:
+def referee(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Referee]:
     path = tmp_path_factory.mktemp("task") / "task.py"
     path.write_text(TASK)
-    with Referee(load_task(str(path), device="cpu")) as opened:
+    task = load_task(str(path), device="cpu")
+    with Referee(task, nursery=nursery) as opened:
         yield opened
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from cuagent.training.model import load_actor, logprobs_of, new_critic, save_mod
 from cuagent.training.ppo import ppo
 from cuagent.training.rft import RftConfig, rft
 
-pytest.importorskip("peft")
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 RANK = Lora(rank=4)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(device: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(device: str, python: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process: `one` whole, `begun-by-one` left after the first iteration; two: all others."""
     root = tmp_path_factory.mktemp("parallel")
     torch.set_num_threads(1)
@@ -35,10 +34,11 @@ def folder(device: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     two_processes.train(root / "episodes.jsonl", root / "one", Placement(), device)
     shutil.copytree(root / "one", root / "begun-by-one")
     shutil.rmtree(root / "begun-by-one" / "ppo" / "step-00000002")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    arguments = [two_processes.__file__, str(root / "episodes.jsonl"), str(root), device]
+    torchrun = [*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    program = ["--no-python", *python, two_processes.__file__]
+    arguments = [str(root / "episodes.jsonl"), str(root), device]
     result = subprocess.run(
-        [*torchrun, "--nproc-per-node=2", *arguments], capture_output=True, text=True, timeout=170
+        [*torchrun, *program, *arguments], capture_output=True, text=True, timeout=170
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return root

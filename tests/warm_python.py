@@ -1,0 +1,146 @@
+"""Python processes that have imported torch when they begin.
+
+For: tests that run whole programs, of which each would import torch anew, for seconds. One server
+has imported it and forks; `relay` is what a test starts in place of the interpreter. It hands the
+server its arguments, environment, folder and standard files, passes signals on and ends as the fork
+ends, so that nothing of `subprocess` has to know. Not covered: options of the interpreter other
+than `-m` and `-c`, and what reads `sys.orig_argv`; a test of starting, or of an interrupt while
+torch is imported, takes `sys.executable`.
+
+Invariant: a fork has imported torch, and otherwise nothing that a fresh interpreter has not.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def warm_python() -> Iterator[list[str]]:
+    """What stands for `[sys.executable]` in a command; the server ends on leaving."""
+    name = f"cuagent-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(f"\0{name}")
+        listening.listen(16)
+        command = [sys.executable, __file__, "serve", str(listening.fileno())]
+        with subprocess.Popen(
+            command, pass_fds=[listening.fileno()], stdin=subprocess.PIPE, start_new_session=True
+        ):  # it ends when its standard input does, however we end
+            yield [sys.executable, "-I", "-S", __file__, "relay", name]
+
+
+# -- what the test starts
+
+
+def relay(name: str, arguments: list[str]) -> None:
+    """Have the arguments run by a fork of the server; end as it ends."""
+    request = {"arguments": arguments, "environment": dict(os.environ), "folder": str(Path.cwd())}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.connect(f"\0{name}")
+        socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
+        pid = int(server.recv(64))
+        for signum in PASSED_ON:
+            signal.signal(signum, lambda got, _: os.kill(pid, got))
+        for number in (0, 1, 2):
+            os.close(number)  # who reads what the program writes sees its end, not ours
+        code = os.waitstatus_to_exitcode(int(server.recv(64)))
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+# -- the server
+
+
+def serve(number: int) -> dict[str, Any]:
+    """Fork for each request; returns only in a fork, with what it is to run."""
+    import torch  # noqa: F401
+
+    gc.freeze()  # the collector must not touch, and so copy, what all forks share
+    listening = socket.socket(fileno=number)
+    while sys.stdin.fileno() not in select.select([0, number], [], [])[0]:
+        connection, _ = listening.accept()
+        if os.fork() == 0:
+            listening.close()
+            return _keep(connection)
+        connection.close()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    os._exit(0)
+
+
+def _keep(connection: socket.socket) -> dict[str, Any]:
+    """Fork once more: the program returns, and who waits for it tells how it ended."""
+    data, files, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        return _become(json.loads(data), files)
+    for number in (0, 1, 2, *files):
+        os.close(number)
+    with suppress(OSError):
+        connection.send(str(pid).encode())
+    ended = os.pidfd_open(pid)
+    if ended not in select.select([ended, connection], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)  # the relay was killed
+    _, status = os.waitpid(pid, 0)
+    with suppress(OSError):
+        connection.send(str(status).encode())
+    os._exit(0)
+
+
+def _become(request: dict[str, Any], files: list[int]) -> dict[str, Any]:
+    os.setsid()
+    for target, number in enumerate(files):
+        os.dup2(number, target)
+        os.close(number)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(  # noqa: SIM115
+        2, "w", buffering=1, errors="backslashreplace", closefd=False
+    )
+    return request
+
+
+def run(arguments: list[str]) -> None:
+    """As the interpreter does with `-m NAME`, `-c TEXT` and `FILE`."""
+    import runpy
+
+    option = arguments[0] if arguments[0] in ("-m", "-c") else ""
+    what, *rest = arguments[bool(option) :]
+    sys.argv = [option or what, *rest]
+    sys.path[0] = {"-m": str(Path.cwd()), "-c": "", "": str(Path(what).parent)}[option]
+    del sys.modules["__main__"]
+    if option == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    elif option == "-c":
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        runpy.run_path(what, run_name="__main__")
+
+
+if __name__ == "__main__":
+    role, where, *others = sys.argv[1:]
+    if role == "relay":
+        relay(where, others)
+    else:
+        run(serve(int(where))["arguments"])
