@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cuagent.attempt import Attempt
 from cuagent.measure.timing import Effort
 from cuagent.task import Task, TaskError
-from cuagent.worker import NurseryError
+from cuagent.worker import Nursery, NurseryError
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from cuagent.verify.referee import Isolation
 
 MOST_OPEN = 24
-"""Tasks that an owner keeps warm; each has processes and memory of its own."""
+"""Tasks that an owner keeps warm; each has processes and memory of its own, and all of them one
+process that has imported torch."""
 
 
 class PoolError(NurseryError):
@@ -86,6 +87,7 @@ class Bench:
     def __init__(self, isolation: Isolation) -> None:
         self.isolation = isolation
         self._judges: OrderedDict[str, Judge] = OrderedDict()
+        self._nursery: Nursery | None = None
 
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
         return self._of(task).judge(attempt, effort)
@@ -98,7 +100,8 @@ class Bench:
         tasks = [task for task in tasks if task.digest not in self._judges]
         if tasks:
             with ThreadPoolExecutor(len(tasks)) as threads:
-                opened = threads.map(lambda task: self._opened(task, timed), tasks)
+                nursery = self._warm()
+                opened = threads.map(lambda task: self._opened(task, timed, nursery), tasks)
                 for task, judge in zip(tasks, opened, strict=True):
                     if judge is not None:
                         self._keep(task, judge)
@@ -106,15 +109,25 @@ class Bench:
     def close(self) -> None:
         for judge in self._judges.values():
             judge.close()
+        if self._nursery is not None:
+            self._nursery.close()
 
-    def _opened(self, task: Task, timed: bool) -> Judge | None:
+    def _warm(self) -> Nursery:
+        """For judges that are opened now; one that died its judges have replaced for themselves."""
+        if self._nursery is None or not self._nursery.alive:
+            if self._nursery is not None:
+                self._nursery.close()
+            self._nursery = Nursery()
+        return self._nursery
+
+    def _opened(self, task: Task, timed: bool, nursery: Nursery) -> Judge | None:
         """None where it failed: whoever judges on the task will try again, and be told."""
         from cuagent.judge import Judge
         from cuagent.verify.oracle import OracleLost
 
         judge = None
         try:
-            judge = Judge(task, self.isolation)
+            judge = Judge(task, self.isolation, nursery=nursery)
             if timed:
                 judge.open()
         except (TaskError, NurseryError, OracleLost):
@@ -127,7 +140,7 @@ class Bench:
         from cuagent.judge import Judge
 
         if task.digest not in self._judges:
-            self._keep(task, Judge(task, self.isolation))
+            self._keep(task, Judge(task, self.isolation, nursery=self._warm()))
         self._judges.move_to_end(task.digest)
         return self._judges[task.digest]
 

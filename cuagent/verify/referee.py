@@ -65,7 +65,7 @@ class Referee:
     for a verdict), NurseryError, OracleLost.
 
     `isolation`: "auto" is the firmest tier that this machine holds. `nursery`: a warm process that
-    several referees share, one after another, and that outlives them; else it starts its own.
+    several referees share, and that outlives them; else it starts its own.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """The referee's handle on the warm process (`warm.py`): start it, ask for children, end them.
 
-One thread at a time. Invariant: after `close` no process of the nursery is left.
+Threads may share it, and ask one after another. Invariant: after `close` no process of the nursery
+is left.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +111,7 @@ class Nursery:
             start_new_session=True,
         )
         theirs.close()
+        self._turn = threading.Lock()
         self._ready = False
         self._threads = 0
         self.pid = self._process.pid
@@ -198,16 +201,18 @@ class Nursery:
         self.close()
 
     def _await_ready(self) -> None:
-        if not self._ready:
-            self._threads = self._receive(_START_S)["threads"]
-            self._ready = True
+        with self._turn:
+            if not self._ready:
+                self._threads = self._receive(_START_S)["threads"]
+                self._ready = True
 
     def _ask(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> dict[str, Any]:
-        try:
-            send_message(self._control, message, descriptors)
-        except OSError as error:
-            raise NurseryError(f"the warm process is gone ({error.strerror})") from error
-        return self._receive(_ANSWER_S)
+        with self._turn:
+            try:
+                send_message(self._control, message, descriptors)
+            except OSError as error:
+                raise NurseryError(f"the warm process is gone ({error.strerror})") from error
+            return self._receive(_ANSWER_S)
 
     def _receive(self, seconds: float) -> dict[str, Any]:
         deadline = time.monotonic() + seconds

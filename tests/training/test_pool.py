@@ -25,6 +25,7 @@ from cuagent.training.owner import Bench, stay_on
 from cuagent.training.pool import JudgePool, kept
 from cuagent.training.presets import DemoConfig
 from cuagent.training.teacher import Habits, Teacher, given
+from cuagent.worker import Nursery
 
 STARTS_ANOTHER = """
 import multiprocessing, os, time
@@ -106,12 +107,13 @@ def test_what_was_opened_beforehand_is_judged_without_opening_it(
     tasks = make_tasks(tmp_path, make_chains(1, 3, seed=0), Device.CPU, rows=8)
     (tmp_path / "broken.py").write_text("raise ValueError")
     broken = replace(tasks[2], path=tmp_path / "broken.py", source="raise ValueError")
-    opened = list[Task]()
+    opened, nurseries = list[Task](), set[int]()
 
     class Counted(Judge):
-        def __init__(self, task: Task, isolation: Any) -> None:
+        def __init__(self, task: Task, isolation: Any, nursery: Nursery) -> None:
             opened.append(task)
-            super().__init__(task, isolation)
+            nurseries.add(nursery.pid)
+            super().__init__(task, isolation, nursery=nursery)
 
     monkeypatch.setattr("cuagent.judge.Judge", Counted)
     bench = Bench("auto")
@@ -122,6 +124,7 @@ def test_what_was_opened_beforehand_is_judged_without_opening_it(
         found = bench.judge(tasks[0], flawless.attempt(given(tasks[0])), None)
         assert found.verdict.accepted
         assert len(opened) == 3
+        assert len(nurseries) == 1, "torch was imported once for each task"
         with pytest.raises(TaskError):
             bench.judge(broken, Attempt(()), None)
     finally:

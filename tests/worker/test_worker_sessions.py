@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,19 @@ def test_a_session_that_ended_says_how_and_is_gone(nursery: Nursery) -> None:
     assert ended.value.status is Status.CRASHED
     assert ended.value.detail == "killed by SIGABRT"
     assert session.closed
+
+
+def test_threads_may_share_a_nursery(nursery: Nursery) -> None:
+    living = set(nursery.living)
+
+    def opened_and_ended(_: int) -> int:
+        with Stage(1).open(nursery) as session:
+            return session.pid
+
+    with ThreadPoolExecutor(4) as threads:
+        pids = list(threads.map(opened_and_ended, range(8)))
+    assert len(set(pids)) == 8
+    assert nursery.living == living
 
 
 def test_everything_ends_when_the_referee_is_killed(tmp_path: Path) -> None:
