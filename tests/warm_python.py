@@ -4,8 +4,8 @@ For: tests that run whole programs, of which each would import torch anew, for s
 has imported it and forks; `relay` is what a test starts in place of the interpreter. It hands the
 server its arguments, environment, folder and standard files, passes signals on and ends as the fork
 ends, so that nothing of `subprocess` has to know. Not covered: options of the interpreter other
-than `-m` and `-c`, and what reads `sys.orig_argv`; a test of starting, or of an interrupt while
-torch is imported, takes `sys.executable`.
+than `-I`, `-m` and `-c`, and what reads `sys.orig_argv`; a test of starting, or of an interrupt
+while torch is imported, takes `sys.executable`.
 
 Invariant: a fork has imported torch, and otherwise nothing that a fresh interpreter has not.
 """
@@ -122,13 +122,18 @@ def _become(request: dict[str, Any], files: list[int]) -> dict[str, Any]:
 
 
 def run(arguments: list[str]) -> None:
-    """As the interpreter does with `-m NAME`, `-c TEXT` and `FILE`."""
+    """As the interpreter does with `-m NAME`, `-c TEXT` and `FILE`, each of them behind `-I`."""
     import runpy
 
+    isolated = arguments[0] == "-I"
+    arguments = arguments[isolated:]
     option = arguments[0] if arguments[0] in ("-m", "-c") else ""
     what, *rest = arguments[bool(option) :]
     sys.argv = [option or what, *rest]
     sys.path[0] = {"-m": str(Path.cwd()), "-c": "", "": str(Path(what).parent)}[option]
+    if isolated:
+        theirs = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:] = [path for path in sys.path[1:] if path not in theirs]
     del sys.modules["__main__"]
     if option == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)

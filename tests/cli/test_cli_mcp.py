@@ -17,32 +17,43 @@ RIGHT = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x
     "        return torch.softmax(x, -1)\n"
 )
 
+HURRIED = """
+from cuagent.measure import protocol
+from cuagent.measure.timing import Effort
+protocol.BUDGET_S[Effort.RECORD] = 3.0
+from cuagent.cli.main import main
+main()
+"""
+"""`cuagent` whose timings of record take as few rounds and processes as are admitted."""
+
 PLANTED = {"SOME_API_KEY": "hunter2-hunter2", "OPENAI_API_KEY": "sk-planted0123456789abcdef"}
 
 
 Talk = Callable[[Client], Coroutine[Any, Any, None]]
+WithClient = Callable[..., None]
 
 
 @pytest.fixture
-def with_client(tmp_path: Path, python: list[str]) -> Callable[[Talk], None]:
+def with_client(tmp_path: Path, python: list[str]) -> WithClient:
     """Lets somebody talk to a server in `tmp_path`."""
-    server = StdioServerParameters(
-        command=python[0],
-        args=[*python[1:], "-m", "cuagent", "mcp"],
-        cwd=str(tmp_path),
-        env=clean_environment(tmp_path / "home") | PLANTED | {"CUAGENT_DEVICE": "cpu"},
-    )
 
-    async def main(talk: Talk) -> None:
+    async def main(talk: Talk, program: tuple[str, ...]) -> None:
+        server = StdioServerParameters(
+            command=python[0],
+            args=[*python[1:], *program, "mcp"],
+            cwd=str(tmp_path),
+            env=clean_environment(tmp_path / "home") | PLANTED | {"CUAGENT_DEVICE": "cpu"},
+        )
         async with Client(server) as client:
             await talk(client)
 
-    return lambda talk: asyncio.run(asyncio.wait_for(main(talk), 170))
+    def run(talk: Talk, *program: str) -> None:
+        asyncio.run(asyncio.wait_for(main(talk, program or ("-m", "cuagent")), 170))
+
+    return run
 
 
-def test_another_agent_can_use_the_verifier(
-    tmp_path: Path, with_client: Callable[[Talk], None]
-) -> None:
+def test_another_agent_can_use_the_verifier(tmp_path: Path, with_client: WithClient) -> None:
     (tmp_path / "task.py").write_text(TASK)
     for name, text in (("right", RIGHT), ("wrong", RIGHT.replace("softmax", "log_softmax"))):
         (tmp_path / name).mkdir()
@@ -82,7 +93,7 @@ def test_another_agent_can_use_the_verifier(
 
 
 def test_another_agent_gets_what_is_free(
-    tmp_path: Path, with_client: Callable[[Talk], None], ladder_known: None
+    tmp_path: Path, with_client: WithClient, ladder_known: None
 ) -> None:
     (tmp_path / "task.py").write_text(TASK)
 
@@ -96,7 +107,7 @@ def test_another_agent_gets_what_is_free(
 
 
 def test_another_agent_gets_a_profile_and_a_package(
-    tmp_path: Path, with_client: Callable[[Talk], None]
+    tmp_path: Path, with_client: WithClient
 ) -> None:
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "right").mkdir()
@@ -122,11 +133,11 @@ def test_another_agent_gets_a_profile_and_a_package(
         assert made.content[0].text.startswith("ACCEPTED attempt 1")
         assert (tmp_path / made.structured_content["out"] / "README.md").is_file()
 
-    with_client(talk)
+    with_client(talk, "-c", HURRIED)
 
 
 def test_no_secret_of_the_server_reaches_the_client_or_the_candidate(
-    tmp_path: Path, with_client: Callable[[Talk], None]
+    tmp_path: Path, with_client: WithClient
 ) -> None:
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "curious").mkdir()

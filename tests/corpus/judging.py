@@ -12,13 +12,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from corpus import ACCEPTED, HERE, NO_GAIN, REFUSED, Candidate, everything, honest, task_path
 
 from cuagent.judge import Judge, Judgement
+from cuagent.measure.protocol import BASELINES
 from cuagent.measure.timing import Effort
 from cuagent.sandbox import Tier, probe
 from cuagent.task import load_task
@@ -49,7 +50,8 @@ class Outcome:
 class Judges:
     """The judge of one task at a time, asked for task by task; all share one warm process."""
 
-    def __init__(self) -> None:
+    def __init__(self, baselines: Sequence[str]) -> None:
+        self._baselines = baselines
         self._nursery = Nursery()
         self._present: tuple[str, str, str] | None = None
         self._judge: Judge | None = None
@@ -78,14 +80,16 @@ class Judges:
             self._nursery = Nursery()
         judge = Judge(task, nursery=self._nursery)
         judge.referee.call_s = CALL_S
+        judge._timer.turn_to(self._baselines)
         return judge
 
 
 @contextmanager
-def judges() -> Iterator[Judges]:
+def judges(baselines: Sequence[str] = BASELINES) -> Iterator[Judges]:
+    """What times does so against these; an outcome hangs on eager alone."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
-    opened = Judges()
+    opened = Judges(baselines)
     try:
         yield opened
     finally:
@@ -122,14 +126,14 @@ def judged(judge: Judge, candidate: Candidate) -> Outcome:
     return Outcome(word, detail, right, time.perf_counter() - begun, judgement.score.over_eager)
 
 
-def judged_apart(candidate: Candidate) -> Outcome:
+def judged_apart(candidate: Candidate, python: Sequence[str] = (sys.executable,)) -> Outcome:
     """Judge it in a process of its own, whose end is an outcome too."""
     begun = time.perf_counter()
     program = (
         f"import sys; sys.path.insert(0, {str(HERE)!r}); import judging; "
         f"judging.tell({candidate.kind!r}, {candidate.name!r})"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ran = subprocess.run([*python, "-c", program], capture_output=True, text=True)
     seconds = time.perf_counter() - begun
     if ran.returncode:
         return Outcome("judge ended", f"exit status {ran.returncode}", False, seconds)

@@ -16,6 +16,8 @@ import pytest
 from corpus import ACCEPTED, HERE, Candidate, bugs, everything, exploits, honest
 from judging import Judges, judged, judged_apart, judges, safe
 
+from cuagent.worker.arms import EAGER
+
 EVERY = {"timed": 4, "honest": 2, "bug": 12}
 """One in so many of these is in the slice."""
 
@@ -43,16 +45,20 @@ CASES = _slice()
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Judges]:
-    with judges() as opened:
+    with judges((EAGER,)) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("candidate", [_parameter(candidate) for candidate in CASES])
-def test_a_candidate_ends_as_the_corpus_demands(opened: Judges, candidate: Candidate) -> None:
+def test_a_candidate_ends_as_the_corpus_demands(
+    opened: Judges, candidate: Candidate, python: list[str]
+) -> None:
     if not safe(candidate):
         pytest.skip(f"no sandbox here, and it is not harmless: {candidate.harm}")
-    apart = candidate.apart
-    outcome = judged_apart(candidate) if apart else judged(opened.of(candidate), candidate)
+    if candidate.apart:
+        outcome = judged_apart(candidate, python)
+    else:
+        outcome = judged(opened.of(candidate), candidate)
     if not outcome.right and candidate.open:
         pytest.xfail(candidate.open)
     assert outcome.right, f"{candidate.what} {outcome.word}: {outcome.detail}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -55,6 +56,11 @@ extern "C" void affine(float* y, const float* x, const float* w, long n) {
 """
 ATTEMPT = Attempt((("kernels/affine.cpp", KERNEL), ("model_new.py", MODEL_NEW)))
 TASK = Task(path=Path("affine-task.py"), entry="Model", source=REFERENCE)
+
+
+Done = subprocess.CompletedProcess[str]
+Run = Callable[[str, Path, dict[str, str]], Done]
+Check = Callable[..., tuple[int, str]]
 
 
 @dataclass(frozen=True)
@@ -109,14 +115,18 @@ sys.meta_path.insert(0, Refuse())
 """
 
 
-def run(program: str, cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-I", "-c", REFUSE + program],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment,
-    )
+@pytest.fixture
+def run(python: list[str]) -> Run:
+    def run(program: str, cwd: Path, environment: dict[str, str]) -> Done:
+        return subprocess.run(
+            [*python, "-I", "-c", REFUSE + program],
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            env=environment,
+        )
+
+    return run
 
 
 USE = "import torch; m = ModelNew(3); print(m(torch.ones(2)).tolist())"
@@ -131,7 +141,7 @@ USE = "import torch; m = ModelNew(3); print(m(torch.ones(2)).tolist())"
     ids=["as a package", "by path"],
 )
 def test_the_folder_works_without_cuagent(
-    out: Path, without_cuagent, imported: str, tmp_path: Path
+    out: Path, without_cuagent, imported: str, tmp_path: Path, run: Run
 ):
     program = imported.format(parent=str(out.parent), out=str(out)) + USE
     elsewhere = tmp_path / "elsewhere"
@@ -140,14 +150,20 @@ def test_the_folder_works_without_cuagent(
     assert done.stdout == "[4.0, 4.0]\n", done.stderr
 
 
-def check(out: Path, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
-    program = f"import runpy; sys.argv = {['check.py', *arguments]!r}; "
-    program += f"runpy.run_path({str(out / 'check.py')!r}, run_name='__main__')"
-    done = run(program, out.parent, environment)
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def check(run: Run) -> Check:
+    def check(out: Path, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
+        program = f"import runpy; sys.argv = {['check.py', *arguments]!r}; "
+        program += f"runpy.run_path({str(out / 'check.py')!r}, run_name='__main__')"
+        done = run(program, out.parent, environment)
+        return done.returncode, done.stdout + done.stderr
+
+    return check
 
 
-def test_its_check_agrees_with_the_original_and_notices_another(out: Path, without_cuagent):
+def test_its_check_agrees_with_the_original_and_notices_another(
+    out: Path, without_cuagent, check: Check
+):
     status, text = check(out, without_cuagent)
     assert status == 0, text
     assert "agrees" in text
@@ -159,7 +175,7 @@ def test_its_check_agrees_with_the_original_and_notices_another(out: Path, witho
 
 
 def test_its_check_feeds_a_class_by_name_what_the_command_line_gave(
-    without_cuagent, tmp_path: Path
+    without_cuagent, tmp_path: Path, check: Check
 ):
     source = REFERENCE.replace("class Model", "class Affine").partition("def get_inputs")[0]
     named = replace(TASK, entry="Affine", source=source, inputs="f32[4,8]", init="factor=3")
@@ -201,7 +217,7 @@ def test_an_export_that_fails_midway_leaves_nothing(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_prebuilt_library_is_used_where_there_is_no_compiler(tmp_path: Path):
+def test_a_prebuilt_library_is_used_where_there_is_no_compiler(tmp_path: Path, run: Run):
     built = build(ATTEMPT, Device.CPU, cache=tmp_path / "cache")
     out = export(ATTEMPT, TASK, MEASURED, tmp_path / "out", build=built)
     program = f"sys.path.insert(0, {str(out.parent)!r}); from out import ModelNew; {USE}"
@@ -210,7 +226,7 @@ def test_a_prebuilt_library_is_used_where_there_is_no_compiler(tmp_path: Path):
     assert done.stdout == "[4.0, 4.0]\n", done.stderr
 
 
-def test_the_folder_installs_with_pip(out: Path, without_cuagent, tmp_path: Path):
+def test_the_folder_installs_with_pip(out: Path, without_cuagent, tmp_path: Path, run: Run):
     target = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     options = ["--no-build-isolation", "--disable-pip-version-check", "--target", str(target)]

@@ -56,9 +56,11 @@ def exported(name: str, out: Path, task: Task = TASK) -> Path:
 
 
 @pytest.mark.parametrize("name", ["eager+channels_last", "eager+bf16"])
-def test_its_check_agrees_with_the_module_as_it_was(name: str, tmp_path: Path) -> None:
+def test_its_check_agrees_with_the_module_as_it_was(
+    name: str, tmp_path: Path, python: list[str]
+) -> None:
     folder = exported(name, tmp_path / "out")
-    check = [sys.executable, "-I", "check.py", "--tolerance", "0.05"]
+    check = [*python, "-I", "check.py", "--tolerance", "0.05"]
     done = subprocess.run(check, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("agrees\n")
@@ -99,7 +101,7 @@ def test_the_readme_holds_the_ladder_as_measured(tmp_path: Path) -> None:
     assert "on 2026-01-02." in text
 
 
-def test_it_installs_with_pip(tmp_path: Path) -> None:
+def test_it_installs_with_pip(tmp_path: Path, python: list[str]) -> None:
     folder = exported("eager+channels_last", tmp_path / "out")
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
     target = tmp_path / "site"
@@ -111,7 +113,7 @@ def test_it_installs_with_pip(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     program = "import sys; sys.path.insert(0, sys.argv[1]); from block_fast import faster"
-    subprocess.run([sys.executable, "-I", "-c", program, str(target)], check=True)
+    subprocess.run([*python, "-I", "-c", program, str(target)], check=True)
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
