@@ -5,9 +5,10 @@ Deselected, never silently skipped: the closing line of pytest counts them.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from warm_python import warm_python
 
 if TYPE_CHECKING:
     from cuagent.worker import Nursery
+
+Once = Callable[[str, Callable[[Path], None]], Path]
 
 
 def pytest_configure() -> None:
@@ -47,6 +50,23 @@ def one_cache(run_folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(run_folder / "cache"))
         yield
+
+
+@pytest.fixture(scope="session")
+def once(run_folder: Path) -> Once:
+    """What is dear to make, made by the first process of this run that asks, while others wait."""
+
+    def made(name: str, make: Callable[[Path], None]) -> Path:
+        folder, there = run_folder / name, run_folder / f"{name}.made"
+        with (run_folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not there.exists():
+                folder.mkdir(exist_ok=True)
+                make(folder)
+                there.touch()
+        return folder
+
+    return made
 
 
 @pytest.fixture(scope="session")

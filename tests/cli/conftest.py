@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,10 @@ from commands import TASK, Cuagent, clean_environment
 
 
 @pytest.fixture(scope="session")
-def ladder_known(run_folder: Path) -> None:
+def ladder_known(once: Callable[[str, Callable[[Path], None]], Path]) -> None:
     """The ladder of `TASK`, measured once before the tests that wait for what comes after it."""
-    folder = run_folder / "ladder"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of these tests may be at it
-        if (folder / "known").exists():
-            return
+
+    def measure(folder: Path) -> None:
         (folder / "task.py").write_text(TASK)
         subprocess.run(
             [sys.executable, "-m", "cuagent", "baseline", "task.py"],
@@ -29,7 +25,8 @@ def ladder_known(run_folder: Path) -> None:
             timeout=300,
             check=True,
         )
-        (folder / "known").touch()
+
+    once("ladder", measure)
 
 
 @pytest.fixture

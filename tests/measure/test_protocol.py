@@ -209,12 +209,12 @@ def test_a_candidate_that_crashes_while_timed_has_no_ratio_and_the_timer_lives_o
     assert candidate is not None
     assert "SIGABRT" in candidate.failed
     assert not timing.ratios
-    assert timed(timer, HONEST.format(seconds=0.005)).ratios
+    assert timed(timer, HONEST.format(seconds=0.005), Effort.GLANCE).ratios
 
 
 def test_a_baseline_whose_process_was_killed_is_opened_once_more(timer: Timer) -> None:
     candidate = attempt(HONEST.format(seconds=0.005))
-    timer.time(*candidate)
+    timer.time(*candidate, Effort.GLANCE)
     os.kill(timer.opened()["eager"].session.pid, signal.SIGKILL)
     timing = timer.time(*candidate)
     assert timing.ratios["eager"].high > 1.7
@@ -330,7 +330,7 @@ def test_repeats_of_a_throttled_device_are_discarded_at_first_and_said_when_they
 
 def test_what_was_prepared_is_used_once(timer: Timer) -> None:
     candidate = attempt(HONEST.format(seconds=0.005))
-    timer.time(*candidate)
+    timer.time(*candidate, Effort.GLANCE)
     before = timer.opened()["eager"].session.pid
     living = len(timer.referee.nursery.living)
     timer.prepare(candidate[0])
@@ -338,10 +338,10 @@ def test_what_was_prepared_is_used_once(timer: Timer) -> None:
     timer.prepare(candidate[0])
     assert len(timer.referee.nursery.living) == living + 1  # the attempt's own, which waits
     assert before != fresh == timer.opened()["eager"].session.pid
-    timer.time(*candidate)
+    timer.time(*candidate, Effort.GLANCE)
     assert timer.opened()["eager"].session.pid == fresh
     assert len(timer.referee.nursery.living) == living
-    timer.time(*candidate)
+    timer.time(*candidate, Effort.GLANCE)
     assert timer.opened()["eager"].session.pid != fresh
 
 

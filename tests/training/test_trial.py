@@ -26,10 +26,13 @@ from cuagent.training.trial import compared, opening, run_trial, takes_turns
 
 
 @pytest.fixture(scope="module")
-def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("trial")
-    run_trial(replace(for_test(DemoConfig()), cores=1), [3], "cpu", out, lambda _: None)
-    return out
+def trial(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    """Only to be read, for several processes of the tests may have it."""
+
+    def train(out: Path) -> None:
+        run_trial(replace(for_test(DemoConfig()), cores=1), [3], "cpu", out, lambda _: None)
+
+    return once("trial", train)
 
 
 def test_arms_are_compared_on_the_same_heldout_tasks(trial: Path) -> None:
