@@ -7,12 +7,14 @@ ends, so that nothing of `subprocess` has to know. Not covered: options of the i
 than `-I`, `-m` and `-c`, and what reads `sys.orig_argv`; a test of starting, or of an interrupt
 while torch is imported, takes `sys.executable`.
 
-Invariant: a fork has imported torch, and otherwise nothing that a fresh interpreter has not.
+Invariant: a fork has imported torch and what was named beside it, and otherwise nothing that a
+fresh interpreter has not.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import secrets
@@ -21,7 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,16 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def warm_python() -> Iterator[list[str]]:
-    """What stands for `[sys.executable]` in a command; the server ends on leaving."""
+def warm_python(*more: str) -> Iterator[list[str]]:
+    """What stands for `[sys.executable]` in a command; the server ends on leaving.
+
+    `more` names modules that are imported beside torch.
+    """
     name = f"cuagent-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(f"\0{name}")
         listening.listen(16)
-        command = [sys.executable, __file__, "serve", str(listening.fileno())]
+        command = [sys.executable, __file__, "serve", str(listening.fileno()), *more]
         with subprocess.Popen(
             command, pass_fds=[listening.fileno()], stdin=subprocess.PIPE, start_new_session=True
         ):  # it ends when its standard input does, however we end
@@ -67,9 +72,10 @@ def relay(name: str, arguments: list[str]) -> None:
 # -- the server
 
 
-def serve(number: int) -> dict[str, Any]:
+def serve(number: int, more: Sequence[str]) -> dict[str, Any]:
     """Fork for each request; returns only in a fork, with what it is to run."""
-    import torch  # noqa: F401
+    for name in ("torch", *more):
+        importlib.import_module(name)
 
     gc.freeze()  # the collector must not touch, and so copy, what all forks share
     listening = socket.socket(fileno=number)
@@ -148,4 +154,4 @@ if __name__ == "__main__":
     if role == "relay":
         relay(where, others)
     else:
-        run(serve(int(where))["arguments"])
+        run(serve(int(where), others)["arguments"])
