@@ -2,24 +2,38 @@
 
 For: `collect` of the PPO loop, the sets for RFT and value pretraining, and evaluation; all are the
 same thing with other tasks and seeds. Not covered: one episode (`rollout.py`).
+Invariant: a file in `out/episodes` that ends in .jsonl has all episodes of its iteration.
 """
 
 from __future__ import annotations
 
+import json
+import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cuagent.task import Task
 from cuagent.training import parallel
 from cuagent.training.chat import Chat
 from cuagent.training.curriculum import Curriculum, choose, recall, remember, weights
 from cuagent.training.engine import Engine
+from cuagent.training.files import read_lines, write_whole
 from cuagent.training.pool import Pool
-from cuagent.training.rollout import Play, play_many
-from cuagent.training.segments import Episode, RecordError, write_episodes
+from cuagent.training.rollout import Play, name_of, play_many
+from cuagent.training.segments import (
+    VERSION,
+    Episode,
+    RecordError,
+    episode_from,
+    write_episodes,
+)
 
 Say = Callable[[str], None]
+SAID_S = 30.0
+"""Between two lines on how far a collection has come."""
 
 
 @dataclass
@@ -40,33 +54,47 @@ class Collector:
     curriculum: Curriculum | None = None
     """None plays every task equally often."""
     keep_runs: bool = False
+    of: dict[str, Any] | None = None
+    """What episodes depend on beside their seed, the policy above all. Where it is given, and is
+    the same, a collection goes on from what a kill left of it; else it begins anew."""
     say: Say = print
     lost: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, iteration: int) -> list[Episode]:
         """Raises RecordError where not a single episode has a reward."""
         jobs = parallel.mine(self._jobs(iteration))
-        mine: list[Episode | None] = []  # None where an episode has no reward: order is kept
-        for at in range(0, len(jobs), self.at_once):
+        policy = f"{self.name}@{iteration}"
+        begun = self.out / "episodes" / f"{iteration:05d}-{parallel.rank()}.begun"
+        ended = {} if self.of is None else taken_up(begun, self.of)
+        if ended:
+            self.say(f"  going on from {len(ended)} episodes in {begun}")
+        names = [name_of(policy, task, seed) for task, seed in jobs]
+        todo = [job for job, name in zip(jobs, names, strict=True) if name not in ended]
+        progress = Progress(len(jobs), len(ended), begun if self.of else None, self.say)
+        for at in range(0, len(todo), self.at_once):
             played = play_many(
-                jobs[at : at + self.at_once],
+                todo[at : at + self.at_once],
                 self.pool.judge_for,
-                f"{self.name}@{iteration}",
+                policy,
                 self.chat,
                 self.engine,
                 self.play,
                 self.out / "runs" / f"{iteration:05d}-{parallel.rank()}-{at}",
                 self.keep_runs,
+                progress,
             )
-            mine += played.episodes
+            ended |= {e.id: e for e in played.episodes if e is not None}
             for why, count in played.lost.items():
                 self.lost[why] = self.lost.get(why, 0) + count
                 self.say(f"  {count} episodes without a reward: {why}")
-        found = [e for e in parallel.together(mine) if e is not None]
+        # None where an episode has no reward: the order is kept.
+        found = [e for e in parallel.together([ended.get(n) for n in names]) if e is not None]
         if not found:
             raise RecordError(f"no episode of iteration {iteration} has a reward: {self.lost}")
         if parallel.rank() == 0:
             self._keep(iteration, found)
+        parallel.barrier()  # what was begun is needed until the whole is there
+        begun.unlink(missing_ok=True)
         return found
 
     def _keep(self, iteration: int, found: Sequence[Episode]) -> None:
@@ -90,3 +118,38 @@ class Collector:
             digests = choose(shares, self.episodes, self.seed * 7919 + iteration)
         first = (self.seed * 100_003 + iteration) * 10_007
         return [(by_digest[d], first + i) for i, d in enumerate(digests)]
+
+
+class Progress:
+    """Hears of every episode that ends: says now and then how many there are, and keeps each in the
+    file `begun`, if there is one."""
+
+    def __init__(self, all_of_them: int, before: int, begun: Path | None, say: Say) -> None:
+        self.all = all_of_them
+        self.ended = before
+        self.begun = begun
+        self.say = say
+        self._said = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __call__(self, episode: Episode | None) -> None:
+        with self._lock:
+            self.ended += 1
+            if episode is not None and self.begun is not None:
+                write_episodes(self.begun, [episode])
+            if time.monotonic() - self._said > SAID_S and self.ended < self.all:
+                self._said = time.monotonic()
+                self.say(f"  {self.ended} of {self.all} episodes played")
+
+
+def taken_up(path: Path, of: dict[str, Any]) -> dict[str, Episode]:
+    """The episodes, by id, of a collection that was begun in the same way; the file is made ready
+    for more of them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    of = json.loads(json.dumps(of))  # as it is read again
+    lines: list[Any] = read_lines(path) if path.exists() else []
+    head, *rows = lines or [None]
+    found = [episode_from(row) for row in rows] if head == of else []
+    lines = [of, *({"v": VERSION, **asdict(episode)} for episode in found)]
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
+    return {episode.id: episode for episode in found}

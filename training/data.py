@@ -70,9 +70,11 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
     said = told(windows)
     traces = [call for window in windows for call in calls_in(window, records)]
     if not traces:
-        raise Unusable("the model never answered")
+        raise Unusable(f"the model never answered, {why_it_ended(end)}")
     try:
         if any(r.get("tokens") for r in traces):
+            if session.get("tokenizer") not in (None, chat.fingerprint):
+                raise Unusable("token ids of another tokenizer")
             segments = native_segments(folder.id, traces)
         else:
             segments = text_segments(windows, tools, chat)

@@ -18,7 +18,7 @@ PACKAGES = {
     "ray": "judges on other machines (play.ray): cuagent[train-ray]",
     "pyarrow": "parquet (export, export-verl)",
     "tensorboard": "TensorBoard files beside metrics.jsonl",
-    "verl": "what export-verl writes; it wants an environment of its own",
+    "verl": "export-verl's; in its own environment",
 }
 
 

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from posixpath import normpath
 
 from cuagent.training.segments import Call, Episode, Kind
 
 PROTECTED = ("reference.py",)
 """Files that a policy must leave alone."""
+CHANGES = re.compile(
+    r"(>|\b(tee|sed\s+-i|mv|cp|rm|ln|truncate|chmod)\b|open\()[^|;&\n]*\breference\.py"
+)
+"""What a shell is told that would change one of them; copying it elsewhere is refused too."""
 SUBMITTED = ("submitted", "no gain")
 """Stops that follow from a call of `submit`."""
 
@@ -30,7 +35,7 @@ class Filters:
     cut_turns: int = 0
     """Turns that ended by their length limit, at most."""
     repeats: int = 2
-    """The same call at most so often in a row."""
+    """The same call, or the same few in turn, at most so often in a row."""
     bad_calls: int = 0
     """Unknown tools or arguments that break a schema, at most."""
     tokens: int = 32768
@@ -64,7 +69,7 @@ def keep(episodes: Iterable[Episode], filters: Filters) -> tuple[list[Episode], 
             "a turn cut by length",
             lambda e: e.figures.get("cut_turns", 0) <= filters.cut_turns,
         ),
-        ("the same call in a row", lambda e: longest_repeat(e.calls) <= filters.repeats),
+        ("the same calls over and over", lambda e: longest_repeat(e.calls) <= filters.repeats),
         (
             "unknown tool or broken arguments",
             lambda e: sum(not (c.known and c.valid) for c in e.calls) <= filters.bad_calls,
@@ -87,21 +92,27 @@ def keep(episodes: Iterable[Episode], filters: Filters) -> tuple[list[Episode], 
     return left, Funnel(came, tuple(dropped), len(left))
 
 
-def longest_repeat(calls: Sequence[Call]) -> int:
-    """How often the same call stands in a row, at most."""
-    runs = groupby((c.name, c.arguments) for c in calls)
-    return max((sum(1 for _ in run) for _, run in runs), default=0)
+def longest_repeat(calls: Sequence[Call], longest: int = 4) -> int:
+    """How often the same calls, one or up to `longest` in turn, stand in a row, at most."""
+    said = [(c.name, c.arguments) for c in calls]
+    most = min(1, len(said))
+    for period in range(1, longest + 1):
+        same = 0  # calls in a row that are what stood a period before
+        for at in range(period, len(said)):
+            same = same + 1 if said[at] == said[at - period] else 0
+            most = max(most, 1 + same // period)
+    return most
 
 
 def touches_protected(call: Call) -> bool:
-    """Whether a file tool was asked to change what it must not."""
-    if call.name not in ("write", "edit"):
-        return False
+    """Whether a file tool was asked to change what it must not, or a shell by a usual command."""
     try:
-        path = str(json.loads(call.arguments, strict=False)["path"])
+        arguments = json.loads(call.arguments, strict=False)
+        if call.name == "bash":
+            return CHANGES.search(str(arguments["command"])) is not None
+        return call.name in ("write", "edit") and normpath(str(arguments["path"])) in PROTECTED
     except (ValueError, KeyError, TypeError):
         return False
-    return path.removeprefix("./") in PROTECTED
 
 
 def distinct(episodes: Sequence[Episode]) -> list[Episode]:

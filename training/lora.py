@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.training import parallel
-from cuagent.training.config import ConfigError
+from cuagent.training.config import ConfigError, at_least
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class Lora:
     """The adapter's output is scaled by alpha / rank."""
     targets: str | tuple[str, ...] = "all-linear"
     """Names of linear layers; this one means all but the head."""
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "rank", "alpha")
 
 
 def adapt(model: Any, lora: Lora) -> Any:

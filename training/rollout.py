@@ -110,11 +110,15 @@ class Batcher:
             return
         batch, self._waiting = self._waiting, []
         start = time.perf_counter()
-        results = self._ask([request for request, _ in batch])
-        self.seconds += time.perf_counter() - start
-        for (_, answer), result in zip(batch, results, strict=True):
-            answer.append(result)
-        self._changed.notify_all()
+        # Whatever happens here, nobody is left waiting: they are threads that would not end.
+        results: Sequence[Sampled | Exception] = [EngineError("the batch was lost")] * len(batch)
+        try:
+            results = self._ask([request for request, _ in batch])
+        finally:
+            self.seconds += time.perf_counter() - start
+            for (_, answer), result in zip(batch, results, strict=True):
+                answer.append(result)
+            self._changed.notify_all()
 
     def _ask(self, requests: Sequence[Request]) -> Sequence[Sampled | Exception]:
         try:
@@ -193,8 +197,13 @@ def said(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
     return [(m.role, m.content, [(c.name, c.arguments) for c in m.tool_calls]) for m in messages]
 
 
-def start_episode(task: Task, judge: Judge, model: str, play: Play, root: Path) -> Run:
-    """A run with the opening of `play`, and without git: an episode is never restored."""
+def start_episode(
+    task: Task, judge: Judge, model: str, play: Play, root: Path, tokenizer: str | None = None
+) -> Run:
+    """A run with the opening of `play`, and without git: an episode is never restored.
+
+    `tokenizer`: fingerprint of that whose ids are recorded.
+    """
     budget = Budget(steps=play.turns, cost=None, seconds=play.seconds)
     folder = new_run(task.name, root)
     log = RunLog(folder)
@@ -203,6 +212,7 @@ def start_episode(task: Task, judge: Judge, model: str, play: Play, root: Path) 
         cuagent=__version__,
         task={**plain(task), "name": task.name, "digest": task.digest},
         model=model,
+        tokenizer=tokenizer,
         tools=[tool.spec for tool in play.tools],
         budget=budget,
     )
@@ -220,12 +230,17 @@ def play_one(
     task: Task, judge: Judge, name: str, chat: Chat, ask: Ask, play: Play, seed: int, root: Path
 ) -> Episode:
     """One whole episode. Raises Unusable where it says nothing about the policy."""
-    run = start_episode(task, judge, name, play, root)
+    run = start_episode(task, judge, name, play, root, chat.fingerprint)
     try:
         run_agent(run, TokenModel(name, chat, ask, play, seed), play.tools, HOOKS)
     finally:
         run.log.close()
-    return replace(episode_of(run.folder, chat), id=f"{name}-{task.name}-{seed}")
+    return replace(episode_of(run.folder, chat), id=name_of(name, task, seed))
+
+
+def name_of(policy: str, task: Task, seed: int) -> str:
+    """Of an episode."""
+    return f"{policy}-{task.name}-{seed}"
 
 
 @dataclass(frozen=True)
@@ -247,8 +262,12 @@ def play_many(
     play: Play,
     root: Path,
     keep_runs: bool = False,
+    done: Callable[[Episode | None], None] = lambda episode: None,
 ) -> Played:
-    """Play all (task, seed) at once, a thread each; episodes come in the order of `jobs`."""
+    """Play all (task, seed) at once, a thread each; episodes come in the order of `jobs`.
+
+    `done` hears of each as it ends, from its thread.
+    """
     batcher = Batcher(engine, play.together)
     lost: dict[str, int] = {}
 
@@ -257,9 +276,12 @@ def play_many(
         with batcher.live():
             started.wait()  # no batch before all episodes count as live
             try:
-                return play_one(task, judges(task), name, chat, batcher.sample, play, seed, root)
+                played = play_one(task, judges(task), name, chat, batcher.sample, play, seed, root)
             except Unusable as why:
+                done(None)
                 return str(why)
+            done(played)
+            return played
 
     started = threading.Barrier(len(jobs))
     with engine.open(), ThreadPoolExecutor(len(jobs)) as threads:

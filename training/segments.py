@@ -167,14 +167,15 @@ def read_episodes(path: Path) -> Iterator[Episode]:
             if not line.strip():
                 continue
             try:
-                episode = _episode(json.loads(line))
+                episode = episode_from(json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise RecordError(f"{path}:{number}: not an episode: {error!r}") from error
             check(episode)
             yield episode
 
 
-def _episode(data: dict[str, Any]) -> Episode:
+def episode_from(data: dict[str, Any]) -> Episode:
+    """Of one line's object. Raises ValueError, KeyError or TypeError."""
     version = data.pop("v")
     if version != VERSION:
         raise ValueError(f"version {version}, this cuagent reads {VERSION}")

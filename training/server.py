@@ -8,8 +8,8 @@ Invariant: what is recorded are the server's ids, never text that was read again
 
 from __future__ import annotations
 
+import http.client
 import json
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -112,5 +112,5 @@ def post(url: str, body: Mapping[str, Any]) -> Any:
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data, kind), timeout=MOST_S) as got:
             return json.load(got)
-    except (OSError, ValueError) as error:
-        raise EngineError(f"{url}: no usable answer ({error})") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise EngineError(f"{url}: no usable answer ({error or type(error).__name__})") from error

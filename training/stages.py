@@ -120,16 +120,24 @@ class TrainConfig:
 def collect(
     policy: Path, tasks: Path, out: Path, episodes: int, config: TrainConfig, device: str, say: Say
 ) -> Metrics:
-    """Play `episodes` episodes of a policy; they lie in `out/episodes/00000.jsonl`."""
+    """Play `episodes` episodes of a policy; they lie in `out/episodes/00000.jsonl`. One that was
+    interrupted goes on, as long as policy, tasks and settings are the same."""
     chat, actor = load_policy(policy, config)
     if paged(config):
         actor = actor.to(device, config.placement.compute.torch)
     else:
         actor = place(actor, Placement(compute=config.placement.compute), device)
     with judges(config, device) as pool:
-        found = collector(load_tasks(tasks, device), chat, actor, pool, out, episodes, config, say)(
-            0
-        )
+        todo = load_tasks(tasks, device)
+        plays = collector(todo, chat, actor, pool, out, episodes, config, say)
+        plays.of = {
+            "policy": str(policy.resolve()),
+            "written": max((p.stat().st_mtime_ns for p in policy.glob("*")), default=0),
+            "tasks": [task.digest for task in todo],
+            "seed": config.seed,
+            "play": asdict(config.play),
+        }
+        found = plays(0)
     metrics = episode_metrics(found)
     (out / "evaluation.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
     say(f"reward {metrics['reward']:+.3f}, correct {metrics['correct']:.0%}")

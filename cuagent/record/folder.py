@@ -102,7 +102,13 @@ def find_run(run: str | None = None, root: Path = RUNS) -> RunFolder:
 
 def list_runs(root: Path = RUNS) -> list[RunFolder]:
     """All runs under `root`, oldest first."""
-    return [RunFolder(log.parent.resolve()) for log in sorted(root.glob("*/log.jsonl"))]
+    logs = sorted(root.glob("*/log.jsonl"), key=lambda log: by_number(log.parent.name))
+    return [RunFolder(log.parent.resolve()) for log in logs]
+
+
+def by_number(name: str) -> list[str | int]:
+    """A key that sorts the tenth run of a second behind the second one."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
 
 
 def _first_free(root: Path, stem: str) -> Path:

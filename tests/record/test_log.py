@@ -174,6 +174,15 @@ def test_dataclasses_become_plain_json() -> None:
     }
 
 
+def test_the_tenth_run_of_a_second_comes_behind_the_second(tmp_path: Path) -> None:
+    for name in ("20261122-120000-2", "20261122-120000-10", "20261122-120000", "20261122-115959-3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.jsonl").touch()
+    assert [f.id.removeprefix("20261122-") for f in list_runs(tmp_path)] == [
+        "115959-3", "120000", "120000-2", "120000-10",
+    ]  # fmt: skip
+
+
 def test_runs_are_found_by_part_of_their_id_and_confusion_is_named(tmp_path: Path) -> None:
     root = tmp_path / ".cuagent" / "runs"
     first, second = new_run("soft max!", root), new_run("soft max!", root)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from dictated import SUBMIT, WRITE, Dictated
@@ -15,6 +16,7 @@ from cuagent.record import RunFolder, new_run
 from cuagent.task.task import Task
 from cuagent.training.batch import collate
 from cuagent.training.chat import UNPARSABLE, Chat
+from cuagent.training.collect import Collector
 from cuagent.training.data import Unusable, episode_of
 from cuagent.training.engine import EngineError, LocalEngine, Request, Sampled
 from cuagent.training.model import logprobs_of, new_actor, score, small_config
@@ -139,6 +141,89 @@ def test_a_failing_engine_fails_every_waiting_episode(tmp_path: Path, chat: Chat
 
     with pytest.raises(EngineError, match="out of memory"):
         Batcher(Broken()).sample(Request((1,), 1, 0))
+
+
+def test_an_engine_that_fails_in_a_way_nobody_foresaw_leaves_nobody_waiting() -> None:
+    class Broken:
+        def sample(self, requests: Any) -> list[Sampled]:
+            raise KeyError("a defect")
+
+    batcher, ready = Batcher(cast(Any, Broken())), threading.Barrier(3)
+    said: list[str] = []
+
+    def episode(n: int) -> None:
+        with batcher.live():
+            ready.wait()
+            try:
+                batcher.sample(Request((1,), 1, seed=n))
+            except (EngineError, KeyError) as error:
+                said.append(str(error))
+
+    threads = [threading.Thread(target=episode, args=(n,), daemon=True) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert sorted(said) == ["'a defect'", *["sampling failed: the batch was lost"] * 2]
+
+
+def test_an_interrupted_collection_goes_on_with_the_same_policy_alone(
+    task: Task, chat: Chat, play: Play, tmp_path: Path
+) -> None:
+    config = small_config(len(chat.tokenizer), 1, 32, 2, 700, chat.end, chat.pad)
+    engine = LocalEngine(new_actor(config, seed=3), chat.end)
+    short = replace(play, reply=6, turns=2)
+    said: list[str] = []
+
+    def collection(folder: str, of: int, dies_after: int | None = None) -> list[Any]:
+        pool = cast(Any, SimpleNamespace(judge_for=lambda _: NO_JUDGE))
+        out = tmp_path / folder
+        collect = Collector(
+            [task], chat, engine, pool, short, out, 6, 0, at_once=2, say=said.append
+        )
+        collect.of = {"policy": of}
+        if dies_after is not None:
+            collect.engine = cast(Any, Dying(engine, dies_after))
+        return [(e.id, e.segments) for e in collect(0)]
+
+    whole = collection("whole", of=1)
+    with pytest.raises(Killed):
+        collection("cut", of=1, dies_after=5)  # calls of the engine: two for two episodes
+    begun = tmp_path / "cut" / "episodes" / "00000-0.begun"
+    with begun.open("a") as torn:
+        torn.write('{"v": 1, "id": "half')
+    kept = begun.read_text()
+    said.clear()
+    assert collection("cut", of=1) == whole
+    assert said[0] == f"  going on from 4 episodes in {begun}"
+    assert not begun.exists()
+    begun.write_text(kept)
+    said.clear()
+    assert collection("cut", of=2) == whole
+    assert not said  # another policy: all of it anew
+
+
+class Killed(BaseException):
+    """Nobody catches it."""
+
+
+class Dying:
+    """An engine whose process is killed at a call."""
+
+    gathers = True
+
+    def __init__(self, engine: LocalEngine, calls: int) -> None:
+        self.engine = engine
+        self.left = calls
+
+    def open(self) -> Any:
+        return self.engine.open()
+
+    def sample(self, requests: Any) -> list[Sampled]:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+        return self.engine.sample(requests)
 
 
 def test_a_run_without_an_end_is_no_episode(tmp_path: Path, chat: Chat) -> None:
