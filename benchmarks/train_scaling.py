@@ -358,6 +358,22 @@ def run(trainer: Trainer, found: Row, iterations: int, end: float, out: Path | N
                 write(out, found)
         if late and number:
             break
+    found["seconds of adding gradients"] = adding(trainer)
+    if parallel.rank() == 0:
+        say(f"adding the gradients of both models: {found['seconds of adding gradients']} s")
+        if out:
+            write(out, found)
+
+
+def adding(trainer: Trainer, times: int = 3) -> list[float]:
+    """What the processes say to each other in an update, alone: the part of it that scaling adds."""
+    found = []
+    for _ in range(times):
+        begun = together_now()
+        for model in (trainer.actor, trainer.critic):
+            parallel.add_gradients(model)
+        found.append(round(together_now() - begun, 4))
+    return found
 
 
 def told(number: int, row: Mapping[str, Any]) -> str:
@@ -405,6 +421,7 @@ def compared(few: Mapping[str, Any], many: Mapping[str, Any]) -> Row:
     found["median"] = [medians(run) for run in (few, many)]
     found["peak GiB of each process"] = [peaks(run) for run in (few, many)]
     found["replicas are equal"] = many["replicas are equal"]
+    found["seconds of adding gradients"] = many.get("seconds of adding gradients")
     for part, name in zip(PARTS, ("whole", "rollouts", "updates"), strict=True):
         a, b = rates(few, part), rates(many, part)
         found[f"efficiency, {name}"] = {

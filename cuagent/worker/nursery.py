@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.sandbox import Policy, Tier
+from cuagent.worker import rest
 from cuagent.worker.channel import receive_message, send_message, socket_pair
 from cuagent.worker.folder import remove
 
@@ -111,7 +112,7 @@ class Nursery:
             start_new_session=True,
         )
         theirs.close()
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
         self._ready = False
         self._threads = 0
         self.pid = self._process.pid
@@ -143,7 +144,9 @@ class Nursery:
             "tier": tier,
         }
         try:
-            pid = self._ask(message, (theirs.fileno(), write))["pid"]
+            with self._turn:  # a child that is not known yet would be taken for another one's stray
+                pid = self._ask(message, (theirs.fileno(), write))["pid"]
+                self.living.add(pid)
         except NurseryError:
             ours.close()
             os.close(read)
@@ -151,7 +154,6 @@ class Nursery:
         finally:
             theirs.close()
             os.close(write)
-        self.living.add(pid)
         return Child(pid, ours, read, _pidfd(pid))
 
     def end(self, child: Child) -> int | None:
@@ -162,10 +164,16 @@ class Nursery:
         if child.closed:
             return None
         try:
-            return self._ask({"do": "end", "pid": child.pid})["status"]
+            with self._turn:
+                self.living.discard(child.pid)
+                return self._ask({"do": "end", "pid": child.pid})["status"]
         finally:
-            self.living.discard(child.pid)
             child.close()
+
+    def rest(self, child: Child) -> set[int]:
+        """Stop it and all that came of it: `rest.stop`. Raises RestlessError."""
+        with self._turn:
+            return rest.stop(child.pid, self.pid, self.living)
 
     @property
     def threads(self) -> int:

@@ -336,7 +336,7 @@ class Session:
 
     def _rest(self) -> None:
         """Nothing of it runs until the next command."""
-        self._apart = rest.stop(self._child.pid, self._nursery.pid, self._nursery.living)
+        self._apart = self._nursery.rest(self._child)
 
     def _wake(self) -> None:
         rest.resume(self._child.pid, self._apart)

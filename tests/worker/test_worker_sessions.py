@@ -204,9 +204,10 @@ def test_threads_may_share_a_nursery(nursery: Nursery) -> None:
         with Stage(1).open(nursery) as session:
             return session.pid
 
-    with ThreadPoolExecutor(4) as threads:
-        pids = list(threads.map(opened_and_ended, range(8)))
-    assert len(set(pids)) == 8
+    # So many that one begins while another's is put to rest, which must not stop the new one.
+    with ThreadPoolExecutor(6) as threads:
+        pids = list(threads.map(opened_and_ended, range(40)))
+    assert len(set(pids)) == 40
     assert nursery.living == living
 
 
