@@ -366,7 +366,7 @@ def run(trainer: Trainer, found: Row, iterations: int, end: float, out: Path | N
 
 
 def adding(trainer: Trainer, times: int = 3) -> list[float]:
-    """What the processes say to each other in an update, alone: the part of it that scaling adds."""
+    """Seconds of what the processes say to each other in an update, the part that scaling adds."""
     found = []
     for _ in range(times):
         begun = together_now()

@@ -123,7 +123,7 @@ def test_the_commands_train_on_what_others_left(demo: Path, tmp_path: Path) -> N
 def test_ppo_samples_from_a_server_that_is_given_each_iterations_weights(
     demo: Path, tmp_path: Path
 ) -> None:
-    few = {"ppo.iterations": 2, "ppo_episodes": 2, "ppo.actor.lr": 0.01, "play.turns": 1,
+    few = {"ppo.iterations": 2, "ppo_episodes": 1, "ppo.actor.lr": 0.01, "play.turns": 1,
            "play.reply": 4, "play.context": 65536, "play.timed": "false"}  # fmt: skip
     policy, out = demo / "base" / "model", tmp_path / "ppo"
     with token_server(load_chat(policy).end) as url:
