@@ -1,6 +1,8 @@
 """Of equal shares always the first, in C++.
 
 task: experts
+open: refused in 3 of 100 verdicts, on rows whose shares run down to denormals and zeros: each
+ then has an order of equals of its own, and the reference is asked for one in all rows
 """
 
 import torch
