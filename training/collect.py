@@ -146,7 +146,7 @@ def taken_up(path: Path, of: dict[str, Any]) -> dict[str, Episode]:
     """The episodes, by id, of a collection that was begun in the same way; the file is made ready
     for more of them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    of = json.loads(json.dumps(of))  # as it is read again
+    of = json.loads(json.dumps({"v": VERSION, **of}))  # as it is read again
     lines: list[Any] = read_lines(path) if path.exists() else []
     head, *rows = lines or [None]
     found = [episode_from(row) for row in rows] if head == of else []

@@ -114,7 +114,9 @@ class ContinuousEngine:
         while not over.is_set():
             result = self._manager.get_result(timeout=LOOK_S)
             if result is not None:
-                self._asked.pop(result.request_id).set_result(result)
+                # None was told already that it failed.
+                if (asked := self._asked.pop(result.request_id, None)) is not None:
+                    asked.set_result(result)
             elif not self._manager.is_running():
                 self._fail_all()
                 over.wait(LOOK_S)

@@ -21,6 +21,7 @@ from cuagent.training.engine import EngineError, Request, Sampled
 
 SGLANG = "/generate"
 MOST_S = 1800.0
+"""For one answer: long turns wait behind many others."""
 UNWARPED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Said each time: both servers else take what the model's generation_config.json recommends, and
 the log-probabilities would be of another distribution than was sampled from."""

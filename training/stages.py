@@ -342,6 +342,7 @@ def player(actor: Any, policy: Path, config: TrainConfig, device: str) -> Any:
 
 
 def paged(config: TrainConfig) -> bool:
+    """Whether the actor plays from pages of keys and values, which have the type of its weights."""
     return config.play.engine is Sampler.CONTINUOUS and config.play.server is None
 
 
@@ -365,15 +366,20 @@ def collector(
     say: Say,
 ) -> Collector:
     p = config.play
-    engine: Engine = LocalEngine(actor.eval(), chat.end)
-    if p.server is not None:
-        engine = ServerEngine(p.server, actor.name_or_path, chat.end)
-    elif paged(config):
-        at_once = min(episodes, Collector.at_once)
-        engine = ContinuousEngine(actor, chat.end, at_once * p.context, p.temperature)
+    engine = engine_of(actor.eval(), chat, min(episodes, Collector.at_once), config)
     limits = (p.turns, p.context, p.reply, p.temperature, p.seconds)
     play = Play(TOOLS, opening, *limits, together=p.together)
     return Collector(tasks, chat, engine, pool, play, out, episodes, config.seed, say=say)
+
+
+def engine_of(actor: Any, chat: Chat, at_once: int, config: TrainConfig) -> Engine:
+    """What samples the actor for so many conversations."""
+    p = config.play
+    if p.server is not None:
+        return ServerEngine(p.server, actor.name_or_path, chat.end)
+    if paged(config):
+        return ContinuousEngine(actor, chat.end, at_once * p.context, p.temperature)
+    return LocalEngine(actor, chat.end)
 
 
 def judges(config: TrainConfig, device: str) -> JudgePool | RayPool:

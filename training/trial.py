@@ -62,15 +62,15 @@ def run_trial(
     with judges(config, out) as pool:
         demo = Demo(config, device, out, pool, out, say)
         train, heldout = demo.tasks()
+        with demo.budget.stage("teacher"):  # it opens the tasks that it plays
+            demo.taught(train, heldout)
+        say(f"{pool.pace()}; so far {demo.budget.shares()}")
 
         def note() -> None:
             said = {"rehearsal": config.rehearsal, **compared(out, seeds)}
             write_whole(out / "trial.json", json.dumps(said, indent=1))
 
         with opening(config, device, [*train, *heldout], pool), lend(pool) as address:
-            with demo.budget.stage("teacher"):
-                demo.taught(train, heldout)
-            say(f"{pool.pace()}; so far {demo.budget.shares()}")
             here = replace(config, minutes=left(config, begun))
             arms = [(replace(here, seed=seed), out / f"seed-{seed}") for seed in seeds]
             train_seeds(address, arms, device, out, say, note)
@@ -142,7 +142,7 @@ def name_of(folder: Path, shared: Path) -> str:
 def opening(
     config: DemoConfig, device: str, tasks: Sequence[Task], pool: JudgePool | Rehearsal
 ) -> Iterator[None]:
-    """Have the tasks opened meanwhile; before, where the GPU that trains also times."""
+    """Have the tasks opened while seeds train; before, where the GPU that trains also times."""
     if takes_turns(config, device):
         pool.open(tasks)
         yield

@@ -111,6 +111,17 @@ def test_who_waits_hears_that_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
             engine.sample([Request((2, 4), 3, 0)])
 
 
+def test_an_answer_that_nobody_waits_for_any_more_harms_nobody_else() -> None:
+    engine = ContinuousEngine(small_actor(), END, TOKENS)
+    with engine.open():
+        given_up = engine._ask(Request((2, 4), 30, 0))
+        engine._fail_all()
+        with pytest.raises(EngineError, match="has ended"):
+            given_up.result()
+        for _ in range(2):  # behind its answer
+            assert engine.sample([Request((2, 4), 30, 0)])[0].ids
+
+
 def test_a_model_that_cannot_is_named() -> None:
     with (
         pytest.raises(EngineError, match=r"play\.engine=local"),

@@ -8,11 +8,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
+from routes import Body, answering
 from typer.testing import CliRunner
 
 from cuagent.task import Device
@@ -142,42 +141,24 @@ def test_ppo_samples_from_a_server_that_is_given_each_iterations_weights(
 @contextmanager
 def token_server(end: int) -> Iterator[str]:
     """SGLang's two routes over a real model: it serves whatever folder it was told of last."""
+    engine: list[LocalEngine] = []
+    turn = threading.Lock()
 
-    class Routes(BaseHTTPRequestHandler):
-        engine: ClassVar[list[LocalEngine]] = []
-        turn = threading.Lock()
+    def update(body: Body) -> Body:
+        engine[:] = [LocalEngine(load_actor(Path(body["model_path"])).eval(), end)]
+        return {"success": True}
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with self.turn:
-                found = self.update(body) if "update" in self.path else self.generate(body)
-            answer = json.dumps(found).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+    def generate(body: Body) -> Body:
+        asked = body["sampling_params"]
+        request = Request(tuple(body["input_ids"]), asked["max_new_tokens"], asked["sampling_seed"])
+        with turn:
+            [made] = engine[0].sample([request])
+        each = [[p, i, None] for p, i in zip(made.logprobs, made.ids, strict=True)]
+        finish = {"type": "length" if made.cut else "stop"}
+        return {"meta_info": {"output_token_logprobs": each, "finish_reason": finish}}
 
-        def update(self, body: dict[str, Any]) -> dict[str, Any]:
-            self.engine[:] = [LocalEngine(load_actor(Path(body["model_path"])).eval(), end)]
-            return {"success": True}
-
-        def generate(self, body: dict[str, Any]) -> dict[str, Any]:
-            asked = body["sampling_params"]
-            most, seed = asked["max_new_tokens"], asked["sampling_seed"]
-            [made] = self.engine[0].sample([Request(tuple(body["input_ids"]), most, seed)])
-            each = [[p, i, None] for p, i in zip(made.logprobs, made.ids, strict=True)]
-            finish = {"type": "length" if made.cut else "stop"}
-            return {"meta_info": {"output_token_logprobs": each, "finish_reason": finish}}
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering({"/generate": generate, "/update_weights_from_disk": update}) as url:
+        yield url
 
 
 def test_episodes_of_another_tokenizer_are_refused(demo: Path, tmp_path: Path) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
+from routes import Body, answering
 
 from cuagent.training.engine import EngineError, Request, Sampled
 from cuagent.training.segments import RecordError
@@ -20,26 +17,15 @@ from cuagent.training.stages import PlayConfig, TrainConfig, improve
 PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-class Server(BaseHTTPRequestHandler):
+class Server:
     """Continues [.., n] with n+1, n+2, ... as servers answer that know token ids."""
 
-    ids = True
-    loaded: ClassVar[list[str]] = []
+    def __init__(self) -> None:
+        self.ids = True
+        self.loaded: list[str] = []
+        self.url = ""
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        route = {
-            "/v1/completions": self.completions,
-            "/generate": self.generate,
-            "/update_weights_from_disk": self.update,
-        }
-        answer = json.dumps(route[self.path](body)).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def completions(self, body: dict[str, Any]) -> dict[str, Any]:
+    def completions(self, body: Body) -> Body:
         assert body["return_token_ids"]
         assert body["stop_token_ids"] == [99]
         assert {name: body[name] for name in PLAIN} == PLAIN
@@ -48,7 +34,7 @@ class Server(BaseHTTPRequestHandler):
         choice = {"finish_reason": "length", "text": "whatever", "logprobs": logprobs}
         return {"choices": [choice | ({"token_ids": made} if self.ids else {})]}
 
-    def generate(self, body: dict[str, Any]) -> dict[str, Any]:
+    def generate(self, body: Body) -> Body:
         asked = body["sampling_params"]
         assert body["return_logprob"]
         assert asked["stop_token_ids"] == [99]
@@ -58,38 +44,35 @@ class Server(BaseHTTPRequestHandler):
         about = {"finish_reason": finish} | ({"output_token_logprobs": each} if self.ids else {})
         return {"text": "whatever", "meta_info": about}
 
-    def update(self, body: dict[str, Any]) -> dict[str, Any]:
+    def update(self, body: Body) -> Body:
         self.loaded.append(body["model_path"])
         return {"success": body["flush_cache"] and "gone" not in body["model_path"], "message": "?"}
 
-    def log_message(self, format: str, *args: object) -> None: ...
-
 
 @pytest.fixture
-def host() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def server() -> Iterator[Server]:
+    server = Server()
+    routes = {
+        "/v1/completions": server.completions,
+        "/generate": server.generate,
+        "/update_weights_from_disk": server.update,
+    }
+    with answering(routes) as server.url:
+        yield server
 
 
 @pytest.mark.parametrize("form", ["/v1", "/generate"])
-def test_ids_and_logprobs_come_back_in_the_order_of_the_requests(host: str, form: str) -> None:
-    engine = ServerEngine(host + form, "m", end=99)
+def test_ids_and_logprobs_come_back_in_the_order_of_the_requests(server: Server, form: str) -> None:
+    engine = ServerEngine(server.url + form, "m", end=99)
     found = engine.sample([Request((1, n), 3, seed=n) for n in range(10, 20)])
     assert found == [Sampled((n + 1, n + 2, n + 3), (-0.5,) * 3, True) for n in range(10, 20)]
 
 
 @pytest.mark.parametrize("form", ["/v1", "/generate"])
-def test_a_server_of_text_only_is_refused(
-    host: str, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Server, "ids", False)
+def test_a_server_of_text_only_is_refused(server: Server, form: str) -> None:
+    server.ids = False
     with pytest.raises(EngineError, match="gives no token ids"):
-        ServerEngine(host + form, "m", end=99).sample([Request((1,), 3, 0)])
+        ServerEngine(server.url + form, "m", end=99).sample([Request((1,), 3, 0)])
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
@@ -97,14 +80,19 @@ def test_a_server_that_is_not_there_is_named() -> None:
         ServerEngine("http://127.0.0.1:9/v1", "m", end=99).sample([Request((1,), 3, 0)])
 
 
-def test_new_weights_are_served_or_it_is_said(host: str, tmp_path: Path) -> None:
-    engine = ServerEngine(host + "/generate", "m", end=99)
+def test_a_server_that_hangs_up_is_named() -> None:
+    with answering({}) as url, pytest.raises(EngineError, match="no usable answer"):
+        ServerEngine(url + "/v1", "m", end=99).sample([Request((1,), 3, 0)])
+
+
+def test_new_weights_are_served_or_it_is_said(server: Server, tmp_path: Path) -> None:
+    engine = ServerEngine(server.url + "/generate", "m", end=99)
     engine.load(tmp_path)
-    assert Server.loaded == [str(tmp_path)]
+    assert server.loaded == [str(tmp_path)]
     with pytest.raises(EngineError, match="update_weights_from_disk"):
         engine.load(tmp_path / "gone")
     with pytest.raises(EngineError, match="only SGLang"):
-        ServerEngine(host + "/v1", "m", end=99).load(tmp_path)
+        ServerEngine(server.url + "/v1", "m", end=99).load(tmp_path)
 
 
 def test_ppo_refuses_a_server_that_keeps_its_weights(tmp_path: Path) -> None:
