@@ -1,0 +1,152 @@
+"""Tokens a second of the engines that sample in this process, on conversations of several turns.
+
+    python benchmarks/train_engines.py --preset tiny                   # a dry run, on a CPU too
+    python benchmarks/train_engines.py --preset h200 --out engines.json
+
+Each conversation has a thread, as an episode has, and asks through the rollouts' own `Batcher`:
+gathered for `local`, alone for `continuous`. All begin with the same prompt; what a tool says is
+random ids at once, and a turn's length is drawn beforehand, so that both engines sample as much.
+An arm's figure is the median over rounds in which the arms take turns; opening counts.
+Not covered: judging beside it, servers, what is sampled (the weights are random).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from slices import write
+from train_throughput import PRESETS as DECODERS
+from train_throughput import decoder
+
+from cuagent.training.continuous import ContinuousEngine
+from cuagent.training.engine import Engine, LocalEngine, Request
+from cuagent.training.model import parameters
+from cuagent.training.rollout import Batcher
+
+NEVER = -1
+"""No token has this id: a turn is as long as it is asked to be."""
+
+
+@dataclass(frozen=True)
+class Size:
+    decoder: str
+    """A preset of `train_throughput.py`."""
+    conversations: int
+    turns: int
+    prompt: int
+    """Tokens that all conversations begin with."""
+    reply: int
+    """Tokens of a turn at most, a quarter of them at least."""
+    heard: int
+    """Tokens of what a tool says."""
+    rounds: int
+
+    @property
+    def context(self) -> int:
+        return self.prompt + self.turns * (self.reply + self.heard)
+
+
+PRESETS = {
+    "tiny": Size("tiny", 4, 3, 64, 16, 32, 2),
+    "h200": Size("h200", 64, 6, 2048, 192, 256, 3),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--preset", choices=PRESETS, default="tiny")
+    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    options = parser.parse_args()
+    found = figures(PRESETS[options.preset], "cuda" if torch.cuda.is_available() else "cpu")
+    print(json.dumps(found, indent=1))
+    if options.out:
+        write(options.out, found)
+
+
+def figures(size: Size, device: str) -> dict[str, Any]:
+    """Sampled tokens a second, seconds of each round and peak memory of each engine."""
+    import transformers
+
+    shape = replace(DECODERS[size.decoder], tokens=size.context)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    # Each its own: continuous batching changes how its model attends.
+    one, other = (decoder(shape).to(device, dtype).eval() for _ in range(2))
+    engines: dict[str, Engine] = {
+        "local": LocalEngine(one, NEVER),
+        "continuous": ContinuousEngine(other, NEVER, size.conversations * size.context),
+    }
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "weights": parameters(one),
+        "size": asdict(size),
+        "sampled": sum(map(sum, (lengths(size, n) for n in range(size.conversations)))),
+    }
+    arms = {name: playing(size, shape.vocabulary, engine) for name, engine in engines.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(size.rounds + 1):
+        for name, arm in arms.items():
+            if device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            took = arm()
+            if number:  # the first warms up
+                seconds[name].append(round(took, 3))
+            if device == "cuda":
+                peak = torch.cuda.max_memory_allocated() / 2**30
+                found[f"{name}, peak GiB"] = round(peak, 2)
+    for name, each in seconds.items():
+        found[f"{name}, seconds"] = each
+        found[f"{name}, tokens/s"] = round(found["sampled"] / statistics.median(each))
+    found["continuous over local"] = round(
+        found["continuous, tokens/s"] / found["local, tokens/s"], 3
+    )
+    return found
+
+
+def lengths(size: Size, number: int) -> list[int]:
+    """Tokens of each turn of a conversation."""
+    luck = random.Random(number)
+    return [luck.randint(max(1, size.reply // 4), size.reply) for _ in range(size.turns)]
+
+
+def playing(size: Size, vocabulary: int, engine: Engine) -> Callable[[], float]:
+    """A function that plays all conversations and returns the seconds that it took."""
+
+    def ids(seed: int, count: int) -> tuple[int, ...]:
+        luck = random.Random(seed)
+        return tuple(luck.randrange(3, vocabulary) for _ in range(count))
+
+    start = ids(0, size.prompt)
+
+    def one(number: int, batcher: Batcher) -> None:
+        said = start
+        with batcher.live():
+            for turn, most in enumerate(lengths(size, number)):
+                seed = number * size.turns + turn
+                said += batcher.sample(Request(said, most, seed)).ids
+                said += ids(1 + seed, size.heard)
+
+    def all_of_them() -> float:
+        begun = time.perf_counter()
+        batcher = Batcher(engine, 1.0 if engine.gathers else 0.0)
+        with engine.open(), ThreadPoolExecutor(size.conversations) as threads:
+            for played in [threads.submit(one, n, batcher) for n in range(size.conversations)]:
+                played.result()
+        return time.perf_counter() - begun
+
+    return all_of_them
+
+
+if __name__ == "__main__":
+    main()
