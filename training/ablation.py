@@ -96,7 +96,8 @@ def arms_of(
             theirs, own = full / f"seed-{seed}", full / name / f"seed-{seed}"
             share(theirs, own, ABLATIONS[name].after)
             iterations = f"ppo.iterations={len(curve(theirs))}"
-            sets = [*ABLATIONS[name].sets, f"seed={seed}", iterations, "more_rounds=0"]
+            besides = [f"seed={seed}", iterations, "more_rounds=0", "audited=false"]
+            sets = [*ABLATIONS[name].sets, *besides]
             found.append((configure(config, None, sets), own))
     return found
 

@@ -101,6 +101,8 @@ class DemoConfig:
     take together: the arm that PPO is compared with."""
     evaluation_episodes: int = 8
     """For each held-out task, after each stage."""
+    audited: bool = True
+    """With several seeds, judge PPO's last evaluation again, afresh."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "reply", "rft_episodes", "value_episodes", "ppo_episodes")

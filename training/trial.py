@@ -189,7 +189,7 @@ def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: P
 def audit_last(demo: Demo, pool: Borrowed) -> None:
     """PPO's last evaluation judged afresh, into `audit.json`."""
     path = demo.out / "audit.json"
-    if path.exists():
+    if path.exists() or not demo.config.audited:
         return
     effort = Effort.QUICK if demo.config.timed else None
     _, heldout = demo.tasks()
