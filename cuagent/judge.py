@@ -22,6 +22,7 @@ from cuagent.measure.ladder import Gains, Ladder, climb, gains, ladder
 from cuagent.measure.profile import Profile
 from cuagent.measure.profiling import Profiling
 from cuagent.measure.protocol import Timer
+from cuagent.measure.quiet import Quiet
 from cuagent.measure.timing import Effort, Ratio, Standing, Timing
 from cuagent.score import Score, milestone
 from cuagent.task import Device, Task
@@ -96,7 +97,8 @@ def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
 class Judge:
     """Opens a task; a context manager. Raises TaskError, NurseryError, OracleLost.
 
-    `nursery` is a warm process to share with judges of other tasks (`Referee`).
+    `nursery` is a warm process to share with judges of other tasks (`Referee`); `quiet` is for
+    judges of several processes on one device.
     """
 
     def __init__(
@@ -106,9 +108,11 @@ class Judge:
         emit: Emit = ignore,
         *,
         nursery: Nursery | None = None,
+        quiet: Quiet | None = None,
     ):
         self.task = task
         self.emit = emit
+        self.quiet = quiet or Quiet()
         self.referee = Referee(task, isolation, nursery=nursery)
         self.known: Ladder | None = None
         """What the attempts are measured against, once it was climbed."""
@@ -123,7 +127,9 @@ class Judge:
     def climb(self, *, whole: bool = False) -> Ladder:
         """The ladder to start from: what opens quickly, all admitted rungs where `whole`."""
         if self.known is None or (whole and self.known.later):
-            self.start_from(climb(self._timer, whole=whole))
+            with self.quiet.alone():
+                found = climb(self._timer, whole=whole)
+            self.start_from(found)
         assert self.known is not None
         return self.known
 
@@ -138,13 +144,15 @@ class Judge:
     def confirm_rung(self) -> Ladder:
         """The best rung measured afresh, for a claim, beside eager and torch.compile."""
         names = self.climb().baselines
-        fresh = ladder(self.referee, effort=Effort.RECORD, only=names, timer=self._timer)
+        with self.quiet.alone():
+            fresh = ladder(self.referee, effort=Effort.RECORD, only=names, timer=self._timer)
         self.start_from(fresh)
         return fresh
 
     def open(self) -> None:
         """Open what every timing needs and takes long to prepare, before the first attempt."""
-        self._timer.open()
+        with self.quiet.shared():
+            self._timer.open()
 
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; what was compiled before comes from the cache."""
@@ -152,6 +160,23 @@ class Judge:
 
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
         """Build, verify, time if accepted and `effort` is given, and score."""
+        with self.quiet.shared():
+            build, verdict = self._verified(attempt, effort)
+        timing = None
+        if not verdict.accepted:
+            self._timer.dismiss()
+        if verdict.accepted and effort is not None:
+            if self._profiling is not None:
+                self._profiling.await_opened()
+            with self.quiet.alone():
+                timing = self._timer.time(attempt, build, effort)
+            verdict = _after_timing(verdict, timing)
+        known = self.known if verdict.accepted else None
+        worth = gains(timing, known) if timing is not None and known is not None else None
+        return Judgement(attempt.digest, build, verdict, timing, _score(verdict, timing), worth)
+
+    def _verified(self, attempt: Attempt, effort: Effort | None) -> tuple[Build, Verdict]:
+        """What verifying says; meanwhile what timing would need is made ready."""
         self.emit(Phase("building", passing=True))
         self._timer.make_room()
         with ThreadPoolExecutor(1) as aside:
@@ -173,17 +198,9 @@ class Judge:
         verdict = self.referee.complete(begun, build)
         if effort is Effort.RECORD:
             verdict = gated(self.referee, attempt, build, verdict)
-        timing = None
-        if not verdict.accepted:
-            self._timer.dismiss()
-        if verdict.accepted and effort is not None:
-            if self._profiling is not None:
-                self._profiling.await_opened()
-            timing = self._timer.time(attempt, build, effort)
-            verdict = _after_timing(verdict, timing)
-        known = self.known if verdict.accepted else None
-        worth = gains(timing, known) if timing is not None and known is not None else None
-        return Judgement(attempt.digest, build, verdict, timing, _score(verdict, timing), worth)
+        if verdict.accepted and effort is not None and self.quiet.lock and not self._timer.opened():
+            self._timer.open()  # torch.compile takes long, and nobody else could verify meanwhile
+        return build, verdict
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Where the time goes in the reference, or in an attempt. Raises ProfileError."""
@@ -193,7 +210,8 @@ class Judge:
             begun.close()
             begun = None
         nursery, attempted = self.referee.nursery, attempt is not None
-        with closing(begun or Profiling(self.task, nursery, attempted=attempted)) as profiling:
+        opened = closing(begun or Profiling(self.task, nursery, attempted=attempted))
+        with opened as profiling, self.quiet.alone():
             found = profiling.finish(attempt, build, counters=counters)
         if attempted and not self.referee.large:
             with suppress(NurseryError):  # told where it is asked for

@@ -331,7 +331,9 @@ def judges(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
     cores, before = cores_of(config), os.sched_getaffinity(0)
     os.sched_setaffinity(0, before - set(cores) or before)
     try:
-        with JudgePool(effort, gpus=config.gpus, memory=memory, cores=cores) as pool:
+        with JudgePool(
+            effort, gpus=config.gpus, memory=memory, cores=cores, beside=config.beside
+        ) as pool:
             yield pool
     finally:
         os.sched_setaffinity(0, before)

@@ -1,8 +1,9 @@
 """One process that judges on one device, and holds open what it was asked about.
 
 For: `pool.py`, whose owners these are. Nothing is measured beside another measurement, for an owner
-answers one question after the other; only opening, of which nothing is timed, goes on for several
-tasks at once. Invariant: an owner ends with the process that started it.
+answers one question after the other, and several on one GPU take turns at timing (`quiet`); only
+opening, of which nothing is timed, goes on for several tasks at once.
+Invariant: an owner ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from cuagent.attempt import Attempt
+from cuagent.measure.quiet import Quiet
 from cuagent.measure.timing import Effort
 from cuagent.task import Task, TaskError
 from cuagent.worker import Nursery, NurseryError
@@ -39,12 +41,12 @@ class PoolError(NurseryError):
 
 
 class Owner:
-    """One process that holds the judges of one device."""
+    """One process that holds judges of one device."""
 
-    def __init__(self, isolation: str, gpu: int | None, core: int | None) -> None:
+    def __init__(self, isolation: str, gpu: int | None, core: int | None, quiet: Quiet) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, isolation, gpu, core))
+        self._process = context.Process(target=serve, args=(theirs, isolation, gpu, core, quiet))
         self._process.start()
         theirs.close()
         self._turn = threading.Lock()
@@ -84,8 +86,9 @@ class Owner:
 class Bench:
     """The judges that an owner holds open; of too many, the one not asked for longest is closed."""
 
-    def __init__(self, isolation: Isolation) -> None:
+    def __init__(self, isolation: Isolation, quiet: Quiet | None = None) -> None:
         self.isolation = isolation
+        self.quiet = quiet
         self._judges: OrderedDict[str, Judge] = OrderedDict()
         self._nursery: Nursery | None = None
 
@@ -127,7 +130,7 @@ class Bench:
 
         judge = None
         try:
-            judge = Judge(task, self.isolation, nursery=nursery)
+            judge = Judge(task, self.isolation, nursery=nursery, quiet=self.quiet)
             if timed:
                 judge.open()
         except (TaskError, NurseryError, OracleLost):
@@ -140,7 +143,8 @@ class Bench:
         from cuagent.judge import Judge
 
         if task.digest not in self._judges:
-            self._keep(task, Judge(task, self.isolation, nursery=self._warm()))
+            nursery = self._warm()
+            self._keep(task, Judge(task, self.isolation, nursery=nursery, quiet=self.quiet))
         self._judges.move_to_end(task.digest)
         return self._judges[task.digest]
 
@@ -150,7 +154,9 @@ class Bench:
             self._judges.popitem(last=False)[1].close()
 
 
-def serve(pipe: Connection, isolation: Isolation, gpu: int | None, core: int | None) -> None:
+def serve(
+    pipe: Connection, isolation: Isolation, gpu: int | None, core: int | None, quiet: Quiet
+) -> None:
     """The owner's process: answers until the pipe closes."""
     follow_parent()
     if core is not None:
@@ -163,7 +169,7 @@ def serve(pipe: Connection, isolation: Isolation, gpu: int | None, core: int | N
     from cuagent.measure.profile import ProfileError
     from cuagent.verify.oracle import OracleLost
 
-    bench = Bench(isolation)
+    bench = Bench(isolation, quiet)
     answer: object
     try:
         while True:

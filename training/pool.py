@@ -1,7 +1,8 @@
-"""Judges for many episodes at once: one owner process for each timing device, and a memory.
+"""Judges for many episodes at once: owner processes for each timing device, and a memory.
 
-For: rollouts, where hundreds of episodes want verdicts. All timing on a device happens in its one
-owner, so that no measurement runs beside another; a processor can be such a device (`cores`).
+For: rollouts, where hundreds of episodes want verdicts. A processor that times (`cores`) has one
+owner; a GPU may have several (`beside`), which verify beside each other and time one after the
+other, while none of them verifies: so that no measurement runs beside anything of ours.
 Compiling happens in the threads of the episodes, whose results the owner finds in the build cache;
 not where these run on a processor that times, which compilers would disturb. What was judged once
 is remembered by content, for a policy repeats itself. Not covered: several machines.
@@ -19,11 +20,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, cast
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build, build
+from cuagent.measure.quiet import Quiet
 from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task
 from cuagent.training.owner import MOST_OPEN, Owner
@@ -67,8 +70,9 @@ class Pool(Protocol):
 class JudgePool:
     """A context manager. `effort` None verifies without timing: rewards are then -1 and 1.
 
-    `gpus`: indices of the CUDA devices that time, one owner each. `cores`: processors that time
-    CPU tasks, each with an owner that stays on it, its children too; none is one owner anywhere.
+    `gpus`: indices of the CUDA devices that time, with `beside` owners each. `cores`: processors
+    that time CPU tasks, each with an owner that stays on it, its children too; none is one owner
+    anywhere.
     `memory`: a file of our own (pickles, one after the other) that keeps what was judged, for a
     run that is resumed or for another seed on the same tasks; only for one machine and one effort.
     """
@@ -80,11 +84,13 @@ class JudgePool:
         gpus: Sequence[int] = (0,),
         memory: Path | None = None,
         cores: Sequence[int] = (),
+        beside: int = 1,
     ) -> None:
         self.effort = effort
         self.isolation = isolation
         self.gpus = gpus
         self.cores = cores
+        self.beside = beside
         self.judged = 0
         self.remembered = 0
         self._owners: dict[int, Owner] = {}
@@ -92,6 +98,7 @@ class JudgePool:
         self._memory: dict[tuple[str, str], Future[Judgement]] = {}
         self._lock = threading.Lock()
         self._file = memory
+        self._locks: TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> JudgePool:
         if self._file is not None and self._file.exists():
@@ -108,6 +115,8 @@ class JudgePool:
     ) -> None:
         for owner in self._owners.values():
             owner.close()
+        if self._locks is not None:
+            self._locks.cleanup()
 
     def open(self, tasks: Sequence[Task], enough: Callable[[], bool] = lambda: False) -> None:
         """All owners at once, each as many tasks at a time as there are processors for it, until
@@ -177,20 +186,31 @@ class JudgePool:
         timing = median(j.timing.seconds if j.timing else 0.0 for j in right)
         return f"a right kernel takes {verdict:.1f} s to verify and {timing:.1f} s to time"
 
+    def _quiet(self, gpu: int | None) -> Quiet:
+        """The same for all owners of a GPU."""
+        if self.beside == 1:
+            return Quiet()
+        if self._locks is None:
+            self._locks = TemporaryDirectory(prefix="cuagent-turns-")
+        return Quiet(Path(self._locks.name) / f"gpu-{gpu}")
+
     def _forget(self, key: tuple[str, str]) -> None:
         with self._lock:
             del self._memory[key]
 
     def _owner(self, task: Task) -> Owner:
         cuda = task.device == Device.CUDA
-        devices = self.gpus if cuda else self.cores or (None,)
+        devices = [*self.gpus] * self.beside if cuda else self.cores or (None,)
         with self._lock:
             # The same task always goes to the same owner, which has it open; new ones take turns.
             place = self._places.setdefault(task.digest, len(self._places) % len(devices))
             if place not in self._owners:
                 index = devices[place]
                 self._owners[place] = Owner(
-                    self.isolation, index if cuda else None, None if cuda else index
+                    self.isolation,
+                    index if cuda else None,
+                    None if cuda else index,
+                    self._quiet(index) if cuda else Quiet(),
                 )
             return self._owners[place]
 

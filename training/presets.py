@@ -51,7 +51,9 @@ class DemoConfig:
     timed: bool = False
     """Without timing the rewards are -1 and 1: verifying takes a fifth of a second, timing more."""
     gpus: tuple[int, ...] = (0,)
-    """Devices that judge, one owner process each; seeds train on the others, if there are any."""
+    """Devices that judge; seeds train on the others, if there are any."""
+    beside: int = 1
+    """Kernels verified at once on each of them; timing is one after the other, beside nothing."""
     cores: int = 0
     """Processors that judge kernels for the CPU, an owner each; 0 is one owner anywhere."""
     rehearsal: bool = False
@@ -106,7 +108,7 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "reply", "rft_episodes", "value_episodes", "ppo_episodes")
-        at_least(1, self, "demonstrations", "evaluation_episodes")
+        at_least(1, self, "demonstrations", "evaluation_episodes", "beside")
 
 
 def preset(device: str, kernels: Device, seed: int) -> DemoConfig:

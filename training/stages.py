@@ -77,6 +77,8 @@ class PlayConfig:
     """Without it the rewards are -1 and 1."""
     gpus: tuple[int, ...] = (0,)
     """Devices that judge."""
+    beside: int = 1
+    """Kernels verified at once on each of them; timing is one after the other, beside nothing."""
     ray: int = 0
     """GPUs that judge as actors of Ray, on any machine of its cluster; 0 judges here, on `gpus`."""
     engine: Sampler = Sampler.LOCAL
@@ -85,7 +87,7 @@ class PlayConfig:
     http://localhost:30000/generate; None samples here."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "turns", "context", "reply")
+        at_least(1, self, "turns", "context", "reply", "beside")
         at_least(0, self, "temperature", "together", "ray")
 
 
@@ -391,7 +393,7 @@ def judges(config: TrainConfig, device: str) -> JudgePool | RayPool:
         return RayPool(config.play.ray, effort, device.startswith("cuda"), name=shared)
     own = (int(os.environ.get("LOCAL_RANK", "0")),)
     gpus = config.play.gpus if parallel.size() == 1 else own
-    return JudgePool(effort, gpus=gpus)
+    return JudgePool(effort, gpus=gpus, beside=config.play.beside)
 
 
 def leave(model: Any, folder: Path, chat: Chat | None = None) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 
 from cuagent.attempt import Attempt
 from cuagent.judge import Judge
+from cuagent.measure.quiet import Quiet
 from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task, TaskError
 from cuagent.training.demo import judges
@@ -110,10 +112,10 @@ def test_what_was_opened_beforehand_is_judged_without_opening_it(
     opened, nurseries = list[Task](), set[int]()
 
     class Counted(Judge):
-        def __init__(self, task: Task, isolation: Any, nursery: Nursery) -> None:
+        def __init__(self, task: Task, isolation: Any, nursery: Nursery, **rest: Any) -> None:
             opened.append(task)
             nurseries.add(nursery.pid)
-            super().__init__(task, isolation, nursery=nursery)
+            super().__init__(task, isolation, nursery=nursery, **rest)
 
     monkeypatch.setattr("cuagent.judge.Judge", Counted)
     bench = Bench("auto")
@@ -166,3 +168,31 @@ def test_tasks_that_a_gpus_owner_opened_at_once_are_judged_and_timed(tmp_path: P
             assert found.verdict.accepted
             assert found.timing is not None
             assert found.timing.ratios.keys() == {"eager", "compile"}
+
+
+def test_owners_of_one_gpu_take_turns_and_those_of_two_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[int | None, Quiet]] = []
+
+    class Noted:
+        def __init__(self, isolation: str, gpu: int | None, core: int | None, quiet: Quiet) -> None:
+            made.append((gpu, quiet))
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("cuagent.training.pool.Owner", Noted)
+    tasks: Any = [SimpleNamespace(digest=str(n), device=Device.CUDA) for n in range(5)]
+    with JudgePool(gpus=(2, 3), beside=2) as pool:
+        owners = [pool._owner(task) for task in tasks]
+        assert [gpu for gpu, _ in made] == [2, 3, 2, 3]
+        assert made[0][1] == made[2][1] != made[1][1] == made[3][1]
+        assert owners[4] is owners[0]
+        folder = made[0][1].lock
+        assert folder is not None
+        assert folder.parent.exists()
+    assert not folder.parent.exists()
+    made.clear()
+    JudgePool()._owner(tasks[0])
+    assert made == [(0, Quiet())]

@@ -1,0 +1,161 @@
+"""Verdicts a second of a pool, with one owner on a GPU and with several, and whether they agree.
+
+    python benchmarks/train_judges.py --preset tiny                 # a dry run, C++ on a CPU
+    python benchmarks/train_judges.py --preset gpu --out judges.json
+
+The teacher of the gym writes kernels, right and wrong ones; all are compiled beforehand. For each
+number of owners a pool opens all tasks, then judges every kernel in two passes, nothing remembered.
+Between the two passes of one pool a kernel's speedup differs by chance alone; between pools it must
+not differ by more. Not covered: compiling, sampling, what a training loop does beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from slices import write
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.judge import Judgement
+from cuagent.measure.timing import Effort
+from cuagent.task import Device, Task
+from cuagent.training.gym import make_chains, make_tasks
+from cuagent.training.pool import JudgePool
+from cuagent.training.teacher import given, teacher_of
+from cuagent.worker.arms import EAGER
+
+Work = Sequence[tuple[Task, Attempt]]
+AT_ONCE = 32
+"""Questions, as many as episodes would ask."""
+
+
+@dataclass(frozen=True)
+class Size:
+    device: Device
+    tasks: int
+    kernels: int
+    """Of each task."""
+    rows: int
+    owners: tuple[int, ...]
+
+
+PRESETS = {
+    "tiny": Size(Device.CPU, 1, 3, 1024, (1,)),
+    "gpu": Size(Device.CUDA, 8, 6, 1 << 18, (1, 4, 8)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--preset", choices=PRESETS, default="tiny")
+    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    options = parser.parse_args()
+    size = PRESETS[options.preset]
+    found: dict[str, Any] = {"size": asdict(size), "torch": torch.__version__}
+    if size.device is Device.CUDA:
+        found["device"] = torch.cuda.get_device_name()
+    passes: dict[int, list[list[Judgement]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        work = kernels(size, Path(folder))
+        for owners in size.owners:
+            found[f"{owners} beside"], passes[owners] = arm(size, owners, work)
+            found["agreement"] = agreement(passes)
+            print(owners, json.dumps(found[f"{owners} beside"]), flush=True)
+            if options.out:
+                write(options.out, found)
+    print(json.dumps(found["agreement"], indent=1))
+
+
+def kernels(size: Size, folder: Path) -> Work:
+    """Different ones for each task, compiled: what does not compile is judged too."""
+    tasks = make_tasks(folder, make_chains(3, size.tasks, seed=0), size.device, size.rows)
+    work: dict[tuple[str, str], tuple[Task, Attempt]] = {}
+    for task in tasks:
+        seed = 0
+        while sum(key[0] == task.digest for key in work) < size.kernels:
+            attempt = teacher_of(task, seed).attempt(given(task))
+            work[task.digest, attempt.digest] = task, attempt
+            seed += 1
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda one: build(one[1], one[0].device), work.values()))
+    return list(work.values())
+
+
+def arm(size: Size, owners: int, work: Work) -> tuple[dict[str, Any], list[list[Judgement]]]:
+    """A pool with so many owners: seconds, verdicts a second, where a verdict's time went."""
+    with JudgePool(Effort.GLANCE, beside=owners) as pool, ThreadPoolExecutor(AT_ONCE) as threads:
+        begun = time.perf_counter()
+        pool.open(list({task.digest: task for task, _ in work}.values()))
+        seconds = [time.perf_counter() - begun]
+        passes = []
+        for _ in range(2):
+            begun = time.perf_counter()
+            passes.append(list(threads.map(lambda one: pool.afresh(*one, Effort.GLANCE), work)))
+            seconds.append(time.perf_counter() - begun)
+    right = [j for j in passes[1] if j.verdict.accepted]
+    wrong = [j for j in passes[1] if not j.verdict.accepted]
+    found = {
+        "seconds to open": round(seconds[0], 2),
+        "seconds of each pass": [round(s, 2) for s in seconds[1:]],
+        "verdicts a second": round(len(work) / seconds[2], 3),
+        "right": len(right),
+        "of": len(work),
+        "median seconds, right": halves([j.verdict.seconds for j in right]),
+        "median seconds, wrong": halves([j.verdict.seconds for j in wrong]),
+        "median seconds, timing": round(
+            statistics.median([j.timing.seconds for j in right if j.timing] or [0.0]), 3
+        ),
+    }
+    return found, passes
+
+
+def halves(of: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each part."""
+    parts = {name for seconds in of for name in seconds}
+    return {
+        part: round(statistics.median(seconds.get(part, 0.0) for seconds in of), 3)
+        for part in sorted(parts)
+    }
+
+
+def agreement(passes: Mapping[int, list[list[Judgement]]]) -> dict[str, Any]:
+    """Of verdicts and of speedups over eager: between the passes of a pool, and with the first."""
+    one = next(iter(passes.values()))
+    found: dict[str, Any] = {}
+    for owners, (first, second) in passes.items():
+        found[f"{owners}, its own passes"] = compared(first, second)
+        if first is not one[0]:
+            found[f"{owners} and {next(iter(passes))}"] = compared(one[1], second)
+    return found
+
+
+def compared(left: Sequence[Judgement], right: Sequence[Judgement]) -> dict[str, Any]:
+    """Verdicts that differ, and quotients of the speedups: median, and how far they spread."""
+    ratios = [
+        b.timing.ratios[EAGER].value / a.timing.ratios[EAGER].value
+        for a, b in zip(left, right, strict=True)
+        if a.timing and b.timing and a.timing.ratios and b.timing.ratios
+    ]
+    cuts = statistics.quantiles(ratios, n=20) if len(ratios) > 1 else ratios * 2
+    pairs = zip(left, right, strict=True)
+    return {
+        "other verdicts": sum(a.verdict.accepted != b.verdict.accepted for a, b in pairs),
+        "speedups": len(ratios),
+        "quotient": round(statistics.median(ratios), 4) if ratios else None,
+        "5 to 95 %": [round(cuts[0], 4), round(cuts[-1], 4)] if ratios else None,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Who verifies does so beside others, who times is alone, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuagent.measure.quiet import Quiet
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from cuagent.measure.quiet import Quiet
+
+with getattr(Quiet(Path(sys.argv[1])), sys.argv[2])():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+SOON = 0.2
+"""Seconds in which what need not wait has come."""
+
+
+class Visit:
+    """Somebody who asks for the device in a thread, and keeps it until told."""
+
+    def __init__(self, ask: Callable[[], AbstractContextManager[None]]) -> None:
+        self.inside, self.leave = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self.stay, args=(ask,), daemon=True)
+        self.thread.start()
+
+    def stay(self, ask: Callable[[], AbstractContextManager[None]]) -> None:
+        with ask():
+            self.inside.set()
+            self.leave.wait(20)
+
+    def end(self) -> None:
+        self.leave.set()
+        self.thread.join(20)
+
+
+def test_one_who_times_is_alone_and_comes_before_those_who_ask_later(tmp_path: Path) -> None:
+    quiet = Quiet(tmp_path / "gpu-0")
+    first, second = Visit(quiet.shared), Visit(quiet.shared)
+    assert first.inside.wait(5)
+    assert second.inside.wait(5)
+    timing = Visit(quiet.alone)
+    assert not timing.inside.wait(SOON)
+    later = Visit(quiet.shared)
+    first.end()
+    assert not timing.inside.wait(SOON), "it times beside one who verifies"
+    assert not later.inside.is_set(), "who came later has overtaken it"
+    second.end()
+    assert timing.inside.wait(5)
+    assert not later.inside.wait(SOON), "it verifies beside one who times"
+    timing.end()
+    assert later.inside.wait(5)
+    later.end()
+
+
+def test_devices_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    with Quiet(tmp_path / "gpu-0").alone(), Quiet(tmp_path / "gpu-1").alone(), Quiet().alone():
+        pass
+
+
+@pytest.mark.parametrize("how", ["shared", "alone"])
+def test_what_a_killed_process_held_is_free(tmp_path: Path, how: str) -> None:
+    lock = tmp_path / "gpu-0"
+    command = [sys.executable, "-c", HOLDS, str(lock), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        waiting = Visit(Quiet(lock).alone)
+        assert not waiting.inside.wait(SOON)
+        holder.kill()
+    assert waiting.inside.wait(5)
+    waiting.end()
+
+
+def test_judges_of_one_device_verify_beside_each_other_and_time_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cuagent import judge as module
+
+    went_on: list[str] = []
+    both_verify = threading.Barrier(2, timeout=10)
+
+    class Timer:
+        def opened(self) -> bool:
+            return True
+
+        def time(self, *_: Any) -> Any:
+            went_on.append("timing")
+            time.sleep(0.1)
+            went_on.append("timed")
+
+    class Judge(module.Judge):
+        def __init__(self, quiet: Quiet) -> None:
+            self.quiet, self.known, self._profiling = quiet, None, None
+            self._timer: Any = Timer()
+
+        def _verified(self, *_: Any) -> Any:
+            both_verify.wait()
+            went_on.append("verified")
+            return None, Accepted()
+
+    class Accepted:
+        accepted = True
+
+    monkeypatch.setattr(module, "_after_timing", lambda verdict, timing: verdict)
+    monkeypatch.setattr(module, "_score", lambda verdict, timing: None)
+    attempt: Any = type("A", (), {"digest": "d"})()
+    judges = [Judge(Quiet(tmp_path / "gpu-0")) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(judge.judge, attempt) for judge in judges]:
+            done.result()
+    assert sorted(went_on[:2]) == ["verified"] * 2
+    assert went_on[2:] == ["timing", "timed"] * 2
