@@ -58,7 +58,7 @@ class Size:
 
 PRESETS = {
     "tiny": Size("tiny", 4, 3, 64, 16, 32, 2),
-    "h200": Size("h200", 64, 6, 2048, 192, 256, 3),
+    "h200": Size("h200", 48, 4, 1024, 128, 256, 2),
 }
 
 
@@ -100,6 +100,7 @@ def figures(size: Size, device: str) -> dict[str, Any]:
             if device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             took = arm()
+            print(f"{name}, round {number}: {took:.2f} s", flush=True)
             if number:  # the first warms up
                 seconds[name].append(round(took, 3))
             if device == "cuda":

@@ -71,7 +71,8 @@ def main() -> None:
         for owners in size.owners:
             found[f"{owners} beside"], passes[owners] = arm(size, owners, work)
             found["agreement"] = agreement(passes)
-            print(owners, json.dumps(found[f"{owners} beside"]), flush=True)
+            told = {k: v for k, v in found[f"{owners} beside"].items() if k != "kernels"}
+            print(owners, json.dumps(told), flush=True)
             if options.out:
                 write(options.out, found)
     print(json.dumps(found["agreement"], indent=1))
@@ -116,8 +117,23 @@ def arm(size: Size, owners: int, work: Work) -> tuple[dict[str, Any], list[list[
         "median seconds, timing": round(
             statistics.median([j.timing.seconds for j in right if j.timing] or [0.0]), 3
         ),
+        "kernels": [list(map(told_of, both)) for both in zip(*passes, strict=True)],
     }
     return found, passes
+
+
+def told_of(found: Judgement) -> dict[str, Any]:
+    """One verdict: speedups with their limits, microseconds of each arm, what failed."""
+    row: dict[str, Any] = {"right": found.verdict.accepted, "why": found.verdict.reason}
+    if found.timing is not None:
+        ratios = found.timing.ratios.items()
+        row["speedups"] = {
+            name: [round(x, 3) for x in (r.value, r.low, r.high)] for name, r in ratios
+        }
+        row["us"] = {arm.name: round(arm.median * 1e6, 2) for arm in found.timing.arms}
+        row["failed"] = {arm.name: arm.failed for arm in found.timing.arms if arm.failed}
+        row["refused"] = found.timing.refused
+    return row
 
 
 def halves(of: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -143,9 +159,9 @@ def agreement(passes: Mapping[int, list[list[Judgement]]]) -> dict[str, Any]:
 def compared(left: Sequence[Judgement], right: Sequence[Judgement]) -> dict[str, Any]:
     """Verdicts that differ, and quotients of the speedups: median, and how far they spread."""
     ratios = [
-        b.timing.ratios[EAGER].value / a.timing.ratios[EAGER].value
-        for a, b in zip(left, right, strict=True)
-        if a.timing and b.timing and a.timing.ratios and b.timing.ratios
+        now / before
+        for before, now in zip(map(speedup, left), map(speedup, right), strict=True)
+        if before and now
     ]
     cuts = statistics.quantiles(ratios, n=20) if len(ratios) > 1 else ratios * 2
     pairs = zip(left, right, strict=True)
@@ -155,6 +171,12 @@ def compared(left: Sequence[Judgement], right: Sequence[Judgement]) -> dict[str,
         "quotient": round(statistics.median(ratios), 4) if ratios else None,
         "5 to 95 %": [round(cuts[0], 4), round(cuts[-1], 4)] if ratios else None,
     }
+
+
+def speedup(found: Judgement) -> float | None:
+    """Over eager, where both were timed."""
+    ratio = found.timing.ratios.get(EAGER) if found.timing is not None else None
+    return ratio.value if ratio is not None else None
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from cuagent.measure.quiet import Quiet
 from cuagent.measure.timing import Effort
 from cuagent.task import Task, TaskError
 from cuagent.worker import Nursery, NurseryError
+from cuagent.worker.arms import CANDIDATE
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
@@ -91,9 +92,19 @@ class Bench:
         self.quiet = quiet
         self._judges: OrderedDict[str, Judge] = OrderedDict()
         self._nursery: Nursery | None = None
+        self._crippled: set[str] = set()
+        """Tasks with a baseline that does not open, a second time either."""
 
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        return self._of(task).judge(attempt, effort)
+        """Where a baseline was lost, which a judge times no more, a new judge has the last word:
+        for want of it all kernels of the task would be worth less from then on."""
+        found = self._of(task).judge(attempt, effort)
+        if lacks_baseline(found) and task.digest not in self._crippled:
+            self._judges.pop(task.digest).close()
+            found = self._of(task).judge(attempt, effort)
+            if lacks_baseline(found):
+                self._crippled.add(task.digest)
+        return found
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
         return self._of(task).profile(attempt)
@@ -152,6 +163,14 @@ class Bench:
         self._judges[task.digest] = judge
         if len(self._judges) > MOST_OPEN:
             self._judges.popitem(last=False)[1].close()
+
+
+def lacks_baseline(found: Judgement) -> bool:
+    """Whether a right attempt was timed against fewer baselines than it should have been."""
+    timing = found.timing
+    if timing is None or not found.verdict.accepted:
+        return False
+    return any(arm.failed for arm in timing.arms if arm.name != CANDIDATE)
 
 
 def serve(

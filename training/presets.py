@@ -156,7 +156,7 @@ def for_host(config: DemoConfig) -> DemoConfig:
             critic=AdamW(5e-4),
         ),
         more_rounds=3,
-        evaluation_episodes=5,
+        evaluation_episodes=8,
     )
 
 

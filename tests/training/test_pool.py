@@ -196,3 +196,44 @@ def test_owners_of_one_gpu_take_turns_and_those_of_two_do_not(
     made.clear()
     JudgePool()._owner(tasks[0])
     assert made == [(0, Quiet())]
+
+
+def test_a_task_whose_baseline_was_lost_gets_a_new_judge_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def judgement(failed: str) -> Any:
+        arms = [SimpleNamespace(name=name, failed="") for name in ("candidate", "compile")]
+        arms.append(SimpleNamespace(name="eager", failed=failed))
+        verdict, timing = SimpleNamespace(accepted=True), SimpleNamespace(arms=arms)
+        return SimpleNamespace(verdict=verdict, timing=timing, said=failed)
+
+    opened: list[str] = []
+    fails: list[str] = []
+
+    class Scripted:
+        """A judge that loses eager for good when it is told so."""
+
+        def __init__(self, task: Task, *_: Any, **__: Any) -> None:
+            opened.append(task.digest)
+
+        def judge(self, attempt: Attempt, effort: Effort | None) -> Any:
+            return judgement(fails.pop(0))
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("cuagent.judge.Judge", Scripted)
+    bench = Bench("auto")
+    monkeypatch.setattr(bench, "_warm", lambda: None)
+    task: Any = SimpleNamespace(digest="t")
+
+    def twice() -> list[str]:
+        return [bench.judge(task, Attempt(()), Effort.GLANCE).said for _ in range(2)]  # type: ignore[attr-defined]
+
+    fails[:] = ["", "lost", ""]
+    assert twice() == ["", ""]
+    assert len(opened) == 2
+    fails[:] = ["does not open"] * 3
+    assert twice() == ["does not open"] * 2
+    assert len(opened) == 3, "what does not open a second time is not tried again"
+    bench.close()

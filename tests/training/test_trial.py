@@ -37,7 +37,7 @@ def trial(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
 
 def test_arms_are_compared_on_the_same_heldout_tasks(trial: Path) -> None:
     found = json.loads((trial / "trial.json").read_text())
-    assert set(found["reward"]) == {"base", "rft", "ppo", "more", "best of 8 of rft"}
+    assert set(found["reward"]) == {"base", "rft", "ppo", "more", "best of 2 of rft"}
     assert found["heldout_tasks"] == 1
     assert found["ppo_less"]["more"]["seeds"] == [
         found["reward"]["ppo"]["mean"] - found["reward"]["more"]["mean"]
@@ -100,7 +100,7 @@ def test_a_trial_that_was_cut_off_says_what_it_has(trial: Path, tmp_path: Path) 
     for stage in ("base", "rft"):
         shutil.copytree(trial / "seed-3" / stage, tmp_path / "seed-3" / stage)
     found = compared(tmp_path, [3])
-    assert set(found["reward"]) == {"base", "rft", "best of 8 of rft"}
+    assert set(found["reward"]) == {"base", "rft", "best of 2 of rft"}
     assert found["rft_less_base"] is not None
     assert found["faster_ppo_less_rft"] is None
 
