@@ -96,8 +96,9 @@ def arms_of(
             theirs, own = full / f"seed-{seed}", full / name / f"seed-{seed}"
             share(theirs, own, ABLATIONS[name].after)
             iterations = f"ppo.iterations={len(curve(theirs))}"
-            besides = [f"seed={seed}", iterations, "more_rounds=0", "audited=false"]
-            sets = [*ABLATIONS[name].sets, *besides]
+            # A collapse is what is looked for, so none is taken back.
+            besides = [f"seed={seed}", iterations, "ppo.on_alarm=warn"]
+            sets = [*ABLATIONS[name].sets, *besides, "more_rounds=0", "audited=false"]
             found.append((configure(config, None, sets), own))
     return found
 

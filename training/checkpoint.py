@@ -107,6 +107,21 @@ def latest_checkpoint(out: Path) -> Path | None:
     return newest
 
 
+def rewind(out: Path, step: int, modules: Modules, optimizers: Optimizers) -> Path:
+    """Restore the newest checkpoint of at most `step`, or else the oldest, and drop those after it.
+    Raises RecordError."""
+    kept = sorted(out.glob("step-*"))
+    parallel.barrier()  # nobody drops any before all have looked
+    chosen = max((c for c in kept if c.name <= f"step-{step:08d}"), default=kept[0])
+    load_checkpoint(chosen, modules, optimizers)
+    parallel.barrier()
+    if parallel.rank() == 0:
+        for later in kept[kept.index(chosen) + 1 :]:
+            shutil.rmtree(later)
+    parallel.barrier()
+    return chosen
+
+
 def load_checkpoint(
     folder: Path, modules: Modules, optimizers: Optimizers
 ) -> tuple[int, dict[str, Any]]:

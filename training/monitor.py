@@ -30,6 +30,10 @@ class Alarm:
     name: str
     text: str
     severe: bool = False
+    back: int = 0
+    """How many iterations before this one the last weights were made that may be trusted: none
+    where only its update failed, one where its episodes show it, for they are of the weights that
+    the update before has left."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,9 @@ def alarms(history: Sequence[Mapping[str, float]], limits: Limits) -> list[Alarm
     now, start = history[-1], history[0]
     found: list[Alarm] = []
 
-    def flag(bad: bool, name: str, text: str, severe: bool = False) -> None:
+    def flag(bad: bool, name: str, text: str, severe: bool = False, back: int = 0) -> None:
         if bad:
-            found.append(Alarm(name, text, severe))
+            found.append(Alarm(name, text, severe, back))
 
     def lasting(name: str, above: float | None = None, below: float | None = None) -> bool:
         recent = [h.get(name, math.nan) for h in history[-limits.patience :]]
@@ -96,6 +100,7 @@ def alarms(history: Sequence[Mapping[str, float]], limits: Limits) -> list[Alarm
         "explained variance",
         f"critic explains {v:.2f} of the returns in the last quartile",
         lasting("ev_q4", below=limits.ev_last_quartile),
+        limits.patience,
     )
     s = now.get("length_clipped", 0.0)
     flag(
@@ -103,6 +108,7 @@ def alarms(history: Sequence[Mapping[str, float]], limits: Limits) -> list[Alarm
         "length",
         f"{s:.0%} of episodes cut by length",
         lasting("length_clipped", above=4 * limits.length_clipped),
+        limits.patience,
     )
     b, b0 = now.get("bad_calls", 0.0), start.get("bad_calls", 0.0)
     flag(b > b0 + limits.bad_calls, "bad calls", f"bad tool calls rose from {b0:.0%} to {b:.0%}")
@@ -110,7 +116,8 @@ def alarms(history: Sequence[Mapping[str, float]], limits: Limits) -> list[Alarm
     flag(d < limits.reward_std * d0, "reward spread", f"deviation of reward {d0:.2f} to {d:.2f}")
     best = max(h.get("reward", -math.inf) for h in history)
     fell = best - now.get("reward", best)
-    flag(fell > limits.reward_fall, "reward", f"mean reward {fell:.2f} under its best", severe=True)
+    under = f"mean reward {fell:.2f} under its best"
+    flag(fell > limits.reward_fall, "reward", under, severe=True, back=1)
     norms = sorted(h["grad_norm_actor"] for h in history if "grad_norm_actor" in h)
     if len(norms) >= 5:
         g, median = now.get("grad_norm_actor", 0.0), norms[len(norms) // 2]

@@ -22,7 +22,12 @@ from torch import Tensor
 from cuagent.training import parallel
 from cuagent.training.advantage import advantages_and_returns, naive_advantages, whiten
 from cuagent.training.batch import Batch, collate, take
-from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from cuagent.training.checkpoint import (
+    latest_checkpoint,
+    load_checkpoint,
+    rewind,
+    save_checkpoint,
+)
 from cuagent.training.config import at_least
 from cuagent.training.losses import Clip, kl_to, policy_loss, truncated_weights
 from cuagent.training.metrics import (
@@ -135,16 +140,17 @@ def ppo(
         found_alarms = alarms(history, config.limits)
         for alarm in found_alarms:
             say(f"  {'ALARM' if alarm.severe else 'warning'}: {alarm.text}")
-        severe = any(alarm.severe for alarm in found_alarms)
+        severe = [alarm for alarm in found_alarms if alarm.severe]
         if severe and config.on_alarm is not Action.WARN:
-            healthy = latest_checkpoint(out)
-            assert healthy is not None
             # Also where the run ends here: what it leaves is the model that its caller saves.
-            load_checkpoint(healthy, modules, optimizers)
-            if config.on_alarm is Action.STOP or rollbacks == config.rollbacks:
+            trusted = iteration - max(alarm.back for alarm in severe)
+            healthy = rewind(out, trusted, modules, optimizers)
+            ends = config.on_alarm is Action.STOP or rollbacks == config.rollbacks
+            rollbacks += not ends
+            save_checkpoint(out, iteration + 1, modules, optimizers, {"rollbacks": rollbacks})
+            if ends:
                 say(f"  stopped; the weights are those of {healthy.name}")
                 break
-            rollbacks += 1
             say(f"  back to the weights of {healthy.name}, at half the rate")
             continue
         last = iteration + 1 == config.iterations or enough()

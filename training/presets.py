@@ -11,6 +11,7 @@ from cuagent.task import Device
 from cuagent.training.chat import Pieces
 from cuagent.training.config import at_least
 from cuagent.training.filters import Filters
+from cuagent.training.monitor import Action
 from cuagent.training.optimize import AdamW
 from cuagent.training.ppo import PpoConfig
 from cuagent.training.rft import RftConfig
@@ -123,7 +124,8 @@ def for_host(config: DemoConfig) -> DemoConfig:
     """A GPU trains 5 million parameters, the cores beside it judge and time C++ kernels.
 
     Many tasks, for few are learned by heart; a critic that knows how episodes end before PPO
-    begins; and an actor whose first steps are short, since Adam's are as long as its rate.
+    begins; and an actor whose first steps are short, since Adam's are as long as its rate. One step
+    can still undo all: a policy that fell is taken back to where it was, at half the rate.
     """
     return replace(
         config,
@@ -151,7 +153,8 @@ def for_host(config: DemoConfig) -> DemoConfig:
         ppo=replace(
             config.ppo,
             iterations=30,
-            save_every=4,
+            save_every=2,
+            on_alarm=Action.ROLLBACK,
             actor=AdamW(3e-4, warmup=8),
             critic=AdamW(5e-4),
         ),

@@ -18,11 +18,12 @@ import pytest
 import torch
 
 from cuagent.training.batch import collate
+from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint
 from cuagent.training.engine import LocalEngine, Request
 from cuagent.training.metrics import read_metrics
 from cuagent.training.model import logprobs_of, new_actor, new_critic, score, small_config
 from cuagent.training.monitor import Action, Limits
-from cuagent.training.optimize import AdamW
+from cuagent.training.optimize import AdamW, make_optimizer
 from cuagent.training.ppo import PpoConfig, ppo
 from cuagent.training.rft import RftConfig, rft
 from cuagent.training.segments import Episode, Kind, RecordError, Segment
@@ -246,11 +247,39 @@ def test_a_collapse_is_rolled_back_and_then_stops_the_run(tmp_path: Path) -> Non
     assert any("ALARM: mean reward" in line for line in said)
 
 
+def test_a_run_that_is_killed_after_a_rewind_goes_on_from_there(tmp_path: Path) -> None:
+    actor, kept = small_actor(), dict[int, list[torch.Tensor]]()
+
+    def collect(iteration: int) -> list[Episode]:
+        kept.setdefault(iteration, weights(actor))
+        if iteration == 5 and killed:
+            raise KeyboardInterrupt
+        worth = -2.0 if iteration == 4 else 2.0
+        return [replace(e, reward=worth + e.reward / 4) for e in play(actor, 16, iteration)]
+
+    limits = Limits(reward_fall=1.0, ev_last_quartile=-9.0)
+    config = replace(FAST, iterations=6, on_alarm=Action.ROLLBACK, limits=limits)
+    killed = True
+    with pytest.raises(KeyboardInterrupt):
+        ppo(actor, new_critic(actor), collect, config, tmp_path, silent)
+    assert same(kept[5], kept[2]), "step 4 was of the weights that fell"
+    actor, killed = small_actor(), False
+    del kept[5]
+    ppo(actor, new_critic(actor), collect, config, tmp_path, silent)
+    assert same(kept[5], kept[2])
+    newest = latest_checkpoint(tmp_path)
+    assert newest is not None
+    models = {"actor": actor, "critic": new_critic(actor)}
+    optimizers = {name: make_optimizer(model, config.actor) for name, model in models.items()}
+    assert load_checkpoint(newest, models, optimizers) == (6, {"rollbacks": 1})
+
+
 @pytest.mark.parametrize("on_alarm", [Action.STOP, Action.ROLLBACK])
 def test_a_run_that_an_alarm_ends_leaves_the_weights_of_before(
     on_alarm: Action, tmp_path: Path
 ) -> None:
-    """What the caller saves as the finished model is not the collapsed one."""
+    """What the caller saves as the finished model is not the collapsed one: nor the one that the
+    fallen episodes were sampled from, which was saved before anybody had seen them."""
     actor, kept = small_actor(), dict[int, list[torch.Tensor]]()
 
     def collect(iteration: int) -> list[Episode]:
@@ -261,7 +290,8 @@ def test_a_run_that_an_alarm_ends_leaves_the_weights_of_before(
     config = replace(FAST, on_alarm=on_alarm, rollbacks=0, limits=Limits(reward_fall=1.0))
     history = ppo(actor, new_critic(actor), collect, config, tmp_path, silent)
     assert len(history) == 3
-    assert same(weights(actor), kept[2])
+    assert same(weights(actor), kept[0])
+    assert not same(kept[2], kept[0])
 
 
 def test_a_critic_that_knows_nothing_explains_nothing_whatever_its_lambda(tmp_path: Path) -> None:
