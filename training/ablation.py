@@ -24,7 +24,7 @@ from cuagent.training.lend import lend
 from cuagent.training.metrics import episode_metrics, read_metrics
 from cuagent.training.paired import difference, means, table
 from cuagent.training.presets import DemoConfig
-from cuagent.training.trial import allow_files, evaluated, left, opening, train_seeds
+from cuagent.training.trial import allow_files, evaluated, left, opening, places, train_seeds
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ def run_ablations(
     allow_files()
     with judges(config, full) as pool, lend(pool) as address:
         train, heldout = Demo(config, device, full, pool, full, say).tasks()
-        with opening(config, device, [*train, *heldout], pool):
+        with opening([*train, *heldout], pool):
             arms = arms_of(names, replace(config, minutes=left(config, begun)), seeds, full)
-            train_seeds(address, arms, device, full, say, note)
+            train_seeds(address, arms, places(config, device, pool), full, say, note)
     found = {name: against(full, full / name, seeds) for name in names}
     for name in names:
         say(describe(name, found[name]))

@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import torch
 
 from cuagent.agent.tools import submit, verify, write
 from cuagent.measure.others import cores_for
+from cuagent.measure.quiet import Quiet
 from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task
 from cuagent.training.budget import EVALUATION, Budget
@@ -80,6 +81,8 @@ class Demo:
     end: float | None = None
     """When all is to be over, by time.time(): PPO leaves out iterations. None: it makes them all.
     """
+    quiet: Quiet = field(default_factory=Quiet)
+    """Of `device`: nothing is timed there while it trains or samples."""
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.out, self.end)
@@ -134,7 +137,7 @@ class Demo:
                 self.budget.write()
                 return self.late()
 
-            ppo(actor, critic, collect, c.ppo, folder, self.say, reference, enough)
+            ppo(actor, critic, collect, c.ppo, folder, self.say, reference, enough, self.turn)
             save(actor, chat, folder / "model")
         return load_actor(folder / "model").to(self.device)
 
@@ -212,7 +215,9 @@ class Demo:
             f"{len(first)} first turns"
         )
         again = max(1, round(PLAYED_SHARE / (1 - PLAYED_SHARE) * len(first) / max(1, len(whole))))
-        rft(actor, [*first, *whole * again], [], self.seeded(self.config.base), out, self.say)
+        shown = [*first, *whole * again]
+        with self.turn():
+            rft(actor, shown, [], self.seeded(self.config.base), out, self.say)
 
     def refine(
         self, actor: Any, episodes: Sequence[Episode], out: Path, of: int | None = None
@@ -226,7 +231,8 @@ class Demo:
             raise RecordError("no episode is worth imitating; train the base policy for longer")
         settings = self.seeded(self.config.rft)
         steps = math.ceil(settings.steps * len(kept) / of) if of else settings.steps
-        rft(actor, kept, [], replace(settings, steps=steps), out, self.say)
+        with self.turn():
+            rft(actor, kept, [], replace(settings, steps=steps), out, self.say)
 
     def critic(self, actor: Any, episodes: Sequence[Episode]) -> Any:
         folder = self.out / "value"
@@ -234,7 +240,9 @@ class Demo:
             critic = new_critic(actor)
             heldout = max(1, len(episodes) // 8)
             train, rest = episodes[heldout:], episodes[:heldout]
-            pretrain_value(critic, train, rest, self.seeded(self.config.value), folder, self.say)
+            settings = self.seeded(self.config.value)
+            with self.turn():
+                pretrain_value(critic, train, rest, settings, folder, self.say)
             with whole_folder(folder / "model") as partial:
                 save_model(critic, partial)
         return load_critic(folder / "model").to(self.device)
@@ -257,6 +265,14 @@ class Demo:
         return m
 
     # What the stages share.
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """While the device computes for us; nothing is left to do there afterwards."""
+        with self.quiet.shared():
+            yield
+            if self.device.startswith("cuda"):
+                torch.cuda.synchronize(self.device)
 
     def seeded(self, config: Any) -> Any:
         """The settings of a stage with the seed of this run."""
@@ -292,7 +308,7 @@ class Demo:
         self, tasks: Sequence[Task], chat: Chat, actor: Any, out: Path, episodes: int, part: int
     ) -> Collector:
         """`part` keeps the seeds of different sets apart."""
-        engine = LocalEngine(actor.eval(), chat.end)
+        engine = LocalEngine(actor.eval(), chat.end, turn=self.turn)
         seed = self.config.seed * 100 + part
         return Collector(
             tasks, chat, engine, self.pool, self.play(), out, episodes, seed, say=self.say
@@ -312,7 +328,7 @@ def run_demo(config: DemoConfig, device: str, out: Path, say: Say) -> dict[str, 
     torch.set_num_threads(1)
     where = trains_on(config, device)[0]
     with judges(config, out) as pool:
-        return Demo(config, where, out, pool, out, say, end).run()
+        return Demo(config, where, out, pool, out, say, end, turns(config, pool, where)).run()
 
 
 @contextmanager
@@ -340,13 +356,19 @@ def judges(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
 
 
 def trains_on(config: DemoConfig, device: str) -> list[str]:
-    """Devices for seeds to train on: all GPUs but those that time kernels, or one that does both
-    where there is no other."""
+    """Devices for seeds to train on: all GPUs but those that time kernels; where there are no
+    others those, by turns (`turns`)."""
     if device != "cuda":
         return [device]
     timing = config.gpus if config.kernels is Device.CUDA else ()
     free = [n for n in range(torch.cuda.device_count()) if n not in timing]
-    return [f"cuda:{n}" for n in free or config.gpus[:1]]
+    return [f"cuda:{n}" for n in free or config.gpus]
+
+
+def turns(config: DemoConfig, pool: JudgePool | Rehearsal, place: str) -> Quiet:
+    """What whoever trains at a place has to heed: kernels may be timed on the same GPU."""
+    timing = {f"cuda:{n}": n for n in config.gpus} if config.kernels is Device.CUDA else {}
+    return pool.quiet(timing[place]) if place in timing else Quiet()
 
 
 def cores_of(config: DemoConfig) -> list[int]:

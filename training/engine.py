@@ -13,7 +13,7 @@ model's own; in training nothing (top-p, top-k) warps it, or the ratios of PPO w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,6 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+
+Turn = Callable[[], AbstractContextManager[None]]
+"""What is held while a device computes, for who may not do so at any time."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,14 @@ class LocalEngine:
 
     gathers = True
 
-    def __init__(self, actor: Any, end: int, most_rows: int = 256) -> None:
+    def __init__(
+        self, actor: Any, end: int, most_rows: int = 256, turn: Turn = nullcontext
+    ) -> None:
+        """`turn` is taken for each batch, where others time on the actor's device."""
         self.actor = actor
         self.end = end
         self.most_rows = most_rows
+        self.turn = turn
 
     def open(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -82,7 +89,9 @@ class LocalEngine:
         results: dict[int, Sampled] = {}
         for at in range(0, len(order), self.most_rows):
             chosen = order[at : at + self.most_rows]
-            results |= zip(chosen, self._decode([requests[i] for i in chosen]), strict=True)
+            with self.turn():
+                decoded = self._decode([requests[i] for i in chosen])
+            results |= zip(chosen, decoded, strict=True)
         return [results[i] for i in range(len(requests))]
 
     @torch.no_grad()

@@ -96,7 +96,7 @@ class JudgePool:
         self._owners: dict[int, Owner] = {}
         self._places: dict[str, int] = {}
         self._memory: dict[tuple[str, str], Future[Judgement]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._file = memory
         self._locks: TemporaryDirectory[str] | None = None
 
@@ -176,6 +176,13 @@ class JudgePool:
         """In the owner, for it measures too. Raises ProfileError, PoolError."""
         return self._owner(task).profile(task, attempt)
 
+    def quiet(self, gpu: int) -> Quiet:
+        """By which all owners of a GPU take turns, and who computes there beside them."""
+        with self._lock:
+            if self._locks is None:
+                self._locks = TemporaryDirectory(prefix="cuagent-turns-")
+            return Quiet(Path(self._locks.name) / f"gpu-{gpu}")
+
     def pace(self) -> str:
         """What a kernel that was right has cost its owner, in the median; for a person."""
         done = [f.result() for f in list(self._memory.values()) if f.done() and not f.exception()]
@@ -185,14 +192,6 @@ class JudgePool:
         verdict = median(j.verdict.seconds["total"] for j in right)
         timing = median(j.timing.seconds if j.timing else 0.0 for j in right)
         return f"a right kernel takes {verdict:.1f} s to verify and {timing:.1f} s to time"
-
-    def _quiet(self, gpu: int | None) -> Quiet:
-        """The same for all owners of a GPU."""
-        if self.beside == 1:
-            return Quiet()
-        if self._locks is None:
-            self._locks = TemporaryDirectory(prefix="cuagent-turns-")
-        return Quiet(Path(self._locks.name) / f"gpu-{gpu}")
 
     def _forget(self, key: tuple[str, str]) -> None:
         with self._lock:
@@ -210,7 +209,7 @@ class JudgePool:
                     self.isolation,
                     index if cuda else None,
                     None if cuda else index,
-                    self._quiet(index) if cuda else Quiet(),
+                    Quiet() if index is None or not cuda else self.quiet(index),
                 )
             return self._owners[place]
 

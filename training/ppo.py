@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from cuagent.training.checkpoint import (
     save_checkpoint,
 )
 from cuagent.training.config import at_least
+from cuagent.training.engine import Turn
 from cuagent.training.losses import Clip, kl_to, policy_loss, truncated_weights
 from cuagent.training.metrics import (
     Metrics,
@@ -98,11 +100,13 @@ def ppo(
     say: Say = print,
     reference: Any | None = None,
     enough: Enough = lambda: False,
+    turn: Turn = nullcontext,
 ) -> list[Metrics]:
     """Train both models in place; returns the metrics of all iterations.
 
     `reference` is the policy that `kl_weight` pulls towards. `enough` is asked after each
-    iteration whether it shall be the last; several processes must give the same answer.
+    iteration whether it shall be the last; several processes must give the same answer. `turn` is
+    taken for each iteration's updates.
     metrics.jsonl and checkpoints lie under `out`; a second call with the same `out` goes on from
     the newest checkpoint.
     """
@@ -131,7 +135,8 @@ def ppo(
         rate = config.actor.lr / 2**rollbacks
         now = replace(config, actor=replace(config.actor, lr=rate))
         worthy = worth(episodes, config.reward)
-        metrics |= update(actor, critic, optimizers, worthy, now, iteration, reference)
+        with turn():
+            metrics |= update(actor, critic, optimizers, worthy, now, iteration, reference)
         metrics |= {"seconds": time.perf_counter() - clock, "seconds_sampling": sampled}
         history.append(metrics)
         log_metrics(out / "metrics.jsonl", iteration, metrics, stage="ppo")

@@ -52,7 +52,7 @@ class DemoConfig:
     timed: bool = False
     """Without timing the rewards are -1 and 1: verifying takes a fifth of a second, timing more."""
     gpus: tuple[int, ...] = (0,)
-    """Devices that judge; seeds train on the others, if there are any."""
+    """Devices that judge; seeds train on the others, or by turns on these if there are none."""
     beside: int = 1
     """Kernels verified at once on each of them; timing is one after the other, beside nothing."""
     cores: int = 0
@@ -66,7 +66,8 @@ class DemoConfig:
     turns: int = 3
     reply: int = 60
     together: float = 1.0
-    """Less than 1 only where what judges is not what samples."""
+    """Share of the live episodes that wait before the policy samples; less does not hold up all
+    for the slowest verdict."""
     first_turns: int = 3000
     """First turns of the teacher on other chains, written down and never judged."""
     demonstrations: int = 96
@@ -166,13 +167,12 @@ def for_host(config: DemoConfig) -> DemoConfig:
 def for_cuda(config: DemoConfig) -> DemoConfig:
     """The same decoder writes CUDA kernels, timed on the GPU that trains it, never at once.
 
-    One owner judges all, a task after another, so there are fewer tasks to open.
+    Verdicts take longer and there are fewer judges, so there are fewer tasks.
     """
     return replace(
         for_host(config),
         kernels=Device.CUDA,
         cores=0,
-        together=1.0,
         gym=GymConfig(train=8, heldout=6, rows=1 << 18),
         shown=0,
         rft_episodes=96,

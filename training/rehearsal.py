@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.judge import Judgement
+from cuagent.measure.quiet import Quiet
 from cuagent.measure.timing import Arm, Effort, Ratio, Timing
 from cuagent.score import milestone
 from cuagent.task import Device, Task
@@ -47,6 +48,10 @@ class Rehearsal:
     def judged(self) -> int:
         """Different kernels so far."""
         return len(self._known)
+
+    def quiet(self, gpu: int) -> Quiet:
+        """Nothing is timed."""
+        return Quiet()
 
     def open(self, tasks: Sequence[Task], enough: Callable[[], bool] = lambda: False) -> None:
         """There is nothing to open."""

@@ -5,7 +5,7 @@ judges, which remembers for all; each trains in a process of its own. Arms are p
 further RFT start from the same policy of the same seed and may judge as many episodes. What the
 seeds say together is written anew whenever one of them has come further, so that a run that is cut
 off leaves what it has. Not covered: one seed (`demo.py`), the statistics (`paired.py`).
-Invariant: no seed trains on a GPU while another one's kernels are timed on it.
+Invariant: no seed computes on a GPU while a kernel is timed on it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from cuagent.measure.quiet import Quiet
 from cuagent.measure.timing import Effort
-from cuagent.task import Device, Task
+from cuagent.task import Task
 from cuagent.training.audit import audit
 from cuagent.training.budget import SECONDS
-from cuagent.training.demo import Demo, Say, judges, trains_on
+from cuagent.training.demo import Demo, Say, judges, trains_on, turns
 from cuagent.training.files import write_whole
 from cuagent.training.lend import Borrowed, lend
 from cuagent.training.owner import follow_parent
@@ -71,10 +72,10 @@ def run_trial(
             said = {"rehearsal": config.rehearsal, **compared(out, seeds)}
             write_whole(out / "trial.json", json.dumps(said, indent=1))
 
-        with opening(config, device, [*train, *heldout], pool), lend(pool) as address:
+        with opening([*train, *heldout], pool), lend(pool) as address:
             here = replace(config, minutes=left(config, begun))
             arms = [(replace(here, seed=seed), out / f"seed-{seed}") for seed in seeds]
-            train_seeds(address, arms, device, out, say, note)
+            train_seeds(address, arms, places(config, device, pool), out, say, note)
         say(f"{pool.judged} kernels judged, {pool.remembered} remembered; {pool.pace()}")
     found = compared(out, seeds)
     said = lines(found)
@@ -89,41 +90,34 @@ def left(config: DemoConfig, begun: float) -> float | None:
     return None if config.minutes is None else config.minutes - (time.time() - begun) / 60
 
 
-def takes_turns(config: DemoConfig, device: str) -> bool:
-    """Whether seeds must train one after another, since the GPU that trains them also times."""
-    timing = {f"cuda:{n}" for n in config.gpus} if config.kernels is Device.CUDA else set()
-    return not timing.isdisjoint(trains_on(config, device))
+Place = tuple[str, Quiet]
+"""A device, and what has to be heeded there."""
+
+
+def places(config: DemoConfig, device: str, pool: JudgePool | Rehearsal) -> list[Place]:
+    """Where seeds train."""
+    return [(place, turns(config, pool, place)) for place in trains_on(config, device)]
 
 
 def train_seeds(
     address: str,
     arms: Sequence[tuple[DemoConfig, Path]],
-    device: str,
+    places: Sequence[Place],
     shared: Path,
     say: Say,
     note: Note,
 ) -> None:
-    """Each config, a seed of an arm, in its folder: beside each other on the GPUs that do not time,
-    or one after another where none is left. `note` follows. Of those in turn an earlier one gets
-    more of the minutes, since it has kernels judged that later ones find remembered. Raises
+    """Each config, a seed of an arm, in its folder, beside each other; `note` follows. Raises
     RecordError where one failed."""
-    first = arms[0][0]
-    end = None if first.minutes is None else time.time() + 60 * first.minutes
     context = multiprocessing.get_context("spawn")
-    serial = takes_turns(first, device)
     names = ", ".join(name_of(folder, shared) for _, folder in arms)
-    places = trains_on(first, device)
-    say(f"{names} train {'in turn' if serial else 'beside each other'} on {', '.join(places)}")
-    waiting, failed = list(zip(arms, cycle(places), strict=False)), list[Path]()
-    running: dict[Any, tuple[Path, Any]] = {}
-    while waiting or running:
-        while waiting and not (serial and running):
-            share = 2 / (len(waiting) + 1) if serial else 1.0
-            (one, folder), place = waiting.pop(0)
-            one = replace(one, minutes=None if end is None else share * (end - time.time()) / 60)
-            process = context.Process(target=one_seed, args=(address, one, place, shared, folder))
-            process.start()
-            running[process.sentinel] = folder, process
+    say(f"{names} train beside each other on {', '.join(name for name, _ in places)}")
+    failed, running = list[Path](), dict[Any, tuple[Path, Any]]()
+    for (one, folder), place in zip(arms, cycle(places), strict=False):
+        process = context.Process(target=one_seed, args=(address, one, place, shared, folder))
+        process.start()
+        running[process.sentinel] = folder, process
+    while running:
         for sentinel in wait(list(running), LOOK_S):
             folder, process = running.pop(sentinel)
             process.join()
@@ -140,14 +134,8 @@ def name_of(folder: Path, shared: Path) -> str:
 
 
 @contextmanager
-def opening(
-    config: DemoConfig, device: str, tasks: Sequence[Task], pool: JudgePool | Rehearsal
-) -> Iterator[None]:
-    """Have the tasks opened while seeds train; before, where the GPU that trains also times."""
-    if takes_turns(config, device):
-        pool.open(tasks)
-        yield
-        return
+def opening(tasks: Sequence[Task], pool: JudgePool | Rehearsal) -> Iterator[None]:
+    """Have the tasks opened while seeds train."""
     over = threading.Event()
     # What comes of it nobody asks: who needs a task that could not be opened meets it again.
     with ThreadPoolExecutor(1) as aside:
@@ -158,11 +146,12 @@ def opening(
             over.set()
 
 
-def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: Path) -> None:
+def one_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: Path) -> None:
     """A seed's process."""
     import torch
 
     follow_parent()
+    device, quiet = place
     end = None if config.minutes is None else time.time() + 60 * config.minutes
     torch.set_num_threads(1)
     if device.startswith("cuda"):
@@ -176,7 +165,7 @@ def one_seed(address: str, config: DemoConfig, device: str, shared: Path, out: P
             print(f"[{name_of(out, shared)}] {text}", flush=True)
 
         pool = Borrowed(address)
-        demo = Demo(config, device, out, pool, shared, say, end)
+        demo = Demo(config, device, out, pool, shared, say, end, quiet)
         demo.run()
         say(f"curves: {write_report(out)}")
         with ThreadPoolExecutor(1) as aside:  # judging waits for owners, further RFT for the GPU

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import threading
@@ -12,17 +13,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.nn.modules.module import register_module_forward_pre_hook
 
+from cuagent.measure.quiet import Quiet
 from cuagent.task import Device
 from cuagent.training.ablation import ABLATIONS, against, collapsed, describe, run_ablations, share
 from cuagent.training.audit import solution_of
 from cuagent.training.config import ConfigError, configure
-from cuagent.training.demo import trains_on
+from cuagent.training.demo import Demo, trains_on
 from cuagent.training.filters import keep
+from cuagent.training.pool import JudgePool
 from cuagent.training.presets import DemoConfig, for_test
+from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.teacher import given
-from cuagent.training.trial import compared, opening, run_trial, takes_turns
+from cuagent.training.trial import compared, opening, places, run_trial
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +91,7 @@ def test_where_seeds_fail_tasks_that_are_not_opened_yet_stay_so() -> None:
     tasks: list[Any] = ["a", "b", "c"]
 
     def train() -> None:
-        with opening(DemoConfig(), "cpu", tasks, pool):
+        with opening(tasks, pool):
             assert begun.wait(10)
             threading.Timer(0.1, failed.set).start()
             raise RecordError("a seed failed")
@@ -136,13 +141,41 @@ def test_no_seed_trains_on_a_gpu_that_times_where_there_is_another(
     cuda = replace(DemoConfig(), kernels=Device.CUDA)
     assert trains_on(cuda, "cuda") == ["cuda:1", "cuda:2"]
     assert trains_on(replace(cuda, gpus=(1, 2)), "cuda") == ["cuda:0"]
-    assert not takes_turns(cuda, "cuda")
     assert trains_on(DemoConfig(), "cuda") == ["cuda:0", "cuda:1", "cuda:2"]
     assert trains_on(cuda, "cpu") == ["cpu"]
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert trains_on(cuda, "cuda") == ["cuda:0"]
-    assert takes_turns(cuda, "cuda")
-    assert not takes_turns(DemoConfig(), "cuda")
+
+
+def test_who_trains_on_a_gpu_that_times_takes_turns_with_its_owners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    cuda = replace(DemoConfig(), kernels=Device.CUDA)
+    with JudgePool(gpus=(0, 1)) as pool:
+        both = places(replace(cuda, gpus=(0, 1)), "cuda", pool)
+        assert both == [("cuda:0", pool.quiet(0)), ("cuda:1", pool.quiet(1))]
+        assert both[0][1] != both[1][1]
+        assert places(cuda, "cuda", pool) == [("cuda:1", Quiet())], "nothing is timed there"
+        assert places(DemoConfig(), "cuda", pool)[0] == ("cuda:0", Quiet())
+
+
+def test_on_a_gpu_that_times_no_model_computes_but_in_its_turn(tmp_path: Path) -> None:
+    quiet, computed = Quiet(tmp_path / "gpu-0"), list[str]()
+
+    def held(model: Any, _: Any) -> None:
+        computed.append(type(model).__name__)
+        assert quiet.lock is not None
+        with quiet.lock.open("a") as timing, pytest.raises(BlockingIOError):
+            fcntl.flock(timing, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    watch = register_module_forward_pre_hook(held)
+    try:
+        config = replace(for_test(DemoConfig()), rehearsal=True)
+        demo = Demo(config, "cpu", tmp_path, Rehearsal(), tmp_path, quiet=quiet)
+        demo.run()
+        demo.further()
+    finally:
+        watch.remove()
+    assert {"LlamaForCausalLM", "LlamaForTokenClassification"} <= set(computed)
 
 
 def test_arms_are_those_declared(trial: Path, tmp_path: Path) -> None:
