@@ -113,7 +113,8 @@ class Judge:
         self.task = task
         self.emit = emit
         self.quiet = quiet or Quiet()
-        self.referee = Referee(task, isolation, nursery=nursery)
+        with self.quiet.shared():
+            self.referee = Referee(task, isolation, nursery=nursery)
         self.known: Ladder | None = None
         """What the attempts are measured against, once it was climbed."""
         self._timer = Timer(self.referee, emit=emit)
@@ -210,10 +211,13 @@ class Judge:
             begun.close()
             begun = None
         nursery, attempted = self.referee.nursery, attempt is not None
-        opened = closing(begun or Profiling(self.task, nursery, attempted=attempted))
-        with opened as profiling, self.quiet.alone():
+        with (
+            self.quiet.alone(),
+            closing(begun or Profiling(self.task, nursery, attempted=attempted)) as profiling,
+        ):
             found = profiling.finish(attempt, build, counters=counters)
-        if attempted and not self.referee.large:
+        # The next one would open at no turn of ours, and somebody else may be timing then.
+        if attempted and not self.referee.large and self.quiet.lock is None:
             with suppress(NurseryError):  # told where it is asked for
                 # Whoever looks at one attempt's will at the next one's, and thinks in between.
                 self._profiling = Profiling(self.task, nursery, attempted=True)

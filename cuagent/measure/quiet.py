@@ -18,7 +18,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Quiet:
-    """`lock`: a file for each device, the same for all who share it; None has it alone anyway."""
+    """`lock`: a file for each device, the same for all who share it; None has it alone anyway.
+
+    Who is in one of the two must enter neither: they would wait for themselves, in `shared` as soon
+    as somebody else waits to be alone.
+    """
 
     lock: Path | None = None
 
@@ -30,7 +34,7 @@ class Quiet:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """To be entered by nobody who is in `shared`: they would wait for themselves."""
+        """Beside nobody."""
         with self._held(fcntl.LOCK_EX):
             yield
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,45 @@ def test_judges_of_one_device_verify_beside_each_other_and_time_alone(
             done.result()
     assert sorted(went_on[:2]) == ["verified"] * 2
     assert went_on[2:] == ["timing", "timed"] * 2
+
+
+def test_a_judge_opens_and_profiles_in_turns_too_and_leaves_nothing_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cuagent import judge as module
+
+    quiet, turns = Quiet(tmp_path / "gpu-0"), dict[str, str]()
+
+    class Referee:
+        large, nursery = False, None
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            turns["opening"] = turn_of(quiet)
+
+    class Profiling:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            turns["profiling"] = turn_of(quiet)
+
+        def finish(self, *_: Any, **__: Any) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(module, "Referee", Referee)
+    monkeypatch.setattr(module, "Profiling", Profiling)
+    monkeypatch.setattr(module, "Timer", lambda *_, **__: None)
+    monkeypatch.setattr(module.Judge, "build", lambda *_: None)
+    task: Any = None
+    attempt: Any = object()
+    module.Judge(task, quiet=quiet).profile(attempt)
+    assert turns == {"opening": "shared", "profiling": "alone"}, "the next profile opens unasked"
+
+
+def turn_of(quiet: Quiet) -> str:
+    """In which somebody has the device."""
+    assert quiet.lock is not None
+    with quiet.lock.open("a") as device:
+        for how, turn in (fcntl.LOCK_EX, "nobody's"), (fcntl.LOCK_SH, "shared"):
+            with suppress(BlockingIOError):
+                fcntl.flock(device, how | fcntl.LOCK_NB)
+                return turn
+    return "alone"
