@@ -70,10 +70,11 @@ def save_checkpoint(
             },
             partial / STATE,
         )
-        shutil.rmtree(final, ignore_errors=True)
+        if final.exists():
+            drop(final)
         partial.rename(final)
         for old in sorted(out.glob("step-*"))[:-keep]:
-            shutil.rmtree(old)
+            drop(old)
     parallel.barrier()
     return final
 
@@ -117,9 +118,16 @@ def rewind(out: Path, step: int, modules: Modules, optimizers: Optimizers) -> Pa
     parallel.barrier()
     if parallel.rank() == 0:
         for later in kept[kept.index(chosen) + 1 :]:
-            shutil.rmtree(later)
+            drop(later)
     parallel.barrier()
     return chosen
+
+
+def drop(checkpoint: Path) -> None:
+    """Under another name first: after a kill, too, what has its final name is whole."""
+    gone = checkpoint.with_name(f".gone-{checkpoint.name}")
+    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(checkpoint.rename(gone))
 
 
 def load_checkpoint(

@@ -62,8 +62,12 @@ class Limits:
     """Iterations in a row after which explained variance or clipped length is severe."""
 
 
-def alarms(history: Sequence[Mapping[str, float]], limits: Limits) -> list[Alarm]:
-    """What is wrong with the last of `history` (the metrics of all iterations, oldest first)."""
+def alarms(history: Sequence[Mapping[str, float]], limits: Limits, rewound: int = 0) -> list[Alarm]:
+    """What is wrong with the last of `history` (the metrics of all iterations, oldest first).
+
+    `rewound`: the first iteration since the last rewind; what lasted before it was of weights that
+    are gone.
+    """
     now, start = history[-1], history[0]
     found: list[Alarm] = []
 
@@ -72,7 +76,7 @@ def alarms(history: Sequence[Mapping[str, float]], limits: Limits) -> list[Alarm
             found.append(Alarm(name, text, severe, back))
 
     def lasting(name: str, above: float | None = None, below: float | None = None) -> bool:
-        recent = [h.get(name, math.nan) for h in history[-limits.patience :]]
+        recent = [h.get(name, math.nan) for h in history[rewound:][-limits.patience :]]
         return len(recent) == limits.patience and all(
             (above is not None and v > above) or (below is not None and v < below) for v in recent
         )

@@ -115,12 +115,12 @@ def ppo(
         "actor": make_optimizer(actor, config.actor),
         "critic": make_optimizer(critic, config.critic),
     }
-    first, rollbacks = 0, 0
+    first, position = 0, {"rollbacks": 0, "rewound": 0}
     if found := latest_checkpoint(out):
-        first, position = load_checkpoint(found, modules, optimizers)
-        rollbacks = position["rollbacks"]
+        first, known = load_checkpoint(found, modules, optimizers)
+        position |= known
     else:
-        save_checkpoint(out, 0, modules, optimizers, {"rollbacks": 0})
+        save_checkpoint(out, 0, modules, optimizers, position)
     history: list[Metrics] = drop_metrics_from(out / "metrics.jsonl", first)
 
     for iteration in range(first, config.iterations):
@@ -132,7 +132,7 @@ def ppo(
 
         metrics = episode_metrics(episodes)
         # Slower after each rewind: the same rate would lead to the same place.
-        rate = config.actor.lr / 2**rollbacks
+        rate = config.actor.lr / 2 ** position["rollbacks"]
         now = replace(config, actor=replace(config.actor, lr=rate))
         worthy = worth(episodes, config.reward)
         with turn():
@@ -142,27 +142,31 @@ def ppo(
         log_metrics(out / "metrics.jsonl", iteration, metrics, stage="ppo")
         say(describe(iteration, config.iterations, metrics))
 
-        found_alarms = alarms(history, config.limits)
+        found_alarms = alarms(history, config.limits, position["rewound"])
         for alarm in found_alarms:
             say(f"  {'ALARM' if alarm.severe else 'warning'}: {alarm.text}")
+        last = iteration + 1 == config.iterations or enough()
         severe = [alarm for alarm in found_alarms if alarm.severe]
         if severe and config.on_alarm is not Action.WARN:
             # Also where the run ends here: what it leaves is the model that its caller saves.
             trusted = iteration - max(alarm.back for alarm in severe)
             healthy = rewind(out, trusted, modules, optimizers)
-            ends = config.on_alarm is Action.STOP or rollbacks == config.rollbacks
-            rollbacks += not ends
-            save_checkpoint(out, iteration + 1, modules, optimizers, {"rollbacks": rollbacks})
+            spent = position["rollbacks"] == config.rollbacks
+            ends = last or spent or config.on_alarm is Action.STOP
+            position = {
+                "rollbacks": position["rollbacks"] + (not ends),
+                "rewound": iteration + 1,
+            }
+            save_checkpoint(out, iteration + 1, modules, optimizers, position)
             if ends:
                 say(f"  stopped; the weights are those of {healthy.name}")
                 break
             say(f"  back to the weights of {healthy.name}, at half the rate")
             continue
-        last = iteration + 1 == config.iterations or enough()
         # Who is only warned goes on, and a kill must not undo that; what is broken is not kept.
         whole = not any(alarm.name == NOT_FINITE for alarm in found_alarms)
         if whole and ((iteration + 1) % config.save_every == 0 or last):
-            save_checkpoint(out, iteration + 1, modules, optimizers, {"rollbacks": rollbacks})
+            save_checkpoint(out, iteration + 1, modules, optimizers, position)
         if last:
             break
     return history

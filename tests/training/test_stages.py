@@ -18,7 +18,13 @@ import pytest
 import torch
 
 from cuagent.training.batch import collate
-from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint
+from cuagent.training.checkpoint import (
+    STATE,
+    latest_checkpoint,
+    load_checkpoint,
+    rewind,
+    save_checkpoint,
+)
 from cuagent.training.engine import LocalEngine, Request
 from cuagent.training.metrics import read_metrics
 from cuagent.training.model import logprobs_of, new_actor, new_critic, score, small_config
@@ -271,7 +277,58 @@ def test_a_run_that_is_killed_after_a_rewind_goes_on_from_there(tmp_path: Path) 
     assert newest is not None
     models = {"actor": actor, "critic": new_critic(actor)}
     optimizers = {name: make_optimizer(model, config.actor) for name, model in models.items()}
-    assert load_checkpoint(newest, models, optimizers) == (6, {"rollbacks": 1})
+    assert load_checkpoint(newest, models, optimizers) == (6, {"rollbacks": 1, "rewound": 5})
+
+
+def test_a_kill_while_checkpoints_are_dropped_leaves_none_that_is_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = small_actor()
+    models = {"actor": actor}
+    optimizers = {"actor": make_optimizer(actor, FAST.actor)}
+    for step in range(2):
+        save_checkpoint(tmp_path, step, models, optimizers, {})
+
+    def killed(folder: Path, **_: Any) -> None:
+        if folder.exists():
+            (folder / STATE).unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        rewind(tmp_path, 0, models, optimizers)
+    newest = latest_checkpoint(tmp_path)
+    assert newest is not None
+    assert load_checkpoint(newest, models, optimizers) == (0, {})
+
+
+def test_what_lasted_before_a_rewind_does_not_count_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor, seen, said = small_actor(), list[float](), list[str]()
+
+    def explained(*_: Any) -> dict[str, float]:
+        seen.append(-0.1 if len(seen) < 4 else 0.3)
+        return {"ev": 0.0, "ev_q4": seen[-1]}
+
+    monkeypatch.setattr("cuagent.training.ppo.critic_metrics", explained)
+    config = replace(FAST, iterations=6, on_alarm=Action.ROLLBACK, limits=Limits(reward_fall=9.0))
+    ppo(actor, new_critic(actor), lambda i: play(actor, 16, i), config, tmp_path, said.append)
+    assert sum("ALARM" in line for line in said) == 1, "three in a row, then the fourth alone"
+
+
+def test_a_run_whose_time_is_up_ends_after_a_rewind_too(tmp_path: Path) -> None:
+    actor = small_actor()
+
+    def collect(iteration: int) -> list[Episode]:
+        worth = -2.0 if iteration else 2.0
+        return [replace(e, reward=worth + e.reward / 4) for e in play(actor, 16, iteration)]
+
+    config = replace(FAST, on_alarm=Action.ROLLBACK, limits=Limits(reward_fall=1.0))
+    left = iter([False, True])
+    critic = new_critic(actor)
+    found = ppo(actor, critic, collect, config, tmp_path, silent, enough=lambda: next(left))
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize("on_alarm", [Action.STOP, Action.ROLLBACK])
