@@ -216,8 +216,7 @@ class Demo:
         )
         again = max(1, round(PLAYED_SHARE / (1 - PLAYED_SHARE) * len(first) / max(1, len(whole))))
         shown = [*first, *whole * again]
-        with self.turn():
-            rft(actor, shown, [], self.seeded(self.config.base), out, self.say)
+        rft(actor, shown, [], self.seeded(self.config.base), out, self.say, self.turn)
 
     def refine(
         self, actor: Any, episodes: Sequence[Episode], out: Path, of: int | None = None
@@ -231,8 +230,7 @@ class Demo:
             raise RecordError("no episode is worth imitating; train the base policy for longer")
         settings = self.seeded(self.config.rft)
         steps = math.ceil(settings.steps * len(kept) / of) if of else settings.steps
-        with self.turn():
-            rft(actor, kept, [], replace(settings, steps=steps), out, self.say)
+        rft(actor, kept, [], replace(settings, steps=steps), out, self.say, self.turn)
 
     def critic(self, actor: Any, episodes: Sequence[Episode]) -> Any:
         folder = self.out / "value"
@@ -241,8 +239,7 @@ class Demo:
             heldout = max(1, len(episodes) // 8)
             train, rest = episodes[heldout:], episodes[:heldout]
             settings = self.seeded(self.config.value)
-            with self.turn():
-                pretrain_value(critic, train, rest, settings, folder, self.say)
+            pretrain_value(critic, train, rest, settings, folder, self.say, self.turn)
             with whole_folder(folder / "model") as partial:
                 save_model(critic, partial)
         return load_critic(folder / "model").to(self.device)
@@ -270,9 +267,11 @@ class Demo:
     def turn(self) -> Iterator[None]:
         """While the device computes for us; nothing is left to do there afterwards."""
         with self.quiet.shared():
-            yield
-            if self.device.startswith("cuda"):
-                torch.cuda.synchronize(self.device)
+            try:
+                yield
+            finally:
+                if self.device.startswith("cuda"):
+                    torch.cuda.synchronize(self.device)
 
     def seeded(self, config: Any) -> Any:
         """The settings of a stage with the seed of this run."""

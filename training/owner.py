@@ -34,6 +34,9 @@ MOST_OPEN = 24
 process that has imported torch."""
 
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
 class PoolError(NurseryError):
     """An owner process died or could not open a task. One line.
 
@@ -42,12 +45,13 @@ class PoolError(NurseryError):
 
 
 class Owner:
-    """One process that holds judges of one device."""
+    """One process that holds judges of one device. Raises PoolError where there is no such GPU."""
 
     def __init__(self, isolation: str, gpu: int | None, core: int | None, quiet: Quiet) -> None:
         context = multiprocessing.get_context("spawn")
+        sees = None if gpu is None else visible(gpu)
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, isolation, gpu, core, quiet))
+        self._process = context.Process(target=serve, args=(theirs, isolation, sees, core, quiet))
         self._process.start()
         theirs.close()
         self._turn = threading.Lock()
@@ -174,14 +178,14 @@ def lacks_baseline(found: Judgement) -> bool:
 
 
 def serve(
-    pipe: Connection, isolation: Isolation, gpu: int | None, core: int | None, quiet: Quiet
+    pipe: Connection, isolation: Isolation, sees: str | None, core: int | None, quiet: Quiet
 ) -> None:
-    """The owner's process: answers until the pipe closes."""
+    """The owner's process: answers until the pipe closes. `sees` is the GPU that it is shown."""
     follow_parent()
     if core is not None:
         stay_on(core)
-    if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    if sees is not None:
+        os.environ[VISIBLE] = sees
         # Every open task has a torch.compile of its own: with a compiler process for each processor
         # in each, they would be a thousand.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -204,6 +208,17 @@ def serve(
         pass  # the pool closed the pipe, or the user interrupted everything
     finally:
         bench.close()
+
+
+def visible(gpu: int) -> str:
+    """How CUDA is told to see only the device that it counts as `gpu` now. Raises PoolError."""
+    seen = os.environ.get(VISIBLE)
+    if seen is None:
+        return str(gpu)
+    names = seen.split(",")
+    if gpu >= len(names):
+        raise PoolError(f"there is no GPU {gpu} to judge on: {VISIBLE}={seen}")
+    return names[gpu].strip()
 
 
 def follow_parent() -> None:

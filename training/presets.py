@@ -11,7 +11,7 @@ from cuagent.task import Device
 from cuagent.training.chat import Pieces
 from cuagent.training.config import at_least
 from cuagent.training.filters import Filters
-from cuagent.training.monitor import Action
+from cuagent.training.monitor import Action, Limits
 from cuagent.training.optimize import AdamW
 from cuagent.training.ppo import PpoConfig
 from cuagent.training.rft import RftConfig
@@ -156,6 +156,8 @@ def for_host(config: DemoConfig) -> DemoConfig:
             iterations=30,
             save_every=2,
             on_alarm=Action.ROLLBACK,
+            # A critic that still knows nothing is no reason to take its learning away.
+            limits=Limits(ev_last_quartile=-1.0),
             actor=AdamW(3e-4, warmup=8),
             critic=AdamW(5e-4),
         ),

@@ -36,10 +36,7 @@ class Seat:
     """What runs in an actor: the pool of one device."""
 
     def __init__(self, effort: Effort | None, isolation: str) -> None:
-        import ray
-
-        gpus = [int(gpu) for gpu in ray.get_gpu_ids()] or [0]
-        self.pool = JudgePool(effort, isolation, gpus=gpus)
+        self.pool = JudgePool(effort, isolation)  # Ray lets an actor see its own GPU alone
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """The answer, or the error for the other side to raise: Ray would change its type."""

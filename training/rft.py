@@ -10,14 +10,18 @@ never interrupted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from cuagent.training import parallel
 from cuagent.training.batch import batch_order, collate
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from cuagent.training.config import at_least
+from cuagent.training.engine import Turn
 from cuagent.training.losses import imitation_loss
 from cuagent.training.metrics import Metrics, drop_metrics_from, log_metrics
 from cuagent.training.model import logprobs_of, parts, score
@@ -53,10 +57,11 @@ def rft(
     config: RftConfig,
     out: Path,
     say: Say = print,
+    turn: Turn = nullcontext,
 ) -> Metrics:
     """Train `actor` in place; writes metrics.jsonl and checkpoints under `out`, resumes from them.
 
-    Returns the last metrics. `heldout` may be empty.
+    Returns the last metrics. `heldout` may be empty. `turn` is taken for each step.
     """
     optimizer = make_optimizer(actor, config.optimizer)
     found = latest_checkpoint(out)
@@ -66,28 +71,40 @@ def rft(
     actor.train()
     for step in range(first, config.steps):
         chosen = batch_order(len(episodes), config.episodes_per_batch, config.seed, step)
-        batch = collate([episodes[i] for i in chosen])
-        count = batch.action_tokens
-        losses = []
-        for _, part in parts(batch, config.tokens_per_microbatch, actor):
-            loss = imitation_loss(logprobs_of(actor, part), part.action, count)
-            loss.backward()
-            losses.append(loss.detach())  # as numbers only later: the device need not wait for us
-        total = parallel.summed(float(sum(losses)))
-        norm = apply_gradients(actor, optimizer, config.optimizer, step)
-        metrics = {"loss": total, "grad_norm": norm, "action_tokens": count}
         done = step + 1
         last = done == config.steps
-        if heldout and (last or done % config.evaluate_every == 0):
-            metrics["heldout_loss"] = imitation(actor, heldout, config.tokens_per_microbatch)
+        with turn():
+            metrics = rft_step(actor, optimizer, [episodes[i] for i in chosen], config, step)
+            if heldout and (last or done % config.evaluate_every == 0):
+                metrics["heldout_loss"] = imitation(actor, heldout, config.tokens_per_microbatch)
         log_metrics(out / "metrics.jsonl", done, metrics, stage="rft")
         if last or done % config.evaluate_every == 0:
-            say(f"rft {done}/{config.steps}: loss {total:.4f}" + _heldout(metrics))
+            say(f"rft {done}/{config.steps}: loss {metrics['loss']:.4f}" + _heldout(metrics))
         if last or done % config.save_every == 0 or done == config.stop_after:
             save_checkpoint(out, done, {"actor": actor}, {"actor": optimizer}, {})
         if done == config.stop_after:
             break
     return metrics
+
+
+def rft_step(
+    actor: Any,
+    optimizer: torch.optim.Optimizer,
+    episodes: Sequence[Episode],
+    config: RftConfig,
+    step: int,
+) -> Metrics:
+    """One update."""
+    batch = collate(episodes)
+    count = batch.action_tokens
+    losses = []
+    for _, part in parts(batch, config.tokens_per_microbatch, actor):
+        loss = imitation_loss(logprobs_of(actor, part), part.action, count)
+        loss.backward()
+        losses.append(loss.detach())  # as numbers only later: the device need not wait for us
+    total = parallel.summed(float(sum(losses)))
+    norm = apply_gradients(actor, optimizer, config.optimizer, step)
+    return {"loss": total, "grad_norm": norm, "action_tokens": count}
 
 
 def imitation(actor: Any, episodes: Sequence[Episode], budget: int) -> float:

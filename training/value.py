@@ -9,6 +9,7 @@ critic's own current values, as in the paper.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from cuagent.training.advantage import advantages_and_returns
 from cuagent.training.batch import Batch, batch_order, collate
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from cuagent.training.config import at_least
+from cuagent.training.engine import Turn
 from cuagent.training.losses import value_loss
 from cuagent.training.metrics import Metrics, critic_metrics, drop_metrics_from, log_metrics
 from cuagent.training.model import parts, score, values
@@ -59,31 +61,37 @@ def pretrain_value(
     config: ValueConfig,
     out: Path,
     say: Say = print,
+    turn: Turn = nullcontext,
 ) -> Metrics:
     """Train `critic` in place; metrics.jsonl and checkpoints under `out`, resumed from them.
 
     Returns the last evaluation: loss and explained variances on `heldout` (or on `episodes`).
+    `turn` is taken for each step.
     """
     episodes, heldout = worth(episodes, config.reward), worth(heldout, config.reward)
     optimizer = make_optimizer(critic, config.optimizer)
     found = latest_checkpoint(out)
     first = load_checkpoint(found, {"critic": critic}, {"critic": optimizer})[0] if found else 0
     drop_metrics_from(out / "metrics.jsonl", first + 1 if first else 0)
-    metrics: Metrics = evaluate_critic(critic, heldout or episodes, config)
+    with turn():
+        metrics: Metrics = evaluate_critic(critic, heldout or episodes, config)
     if first == 0:
         log_metrics(out / "metrics.jsonl", 0, metrics, stage="value")
     critic.train()
     for step in range(first, config.steps):
         chosen = batch_order(len(episodes), config.episodes_per_batch, config.seed, step)
         batch = collate([episodes[i] for i in chosen])
-        _, returns = targets(critic, batch, config)
-        loss = value_step(critic, batch, returns, config.tokens_per_microbatch)
-        norm = apply_gradients(critic, optimizer, config.optimizer, step)
         done = step + 1
         last = done == config.steps
-        metrics = {"loss": loss, "grad_norm": norm}
-        if last or done % config.evaluate_every == 0:
-            metrics |= evaluate_critic(critic, heldout or episodes, config)
+        evaluates = last or done % config.evaluate_every == 0
+        with turn():
+            _, returns = targets(critic, batch, config)
+            loss = value_step(critic, batch, returns, config.tokens_per_microbatch)
+            norm = apply_gradients(critic, optimizer, config.optimizer, step)
+            metrics = {"loss": loss, "grad_norm": norm}
+            if evaluates:
+                metrics |= evaluate_critic(critic, heldout or episodes, config)
+        if evaluates:
             ev, late = metrics["ev"], metrics["ev_q4"]
             say(f"value {done}/{config.steps}: loss {loss:.4f}, ev {ev:.3f}, at the end {late:.3f}")
         log_metrics(out / "metrics.jsonl", done, metrics, stage="value")

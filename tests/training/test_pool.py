@@ -23,7 +23,7 @@ from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task, TaskError
 from cuagent.training.demo import judges
 from cuagent.training.gym import chain_of, make_chains, make_tasks
-from cuagent.training.owner import Bench, stay_on
+from cuagent.training.owner import Bench, PoolError, stay_on, visible
 from cuagent.training.pool import JudgePool, kept
 from cuagent.training.presets import DemoConfig
 from cuagent.training.teacher import Habits, Teacher, given
@@ -234,3 +234,12 @@ def test_a_task_whose_baseline_was_lost_gets_a_new_judge_once(
     assert twice() == ["does not open"] * 2
     assert len(opened) == 3, "what does not open a second time is not tried again"
     bench.close()
+
+
+def test_an_owner_sees_the_gpu_that_its_pool_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible(1) == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
+    assert [visible(0), visible(1)] == ["2", "5"]
+    with pytest.raises(PoolError, match="no GPU 2 to judge on"):
+        visible(2)
