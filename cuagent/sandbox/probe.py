@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ ESCAPES = Path(__file__).with_name("escapes.py")
 PROCESSES, LARGEST = 32, 1 << 20
 DEADLINE = 20.0
 """Seconds; a probe takes a fraction of one."""
+
+_TURN = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,15 @@ def probe_forked() -> Tier:
     return Tier.LANDLOCK if holds(Tier.LANDLOCK) else Tier.NONE
 
 
-@cache
 def holds(tier: Tier) -> bool:
     """Whether the tier is there and no escape from it succeeds."""
+    with _TURN:  # who asks meanwhile waits for the answer, and does not try it all again
+        return tried(tier)
+
+
+@cache
+def tried(tier: Tier) -> bool:
+    """`holds`, for one thread at a time."""
     there = bubblewrap() is not None if tier is Tier.BUBBLEWRAP else bool(landlock.abi())
     try:
         return there and all(escape.got is None for escape in selftest(tier))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
@@ -16,7 +19,7 @@ from cuagent.sandbox import (
     selftest,
     stamp,
 )
-from cuagent.sandbox.probe import holds
+from cuagent.sandbox.probe import Escape, tried
 
 HELD_WITHOUT_A_TIER = {
     "list_home",  # there may be no home
@@ -64,10 +67,32 @@ def test_without_landlock_a_candidate_is_called_unisolated_though_bubblewrap_is_
 ) -> None:
     with monkeypatch.context() as without:
         without.setattr(landlock, "abi", lambda: 0)
-        holds.cache_clear()
+        tried.cache_clear()
         assert probe_forked() is Tier.NONE
-    holds.cache_clear()
+    tried.cache_clear()
     assert probe_forked() in (probe(), Tier.LANDLOCK)
+
+
+def test_threads_that_ask_at_once_have_each_tier_tried_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Tier] = []
+
+    def try_it(tier: Tier) -> list[Escape]:
+        asked.append(tier)
+        time.sleep(0.05)
+        return [Escape("any", "out")]
+
+    module = import_module("cuagent.sandbox.probe")  # the package has a function of that name
+    monkeypatch.setattr(module, "selftest", try_it)
+    monkeypatch.setattr(landlock, "abi", lambda: 1)
+    tried.cache_clear()
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert set(threads.map(lambda _: probe(), range(4))) == {Tier.NONE}
+    finally:
+        tried.cache_clear()
+    assert len(asked) == len(set(asked)) > 0
 
 
 def test_stamp_says_what_holds() -> None:
