@@ -6,6 +6,7 @@ Deselected, never silently skipped: the closing line of pytest counts them.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from cuagent.worker import Nursery
 
 Once = Callable[[str, Callable[[Path], None]], Path]
+Warm = Callable[..., list[str]]
 
 
 def pytest_configure() -> None:
@@ -70,10 +72,27 @@ def once(run_folder: Path) -> Once:
 
 
 @pytest.fixture(scope="session")
-def python() -> Iterator[list[str]]:
+def warm(once: Once) -> Warm:
+    """Interpreters that have imported torch and what is named, shared by all of this run."""
+
+    def shared(*more: str) -> list[str]:
+        whole_run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+
+        def start(folder: Path) -> None:
+            (folder / "command").write_text(json.dumps(warm_python(whole_run, *more)))
+
+        command: list[str] = json.loads(
+            (once("-".join(("python", *more)), start) / "command").read_text()
+        )
+        return command
+
+    return shared
+
+
+@pytest.fixture(scope="session")
+def python(warm: Warm) -> list[str]:
     """Stands for `sys.executable` in a command: an interpreter that has imported torch."""
-    with warm_python() as command:
-        yield command
+    return warm()
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,11 @@
 
 For: tests that run whole programs, of which each would import torch anew, for seconds. One server
 has imported it and forks; `relay` is what a test starts in place of the interpreter. It hands the
-server its arguments, environment, folder and standard files, passes signals on and ends as the fork
-ends, so that nothing of `subprocess` has to know. Not covered: options of the interpreter other
-than `-I`, `-m` and `-c`, and what reads `sys.orig_argv`; a test of starting, or of an interrupt
-while torch is imported, takes `sys.executable`.
+server its arguments, environment, folder, processors and the files it was given, passes signals on
+and ends as the fork ends, so that nothing of `subprocess` or `multiprocessing` has to know. Not
+covered: options of the interpreter other than `-I`, `-B`, `-m` and `-c`, limits of resources, and
+what reads `sys.orig_argv`; a test of starting, or of an interrupt while torch is imported, takes
+`sys.executable`.
 
 Invariant: a fork has imported torch and what was named beside it, and otherwise nothing that a
 fresh interpreter has not.
@@ -13,27 +14,30 @@ fresh interpreter has not.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import json
 import os
 import secrets
 import select
+import shlex
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MOST_FILES = 32
 
 
-@contextmanager
-def warm_python(*more: str) -> Iterator[list[str]]:
-    """What stands for `[sys.executable]` in a command; the server ends on leaving.
+def warm_python(lasts: int, *more: str) -> list[str]:
+    """What stands for `[sys.executable]` in a command until the process `lasts` ends.
 
     `more` names modules that are imported beside torch.
     """
@@ -41,11 +45,29 @@ def warm_python(*more: str) -> Iterator[list[str]]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(f"\0{name}")
         listening.listen(16)
-        command = [sys.executable, __file__, "serve", str(listening.fileno()), *more]
-        with subprocess.Popen(
-            command, pass_fds=[listening.fileno()], stdin=subprocess.PIPE, start_new_session=True
-        ):  # it ends when its standard input does, however we end
-            yield [sys.executable, "-I", "-S", __file__, "relay", name]
+        listening.set_inheritable(True)
+        command = [sys.executable, __file__, "serve", str(listening.fileno()), str(lasts), *more]
+        nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+        # Not by subprocess, which minds that nobody waits for it.
+        os.posix_spawn(command[0], command, os.environ, file_actions=[nothing], setsid=True)
+    return [sys.executable, "-I", "-S", __file__, "relay", name]
+
+
+@contextmanager
+def spawning(python: Sequence[str], program: Path) -> Iterator[None]:
+    """Meanwhile the processes that multiprocessing spawns begin as `python` does, by way of
+    `program`, which is written."""
+    from multiprocessing import resource_tracker, spawn
+
+    resource_tracker.ensure_running()  # for it lives on
+    before = os.fsdecode(spawn.get_executable())
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(python)} "$@"\n')
+    program.chmod(0o755)
+    spawn.set_executable(str(program))
+    try:
+        yield
+    finally:
+        spawn.set_executable(before)
 
 
 # -- what the test starts
@@ -53,14 +75,21 @@ def warm_python(*more: str) -> Iterator[list[str]]:
 
 def relay(name: str, arguments: list[str]) -> None:
     """Have the arguments run by a fork of the server; end as it ends."""
-    request = {"arguments": arguments, "environment": dict(os.environ), "folder": str(Path.cwd())}
+    files = [0, 1, 2, *passed()]
+    request = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "processors": list(os.sched_getaffinity(0)),
+        "files": files,
+    }
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.connect(f"\0{name}")
-        socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
+        socket.send_fds(server, [json.dumps(request).encode()], files)
         pid = int(server.recv(64))
         for signum in PASSED_ON:
             signal.signal(signum, lambda got, _: os.kill(pid, got))
-        for number in (0, 1, 2):
+        for number in files:
             os.close(number)  # who reads what the program writes sees its end, not ours
         code = os.waitstatus_to_exitcode(int(server.recv(64)))
     if code < 0:
@@ -69,20 +98,32 @@ def relay(name: str, arguments: list[str]) -> None:
     os._exit(code)
 
 
+def passed() -> list[int]:
+    """Files that we were given beside the standard ones."""
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the listing itself had one
+            if int(path.name) > 2 and os.get_inheritable(int(path.name)):
+                found.append(int(path.name))
+    return found
+
+
 # -- the server
 
 
-def serve(number: int, more: Sequence[str]) -> dict[str, Any]:
+def serve(number: int, lasts: int, more: Sequence[str]) -> dict[str, Any]:
     """Fork for each request; returns only in a fork, with what it is to run."""
+    until = os.pidfd_open(lasts)
     for name in ("torch", *more):
         importlib.import_module(name)
 
     gc.freeze()  # the collector must not touch, and so copy, what all forks share
     listening = socket.socket(fileno=number)
-    while sys.stdin.fileno() not in select.select([0, number], [], [])[0]:
+    while until not in select.select([until, number], [], [])[0]:
         connection, _ = listening.accept()
         if os.fork() == 0:
             listening.close()
+            os.close(until)
             return _keep(connection)
         connection.close()
         with suppress(ChildProcessError):
@@ -93,7 +134,7 @@ def serve(number: int, more: Sequence[str]) -> dict[str, Any]:
 
 def _keep(connection: socket.socket) -> dict[str, Any]:
     """Fork once more: the program returns, and who waits for it tells how it ended."""
-    data, files, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    data, files, _, _ = socket.recv_fds(connection, 1 << 20, MOST_FILES)
     pid = os.fork()
     if pid == 0:
         connection.close()
@@ -113,7 +154,12 @@ def _keep(connection: socket.socket) -> dict[str, Any]:
 
 def _become(request: dict[str, Any], files: list[int]) -> dict[str, Any]:
     os.setsid()
-    for target, number in enumerate(files):
+    os.sched_setaffinity(0, request["processors"])
+    # Out of the way of each other first: they are wanted under the numbers they had.
+    aside = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 100) for number in files]
+    for number in files:
+        os.close(number)
+    for target, number in zip(request["files"], aside, strict=True):
         os.dup2(number, target)
         os.close(number)
     os.chdir(request["folder"])
@@ -128,11 +174,12 @@ def _become(request: dict[str, Any], files: list[int]) -> dict[str, Any]:
 
 
 def run(arguments: list[str]) -> None:
-    """As the interpreter does with `-m NAME`, `-c TEXT` and `FILE`, each of them behind `-I`."""
+    """As the interpreter does with `-m NAME`, `-c TEXT` and `FILE`, behind `-I` or `-B` or not."""
     import runpy
 
-    isolated = arguments[0] == "-I"
-    arguments = arguments[isolated:]
+    options = list(takewhile(lambda a: a in ("-I", "-B"), arguments))
+    arguments, isolated = arguments[len(options) :], "-I" in options
+    sys.dont_write_bytecode |= "-B" in options
     option = arguments[0] if arguments[0] in ("-m", "-c") else ""
     what, *rest = arguments[bool(option) :]
     sys.argv = [option or what, *rest]
@@ -140,11 +187,11 @@ def run(arguments: list[str]) -> None:
     if isolated:
         theirs = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:] = [path for path in sys.path[1:] if path not in theirs]
-    del sys.modules["__main__"]
+    main = sys.modules["__main__"] = ModuleType("__main__")
     if option == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     elif option == "-c":
-        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+        exec(compile(what, "<string>", "exec"), vars(main))
     else:
         runpy.run_path(what, run_name="__main__")
 
@@ -154,4 +201,4 @@ if __name__ == "__main__":
     if role == "relay":
         relay(where, others)
     else:
-        run(serve(int(where), others)["arguments"])
+        run(serve(int(where), int(others[0]), others[1:])["arguments"])

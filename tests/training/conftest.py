@@ -1,22 +1,36 @@
-"""Shared by the tests of training: one thread, a task, a small chat, three tools."""
+"""Shared by the tests of training: one thread, a task, a small chat, three tools, a whole demo."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from dictated import SOURCE, SUBMIT, WRITE
 
 from cuagent.agent.tools import submit, verify, write
 from cuagent.message import Message
 from cuagent.task.task import Task
 from cuagent.training.chat import Chat, train_tokenizer
-from cuagent.training.rollout import Play
+
+if TYPE_CHECKING:  # else whoever only starts the workers would import torch before they begin
+    from cuagent.training.rollout import Play
+
+
+DEAR = ("test_trial.py", "test_parallel.py", "test_ray_pool.py")
+LAZY = ("transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is dear begins first: what is left at the end is short, and no process waits for it."""
+    items.sort(key=lambda item: DEAR.index(item.path.name) if item.path.name in DEAR else len(DEAR))
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
+    import torch
+
     torch.set_num_threads(1)
 
 
@@ -34,8 +48,29 @@ def chat() -> Chat:
 
 @pytest.fixture(scope="session")
 def play() -> Play:
+    from cuagent.training.rollout import Play
+
     def opening(task: Task) -> list[Message]:
         return [Message("user", task.source)]
 
     tools = (write.TOOL, verify.TOOL, submit.TOOL)
     return Play(tools, opening, turns=4, context=600, reply=120)
+
+
+@pytest.fixture(scope="session")
+def python(warm: Callable[..., list[str]]) -> list[str]:
+    """Has imported transformers too, which takes as long as torch."""
+    return warm("cuagent.training.ppo", *LAZY)
+
+
+@pytest.fixture(scope="session")
+def demo(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    """The whole way. Only to be read, for several processes of the tests may have it."""
+
+    def train(out: Path) -> None:
+        from cuagent.training.demo import run_demo
+        from cuagent.training.presets import DemoConfig, for_test
+
+        run_demo(for_test(DemoConfig()), "cpu", out, lambda _: None)
+
+    return once("demo", train)

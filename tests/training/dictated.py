@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from cuagent.training.chat import Chat
-from cuagent.training.engine import Request, Sampled
+
+if TYPE_CHECKING:
+    from cuagent.training.engine import Request, Sampled
 
 SOURCE = """\
 import torch
@@ -39,6 +42,8 @@ class Dictated:
         self.asked: list[Request] = []
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
+        from cuagent.training.engine import Sampled
+
         out = []
         for request in requests:
             n = len(self.asked)

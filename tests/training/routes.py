@@ -28,7 +28,7 @@ def answering(routes: Mapping[str, Callable[[Body], Body]]) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=[0.01])  # till it sees its end
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

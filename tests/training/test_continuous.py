@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,15 @@ from cuagent.training.model import logprobs_of, new_actor, score, small_config
 from cuagent.training.rollout import Play, play_many
 
 TOKENS = 2048
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_is_imported_is_no_garbage() -> Iterator[None]:
+    """transformers has garbage collected at each closing: all its modules were looked through."""
+    small_actor()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def own_logprobs(actor: Any, request: Request, ids: tuple[int, ...]) -> torch.Tensor:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import two_processes
-from warm_python import warm_python
 
 from cuagent.training.metrics import read_metrics
 from cuagent.training.placement import Placement
 from cuagent.training.segments import Episode, Kind, Segment, write_episodes
 
-LAZY = ("transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama")
 FIGURES = ("actor_loss", "critic_loss", "grad_norm_actor", "ratio_mean", "clip_fraction", "entropy",
            "ev")  # fmt: skip
 
@@ -26,13 +23,6 @@ def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def python() -> Iterator[list[str]]:
-    """Three processes start here, and transformers takes as long to import as torch."""
-    with warm_python("cuagent.training.ppo", *LAZY) as command:
-        yield command
 
 
 @pytest.fixture(scope="module")

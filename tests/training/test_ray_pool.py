@@ -29,9 +29,15 @@ class ModelNew(torch.nn.Module):
 @pytest.fixture(scope="module")
 def ray() -> Iterator[None]:
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, namespace="t")
+    from ray.cluster_utils import Cluster
+
+    # As `ray.init` starts one, less what scales it and what follows its logs.
+    node = {"num_cpus": 1, "include_dashboard": False, "include_log_monitor": False}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "no_monitor": True})
+    ray.init(cluster.address, log_to_driver=False, namespace="t")
     yield
     ray.shutdown()
+    cluster.shutdown()
 
 
 @pytest.fixture

@@ -156,7 +156,9 @@ def test_rft_then_value_pretraining_then_ppo_each_improve(tmp_path: Path) -> Non
     assert start["ev"] == pytest.approx(0, abs=1e-6)  # a head of zeros
     assert found["ev_q4"] > 0.08 > found["ev_q1"]  # the outcome shows at the end only
 
-    history = ppo(actor, critic, lambda i: play(actor, 96, 100 + i), FAST, tmp_path / "ppo", silent)
+    steep = replace(FAST, iterations=12, actor=AdamW(lr=5e-3), save_every=12)
+    out = tmp_path / "ppo"
+    history = ppo(actor, critic, lambda i: play(actor, 96, 100 + i), steep, out, silent)
     assert reward(actor) > tuned + 0.5
     assert max(m["first_log_ratio_max"] for m in history) < 1e-4
     assert max(m["sampler_gap"] for m in history) < 1e-4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from torch.nn.modules.module import register_module_forward_pre_hook
+from warm_python import spawning
 
 from cuagent.measure.quiet import Quiet
 from cuagent.task import Device
@@ -22,7 +24,7 @@ from cuagent.training.audit import solution_of
 from cuagent.training.config import ConfigError, configure
 from cuagent.training.demo import Demo, trains_on
 from cuagent.training.filters import keep
-from cuagent.training.pool import JudgePool
+from cuagent.training.pool import JudgePool, kept
 from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.segments import Episode, RecordError, read_episodes
@@ -31,11 +33,18 @@ from cuagent.training.trial import compared, opening, places, run_trial
 
 
 @pytest.fixture(scope="module")
-def trial(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
-    """Only to be read, for several processes of the tests may have it."""
+def trial(
+    once: Callable[[str, Callable[[Path], None]], Path], python: list[str], demo: Path
+) -> Path:
+    """Another seed on the demo's tasks, once `python` and the demo are made, beside each other.
+    Only to be read, as the demo."""
 
     def train(out: Path) -> None:
-        run_trial(replace(for_test(DemoConfig()), cores=1), [3], "cpu", out, lambda _: None)
+        memory = shutil.copy(demo / "judgements.pickle", out / "shared.pickle")
+        # Two episodes of the teacher more than the demo had: what they write is new.
+        small = replace(for_test(DemoConfig()), cores=1, demonstrations=8, judgements=str(memory))
+        with (out / "said.txt").open("w") as said, spawning(python, out.with_suffix(".python")):
+            run_trial(small, [3], "cpu", out, lambda text: print(text, file=said))
 
     return once("trial", train)
 
@@ -52,6 +61,15 @@ def test_arms_are_compared_on_the_same_heldout_tasks(trial: Path) -> None:
     together = (trial / "report.html").read_text()
     assert "<title>seed-3</title>" in together
     assert "<li>ppo less rft" in together
+
+
+def test_judgements_are_remembered_across_runs(trial: Path, demo: Path) -> None:
+    """What a run writes as another one before it is not judged again."""
+    [counts] = re.findall(r"(\d+) kernels judged, (\d+) rem", (trial / "said.txt").read_text())
+    judged, remembered = map(int, counts)
+    assert remembered > judged > 0
+    known = [key for key, _ in kept(trial / "shared.pickle")]
+    assert len(known) == len(set(known)) == len(kept(demo / "judgements.pickle")) + judged
 
 
 def test_the_other_arm_plays_as_many_episodes_as_ppo(trial: Path) -> None:
