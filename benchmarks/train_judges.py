@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,11 @@ PRESETS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--preset", choices=PRESETS, default="tiny")
+    parser.add_argument("--owners", type=int, nargs="+", help="instead of the preset's")
     parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
     options = parser.parse_args()
     size = PRESETS[options.preset]
+    size = replace(size, owners=tuple(options.owners or size.owners))
     found: dict[str, Any] = {"size": asdict(size), "torch": torch.__version__}
     if size.device is Device.CUDA:
         found["device"] = torch.cuda.get_device_name()
@@ -112,8 +114,8 @@ def arm(size: Size, owners: int, work: Work) -> tuple[dict[str, Any], list[list[
         "verdicts a second": round(len(work) / seconds[2], 3),
         "right": len(right),
         "of": len(work),
-        "median seconds, right": halves([j.verdict.seconds for j in right]),
-        "median seconds, wrong": halves([j.verdict.seconds for j in wrong]),
+        "median seconds, right": medians([j.verdict.seconds for j in right]),
+        "median seconds, wrong": medians([j.verdict.seconds for j in wrong]),
         "median seconds, timing": round(
             statistics.median([j.timing.seconds for j in right if j.timing] or [0.0]), 3
         ),
@@ -136,7 +138,7 @@ def told_of(found: Judgement) -> dict[str, Any]:
     return row
 
 
-def halves(of: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def medians(of: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The median of each part."""
     parts = {name for seconds in of for name in seconds}
     return {
