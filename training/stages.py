@@ -88,6 +88,8 @@ class PlayConfig:
 
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "context", "reply", "beside")
+        if self.ray and self.beside > 1:
+            raise ConfigError("play.ray and play.beside: an actor of Ray has one judge")
         at_least(0, self, "temperature", "together", "ray")
 
 

@@ -12,6 +12,7 @@ from cuagent.training.config import ConfigError, configure
 from cuagent.training.curriculum import Curriculum, choose, recall, remember, weights
 from cuagent.training.monitor import Action
 from cuagent.training.segments import Episode, RecordError
+from cuagent.training.stages import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ def test_flags_lie_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
 def test_a_setting_that_cannot_be_used_is_named(setting: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         configure(Outer(), None, [setting])
+
+
+def test_owners_beside_each_other_are_not_for_actors_of_ray() -> None:
+    assert configure(TrainConfig(), None, ["play.beside=4"]).play.beside == 4
+    with pytest.raises(ConfigError, match="an actor of Ray has one judge"):
+        configure(TrainConfig(), None, ["play.beside=4", "play.ray=8"])
 
 
 def episode(task: str, reward: float) -> Episode:
