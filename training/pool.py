@@ -93,7 +93,8 @@ class JudgePool:
         self.beside = beside
         self.judged = 0
         self.remembered = 0
-        self._owners: dict[int, Owner] = {}
+        self._owners: dict[tuple[bool, int], Owner] = {}
+        """By whether they judge on a GPU, and by place among their like."""
         self._places: dict[str, int] = {}
         self._memory: dict[tuple[str, str], Future[Judgement]] = {}
         self._lock = threading.RLock()
@@ -203,15 +204,12 @@ class JudgePool:
         with self._lock:
             # The same task always goes to the same owner, which has it open; new ones take turns.
             place = self._places.setdefault(task.digest, len(self._places) % len(devices))
-            if place not in self._owners:
+            if (cuda, place) not in self._owners:
                 index = devices[place]
-                self._owners[place] = Owner(
-                    self.isolation,
-                    index if cuda else None,
-                    None if cuda else index,
-                    Quiet() if index is None or not cuda else self.quiet(index),
-                )
-            return self._owners[place]
+                gpu, core = (index, None) if cuda else (None, index)
+                quiet = Quiet() if gpu is None else self.quiet(gpu)
+                self._owners[cuda, place] = Owner(self.isolation, gpu, core, quiet)
+            return self._owners[cuda, place]
 
 
 class PooledJudge:

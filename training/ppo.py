@@ -124,20 +124,10 @@ def ppo(
     history: list[Metrics] = drop_metrics_from(out / "metrics.jsonl", first)
 
     for iteration in range(first, config.iterations):
-        clock = time.perf_counter()
-        actor.eval()
-        episodes = collect(iteration)
-        require_logprobs(episodes)
-        sampled = time.perf_counter() - clock
-
-        metrics = episode_metrics(episodes)
         # Slower after each rewind: the same rate would lead to the same place.
         rate = config.actor.lr / 2 ** position["rollbacks"]
         now = replace(config, actor=replace(config.actor, lr=rate))
-        worthy = worth(episodes, config.reward)
-        with turn():
-            metrics |= update(actor, critic, optimizers, worthy, now, iteration, reference)
-        metrics |= {"seconds": time.perf_counter() - clock, "seconds_sampling": sampled}
+        metrics = iterate(actor, critic, optimizers, collect, now, iteration, reference, turn)
         history.append(metrics)
         log_metrics(out / "metrics.jsonl", iteration, metrics, stage="ppo")
         say(describe(iteration, config.iterations, metrics))
@@ -170,6 +160,29 @@ def ppo(
         if last:
             break
     return history
+
+
+def iterate(
+    actor: Any,
+    critic: Any,
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    collect: Collect,
+    config: PpoConfig,
+    iteration: int,
+    reference: Any | None = None,
+    turn: Turn = nullcontext,
+) -> Metrics:
+    """Fresh episodes, and what both models learn from them."""
+    clock = time.perf_counter()
+    actor.eval()
+    episodes = collect(iteration)
+    require_logprobs(episodes)
+    sampled = time.perf_counter() - clock
+    metrics = episode_metrics(episodes)
+    worthy = worth(episodes, config.reward)
+    with turn():
+        metrics |= update(actor, critic, optimizers, worthy, config, iteration, reference)
+    return metrics | {"seconds": time.perf_counter() - clock, "seconds_sampling": sampled}
 
 
 def update(

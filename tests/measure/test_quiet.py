@@ -68,8 +68,11 @@ def test_one_who_times_is_alone_and_comes_before_those_who_ask_later(tmp_path: P
 
 
 def test_devices_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    with Quiet(tmp_path / "gpu-0").alone(), Quiet(tmp_path / "gpu-1").alone(), Quiet().alone():
-        pass
+    with Quiet(tmp_path / "gpu-0").alone(), Quiet().alone():
+        for other in (Quiet(tmp_path / "gpu-1"), Quiet()):
+            visit = Visit(other.alone)
+            assert visit.inside.wait(5)
+            visit.end()
 
 
 @pytest.mark.parametrize("how", ["shared", "alone"])

@@ -189,6 +189,8 @@ def test_owners_of_one_gpu_take_turns_and_those_of_two_do_not(
         assert [gpu for gpu, _ in made] == [2, 3, 2, 3]
         assert made[0][1] == made[2][1] != made[1][1] == made[3][1]
         assert owners[4] is owners[0]
+        host: Any = SimpleNamespace(digest="host", device=Device.CPU)
+        assert pool._owner(host) not in owners, "an owner sees a GPU, or computes on the host"
         folder = made[0][1].lock
         assert folder is not None
         assert folder.parent.exists()
