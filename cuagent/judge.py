@@ -177,7 +177,10 @@ class Judge:
         return Judgement(attempt.digest, build, verdict, timing, _score(verdict, timing), worth)
 
     def _verified(self, attempt: Attempt, effort: Effort | None) -> tuple[Build, Verdict]:
-        """What verifying says; meanwhile what timing would need is made ready."""
+        """What verifying says. For whoever waits, what timing would need is made ready meanwhile;
+        among judges that share a device, who wait for its driver, only for what is right."""
+        if self.quiet.lock is not None:
+            return self._verified_among_others(attempt, effort)
         self.emit(Phase("building", passing=True))
         self._timer.make_room()
         with ThreadPoolExecutor(1) as aside:
@@ -199,8 +202,26 @@ class Judge:
         verdict = self.referee.complete(begun, build)
         if effort is Effort.RECORD:
             verdict = gated(self.referee, attempt, build, verdict)
-        if verdict.accepted and effort is not None and self.quiet.lock and not self._timer.opened():
-            self._timer.open()  # torch.compile takes long, and nobody else could verify meanwhile
+        return build, verdict
+
+    def _verified_among_others(
+        self, attempt: Attempt, effort: Effort | None
+    ) -> tuple[Build, Verdict]:
+        """As few processes as can be: contexts on a GPU are made one after the other, whoever asks,
+        and of three that a right attempt takes a wrong one needs one, and a broken build none."""
+        self._timer.make_room()
+        build = self.build(attempt)
+        if not build.ok:
+            return build, self.referee.refuse(attempt, build)
+        verdict = self.referee.verify(attempt, build)
+        if effort is Effort.RECORD:
+            verdict = gated(self.referee, attempt, build, verdict)
+        if verdict.accepted and effort is not None and not self.referee.large:
+            # Now, while others may verify: what is opened in the turn of a timing all wait for.
+            if not self._timer.opened():
+                self._timer.open()
+            self._timer.draw()
+            self._timer.prepare(attempt)
         return build, verdict
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:

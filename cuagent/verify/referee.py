@@ -161,6 +161,11 @@ class Referee:
             begun.failure = failure
         return begun
 
+    def refuse(self, attempt: Attempt, build: Build) -> Verdict:
+        """The verdict on a build that failed, for which no process is needed."""
+        assert not build.ok, "it has to be judged"
+        return self.complete(Begun(attempt, Seeds()), build)
+
     def complete(self, begun: Begun, build: Build) -> Verdict:
         """The verdict. Raises ValueError if the build is of another attempt than was begun."""
         attempt, again, seeds = begun.attempt, begun.again, begun.seeds

@@ -48,15 +48,15 @@ class DeviceUse:
         """A command is about to be sent."""
         self._before = self._asked()
 
-    def look(self) -> None:
-        """While the command lasts."""
-        if self._now() > self.most:
+    def look(self) -> int:
+        """Bytes that it holds, while the command lasts."""
+        if (now := self._now()) > self.most:
             raise DeviceExcess(f"took more than {self.most / 2**30:.1f} GiB of device memory")
+        return now
 
     def end(self) -> None:
         """The command is done."""
-        self.look()
-        self._held = self._now()
+        self._held = self.look()
 
     def came_back(self) -> bool:
         """Once the process is ended: whether that gave back what it was said to hold."""

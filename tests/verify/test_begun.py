@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from bodies import candidate
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
+from cuagent.judge import Judge
+from cuagent.measure.quiet import Quiet
+from cuagent.measure.timing import Effort
 from cuagent.sandbox import Tier
 from cuagent.task import Device, Task
 from cuagent.verify import Reason, Referee, stage
@@ -94,3 +99,28 @@ def test_a_build_of_another_source_is_no_build_of_what_was_frozen(
     with pytest.raises(ValueError, match="another attempt"):
         referee.complete(referee.begin(attempt), other)
     assert referee.nursery.living == living
+
+
+def test_a_judge_among_others_makes_no_process_that_it_can_do_without(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    fork = Nursery.fork
+
+    def counted(self: Nursery, program: str, *arguments: Any) -> Any:
+        made.append(program)
+        return fork(self, program, *arguments)
+
+    def processes(attempt: Attempt) -> int:
+        made.clear()
+        judge.judge(attempt, Effort.GLANCE)
+        return len(made)
+
+    broken = Attempt((*candidate(HONEST).files, ("kernels/no.cpp", "int main( {")))
+    with Judge(task, quiet=Quiet(tmp_path / "gpu-0")) as judge:
+        judge.open()
+        monkeypatch.setattr(Nursery, "fork", counted)
+        assert processes(broken) == 0
+        assert processes(candidate("return self.honest(x) + 1")) == 1
+        assert processes(candidate(HONEST)) > 1, "what is right is timed in a process of its own"
+        assert processes(candidate("return self.honest(x) + 2")) == 1, "nothing waits to be timed"
