@@ -153,7 +153,7 @@ class Judge:
     def open(self) -> None:
         """Open what every timing needs and takes long to prepare, before the first attempt."""
         with self.quiet.shared():
-            self._timer.open()
+            self._open_timer()
 
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; what was compiled before comes from the cache."""
@@ -171,6 +171,8 @@ class Judge:
                 self._profiling.await_opened()
             with self.quiet.alone():
                 timing = self._timer.time(attempt, build, effort)
+                if self.quiet.lock is not None:
+                    self._timer.release()
             verdict = _after_timing(verdict, timing)
         known = self.known if verdict.accepted else None
         worth = gains(timing, known) if timing is not None and known is not None else None
@@ -219,10 +221,15 @@ class Judge:
         if verdict.accepted and effort is not None and not self.referee.large:
             # Now, while others may verify: what is opened in the turn of a timing all wait for.
             if not self._timer.opened():
-                self._timer.open()
+                self._open_timer()
             self._timer.draw()
             self._timer.prepare(attempt)
         return build, verdict
+
+    def _open_timer(self) -> None:
+        self._timer.open()
+        if self.quiet.lock is not None:
+            self._timer.count()  # the first timing would, while all others wait for it
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Where the time goes in the reference, or in an attempt. Raises ProfileError."""

@@ -109,6 +109,11 @@ class Baselines:
                 lane.session.close()
                 del self._warm[name]
 
+    def end(self, name: str) -> None:
+        """End one, if it is open: the next timing gets a fresh process."""
+        if (lane := self._warm.pop(name, None)) is not None:
+            lane.session.close()
+
     def close(self) -> None:
         """End the processes and give the memory back. Idempotent."""
         for lane in self._warm.values():

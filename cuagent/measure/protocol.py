@@ -28,7 +28,7 @@ from cuagent.measure.counted import count
 from cuagent.measure.lane import Lane, counted, hidden
 from cuagent.measure.parts import is_last, parts, together
 from cuagent.measure.repeats import Repeats
-from cuagent.measure.roofline import Roofline
+from cuagent.measure.roofline import Roofline, Work
 from cuagent.measure.rounds import LOOKS, TWIN, Round, Rounds, arm_of, enough, ratio, twins
 from cuagent.measure.surroundings import MOST_SLOTS, one_thread, versions
 from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
@@ -77,8 +77,10 @@ class Timer:
         """A process of an attempt that may be timed, and has not begun."""
         self._apart: list[float] = []
         """How far twins lay apart in each timing so far."""
-        self._roofline: Roofline | None = None
+        self._work: Work | None = None
+        self._unit = ""
         self._uncountable = ""
+        self._roofline: Roofline | None = None
         self._doubted = False
 
     def time(self, attempt: Attempt, build: Build, effort: Effort = Effort.QUICK) -> Timing:
@@ -139,6 +141,23 @@ class Timer:
                 baselines.renew(_cheap_s(self.device, Effort.QUICK, 0.0))
                 baselines.lanes(baselines.batch)
                 self._prepared = True
+
+    def count(self) -> Work | None:
+        """The task's work, counted once; None where it cannot be. In a process of its own, some
+        seconds: the first timing does it where nobody has."""
+        if self._work is None and not self._uncountable:
+            try:
+                self._work, self._unit = count(self.referee.task, self.referee.nursery)
+            except TaskError as error:
+                self._uncountable = str(error)
+        return self._work
+
+    def release(self) -> None:
+        """End what the next timing opens anew, and keep what torch.compile has prepared: every
+        context that is held on a GPU makes the next ones slower, in whatever process."""
+        self.dismiss()
+        self._baselines.end(EAGER)
+        self._prepared = False
 
     def opened(self) -> dict[str, Lane]:
         """The baselines whose processes are warm."""
@@ -213,14 +232,10 @@ class Timer:
 
     def _floor(self, arms: Sequence[Arm]) -> Floor | None:
         """The task's; its ceilings are measured again where an arm undercuts it."""
-        if self._roofline is None and not self._uncountable:
-            try:
-                work, unit = count(self.referee.task, self.referee.nursery)
-                self._roofline = Roofline(work, ceilings(self.device), unit)
-            except TaskError as error:
-                self._uncountable = str(error)
         if self._roofline is None:
-            return None
+            if (work := self.count()) is None:
+                return None
+            self._roofline = Roofline(work, ceilings(self.device), self._unit)
         quickest = min((arm.median for arm in arms if arm.samples), default=float("inf"))
         beaten = self._roofline.beaten(quickest) and not self._doubted
         # Nobody is suspected on the word of a moment in which the memory was slow.

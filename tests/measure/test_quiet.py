@@ -106,6 +106,9 @@ def test_judges_of_one_device_verify_beside_each_other_and_time_alone(
             time.sleep(0.1)
             went_on.append("timed")
 
+        def release(self) -> None:
+            went_on.append("released")
+
     class Judge(module.Judge):
         def __init__(self, quiet: Quiet) -> None:
             self.quiet, self.known, self._profiling = quiet, None, None
@@ -127,7 +130,7 @@ def test_judges_of_one_device_verify_beside_each_other_and_time_alone(
         for done in [threads.submit(judge.judge, attempt) for judge in judges]:
             done.result()
     assert sorted(went_on[:2]) == ["verified"] * 2
-    assert went_on[2:] == ["timing", "timed"] * 2
+    assert went_on[2:] == ["timing", "timed", "released"] * 2
 
 
 def test_a_judge_opens_and_profiles_in_turns_too_and_leaves_nothing_opening(
@@ -153,12 +156,26 @@ def test_a_judge_opens_and_profiles_in_turns_too_and_leaves_nothing_opening(
 
     monkeypatch.setattr(module, "Referee", Referee)
     monkeypatch.setattr(module, "Profiling", Profiling)
-    monkeypatch.setattr(module, "Timer", lambda *_, **__: None)
+
+    class Timer:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def open(self) -> None:
+            turns["opening baselines"] = turn_of(quiet)
+
+        def count(self) -> None:
+            turns["counting"] = turn_of(quiet)
+
+    monkeypatch.setattr(module, "Timer", Timer)
     monkeypatch.setattr(module.Judge, "build", lambda *_: None)
     task: Any = None
     attempt: Any = object()
-    module.Judge(task, quiet=quiet).profile(attempt)
-    assert turns == {"opening": "shared", "profiling": "alone"}, "the next profile opens unasked"
+    judge = module.Judge(task, quiet=quiet)
+    judge.open()
+    judge.profile(attempt)
+    alone = {what for what, turn in turns.items() if turn == "alone"}
+    assert alone == {"profiling"}, "all else may be done beside others"
+    assert len(turns) == 4, "the next profile opens unasked"
 
 
 def turn_of(quiet: Quiet) -> str:

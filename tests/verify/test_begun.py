@@ -123,4 +123,5 @@ def test_a_judge_among_others_makes_no_process_that_it_can_do_without(
         assert processes(broken) == 0
         assert processes(candidate("return self.honest(x) + 1")) == 1
         assert processes(candidate(HONEST)) > 1, "what is right is timed in a process of its own"
+        assert judge._timer.opened().keys() == {"compile"}, "eager is opened anew for each timing"
         assert processes(candidate("return self.honest(x) + 2")) == 1, "nothing waits to be timed"
