@@ -23,6 +23,7 @@ from cuagent.measure.timing import Effort
 from cuagent.task import Task, TaskError
 from cuagent.worker import Nursery, NurseryError
 from cuagent.worker.arms import CANDIDATE
+from cuagent.worker.cuda_memory import CudaMemoryError
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 MOST_OPEN = 24
 """Tasks that an owner keeps warm; each has processes and memory of its own, and all of them one
 process that has imported torch."""
+TASK_BYTES = 4 << 30
+"""Of a GPU's memory for each task that is open, and as much for what is judged: 30 GB of an H200
+were in use with eight tasks of a million numbers, contexts included."""
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -47,11 +51,15 @@ class PoolError(NurseryError):
 class Owner:
     """One process that holds judges of one device. Raises PoolError where there is no such GPU."""
 
-    def __init__(self, isolation: str, gpu: int | None, core: int | None, quiet: Quiet) -> None:
+    def __init__(
+        self, isolation: str, gpu: int | None, core: int | None, quiet: Quiet, beside: int = 1
+    ) -> None:
+        """`beside`: owners that share the GPU, this one included."""
         context = multiprocessing.get_context("spawn")
         sees = None if gpu is None else visible(gpu)
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, isolation, sees, core, quiet))
+        given = (theirs, isolation, sees, core, quiet, beside)
+        self._process = context.Process(target=serve, args=given)
         self._process.start()
         theirs.close()
         self._turn = threading.Lock()
@@ -91,9 +99,12 @@ class Owner:
 class Bench:
     """The judges that an owner holds open; of too many, the one not asked for longest is closed."""
 
-    def __init__(self, isolation: Isolation, quiet: Quiet | None = None) -> None:
+    def __init__(
+        self, isolation: Isolation, quiet: Quiet | None = None, most: int = MOST_OPEN
+    ) -> None:
         self.isolation = isolation
         self.quiet = quiet
+        self.most = most
         self._judges: OrderedDict[str, Judge] = OrderedDict()
         self._nursery: Nursery | None = None
         self._crippled: set[str] = set()
@@ -114,8 +125,9 @@ class Bench:
         return self._of(task).profile(attempt)
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
-        """All at once: it is mostly waiting for compilers."""
-        tasks = [task for task in tasks if task.digest not in self._judges]
+        """All at once, as many as there is room for: it is mostly waiting for compilers."""
+        room = max(0, self.most - len(self._judges))
+        tasks = [task for task in tasks if task.digest not in self._judges][:room]
         if tasks:
             with ThreadPoolExecutor(len(tasks)) as threads:
                 nursery = self._warm()
@@ -148,7 +160,7 @@ class Bench:
             judge = Judge(task, self.isolation, nursery=nursery, quiet=self.quiet)
             if timed:
                 judge.open()
-        except (TaskError, NurseryError, OracleLost):
+        except (TaskError, NurseryError, OracleLost, CudaMemoryError):
             if judge is not None:
                 judge.close()
             return None
@@ -159,14 +171,14 @@ class Bench:
 
         if task.digest not in self._judges:
             nursery = self._warm()
+            while len(self._judges) >= self.most:  # before, for there may be no room for both
+                self._judges.popitem(last=False)[1].close()
             self._keep(task, Judge(task, self.isolation, nursery=nursery, quiet=self.quiet))
         self._judges.move_to_end(task.digest)
         return self._judges[task.digest]
 
     def _keep(self, task: Task, judge: Judge) -> None:
         self._judges[task.digest] = judge
-        if len(self._judges) > MOST_OPEN:
-            self._judges.popitem(last=False)[1].close()
 
 
 def lacks_baseline(found: Judgement) -> bool:
@@ -177,8 +189,18 @@ def lacks_baseline(found: Judgement) -> bool:
     return any(arm.failed for arm in timing.arms if arm.name != CANDIDATE)
 
 
+def most_open(total: int, beside: int) -> int:
+    """Tasks that each of so many owners may hold open on a GPU of `total` bytes; one at least."""
+    return max(1, min(MOST_OPEN, (total // TASK_BYTES - 1) // beside))
+
+
 def serve(
-    pipe: Connection, isolation: Isolation, sees: str | None, core: int | None, quiet: Quiet
+    pipe: Connection,
+    isolation: Isolation,
+    sees: str | None,
+    core: int | None,
+    quiet: Quiet,
+    beside: int,
 ) -> None:
     """The owner's process: answers until the pipe closes. `sees` is the GPU that it is shown."""
     follow_parent()
@@ -192,7 +214,13 @@ def serve(
     from cuagent.measure.profile import ProfileError
     from cuagent.verify.oracle import OracleLost
 
-    bench = Bench(isolation, quiet)
+    most = MOST_OPEN
+    if sees is not None:
+        import torch
+
+        if torch.cuda.is_available():  # else whoever opens a task is told so
+            most = most_open(torch.cuda.get_device_properties(0).total_memory, beside)
+    bench = Bench(isolation, quiet, most)
     answer: object
     try:
         while True:
@@ -201,7 +229,7 @@ def serve(
                 answer = getattr(bench, what)(subject, *arguments)
             except ProfileError as error:
                 answer = error
-            except (TaskError, NurseryError, OracleLost) as error:
+            except (TaskError, NurseryError, OracleLost, CudaMemoryError) as error:
                 answer = PoolError(f"{subject.name}: {error}")
             pipe.send(answer)
     except (EOFError, OSError, KeyboardInterrupt):

@@ -29,7 +29,7 @@ from cuagent.build import Build, build
 from cuagent.measure.quiet import Quiet
 from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task
-from cuagent.training.owner import MOST_OPEN, Owner
+from cuagent.training.owner import Owner
 from cuagent.verify.verdict import Reason
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class JudgePool:
         free = 1 if self.cores else len(os.sched_getaffinity(0)) // len(of_owner)
 
         def work(owner: Owner) -> None:
-            for some in batched(of_owner[owner][:MOST_OPEN], max(1, free)):
+            for some in batched(of_owner[owner], max(1, free)):
                 if not enough():
                     owner.open(some, self.effort is not None)
 
@@ -208,7 +208,7 @@ class JudgePool:
                 index = devices[place]
                 gpu, core = (index, None) if cuda else (None, index)
                 quiet = Quiet() if gpu is None else self.quiet(gpu)
-                self._owners[cuda, place] = Owner(self.isolation, gpu, core, quiet)
+                self._owners[cuda, place] = Owner(self.isolation, gpu, core, quiet, self.beside)
             return self._owners[cuda, place]
 
 

@@ -169,18 +169,22 @@ def for_host(config: DemoConfig) -> DemoConfig:
 def for_cuda(config: DemoConfig) -> DemoConfig:
     """The same decoder writes CUDA kernels, timed on the GPU that trains it, never at once.
 
-    Verdicts take longer and there are fewer judges, so there are fewer tasks.
+    Verdicts take longer, for contexts are made one after the other, the slower the more there are:
+    so there are fewer tasks.
     """
+    host = for_host(config)
     return replace(
-        for_host(config),
+        host,
         kernels=Device.CUDA,
+        beside=3,
         cores=0,
-        gym=GymConfig(train=8, heldout=6, rows=1 << 18),
+        gym=GymConfig(train=10, heldout=6, rows=1 << 18),
         shown=0,
-        rft_episodes=96,
-        value_episodes=96,
+        rft_episodes=100,
+        rft=replace(host.rft, steps=16),
+        value_episodes=80,
+        more_rounds=2,
         reply=120,
-        evaluation_episodes=10,
     )
 
 

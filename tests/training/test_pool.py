@@ -23,7 +23,7 @@ from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task, TaskError
 from cuagent.training.demo import judges
 from cuagent.training.gym import chain_of, make_chains, make_tasks
-from cuagent.training.owner import Bench, PoolError, stay_on, visible
+from cuagent.training.owner import MOST_OPEN, Bench, PoolError, most_open, stay_on, visible
 from cuagent.training.pool import JudgePool, kept
 from cuagent.training.presets import DemoConfig
 from cuagent.training.teacher import Habits, Teacher, given
@@ -176,7 +176,8 @@ def test_owners_of_one_gpu_take_turns_and_those_of_two_do_not(
     made: list[tuple[int | None, Quiet]] = []
 
     class Noted:
-        def __init__(self, isolation: str, gpu: int | None, core: int | None, quiet: Quiet) -> None:
+        def __init__(self, isolation: str, gpu: int | None, core: Any, quiet: Quiet, beside: int):
+            assert beside == 2, "by which an owner knows its share of the memory"
             made.append((gpu, quiet))
 
         def close(self) -> None:
@@ -236,6 +237,46 @@ def test_a_task_whose_baseline_was_lost_gets_a_new_judge_once(
     assert twice() == ["does not open"] * 2
     assert len(opened) == 3, "what does not open a second time is not tried again"
     bench.close()
+
+
+def test_no_more_tasks_are_open_than_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_open: list[str] = []
+    most: list[int] = []
+
+    class Noted:
+        def __init__(self, task: Task, *_: Any, **__: Any) -> None:
+            self.name = task.digest
+            now_open.append(self.name)
+            most.append(len(now_open))
+
+        def open(self) -> None: ...
+
+        def judge(self, attempt: Attempt, effort: Effort | None) -> Any:
+            return SimpleNamespace(timing=None)
+
+        def close(self) -> None:
+            now_open.remove(self.name)
+
+    monkeypatch.setattr("cuagent.judge.Judge", Noted)
+    bench = Bench("auto", most=2)
+    monkeypatch.setattr(bench, "_warm", lambda: None)
+    tasks: list[Any] = [SimpleNamespace(digest=name) for name in "abc"]
+    bench.open(tasks, timed=True)
+    assert sorted(now_open) == ["a", "b"]
+    bench.judge(tasks[0], Attempt(()), None)
+    bench.judge(tasks[2], Attempt(()), None)
+    assert sorted(now_open) == ["a", "c"], "not the one that was asked for longest ago"
+    assert max(most) == 2, "one is closed before another is opened"
+    bench.close()
+    assert not now_open
+
+
+def test_owners_of_a_gpu_share_its_memory() -> None:
+    gib = 1 << 30
+    assert most_open(24 * gib, 1) == 5
+    assert most_open(24 * gib, 3) == most_open(8 * gib, 2) == 1
+    assert most_open(140 * gib, 3) == 11
+    assert most_open(140 * gib, 1) == MOST_OPEN
 
 
 def test_an_owner_sees_the_gpu_that_its_pool_counts(monkeypatch: pytest.MonkeyPatch) -> None:

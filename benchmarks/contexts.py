@@ -1,0 +1,136 @@
+"""CUDA contexts a second that a machine makes: one after the other or at once, beside idle ones.
+
+    python benchmarks/contexts.py --out contexts.json
+
+A verdict takes a process with a context, a timing two more, and the driver makes them one after the
+other, whoever asks. What a pool of judges can do at most follows from this and from how many
+contexts it holds open. A context is made as torch makes it, by the driver's own calls, in a process
+forked for it, and ends with it. Not covered: what is done in a context; other GPUs of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slices import write
+
+PARTS = ("initializing", "context")
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--idle", type=int, nargs="+", default=[0, 40], help="held meanwhile")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--count", type=int, default=16, help="contexts of each arm")
+    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    options = parser.parse_args()
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        sys.exit(f"no CUDA driver ({error}); run it on a machine with a GPU")
+    found = []
+    for queues in ("8", "1"):
+        os.environ[QUEUES] = queues
+        for idle in options.idle:
+            with held(idle):
+                for at_once in options.at_once:
+                    row = {"queues": int(queues), "idle": idle, **made(at_once, options.count)}
+                    print(json.dumps(row), flush=True)
+                    found.append(row)
+                    if options.out:
+                        write(options.out, {"arms": found})
+
+
+def made(at_once: int, count: int) -> dict[str, float]:
+    """So many contexts, so many at a time: contexts a second with their ends, seconds of parts."""
+    begun, parts = time.perf_counter(), list[list[float]]()
+    running = dict[int, int]()
+    started = 0
+    while started < count or running:
+        while started < count and len(running) < at_once:
+            pid, told = making(stay=False)
+            running[pid] = told
+            started += 1
+        pid, _ = os.waitpid(-1, 0)
+        parts.append(heard(running.pop(pid)))
+    rate = count / (time.perf_counter() - begun)
+    medians = map(statistics.median, zip(*parts, strict=True))
+    return {"at once": at_once, "a second": round(rate, 2)} | {
+        name: round(s, 3) for name, s in zip(PARTS, medians, strict=True)
+    }
+
+
+@contextmanager
+def held(count: int) -> Iterator[None]:
+    """So many contexts whose processes are stopped."""
+    pids = []
+    try:
+        for _ in range(count):
+            pid, told = making(stay=True)
+            pids.append(pid)
+            heard(told)
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            os.waitpid(pid, 0)
+
+
+def making(stay: bool) -> tuple[int, int]:
+    """A process that makes a context, and where it tells how long that took."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(theirs)
+        return pid, ours
+    code = 1
+    try:
+        os.write(theirs, json.dumps(context()).encode())
+        os.close(theirs)
+        if stay:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def heard(told: int) -> list[float]:
+    """What a process said before it closed its end."""
+    with os.fdopen(told) as source:
+        text = source.read()
+    if not text:
+        sys.exit("a context could not be made: is the GPU full, or not there?")
+    seconds: list[float] = json.loads(text)
+    return seconds
+
+
+def context() -> list[float]:
+    """Make the primary context of the first device; seconds of each of PARTS."""
+    driver, device, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
+    begun = time.perf_counter()
+    check(driver.cuInit(0))
+    ready = time.perf_counter()
+    check(driver.cuDeviceGet(ctypes.byref(device), 0))
+    check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device))
+    return [ready - begun, time.perf_counter() - ready]
+
+
+def check(error: int) -> None:
+    if error:
+        raise RuntimeError(f"the CUDA driver says {error}")
+
+
+if __name__ == "__main__":
+    main()
