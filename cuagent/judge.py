@@ -170,9 +170,11 @@ class Judge:
             if self._profiling is not None:
                 self._profiling.await_opened()
             with self.quiet.alone():
-                timing = self._timer.time(attempt, build, effort)
-                if self.quiet.lock is not None:
-                    self._timer.release()
+                try:
+                    timing = self._timer.time(attempt, build, effort)
+                finally:
+                    if self.quiet.lock is not None:
+                        self._timer.release()
             verdict = _after_timing(verdict, timing)
         known = self.known if verdict.accepted else None
         worth = gains(timing, known) if timing is not None and known is not None else None
