@@ -182,7 +182,7 @@ class Judge:
 
     def _verified(self, attempt: Attempt, effort: Effort | None) -> tuple[Build, Verdict]:
         """What verifying says. For whoever waits, what timing would need is made ready meanwhile;
-        among judges that share a device, who wait for its driver, only for what is right."""
+        where a device is taken by turns, whose driver all wait for, only for what is right."""
         if self.quiet.lock is not None:
             return self._verified_among_others(attempt, effort)
         self.emit(Phase("building", passing=True))
@@ -222,15 +222,16 @@ class Judge:
             verdict = gated(self.referee, attempt, build, verdict)
         if verdict.accepted and effort is not None and not self.referee.large:
             # Now, while others may verify: what is opened in the turn of a timing all wait for.
-            if not self._timer.opened():
+            if not self._timer.tried:
                 self._open_timer()
             self._timer.draw()
             self._timer.prepare(attempt)
+            self._timer.await_prepared()
         return build, verdict
 
     def _open_timer(self) -> None:
         self._timer.open()
-        if self.quiet.lock is not None:
+        if self.quiet.lock is not None and not self.referee.large:
             self._timer.count()  # the first timing would, while all others wait for it
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:

@@ -48,6 +48,7 @@ from cuagent.training.model import (
     save_model,
     small_config,
 )
+from cuagent.training.owner import most_open
 from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import ppo
 from cuagent.training.presets import DemoConfig
@@ -347,11 +348,22 @@ def judges(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
     os.sched_setaffinity(0, before - set(cores) or before)
     try:
         with JudgePool(
-            effort, gpus=config.gpus, memory=memory, cores=cores, beside=config.beside
+            effort, gpus=config.gpus, memory=memory, cores=cores, beside=beside_of(config)
         ) as pool:
             yield pool
     finally:
         os.sched_setaffinity(0, before)
+
+
+def beside_of(config: DemoConfig) -> int:
+    """Owners of each GPU: fewer than are asked for where together they could not hold all tasks
+    open, for opening one again takes longer than owners save."""
+    if config.kernels is not Device.CUDA or not torch.cuda.is_available():
+        return config.beside
+    total = min(torch.cuda.get_device_properties(n).total_memory for n in config.gpus)
+    tasks = math.ceil((config.gym.train + config.gym.heldout) / len(config.gpus))
+    fit = [n for n in range(1, config.beside + 1) if n * most_open(total, n) >= tasks]
+    return max(fit, default=1)
 
 
 def trains_on(config: DemoConfig, device: str) -> list[str]:

@@ -14,6 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -100,15 +101,25 @@ class Bench:
     """The judges that an owner holds open; of too many, the one not asked for longest is closed."""
 
     def __init__(
-        self, isolation: Isolation, quiet: Quiet | None = None, most: int = MOST_OPEN
+        self, isolation: Isolation, quiet: Quiet | None = None, of_gpu: int | None = None
     ) -> None:
+        """`of_gpu`: owners that share the memory of a GPU; None where nothing is judged on one."""
         self.isolation = isolation
-        self.quiet = quiet
-        self.most = most
+        self.quiet = quiet or Quiet()
+        self.of_gpu = of_gpu
         self._judges: OrderedDict[str, Judge] = OrderedDict()
         self._nursery: Nursery | None = None
         self._crippled: set[str] = set()
         """Tasks with a baseline that does not open, a second time either."""
+
+    @cached_property
+    def most(self) -> int:
+        """Tasks that may be open at once."""
+        if self.of_gpu is None:
+            return MOST_OPEN
+        with self.quiet.shared():  # this asks the driver, and somebody may be timing
+            total = memory_of_gpu()
+        return MOST_OPEN if total is None else most_open(total, self.of_gpu)
 
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
         """Where a baseline was lost, which a judge times no more, a new judge has the last word:
@@ -168,14 +179,23 @@ class Bench:
 
     def _of(self, task: Task) -> Judge:
         from cuagent.judge import Judge
+        from cuagent.verify.room import TooLarge
 
-        if task.digest not in self._judges:
-            nursery = self._warm()
+        while task.digest not in self._judges:
             while len(self._judges) >= self.most:  # before, for there may be no room for both
-                self._judges.popitem(last=False)[1].close()
-            self._keep(task, Judge(task, self.isolation, nursery=nursery, quiet=self.quiet))
+                self._close_oldest()
+            try:
+                judge = Judge(task, self.isolation, nursery=self._warm(), quiet=self.quiet)
+                self._keep(task, judge)
+            except (TooLarge, CudaMemoryError):
+                if not self._judges:
+                    raise
+                self._close_oldest()
         self._judges.move_to_end(task.digest)
         return self._judges[task.digest]
+
+    def _close_oldest(self) -> None:
+        self._judges.popitem(last=False)[1].close()
 
     def _keep(self, task: Task, judge: Judge) -> None:
         self._judges[task.digest] = judge
@@ -187,6 +207,17 @@ def lacks_baseline(found: Judgement) -> bool:
     if timing is None or not found.verdict.accepted:
         return False
     return any(arm.failed for arm in timing.arms if arm.name != CANDIDATE)
+
+
+def memory_of_gpu() -> int | None:
+    """Bytes of the GPU that this process is shown; None where it does not say, which whoever opens
+    a task is told."""
+    import torch
+
+    try:
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    except (RuntimeError, AssertionError):  # the latter of a torch without CUDA
+        return None
 
 
 def most_open(total: int, beside: int) -> int:
@@ -214,13 +245,7 @@ def serve(
     from cuagent.measure.profile import ProfileError
     from cuagent.verify.oracle import OracleLost
 
-    most = MOST_OPEN
-    if sees is not None:
-        import torch
-
-        if torch.cuda.is_available():  # else whoever opens a task is told so
-            most = most_open(torch.cuda.get_device_properties(0).total_memory, beside)
-    bench = Bench(isolation, quiet, most)
+    bench = Bench(isolation, quiet, None if sees is None else beside)
     answer: object
     try:
         while True:

@@ -44,6 +44,8 @@ class Baselines:
         self._lost: set[str] = set()
         """Those whose process ended while they were timed, once so far."""
         self._batch: Batch | None = None
+        self.tried = False
+        """Whether they were opened once: what takes long, and may fail, has been seen."""
 
     @property
     def warm(self) -> bool:
@@ -85,6 +87,7 @@ class Baselines:
                 continue
             if (lane := self._ready(name, batch)) is not None:
                 lanes[name] = lane
+        self.tried = True
         return lanes
 
     def bury(self, why: str) -> bool:
@@ -119,6 +122,7 @@ class Baselines:
         for lane in self._warm.values():
             lane.session.close()
         self._warm.clear()
+        self.tried = False
         if self._batch is not None:
             self.referee.discard(self._batch)
             self._batch = None

@@ -79,7 +79,7 @@ class Timer:
         """How far twins lay apart in each timing so far."""
         self._work: Work | None = None
         self._unit = ""
-        self._uncountable = ""
+        self._uncountable = False
         self._roofline: Roofline | None = None
         self._doubted = False
 
@@ -120,7 +120,7 @@ class Timer:
 
     def draw(self) -> None:
         """Draw what `prepare` warms up on."""
-        if self._baselines.warm:
+        if self._baselines.tried:
             with suppress(OracleLost):
                 self._baselines.fresh_batch()
 
@@ -132,7 +132,7 @@ class Timer:
         where it is used, and is told there.
         """
         baselines = self._baselines
-        if not baselines.warm or self.referee.large:
+        if not baselines.tried or self.referee.large:
             return
         self.dismiss()
         with suppress(NurseryError, OracleLost):
@@ -142,14 +142,21 @@ class Timer:
                 baselines.lanes(baselines.batch)
                 self._prepared = True
 
-    def count(self) -> Work | None:
-        """The task's work, counted once; None where it cannot be. In a process of its own, some
-        seconds: the first timing does it where nobody has."""
-        if self._work is None and not self._uncountable:
+    def await_prepared(self) -> None:
+        """Until the process that `prepare` began has its device: what it opens is opened then."""
+        if self._waiting is not None:
             try:
+                self._waiting[1].await_ready()
+            except SessionEnded:
+                self.dismiss()  # a new one is told of where it fails too
+
+    def count(self) -> Work | None:
+        """The task's work, counted once; None where that failed, which others who use the device
+        may be the reason for. In a process of its own, some seconds: the first timing does it where
+        nobody has."""
+        if self._work is None:
+            with suppress(TaskError):
                 self._work, self._unit = count(self.referee.task, self.referee.nursery)
-            except TaskError as error:
-                self._uncountable = str(error)
         return self._work
 
     def release(self) -> None:
@@ -158,6 +165,11 @@ class Timer:
         self.dismiss()
         self._baselines.end(EAGER)
         self._prepared = False
+
+    @property
+    def tried(self) -> bool:
+        """Whether the baselines were opened once, with what success ever."""
+        return self._baselines.tried
 
     def opened(self) -> dict[str, Lane]:
         """The baselines whose processes are warm."""
@@ -232,10 +244,13 @@ class Timer:
 
     def _floor(self, arms: Sequence[Arm]) -> Floor | None:
         """The task's; its ceilings are measured again where an arm undercuts it."""
-        if self._roofline is None:
+        if self._roofline is None and not self._uncountable:
             if (work := self.count()) is None:
-                return None
-            self._roofline = Roofline(work, ceilings(self.device), self._unit)
+                self._uncountable = True
+            else:
+                self._roofline = Roofline(work, ceilings(self.device), self._unit)
+        if self._roofline is None:
+            return None
         quickest = min((arm.median for arm in arms if arm.samples), default=float("inf"))
         beaten = self._roofline.beaten(quickest) and not self._doubted
         # Nobody is suspected on the word of a moment in which the memory was slow.

@@ -4,7 +4,7 @@ It shares its process with untrusted code, so nothing here can be relied on: it 
 the candidate, which may break it, and then its output is wrong or its record is missing. Checks
 made here (form, guards around what the candidate allocates) find mistakes, not lies.
 
-Commands: open, attach, detach, load, run; each names a nonce that its record carries back.
+Commands: open, attach, detach, load, run, nothing; each names a nonce that its record carries back.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class _Worker:
                 self.load(self.arenas[message["arena"]], message["slot"], message["fresh"])
             case "run":
                 return self.run(message)
+            case "nothing":
+                pass  # who asks wants to know that the device is ready
         return [0]
 
     def warm_up(self) -> None:

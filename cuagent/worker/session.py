@@ -182,6 +182,10 @@ class Session:
             raise
         self._command({"do": "open"}, self._open_s)
 
+    def await_ready(self) -> None:
+        """Until its device is ready, for who shares that with others. Raises SessionEnded."""
+        self._command({"do": "nothing"}, OPEN_S)
+
     @property
     def pid(self) -> int:
         """Of the process, which is also its group's."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +23,14 @@ from cuagent.judge import Judge
 from cuagent.measure.quiet import Quiet
 from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task, TaskError
-from cuagent.training.demo import judges
+from cuagent.training.demo import beside_of, judges
 from cuagent.training.gym import chain_of, make_chains, make_tasks
 from cuagent.training.owner import MOST_OPEN, Bench, PoolError, most_open, stay_on, visible
 from cuagent.training.pool import JudgePool, kept
-from cuagent.training.presets import DemoConfig
+from cuagent.training.presets import DemoConfig, preset
 from cuagent.training.teacher import Habits, Teacher, given
 from cuagent.worker import Nursery
+from cuagent.worker.cuda_memory import CudaMemoryError
 
 STARTS_ANOTHER = """
 import multiprocessing, os, time
@@ -242,9 +245,12 @@ def test_a_task_whose_baseline_was_lost_gets_a_new_judge_once(
 def test_no_more_tasks_are_open_than_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now_open: list[str] = []
     most: list[int] = []
+    room = 3
 
     class Noted:
         def __init__(self, task: Task, *_: Any, **__: Any) -> None:
+            if len(now_open) >= room:
+                raise CudaMemoryError("cuMemAlloc_v2: out of memory")
             self.name = task.digest
             now_open.append(self.name)
             most.append(len(now_open))
@@ -258,7 +264,8 @@ def test_no_more_tasks_are_open_than_there_is_memory_for(monkeypatch: pytest.Mon
             now_open.remove(self.name)
 
     monkeypatch.setattr("cuagent.judge.Judge", Noted)
-    bench = Bench("auto", most=2)
+    bench = Bench("auto")
+    monkeypatch.setattr(bench, "most", 2)
     monkeypatch.setattr(bench, "_warm", lambda: None)
     tasks: list[Any] = [SimpleNamespace(digest=name) for name in "abc"]
     bench.open(tasks, timed=True)
@@ -267,16 +274,55 @@ def test_no_more_tasks_are_open_than_there_is_memory_for(monkeypatch: pytest.Mon
     bench.judge(tasks[2], Attempt(()), None)
     assert sorted(now_open) == ["a", "c"], "not the one that was asked for longest ago"
     assert max(most) == 2, "one is closed before another is opened"
-    bench.close()
+    room = 1
+    bench.judge(tasks[1], Attempt(()), None)
+    assert now_open == ["b"], "who finds no memory for a task closes others"
+    room = 0
+    with pytest.raises(CudaMemoryError):
+        bench.judge(tasks[0], Attempt(()), None)
     assert not now_open
 
 
-def test_owners_of_a_gpu_share_its_memory() -> None:
+def test_owners_of_a_gpu_share_its_memory_and_ask_for_it_in_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gib = 1 << 30
+    turns: list[str] = []
+
+    def memory() -> int:
+        with (tmp_path / "gpu-0").open("a") as device, suppress(BlockingIOError):
+            fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            turns.append("nobody's")
+        return 24 * gib
+
+    monkeypatch.setattr("cuagent.training.owner.memory_of_gpu", memory)
+    assert Bench("auto", Quiet(tmp_path / "gpu-0"), of_gpu=3).most == 1
+    assert not turns
+    assert Bench("auto").most == MOST_OPEN
+    monkeypatch.setattr("cuagent.training.owner.memory_of_gpu", lambda: None)
+    assert Bench("auto", of_gpu=3).most == MOST_OPEN
     assert most_open(24 * gib, 1) == 5
     assert most_open(24 * gib, 3) == most_open(8 * gib, 2) == 1
     assert most_open(140 * gib, 3) == 11
     assert most_open(140 * gib, 1) == MOST_OPEN
+
+
+def test_a_demonstration_takes_no_more_owners_than_can_hold_its_tasks_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def owners(gib: int, gpus: tuple[int, ...] = (0,)) -> int:
+        about = SimpleNamespace(total_memory=gib << 30)
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda n: about)
+        return beside_of(replace(preset("cuda", Device.CUDA, 0), gpus=gpus))
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert owners(140) == 3
+    assert owners(76) == 3
+    assert owners(70) == 2
+    assert owners(44, (0, 1)) == 3
+    assert owners(24) == 1
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert owners(24) == 3
 
 
 def test_an_owner_sees_the_gpu_that_its_pool_counts(monkeypatch: pytest.MonkeyPatch) -> None:

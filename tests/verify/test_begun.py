@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,12 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.judge import Judge
 from cuagent.measure.quiet import Quiet
+from cuagent.measure.rounds import TWIN
 from cuagent.measure.timing import Effort
 from cuagent.sandbox import Tier
 from cuagent.task import Device, Task
 from cuagent.verify import Reason, Referee, stage
-from cuagent.worker import Nursery
+from cuagent.worker import Nursery, Session
 
 HONEST = "return self.honest(x)"
 
@@ -104,24 +106,49 @@ def test_a_build_of_another_source_is_no_build_of_what_was_frozen(
 def test_a_judge_among_others_makes_no_process_that_it_can_do_without(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[str] = []
-    fork = Nursery.fork
+    quiet, made = Quiet(tmp_path / "gpu-0"), list[str]()
+    fork, await_ready = Nursery.fork, Session.await_ready
 
-    def counted(self: Nursery, program: str, *arguments: Any) -> Any:
-        made.append(program)
+    def noted(self: Nursery, program: str, *arguments: Any) -> Any:
+        made.append(turn_of(quiet))
         return fork(self, program, *arguments)
 
+    def awaited(self: Session) -> None:
+        await_ready(self)
+        made.append(f"ready, {turn_of(quiet)}")
+
     def processes(attempt: Attempt) -> int:
+        """How many were made, all of them while others may verify."""
         made.clear()
-        judge.judge(attempt, Effort.GLANCE)
-        return len(made)
+        found = judge.judge(attempt, Effort.GLANCE)
+        assert "alone" not in made, "for what is made in a timing's turn everybody waits"
+        ready = made.count("ready, shared")
+        assert ready == found.verdict.accepted, "nothing is still opening when its turn begins"
+        return len(made) - ready
 
     broken = Attempt((*candidate(HONEST).files, ("kernels/no.cpp", "int main( {")))
-    with Judge(task, quiet=Quiet(tmp_path / "gpu-0")) as judge:
+    with Judge(task, quiet=quiet) as judge:
         judge.open()
-        monkeypatch.setattr(Nursery, "fork", counted)
+        monkeypatch.setattr(Nursery, "fork", noted)
+        monkeypatch.setattr(Session, "await_ready", awaited)
         assert processes(broken) == 0
         assert processes(candidate("return self.honest(x) + 1")) == 1
-        assert processes(candidate(HONEST)) > 1, "what is right is timed in a process of its own"
-        assert judge._timer.opened().keys() == {"compile"}, "eager is opened anew for each timing"
+        assert processes(candidate(HONEST)) > 2, "what is right is timed in a process of its own"
+        timer = judge._timer
+        assert timer.opened().keys() == {"compile"}, "eager is opened anew for each timing"
         assert processes(candidate("return self.honest(x) + 2")) == 1, "nothing waits to be timed"
+        timer._baselines.end("compile")
+        timer._baselines.end(TWIN)  # as on a GPU, which has none
+        timer._baselines.failed["compile"] = "does not open"
+        assert processes(candidate(f"y = x\n{HONEST}")) > 2, "there is nothing warm to go by"
+
+
+def turn_of(quiet: Quiet) -> str:
+    """In which this process has the device."""
+    assert quiet.lock is not None
+    with quiet.lock.open("a") as device:
+        try:
+            fcntl.flock(device, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "alone"
+        return "shared"
