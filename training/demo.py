@@ -48,7 +48,7 @@ from cuagent.training.model import (
     save_model,
     small_config,
 )
-from cuagent.training.owner import most_open
+from cuagent.training.owner import memory_of_gpu, most_open
 from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import ppo
 from cuagent.training.presets import DemoConfig
@@ -358,9 +358,12 @@ def judges(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
 def beside_of(config: DemoConfig) -> int:
     """Owners of each GPU: fewer than are asked for where together they could not hold all tasks
     open, for opening one again takes longer than owners save."""
-    if config.kernels is not Device.CUDA or not torch.cuda.is_available():
+    if config.kernels is not Device.CUDA or config.beside == 1:
         return config.beside
-    total = min(torch.cuda.get_device_properties(n).total_memory for n in config.gpus)
+    known = [memory_of_gpu(n) for n in config.gpus]
+    total = min((size for size in known if size is not None), default=0)
+    if None in known or not total:
+        return config.beside  # whoever opens a task there is told
     tasks = math.ceil((config.gym.train + config.gym.heldout) / len(config.gpus))
     fit = [n for n in range(1, config.beside + 1) if n * most_open(total, n) >= tasks]
     return max(fit, default=1)

@@ -37,8 +37,6 @@ process that has imported torch."""
 TASK_BYTES = 4 << 30
 """Of a GPU's memory for each task that is open, and as much for what is judged: 30 GB of an H200
 were in use with eight tasks of a million numbers, contexts included."""
-
-
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -209,13 +207,13 @@ def lacks_baseline(found: Judgement) -> bool:
     return any(arm.failed for arm in timing.arms if arm.name != CANDIDATE)
 
 
-def memory_of_gpu() -> int | None:
-    """Bytes of the GPU that this process is shown; None where it does not say, which whoever opens
-    a task is told."""
+def memory_of_gpu(index: int = 0) -> int | None:
+    """Bytes of a GPU that this process is shown; None where there is none, which whoever opens a
+    task is told."""
     import torch
 
     try:
-        return int(torch.cuda.get_device_properties(0).total_memory)
+        return int(torch.cuda.get_device_properties(index).total_memory)
     except (RuntimeError, AssertionError):  # the latter of a torch without CUDA
         return None
 

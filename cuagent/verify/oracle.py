@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 ANSWER_S = 600.0
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-"""Nothing is timed in the oracle, and a context with one queue to the GPU instead of eight is made
-in a third of the time and less in the way of those that are made after it (docs/LOG.md)."""
+"""No speed is measured in the oracle, and of contexts with one queue to the GPU instead of eight a
+machine makes nearly twice as many (docs/LOG.md)."""
 OPPOSITES = 6
 TOLD = ("declared", "precise", "spread", "places")
 """Arenas that every answer fills."""

@@ -20,14 +20,14 @@ import pytest
 from cuagent.attempt import Attempt
 from cuagent.build import Build, build
 from cuagent.events import Event, Phase
-from cuagent.measure import protocol, repeats
+from cuagent.measure import counted, protocol, repeats
 from cuagent.measure.ceilings import Ceilings
 from cuagent.measure.lane import Clocked, Lane
 from cuagent.measure.protocol import Timer, time_arms
 from cuagent.measure.recount import contradictions
 from cuagent.measure.rounds import Round
 from cuagent.measure.timing import Arm, Effort, Ratio, Standing, Timing
-from cuagent.task import Device, load_task
+from cuagent.task import Device, Task, TaskError, load_task
 from cuagent.verify import Referee
 from cuagent.worker import Nursery
 from cuagent.worker.arms import CANDIDATE, EAGER
@@ -299,6 +299,27 @@ def test_a_task_without_room_for_all_is_timed_against_each_baseline_in_turn(
         assert timer.baselines == (EAGER, other)
     assert timing.ratios.keys() == {EAGER, other}
     assert all(ratio.high > 1.7 for ratio in timing.ratios.values())
+
+
+@pytest.mark.parametrize(("failures", "known"), [(1, True), (2, False)])
+def test_a_count_that_failed_beside_others_is_taken_again_by_who_is_alone(
+    referee: Referee, monkeypatch: pytest.MonkeyPatch, failures: int, known: bool
+) -> None:
+    asked: list[str] = []
+
+    def count(task: Task, nursery: Nursery) -> Any:
+        asked.append(task.name)
+        if len(asked) <= failures:
+            raise TaskError("out of memory")
+        return counted.count(task, nursery)
+
+    monkeypatch.setattr(protocol, "count", count)
+    with Timer(referee, (EAGER,)) as timer:
+        assert timer.count() is None
+        for _ in range(2):
+            timing = timed(timer, HONEST.format(seconds=0.005))
+            assert (timing.floor is not None) == known
+    assert len(asked) == 2, "who was alone does not ask a third time"
 
 
 def test_what_is_opened_beforehand_is_not_eager_which_is_as_young_as_the_candidate(

@@ -311,18 +311,21 @@ def test_a_demonstration_takes_no_more_owners_than_can_hold_its_tasks_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def owners(gib: int, gpus: tuple[int, ...] = (0,)) -> int:
-        about = SimpleNamespace(total_memory=gib << 30)
-        monkeypatch.setattr("torch.cuda.get_device_properties", lambda n: about)
+        about = (SimpleNamespace(total_memory=gib << 30),) * 2
+
+        def properties(index: int) -> Any:
+            assert index < len(about), "Invalid device id"  # as torch says it
+            return about[index]
+
+        monkeypatch.setattr("torch.cuda.get_device_properties", properties)
         return beside_of(replace(preset("cuda", Device.CUDA, 0), gpus=gpus))
 
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert owners(140) == 3
     assert owners(76) == 3
     assert owners(70) == 2
     assert owners(44, (0, 1)) == 3
     assert owners(24) == 1
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert owners(24) == 3
+    assert owners(24, (0, 5)) == 3, "that there is no such GPU is told where a task is opened on it"
 
 
 def test_an_owner_sees_the_gpu_that_its_pool_counts(monkeypatch: pytest.MonkeyPatch) -> None:
