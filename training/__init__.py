@@ -7,7 +7,7 @@
     batch.py      episodes to padded tensors
     advantage.py  GAE over action tokens
     losses.py     the objectives; metrics.py, report.py: their statistics and curves
-    monitor.py    is the run collapsing?
+    monitor.py    is the run collapsing? trust.py: how far an iteration may go
     model.py      actor and critic; lora.py: adapters; placement.py: replicas or shards
     optimize.py   the shared update; parallel.py: over processes; checkpoint.py: to resume
     reward.py     what an episode is worth to the learner; board.py: metrics for TensorBoard

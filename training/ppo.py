@@ -45,6 +45,7 @@ from cuagent.training.monitor import NOT_FINITE, Action, Limits, alarms
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
 from cuagent.training.reward import Reward, worth
 from cuagent.training.segments import Episode, require_logprobs
+from cuagent.training.trust import draw_back, kl_between, remembered
 from cuagent.training.value import value_step
 
 Collect = Callable[[int], Sequence[Episode]]
@@ -76,6 +77,9 @@ class PpoConfig:
     """Truncated importance sampling between sampler and trainer; None trusts them to agree."""
     kl_weight: float = 0.0
     """Of the KL to the policy that PPO started from; the paper has none."""
+    max_kl: float | None = None
+    """Nats a token that one iteration may take the policy away from what sampled; a step that went
+    further is halved until it did not. The paper has none."""
     critic_only: int = 0
     """First iterations in which only the critic learns."""
     tokens_per_microbatch: int = 16384
@@ -88,6 +92,8 @@ class PpoConfig:
 
     def __post_init__(self) -> None:
         at_least(0, self, "iterations")
+        if self.max_kl is not None:
+            at_least(0, self, "max_kl")
         at_least(1, self, "minibatches", "epochs", "tokens_per_microbatch", "save_every")
 
 
@@ -211,6 +217,7 @@ def update(
     metrics["entropy"] = float(entropy[batch.action].mean())
     metrics["sampler_gap"] = float((old - batch.logprobs)[batch.action].abs().max())
 
+    before = remembered(actor) if config.max_kl is not None else []
     moved: list[tuple[Tensor, Tensor]] = []
     sums: Metrics = {}
     steps = config.epochs * config.minibatches
@@ -238,6 +245,12 @@ def update(
             sums["first_log_ratio_max"] = float(log_ratio.abs().max())
     if moved:
         metrics |= ratio_metrics(torch.cat([r for r, _ in moved]), torch.cat([c for _, c in moved]))
+    if moved and config.max_kl is not None:
+
+        def far() -> float:
+            return kl_between(old, score(actor, batch, budget, logprobs_of), batch.action)
+
+        metrics |= draw_back(actor, before, far, config.max_kl)
     return metrics | sums
 
 
@@ -326,4 +339,5 @@ def describe(iteration: int, of: int, m: Metrics) -> str:
         f"ppo {iteration + 1}/{of}: reward {m['reward']:+.2f} (correct {m['correct']:.0%}, "
         f"over compile {m['faster_than_compile']:.0%}), entropy {m['entropy']:.3f}, "
         f"ev {m['ev']:.2f}, cut {m['length_clipped']:.0%}, {m['seconds']:.1f} s"
+        + (f", {m['kept']:.1%} of the step" if m.get("kept", 1.0) < 1 else "")
     )

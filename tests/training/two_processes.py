@@ -32,6 +32,7 @@ def train(episodes_file: Path, out: Path, placement: Placement, device: str = "c
         minibatches=2,
         actor=AdamW(lr=1e-3),
         critic=AdamW(lr=1e-3),
+        max_kl=1e-5,  # further than that goes every step, so that each is drawn back
         tokens_per_microbatch=SMALL,
         save_every=1,
     )
