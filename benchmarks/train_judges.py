@@ -33,7 +33,7 @@ from cuagent.task import Device, Task
 from cuagent.training.gym import make_chains, make_tasks
 from cuagent.training.pool import JudgePool
 from cuagent.training.teacher import given, teacher_of
-from cuagent.worker.arms import EAGER
+from cuagent.worker.arms import COMPILE, EAGER
 
 Work = Sequence[tuple[Task, Attempt]]
 AT_ONCE = 32
@@ -148,7 +148,7 @@ def medians(of: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def agreement(passes: Mapping[int, list[list[Judgement]]]) -> dict[str, Any]:
-    """Of verdicts and of speedups over eager: between the passes of a pool, and with the first."""
+    """Of verdicts and of speedups: between the passes of a pool, and with the first one's."""
     one = next(iter(passes.values()))
     found: dict[str, Any] = {}
     for owners, (first, second) in passes.items():
@@ -159,26 +159,35 @@ def agreement(passes: Mapping[int, list[list[Judgement]]]) -> dict[str, Any]:
 
 
 def compared(left: Sequence[Judgement], right: Sequence[Judgement]) -> dict[str, Any]:
-    """Verdicts that differ, and quotients of the speedups: median, and how far they spread."""
-    ratios = [
-        now / before
-        for before, now in zip(map(speedup, left), map(speedup, right), strict=True)
-        if before and now
-    ]
-    cuts = statistics.quantiles(ratios, n=20) if len(ratios) > 1 else ratios * 2
-    pairs = zip(left, right, strict=True)
+    """Verdicts and rewards that differ, and how far the speedups over each baseline do."""
+    pairs = list(zip(left, right, strict=True))
     return {
         "other verdicts": sum(a.verdict.accepted != b.verdict.accepted for a, b in pairs),
-        "speedups": len(ratios),
-        "quotient": round(statistics.median(ratios), 4) if ratios else None,
-        "5 to 95 %": [round(cuts[0], 4), round(cuts[-1], 4)] if ratios else None,
+        "other rewards": sum(a.score.reward != b.score.reward for a, b in pairs),
+        **{f"over {name}": spread(left, right, name) for name in (EAGER, COMPILE)},
     }
 
 
-def speedup(found: Judgement) -> float | None:
-    """Over eager, where both were timed."""
-    ratio = found.timing.ratios.get(EAGER) if found.timing is not None else None
-    return ratio.value if ratio is not None else None
+def spread(left: Sequence[Judgement], right: Sequence[Judgement], over: str) -> dict[str, Any]:
+    """Quotients of the speedups that both know: median, limits, and how many are 1.3 times off."""
+    ratios = [
+        now / before
+        for before, now in zip(speedups(left, over), speedups(right, over), strict=True)
+        if before and now
+    ]
+    cuts = statistics.quantiles(ratios, n=20) if len(ratios) > 1 else ratios * 2
+    return {
+        "speedups": len(ratios),
+        "quotient": round(statistics.median(ratios), 4) if ratios else None,
+        "5 to 95 %": [round(cuts[0], 4), round(cuts[-1], 4)] if ratios else None,
+        "far off": sum(not 1 / 1.3 < q < 1.3 for q in ratios),
+    }
+
+
+def speedups(judged: Sequence[Judgement], over: str) -> list[float | None]:
+    """None where the baseline or the kernel was not timed."""
+    known = [j.timing.ratios.get(over) if j.timing is not None else None for j in judged]
+    return [None if ratio is None else ratio.value for ratio in known]
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ class Timer:
         """How far twins lay apart in each timing so far."""
         self._work: Work | None = None
         self._unit = ""
+        self._least: dict[str, float] = {}
+        """Seconds that each baseline took at best so far."""
         self._uncountable = False
         self._roofline: Roofline | None = None
         self._doubted = False
@@ -192,7 +194,7 @@ class Timer:
     def _time(self, subject: Subject | None, effort: Effort) -> Timing:
         begun = time.perf_counter()
         self._assure_room(subject)
-        rounds = Rounds(self.device)
+        rounds = Rounds(self.device, self._least)
         failed, done = "", False
         try:
             while not done:

@@ -30,6 +30,12 @@ STRIKES = 3
 """So often, in fresh processes, must the wall clock contradict before it is a verdict, and on a GPU
 add to the claims before that counts: one process in twenty is woken more slowly than its fellows,
 whatever it runs (docs/TIMING.md)."""
+HELD_UP = 1.3
+"""A baseline that takes so many times what it ever took, when another does not, was held up. Beside
+other work on the host torch.compile took 47 to 229 us for 26 in 10 of 48 timings, with limits of
+its own: a kernel four times slower was called twice as fast (docs/TIMING.md)."""
+PATIENCE = 2
+"""So often is a round taken again for that."""
 TWIN = "eager again"
 """A second process of eager, on the CPU: how far the two lie apart is what processes do here."""
 RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.25e-6}
@@ -68,6 +74,8 @@ class Rounds:
     """The rounds of one timing so far, and what they say against the candidate."""
 
     device: Device
+    least: dict[str, float] = field(default_factory=dict)
+    """Seconds that each baseline took in its best round so far, in earlier timings too."""
     held: list[Round] = field(default_factory=list)
     """Those that count."""
     wrong: str = ""
@@ -76,6 +84,10 @@ class Rounds:
     """Rounds in a row in which the wall clock spoke against the candidate's."""
     _strikes: int = 0
     """The same, or it added to the claims so much that somebody might call it a difference."""
+    _waited: int = 0
+    """Rounds that did not count because a baseline was held up."""
+    _late: str = ""
+    """Which was, in a round that counts all the same."""
 
     @property
     def refused(self) -> bool:
@@ -91,19 +103,37 @@ class Rounds:
         """What a reader of the figures should know of the machine."""
         slowed = sum(taken.slowed for taken in self.held)
         said = [f"machine busy: {self.busy:.0%} by others"] * (self.busy > BUSY)
-        return (*said, *[f"the GPU throttled in {slowed} repeats that count"] * (slowed > 0))
+        said += [f"the GPU throttled in {slowed} repeats that count"] * (slowed > 0)
+        return (*said, *[f"the machine held up {self._late}: too slow here"] * bool(self._late))
 
     def take(self, taken: Round) -> bool:
-        """Whether it counts: what the walls say against the candidate must be seen again first."""
+        """Whether it counts: what the walls say against the candidate must be seen again first,
+        and a baseline that was held up gets another try."""
         charged = self.device is Device.CUDA and taken.charged > MARGIN
         self._lies = self._lies + 1 if taken.hidden else 0
         self._strikes = self._strikes + 1 if taken.hidden or charged else 0
         self.wrong = taken.wrong
         self.contradiction = taken.astray or (taken.hidden if self._lies == STRIKES else "")
-        counts = self.refused or not 0 < self._strikes < STRIKES
+        late = self._held_up(taken) if self.device is Device.CUDA else ""
+        again = bool(late) and self._waited < PATIENCE
+        self._waited += again
+        counts = self.refused or not (0 < self._strikes < STRIKES or again)
         if counts:
+            self._late = self._late or late
             self.held.append(taken)
         return counts
+
+    def _held_up(self, taken: Round) -> str:
+        """The baseline that was, and by how much; what slows all of them alike is no hold-up."""
+        now = {n: median(c) for n, c in taken.counted.items() if n not in (CANDIDATE, TWIN) and c}
+        # Of one that was never timed here all that is known is what it is to beat.
+        known = {name: self.least.get(name, now.get(EAGER, now[name])) for name in now}
+        slower = {name: now[name] / known[name] for name in now}
+        self.least.update({n: min(now[n], self.least.get(n, now[n])) for n in now})
+        worst = max(slower, key=slower.__getitem__, default="")
+        if not worst or slower[worst] <= HELD_UP * max(1.0, min(slower.values())):
+            return ""
+        return f"{worst} ({slower[worst]:.1f} times its time)"
 
 
 def ratio(

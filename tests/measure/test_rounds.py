@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cuagent.measure.rounds import STRIKES, Round, Rounds
+from cuagent.measure.rounds import PATIENCE, STRIKES, TWIN, Round, Rounds
 from cuagent.task import Device
+from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 CALM = Round({}, {}, wrong="", astray="", hidden="", busy=0.0)
 LIED = Round({}, {}, wrong="", astray="", hidden="a call claims 1 us", busy=0.3)
@@ -51,3 +52,76 @@ def test_a_wrong_answer_and_a_thread_elsewhere_are_believed_at_once(fault: str) 
     rounds = after(CALM, Round({}, {}, hidden="", busy=0.0, **said))
     assert rounds.refused
     assert (rounds.wrong, rounds.contradiction) == (said["wrong"], said["astray"])
+
+
+def timed(eager: float, compiled: float, candidate: float = 110.0) -> Round:
+    """Microseconds of each arm in a round's blocks."""
+    us = {EAGER: eager, COMPILE: compiled, CANDIDATE: candidate}
+    return replace(CALM, counted={name: [t * 1e-6] * 5 for name, t in us.items()})
+
+
+def on_a_gpu(least: dict[str, float], *taken: Round) -> Rounds:
+    rounds = Rounds(Device.CUDA, least)
+    for each in taken:
+        rounds.take(each)
+    return rounds
+
+
+@pytest.fixture(autouse=True)
+def _nothing_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Round, "charged", 0.0)
+
+
+def test_a_baseline_that_was_held_up_gets_another_try() -> None:
+    usual, late = timed(33, 26), timed(33, 229)
+    least: dict[str, float] = {}
+    assert on_a_gpu(least, usual).held == [usual]
+    rounds = on_a_gpu(least, late, usual)
+    assert rounds.held == [usual]
+    assert rounds.notes == ()
+
+
+def test_a_baseline_that_is_held_up_time_and_again_is_told() -> None:
+    least: dict[str, float] = {}
+    on_a_gpu(least, timed(33, 26))
+    rounds = on_a_gpu(least, *[timed(33, 229)] * (PATIENCE + 1))
+    assert len(rounds.held) == 1
+    assert rounds.notes == ("the machine held up compile (8.8 times its time): too slow here",)
+
+
+def test_eager_may_be_held_up_as_well() -> None:
+    least: dict[str, float] = {}
+    on_a_gpu(least, timed(33, 26))
+    assert on_a_gpu(least, timed(50, 26)).held == []
+
+
+def test_clocks_that_fall_for_all_hold_nobody_up() -> None:
+    least: dict[str, float] = {}
+    on_a_gpu(least, timed(33, 26))
+    slower = timed(66, 53)
+    assert on_a_gpu(least, slower).held == [slower]
+
+
+def test_a_candidate_that_is_slow_holds_nobody_up() -> None:
+    least: dict[str, float] = {}
+    on_a_gpu(least, timed(33, 26, candidate=20))
+    slow = timed(33, 26, candidate=900)
+    assert on_a_gpu(least, slow).held == [slow]
+
+
+def test_a_first_time_far_over_eagers_is_looked_at_twice_and_then_believed() -> None:
+    first, second = timed(33, 120), timed(33, 119)
+    assert on_a_gpu({}, first, second).held == [second]
+    assert on_a_gpu({}, timed(33, 229), timed(33, 26)).held == [timed(33, 26)]
+
+
+def test_on_a_cpu_where_the_quietest_blocks_count_no_round_is_taken_again_for_it() -> None:
+    rounds = Rounds(Device.CPU)
+    for each in (timed(33, 26), timed(33, 229)):
+        assert rounds.take(each)
+
+
+def test_a_twin_is_no_baseline() -> None:
+    odd = timed(33, 26)
+    odd.counted[TWIN] = [1e-3] * 5
+    assert on_a_gpu({}, odd).held == [odd]
