@@ -239,6 +239,8 @@ def export_verl(
         raise ConfigError(f"--device {device}: there are {', '.join(Device)}")
     cluster = Cluster(nodes, gpus, judges)
     count = export_verl(policy, critic, tasks, out, settings, cluster, device)
+    if settings.ppo.max_kl is not None:
+        say("ppo.max_kl is left out: verl has nothing like it")
     say(f"{count} tasks; start with {out}/run.sh")
 
 

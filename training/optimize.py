@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,15 +44,20 @@ def make_optimizer(model: Any, settings: AdamW) -> torch.optim.AdamW:
 def apply_gradients(
     model: Any, optimizer: torch.optim.Optimizer, settings: AdamW, step: int
 ) -> float:
-    """One update from the gradients of all processes; returns their norm before clipping."""
+    """One update from the gradients of all processes; returns their norm before clipping.
+
+    None where the norm is not finite: one such gradient would stay in the moments for good.
+    """
     sum_gradients(model)
     rate = settings.lr * share_of_rate(settings, step)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
-    optimizer.step()
+    clipped = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
+    norm = float(whole(clipped))
+    if math.isfinite(norm):
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(whole(norm))
+    return norm
 
 
 def share_of_rate(settings: AdamW, step: int) -> float:

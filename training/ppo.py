@@ -217,7 +217,8 @@ def update(
     metrics["entropy"] = float(entropy[batch.action].mean())
     metrics["sampler_gap"] = float((old - batch.logprobs)[batch.action].abs().max())
 
-    before = remembered(actor) if config.max_kl is not None else []
+    limited = config.max_kl is not None and iteration >= config.critic_only
+    before = remembered(actor) if limited else []
     moved: list[tuple[Tensor, Tensor]] = []
     sums: Metrics = {}
     steps = config.epochs * config.minibatches
@@ -339,5 +340,5 @@ def describe(iteration: int, of: int, m: Metrics) -> str:
         f"ppo {iteration + 1}/{of}: reward {m['reward']:+.2f} (correct {m['correct']:.0%}, "
         f"over compile {m['faster_than_compile']:.0%}), entropy {m['entropy']:.3f}, "
         f"ev {m['ev']:.2f}, cut {m['length_clipped']:.0%}, {m['seconds']:.1f} s"
-        + (f", {m['kept']:.1%} of the step" if m.get("kept", 1.0) < 1 else "")
+        + (f", step drawn back to {m['kept']:.1%}" if m.get("kept", 1.0) < 1 else "")
     )

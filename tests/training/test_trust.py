@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from cuagent.training import optimize
+from cuagent.training.batch import collate
 from cuagent.training.config import ConfigError, configure
-from cuagent.training.model import new_critic
+from cuagent.training.model import logprobs_of, new_critic
+from cuagent.training.monitor import NOT_FINITE, Limits, alarms
 from cuagent.training.optimize import AdamW
 from cuagent.training.ppo import PpoConfig, ppo
-from cuagent.training.trust import HALVINGS, draw_back, kl_between, remembered
+from cuagent.training.segments import Episode
+from cuagent.training.trust import draw_back, kl_between, remembered
 from tests.training.test_stages import FAST, play, same, silent, small_actor, weights
 
 
@@ -35,7 +41,8 @@ def test_a_step_too_far_is_halved_until_it_is_not() -> None:
     before = remembered(model)
     torch.nn.init.constant_(model.weight, 1.0)
     bias = model.bias.clone()
-    assert draw_back(model, before, squared(model), 0.1) == {"kl": 0.0625, "kept": 0.25}
+    found = draw_back(model, before, squared(model), 0.1)
+    assert found == {"kl_made": 1.0, "kl": 0.0625, "kept": 0.25}
     assert model.weight.item() == 0.25
     assert torch.equal(model.bias, bias)
 
@@ -54,24 +61,58 @@ def test_a_step_that_no_halving_mends_is_not_made(at: float) -> None:
     model = line(0.7)
     before = remembered(model)
     torch.nn.init.constant_(model.weight, at)
-    assert draw_back(model, before, squared(model), 0.1) == {"kl": 0.0, "kept": 0.0}
+    found = draw_back(model, before, squared(model), 0.1)
+    assert (found["kl"], found["kept"]) == (0.0, 0.0)
+    assert not found["kl_made"] < 1e17
     assert same(before, [model.weight])
 
 
 def test_the_last_halving_counts() -> None:
     model = line(0.0)
     before = remembered(model)
-    torch.nn.init.constant_(model.weight, 2.0**HALVINGS)
-    assert draw_back(model, before, squared(model), 1.0) == {"kl": 1.0, "kept": 0.5**HALVINGS}
+    torch.nn.init.constant_(model.weight, 64.0)
+    found = draw_back(model, before, squared(model), 1.0)
+    assert found == {"kl_made": 4096.0, "kl": 1.0, "kept": 1 / 64}
 
 
-def test_the_estimate_is_the_divergence_where_all_tokens_are_drawn_as_often_as_they_come() -> None:
-    old = torch.tensor([0.5, 0.25, 0.25])
-    new = torch.tensor([0.25, 0.25, 0.5])
-    drawn = torch.tensor([[0, 0, 1, 2, 0]])  # as often as `old` says, then one of an observation
-    action = torch.tensor([[True, True, True, True, False]])
-    exact = float((old * (old / new).log()).sum())
-    assert kl_between(old[drawn].log(), new[drawn].log(), action) == pytest.approx(exact)
+def test_weights_of_bf16_come_back_as_far_as_the_others() -> None:
+    """Halved again and again, steps of one last bit would stay whole."""
+    model = torch.nn.Linear(1000, 1, dtype=torch.bfloat16)
+    before = remembered(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.nextafter(p, torch.full_like(p, 9.0)))
+    looks = iter([9.0, 9.0, 9.0, 0.0])
+    assert draw_back(model, before, lambda: next(looks), 1.0)["kept"] == 1 / 8
+    assert same(before, weights(model))
+
+
+def kl(p: float, q: float) -> float:
+    """Of two outcomes."""
+    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+
+
+def test_the_distance_is_the_divergence_of_each_sampled_token_and_all_others() -> None:
+    old, new = torch.tensor([[0.5, 0.9, 0.1, 0.2]]), torch.tensor([[0.25, 0.8, 0.6, 0.9]])
+    action = torch.tensor([[True, True, True, False]])
+    expected = (kl(0.5, 0.25) + kl(0.9, 0.8) + kl(0.1, 0.6)) / 3
+    assert kl_between(old.log(), new.log(), action) == pytest.approx(expected)
+    assert kl_between(new.log(), old.log(), action) != pytest.approx(expected)
+
+
+def test_the_distance_is_never_more_than_that_of_the_whole_vocabulary() -> None:
+    torch.manual_seed(0)
+    old, new = (torch.log_softmax(3 * torch.randn(1, 200, 50), -1) for _ in "12")
+    exact = float((old.exp() * (old - new)).sum(-1).mean())
+    drawn = torch.distributions.Categorical(logits=old).sample()[..., None]
+    tokens = [x.gather(-1, drawn).squeeze(-1) for x in (old, new)]
+    assert 0 < kl_between(*tokens, torch.ones(1, 200, dtype=torch.bool)) < exact
+
+
+@pytest.mark.parametrize(("then", "now"), [(-9.0, -0.1), (0.0, -12.0), (-1e-7, 0.0), (0.0, 0.0)])
+def test_one_token_counts_no_more_than_what_can_be_said_of_it(then: float, now: float) -> None:
+    yes = torch.tensor([[True]])
+    assert 0 <= kl_between(torch.tensor([[then]]), torch.tensor([[now]]), yes) <= 12.0
 
 
 def test_ppo_goes_no_further_than_it_may(tmp_path: Path) -> None:
@@ -83,8 +124,9 @@ def test_ppo_goes_no_further_than_it_may(tmp_path: Path) -> None:
         return ppo(actor, critic, lambda i: play(actor, 48, i), config, tmp_path / name, silent)
 
     free = history("free", replace(steep, max_kl=math.inf))
-    assert max(m["kl"] for m in free) > 0.05
+    assert max(m["kl"] for m in free) > 0.02
     assert {m["kept"] for m in free} == {1.0}
+    assert all(m["kl"] == m["kl_made"] for m in free)
     held = history("held", replace(steep, max_kl=0.01))
     assert max(m["kl"] for m in held) <= 0.01
     assert min(m["kept"] for m in held) < 1
@@ -100,7 +142,77 @@ def test_the_policy_that_may_not_move_does_not_and_its_critic_learns(tmp_path: P
     ppo(actor, critic, lambda i: play(actor, 32, i), config, tmp_path, said.append)
     assert same(before[0], weights(actor))
     assert not same(before[1], weights(critic))
-    assert ", 0.0% of the step" in said[0]
+    assert ", step drawn back to 0.0%" in said[0]
+    assert "every step went too far" in said[1]
+
+
+def test_the_distance_is_of_the_whole_batch_after_all_updates(tmp_path: Path) -> None:
+    actor = small_actor()
+    before = copy.deepcopy(actor)
+    episodes = play(actor, 32, 1)
+    # As if another engine had sampled: what it said is not what the distance is taken from.
+    others = [
+        replace(e, segments=tuple(replace(s, logprobs=shifted(s.logprobs)) for s in e.segments))
+        for e in episodes
+    ]
+    config = replace(FAST, iterations=1, max_kl=math.inf)
+    found = ppo(actor, new_critic(actor), lambda _: others, config, tmp_path, silent)[0]["kl"]
+    batch = collate(episodes)
+    old, new = (logprobs_of(model, batch)[batch.action].detach() for model in (before, actor))
+    slow = [kl(math.exp(p), math.exp(q)) for p, q in zip(old.tolist(), new.tolist(), strict=True)]
+    assert found == pytest.approx(sum(slow) / len(slow), rel=1e-3)
+
+
+def shifted(logprobs: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    return None if logprobs is None else tuple(x - 0.3 for x in logprobs)
+
+
+def test_moments_stay_where_a_step_is_drawn_back() -> None:
+    model = line(0.0)
+    optimizer = torch.optim.AdamW([model.weight], lr=1.0)
+    before = remembered(model)
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    moments = copy.deepcopy(optimizer.state_dict())
+    assert draw_back(model, before, squared(model), 0.1)["kept"] < 1
+    assert str(optimizer.state_dict()) == str(moments)
+
+
+def test_a_gradient_that_is_no_number_is_not_applied_and_the_run_learns_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = iter([False, True, False, False])
+    whole = optimize.sum_gradients
+
+    def once(model: Any) -> None:
+        whole(model)
+        if model is actor and next(broken):
+            next(model.parameters()).grad.view(-1)[0] = math.nan
+
+    monkeypatch.setattr(optimize, "sum_gradients", once)
+    actor = small_actor()
+    said: list[str] = []
+    config = replace(FAST, iterations=4, minibatches=1, max_kl=0.5, save_every=1)
+    stood: list[list[torch.Tensor]] = []
+
+    def collect(iteration: int) -> list[Episode]:
+        stood.append(weights(actor))
+        return play(actor, 32, iteration)
+
+    history = ppo(actor, new_critic(actor), collect, config, tmp_path, said.append)
+    assert sum("not finite" in line for line in said) == 1
+    assert same(stood[1], stood[2])
+    assert not same(stood[2], stood[3])
+    assert [m["kept"] for m in history] == [1.0] * 4
+
+
+def test_the_monitor_looks_at_what_is_left_of_the_step() -> None:
+    limits = Limits(approx_kl=0.05)
+    names = {a.name for a in alarms([{"approx_kl": 0.2, "kl": 0.01, "kept": 0.5}], limits)}
+    assert not names & {"kl", "kept"}
+    assert "kl" in {a.name for a in alarms([{"approx_kl": 0.0, "kl": 0.06}], limits)}
+    assert "kept" in {a.name for a in alarms([{"kl": 0.0, "kept": 0.0}], limits)}
+    assert NOT_FINITE in {a.name for a in alarms([{"kl_made": math.nan}], limits)}
 
 
 def test_a_limit_below_zero_is_refused() -> None:
