@@ -46,7 +46,7 @@ def apply_gradients(
 ) -> float:
     """One update from the gradients of all processes; returns their norm before clipping.
 
-    None where the norm is not finite: one such gradient would stay in the moments for good.
+    Where that is not finite nothing is applied: Adam's moments would keep it for good.
     """
     sum_gradients(model)
     rate = settings.lr * share_of_rate(settings, step)

@@ -30,7 +30,7 @@ from cuagent.measure.timing import Arm, Effort, Ratio, Standing, Timing
 from cuagent.task import Device, Task, TaskError, load_task
 from cuagent.verify import Referee
 from cuagent.worker import Nursery
-from cuagent.worker.arms import CANDIDATE, EAGER
+from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 TASK = """
 import time, torch
@@ -266,6 +266,32 @@ def test_a_charge_counts_on_a_gpu_when_fresh_processes_show_it_again(
     assert ratio_of(3e-4, 3e-4, 0.0) == pytest.approx(1.0)
     assert ratio_of(3e-4, 3e-4, 3e-4) == pytest.approx(1 / 1.3)
     assert ratio_of(5e-6) == pytest.approx(1 / 1.005)  # too little to be called
+
+
+def test_a_baseline_that_was_held_up_is_known_by_earlier_timings(
+    referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(compiled: float) -> Round:
+        us = {CANDIDATE: 110.0, EAGER: 33.0, COMPILE: compiled}
+        blocks = {name: [Clocked(t * 1e-6, t * 1e-6)] * 5 for name, t in us.items()}
+        lanes = {name: Lane(name, UNUSED, 0.0, each) for name, each in blocks.items()}
+        return Round(lanes, {n: [b.claim for b in bs] for n, bs in blocks.items()}, *[""] * 3, 0.0)
+
+    # As an H200 showed it: the third round is that of another timing.
+    left = [taken(26.0), taken(229.0), taken(26.2), *[taken(180.0)] * 3]
+    with Timer(referee, (EAGER, COMPILE)) as timer:
+        timer.device = Device.CUDA
+        monkeypatch.setattr(timer, "_round", lambda *_: left.pop(0))
+        monkeypatch.setattr(timer, "_floor", lambda *_: None)
+        timings = [timer.time(*attempt(HONEST.format(seconds=0.01))) for _ in range(3)]
+    assert not left
+    assert [t.ratios[COMPILE].value for t in timings] == pytest.approx(
+        [26 / 110, 26.2 / 110, 180 / 110]
+    )
+    assert [t.notes for t in timings[:2]] == [(), ()]
+    assert timings[2].remarks == (
+        "the machine held up compile (6.9 times its time): too slow here",
+    )
 
 
 def test_ceilings_are_measured_again_each_time_before_anybody_is_suspected(
