@@ -124,7 +124,8 @@ def alarms(history: Sequence[Mapping[str, float]], limits: Limits, rewound: int 
     fell = best - now.get("reward", best)
     under = f"mean reward {fell:.2f} under its best"
     flag(fell > limits.reward_fall, "reward", under, severe=True, back=1)
-    norms = sorted(h["grad_norm_actor"] for h in history if "grad_norm_actor" in h)
+    known = (h.get("grad_norm_actor", math.nan) for h in history)
+    norms = sorted(norm for norm in known if math.isfinite(norm))
     if len(norms) >= 5:
         g, median = now.get("grad_norm_actor", 0.0), norms[len(norms) // 2]
         flag(g > limits.grad_norm * median, "gradient", f"norm {g:.2f}, median {median:.2f}")

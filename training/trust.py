@@ -23,8 +23,8 @@ from cuagent.training.metrics import Metrics
 
 HALVINGS = 6
 """A step of which a sixty-fourth still goes too far is not made at all."""
-LEAST = 1e-9
-"""What all other tokens together have at least: fp32 cannot say less of a token that is certain."""
+LEAST = 1e-6
+"""What all other tokens together have at least: less fp32 cannot say of a token that is certain."""
 
 
 def remembered(model: Any) -> list[Tensor]:
@@ -65,11 +65,13 @@ def trained(model: Any) -> list[Any]:
 def kl_between(old: Tensor, new: Tensor, action: Tensor) -> float:
     """KL(old || new) in nats an action token, of each sampled token against all others together.
 
-    [B, L] log-probabilities. Never more than the KL over the whole vocabulary, and without the tail
-    of its estimates from sampled tokens, of which one that becomes likely can decide: from
-    -9 to -0.1 it counts 7,000 nats by r - 1 - log r, and 2.4 by this.
+    [B, L] log-probabilities. No more than the KL over the whole vocabulary (but for `LEAST`), and
+    without the tail of its estimates from sampled tokens, of which one that becomes likely can
+    decide: from -9 to -0.1 it counts 7,000 nats by r - 1 - log r, and 2.4 by this.
     """
-    p, q = old[action].double(), new[action].double()
-    others_p, others_q = (-torch.expm1(x).clamp(max=-LEAST) for x in (p, q))
-    kl = p.exp() * (p - q) + others_p * (others_p / others_q).log()
+    others_p, others_q = (
+        (-torch.expm1(x[action].double())).clamp(LEAST, 1 - LEAST) for x in (old, new)
+    )
+    sampled_p, sampled_q = 1 - others_p, 1 - others_q
+    kl = sampled_p * (sampled_p / sampled_q).log() + others_p * (others_p / others_q).log()
     return float(kl.mean())

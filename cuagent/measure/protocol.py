@@ -79,8 +79,8 @@ class Timer:
         """How far twins lay apart in each timing so far."""
         self._work: Work | None = None
         self._unit = ""
-        self._least: dict[str, float] = {}
-        """Seconds that each baseline took at best so far."""
+        self._known: dict[str, list[float]] = {}
+        """Seconds that each baseline took in each round so far."""
         self._uncountable = False
         self._roofline: Roofline | None = None
         self._doubted = False
@@ -194,7 +194,7 @@ class Timer:
     def _time(self, subject: Subject | None, effort: Effort) -> Timing:
         begun = time.perf_counter()
         self._assure_room(subject)
-        rounds = Rounds(self.device, self._least)
+        rounds = Rounds(self.device, self._known)
         failed, done = "", False
         try:
             while not done:
@@ -204,6 +204,8 @@ class Timer:
                     self._apart += twins(taken, self.device)
                     spent = time.perf_counter() - begun
                     done = rounds.refused or self._enough(rounds.held, subject, effort, spent)
+                if rounds.stale:
+                    self._baselines.end(rounds.stale)
         except SessionEnded as ended:
             failed = str(ended)
         return self._timing(rounds, subject, effort, failed, time.perf_counter() - begun)

@@ -14,7 +14,15 @@ from statistics import median
 
 from cuagent.measure.lane import GROUPS, LEAST_S, Lane
 from cuagent.measure.others import BUSY
-from cuagent.measure.statistics import Looks, log_ratios, over_groups, over_rounds, pooled, quietest
+from cuagent.measure.statistics import (
+    Looks,
+    log_ratios,
+    over_groups,
+    over_rounds,
+    pooled,
+    quantile,
+    quietest,
+)
 from cuagent.measure.timing import MARGIN, Arm, Effort, Ratio, Standing
 from cuagent.task import Device
 from cuagent.worker.arms import CANDIDATE, EAGER
@@ -31,11 +39,15 @@ STRIKES = 3
 add to the claims before that counts: one process in twenty is woken more slowly than its fellows,
 whatever it runs (docs/TIMING.md)."""
 HELD_UP = 1.3
-"""A baseline that takes so many times what it ever took, when another does not, was held up. Beside
-other work on the host torch.compile took 47 to 229 us for 26 in 10 of 48 timings, with limits of
-its own: a kernel four times slower was called twice as fast (docs/TIMING.md)."""
+"""A baseline that takes so many times what it usually takes, when another does not, was held up.
+Beside other work on the host torch.compile took 47 to 229 us for 26 in 10 of 48 timings, steadily
+enough for narrow limits: a kernel four times slower was called twice as fast (docs/TIMING.md)."""
+USUAL = 0.1
+"""What a baseline usually takes: this quantile of its rounds. Others only ever lengthen one, and a
+single lucky one must not count for good."""
 PATIENCE = 2
-"""So often is a round taken again for that."""
+"""So often in a timing is a round taken again for that, the last time with a fresh process."""
+OVER = "the speedup over it is too large"
 TWIN = "eager again"
 """A second process of eager, on the CPU: how far the two lie apart is what processes do here."""
 RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.25e-6}
@@ -74,8 +86,8 @@ class Rounds:
     """The rounds of one timing so far, and what they say against the candidate."""
 
     device: Device
-    least: dict[str, float] = field(default_factory=dict)
-    """Seconds that each baseline took in its best round so far, in earlier timings too."""
+    known: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds that each baseline took in its rounds so far, in earlier timings too."""
     held: list[Round] = field(default_factory=list)
     """Those that count."""
     wrong: str = ""
@@ -84,10 +96,12 @@ class Rounds:
     """Rounds in a row in which the wall clock spoke against the candidate's."""
     _strikes: int = 0
     """The same, or it added to the claims so much that somebody might call it a difference."""
+    stale: str = ""
+    """A baseline that was held up twice: its process is not to be asked again."""
     _waited: int = 0
     """Rounds that did not count because a baseline was held up."""
     _late: str = ""
-    """Which was, in a round that counts all the same."""
+    """What is to be said of one that was in a round that counts all the same."""
 
     @property
     def refused(self) -> bool:
@@ -104,7 +118,7 @@ class Rounds:
         slowed = sum(taken.slowed for taken in self.held)
         said = [f"machine busy: {self.busy:.0%} by others"] * (self.busy > BUSY)
         said += [f"the GPU throttled in {slowed} repeats that count"] * (slowed > 0)
-        return (*said, *[f"the machine held up {self._late}: too slow here"] * bool(self._late))
+        return (*said, *[self._late] * bool(self._late))
 
     def take(self, taken: Round) -> bool:
         """Whether it counts: what the walls say against the candidate must be seen again first,
@@ -114,26 +128,34 @@ class Rounds:
         self._strikes = self._strikes + 1 if taken.hidden or charged else 0
         self.wrong = taken.wrong
         self.contradiction = taken.astray or (taken.hidden if self._lies == STRIKES else "")
-        late = self._held_up(taken) if self.device is Device.CUDA else ""
-        again = bool(late) and self._waited < PATIENCE
+        name, times = self._held_up(taken) if self.device is Device.CUDA else ("", 1.0)
+        seen_again = 0 < self._strikes < STRIKES
+        again = bool(name) and self._waited < PATIENCE and not seen_again
         self._waited += again
-        counts = self.refused or not (0 < self._strikes < STRIKES or again)
+        self.stale = name if again and self._waited == PATIENCE else ""
+        counts = self.refused or not (seen_again or again)
+        if counts and name:
+            self._late = f"{name} was held up: {times:.1f} times what it usually takes, so {OVER}"
         if counts:
-            self._late = self._late or late
             self.held.append(taken)
         return counts
 
-    def _held_up(self, taken: Round) -> str:
-        """The baseline that was, and by how much; what slows all of them alike is no hold-up."""
+    def _held_up(self, taken: Round) -> tuple[str, float]:
+        """The baseline that was, and how many times what it usually takes; what slows all of them
+        alike is no hold-up."""
         now = {n: median(c) for n, c in taken.counted.items() if n not in (CANDIDATE, TWIN) and c}
         # Of one that was never timed here all that is known is what it is to beat.
-        known = {name: self.least.get(name, now.get(EAGER, now[name])) for name in now}
-        slower = {name: now[name] / known[name] for name in now}
-        self.least.update({n: min(now[n], self.least.get(n, now[n])) for n in now})
+        usual = {
+            name: quantile(self.known[name], USUAL) if name in self.known else now.get(EAGER, time)
+            for name, time in now.items()
+        }
+        slower = {name: now[name] / usual[name] for name in now}
+        for name, time in now.items():
+            self.known.setdefault(name, []).append(time)
         worst = max(slower, key=slower.__getitem__, default="")
         if not worst or slower[worst] <= HELD_UP * max(1.0, min(slower.values())):
-            return ""
-        return f"{worst} ({slower[worst]:.1f} times its time)"
+            return "", 1.0
+        return worst, slower[worst]
 
 
 def ratio(

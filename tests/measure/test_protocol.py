@@ -277,12 +277,14 @@ def test_a_baseline_that_was_held_up_is_known_by_earlier_timings(
         lanes = {name: Lane(name, UNUSED, 0.0, each) for name, each in blocks.items()}
         return Round(lanes, {n: [b.claim for b in bs] for n, bs in blocks.items()}, *[""] * 3, 0.0)
 
+    ended: list[str] = []
     # As an H200 showed it: the third round is that of another timing.
     left = [taken(26.0), taken(229.0), taken(26.2), *[taken(180.0)] * 3]
     with Timer(referee, (EAGER, COMPILE)) as timer:
         timer.device = Device.CUDA
         monkeypatch.setattr(timer, "_round", lambda *_: left.pop(0))
         monkeypatch.setattr(timer, "_floor", lambda *_: None)
+        monkeypatch.setattr(timer._baselines, "end", ended.append)
         timings = [timer.time(*attempt(HONEST.format(seconds=0.01))) for _ in range(3)]
     assert not left
     assert [t.ratios[COMPILE].value for t in timings] == pytest.approx(
@@ -290,8 +292,9 @@ def test_a_baseline_that_was_held_up_is_known_by_earlier_timings(
     )
     assert [t.notes for t in timings[:2]] == [(), ()]
     assert timings[2].remarks == (
-        "the machine held up compile (6.9 times its time): too slow here",
+        "compile was held up: 6.9 times what it usually takes, so the speedup over it is too large",
     )
+    assert ended == [COMPILE]
 
 
 def test_ceilings_are_measured_again_each_time_before_anybody_is_suspected(

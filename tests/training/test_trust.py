@@ -109,6 +109,13 @@ def test_the_distance_is_never_more_than_that_of_the_whole_vocabulary() -> None:
     assert 0 < kl_between(*tokens, torch.ones(1, 200, dtype=torch.bool)) < exact
 
 
+def test_a_token_that_is_certain_counts_no_more_than_fp32_can_say() -> None:
+    old, new = torch.tensor([[0.9, 0.1]]).log(), torch.log_softmax(torch.tensor([[17.0, 0.0]]), -1)
+    exact = float((old.exp() * (old - new)).sum())
+    found = kl_between(old[:, :1], new[:, :1], torch.tensor([[True]]))
+    assert 0.7 * exact < found < exact
+
+
 @pytest.mark.parametrize(("then", "now"), [(-9.0, -0.1), (0.0, -12.0), (-1e-7, 0.0), (0.0, 0.0)])
 def test_one_token_counts_no_more_than_what_can_be_said_of_it(then: float, now: float) -> None:
     yes = torch.tensor([[True]])
