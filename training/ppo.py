@@ -217,8 +217,8 @@ def update(
     metrics["entropy"] = float(entropy[batch.action].mean())
     metrics["sampler_gap"] = float((old - batch.logprobs)[batch.action].abs().max())
 
-    limited = config.max_kl is not None and iteration >= config.critic_only
-    before = remembered(actor) if limited else []
+    limit = config.max_kl if iteration >= config.critic_only else None
+    before = remembered(actor) if limit is not None else []
     moved: list[tuple[Tensor, Tensor]] = []
     sums: Metrics = {}
     steps = config.epochs * config.minibatches
@@ -246,12 +246,12 @@ def update(
             sums["first_log_ratio_max"] = float(log_ratio.abs().max())
     if moved:
         metrics |= ratio_metrics(torch.cat([r for r, _ in moved]), torch.cat([c for _, c in moved]))
-    if moved and config.max_kl is not None:
+    if limit is not None:
 
         def far() -> float:
             return kl_between(old, score(actor, batch, budget, logprobs_of), batch.action)
 
-        metrics |= draw_back(actor, before, far, config.max_kl)
+        metrics |= draw_back(actor, before, far, limit)
     return metrics | sums
 
 

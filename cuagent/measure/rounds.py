@@ -47,7 +47,6 @@ USUAL = 0.1
 single lucky one must not count for good."""
 PATIENCE = 2
 """So often in a timing is a round taken again for that, the last time with a fresh process."""
-OVER = "the speedup over it is too large"
 TWIN = "eager again"
 """A second process of eager, on the CPU: how far the two lie apart is what processes do here."""
 RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.25e-6}
@@ -135,7 +134,10 @@ class Rounds:
         self.stale = name if again and self._waited == PATIENCE else ""
         counts = self.refused or not (seen_again or again)
         if counts and name:
-            self._late = f"{name} was held up: {times:.1f} times what it usually takes, so {OVER}"
+            self._late = (
+                f"{name} was held up: {times:.1f} times what it usually takes, "
+                "so the speedup over it is too large"
+            )
         if counts:
             self.held.append(taken)
         return counts
