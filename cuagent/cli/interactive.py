@@ -27,6 +27,7 @@ from cuagent.cli.approval import Ask, approved
 from cuagent.cli.session import Plan, opened
 from cuagent.cli.slash import COMMANDS, help_rows, obey, while_working
 from cuagent.cli.standing import finished, is_finished, standing
+from cuagent.events import RunEnded
 from cuagent.ui.notify import notify
 from cuagent.ui.prompt import Prompt, Work
 from cuagent.ui.table import label_lines
@@ -36,6 +37,7 @@ from cuagent.ui.text import clean, wrap
 if TYPE_CHECKING:
     from cuagent.agent.tools import Context, Tool
     from cuagent.config import Settings
+    from cuagent.events import Emit, Event
     from cuagent.models.model import Model
 
 LONG = 10.0
@@ -185,12 +187,9 @@ def _next(session: Session) -> str | None:
 
 def _work(session: Session) -> None:
     run, begun = session.run, time.monotonic()
-    work = Work(lambda line: while_working(session, line), run.cancel)
-    with session.prompt.working(work):
-        hooks = (start_at_ladder, *INTERACTIVE)
-        stop = run_agent(run, session.model, session.tools, hooks, session.view)
-        while stop in FINISHED and not is_finished(run):  # something was said meanwhile
-            stop = run_agent(run, session.model, session.tools, hooks, session.view)
+    stop = _stopped(session)
+    while stop in FINISHED and not is_finished(run):  # something was said meanwhile
+        stop = _stopped(session)
     session.view(run.spent())
     session.view.rest()
     if time.monotonic() - begun >= LONG:
@@ -199,6 +198,25 @@ def _work(session: Session) -> None:
         session.say(f"{stop}: say something, or press Enter, to go on with a wider one")
     if stop is Stop.CONTEXT_FULL:
         session.say(f"{stop}, even summed up: go on with /model NAME, one with a larger context")
+
+
+def _stopped(session: Session) -> Stop:
+    run, hooks = session.run, (start_at_ladder, *INTERACTIVE)
+    work = Work(lambda line: while_working(session, line), run.cancel)
+    with session.prompt.working(work):
+        emit = to_the_end(session.prompt, session.view)
+        return run_agent(run, session.model, session.tools, hooks, emit)
+
+
+def to_the_end(prompt: Prompt, view: Emit) -> Emit:
+    """Shows what happens; whoever reads that it has ended has the turn already."""
+
+    def emit(event: Event) -> None:
+        if isinstance(event, RunEnded):
+            prompt.rest()
+        view(event)
+
+    return emit
 
 
 def _widen(session: Session) -> None:

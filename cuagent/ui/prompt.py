@@ -123,7 +123,11 @@ class Prompt:
         try:
             yield
         finally:
-            self._work, self._hint = None, ""
+            self.rest()
+
+    def rest(self) -> None:
+        """The work is done, though its context may still be open: what comes is for `next`."""
+        self._work, self._hint = None, ""
 
     def ask(self, question: str, cancelled: threading.Event) -> str | None:
         """The answer to a question; None once `cancelled` is set."""

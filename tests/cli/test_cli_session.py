@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from commands import TASK, Cuagent
 from typist import Typist
 
+from cuagent.agent import Stop
 from cuagent.cli.approval import approved
+from cuagent.cli.interactive import to_the_end
+from cuagent.events import Phase, RunEnded
 
 SUBMIT = {"text": "That is all.", "calls": [{"name": "submit", "arguments": {}}]}
 
@@ -121,6 +124,20 @@ def test_a_run_taken_up_says_where_it_stands_and_what_was_queued_comes_first(
         assert user.leave() == 0
     roles = [(m["role"], m["content"]) for m in messages(folder)]
     assert roles[-3] == ("user", "use float4"), "said once, before the model's next step"
+
+
+def test_who_reads_that_the_run_has_ended_has_the_turn() -> None:
+    happened: list[object] = []
+
+    class Foot:
+        def rest(self) -> None:
+            happened.append("your turn")
+
+    emit = to_the_end(cast("Any", Foot()), happened.append)
+    ended = RunEnded(Stop.NO_GAIN, None, "no gain", None)
+    for event in (Phase("timing"), ended):
+        emit(event)
+    assert happened == [Phase("timing"), "your turn", ended]
 
 
 def test_a_finished_run_goes_on_with_words_alone(

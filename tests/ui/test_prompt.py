@@ -1,4 +1,4 @@
-"""The line at the foot: what happens to it when the window becomes narrower."""
+"""The line at the foot: a narrower window, what Tab completes, and whose a line is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prompt_toolkit.data_structures import Size
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output.vt100 import Vt100_Output
 
-from cuagent.ui.prompt import Prompt
+from cuagent.ui.prompt import Prompt, Work
 
 
 def test_a_narrower_window_keeps_no_piece_of_the_foot() -> None:
@@ -43,6 +43,24 @@ def test_tab_completes_commands_and_the_names_of_files() -> None:
             keys.send_text(typed)
             said.append(prompt.next())
     assert said == ["/undo", "read model_new.py", "kernels/scale.cu and"]
+
+
+def test_once_the_work_is_done_a_line_is_the_next_one_and_an_empty_one_too() -> None:
+    taken: list[str] = []
+    output = Vt100_Output(io.StringIO(), lambda: Size(40, 80), term="xterm")
+    with (
+        create_pipe_input() as keys,
+        create_app_session(input=keys, output=output),
+        Prompt({}) as prompt,
+        prompt.working(Work(taken.append, lambda: None)),
+    ):
+        keys.send_text("to the agent\r")
+        _until(lambda: taken == ["to the agent"])
+        prompt.rest()
+        keys.send_text("\r")
+        keys.send_text("to the session\r")
+        assert [prompt.next(), prompt.next()] == ["", "to the session"]
+    assert taken == ["to the agent"]
 
 
 def _after(written: io.StringIO) -> str:
