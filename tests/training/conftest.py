@@ -18,13 +18,21 @@ if TYPE_CHECKING:  # else whoever only starts the workers would import torch bef
     from cuagent.training.rollout import Play
 
 
-DEAR = ("test_trial.py", "test_parallel.py", "test_ray_pool.py")
+DEAR = ("test_trial.py",), ("test_parallel.py", "test_ray_pool.py")
+"""What each of two processes begins with."""
 LAZY = ("transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama")
 
 
+@pytest.hookimpl(trylast=True)  # once those for a GPU are out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is dear begins first: what is left at the end is short, and no process waits for it."""
-    items.sort(key=lambda item: DEAR.index(item.path.name) if item.path.name in DEAR else len(DEAR))
+    """What is dear begins first: what is left at the end is short, and no process waits for it.
+
+    A process is given half of the tests, in their order, and takes others from the end of a half.
+    """
+    first, second = ([item for item in items if item.path.name in names] for names in DEAR)
+    others = [item for item in items if item not in (*first, *second)]
+    beside = max((len(items) + 1) // 2 - len(first), 0)
+    items[:] = [*first, *others[:beside], *second, *others[beside:]]
 
 
 @pytest.fixture(autouse=True)
