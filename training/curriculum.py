@@ -29,7 +29,7 @@ class Curriculum:
     """What a task keeps though it teaches nothing now; 0.25 is the most that one can have."""
     lowest: float = -1.0
     highest: float = 3.0
-    """Of the reward scale."""
+    """Of the reward scale; 1 where nothing is timed."""
 
 
 def weights(

@@ -53,6 +53,7 @@ from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import ppo
 from cuagent.training.presets import DemoConfig
 from cuagent.training.rehearsal import Rehearsal
+from cuagent.training.reward import highest
 from cuagent.training.rft import rft
 from cuagent.training.rollout import Play
 from cuagent.training.segments import Episode, RecordError, read_episodes
@@ -132,7 +133,8 @@ class Demo:
             home = load_actor(self.out / "rft" / "model") if c.ppo.kl_weight else None
             reference = home.to(self.device).eval() if home else None
             collect = self.collector(train, chat, actor, folder, c.ppo_episodes, 3)
-            collect.curriculum = Curriculum() if c.curriculum else None
+            if c.curriculum:
+                collect.curriculum = Curriculum(highest=highest(c.timed))
 
             def enough() -> bool:
                 self.budget.write()

@@ -82,7 +82,7 @@ def alarms(history: Sequence[Mapping[str, float]], limits: Limits, rewound: int 
         )
 
     numbers = ("actor_loss", "critic_loss", "entropy", "grad_norm_actor", "grad_norm_critic",
-               "kl_made")  # fmt: skip
+               "weight_norm_actor", "weight_norm_critic", "kl_made")  # fmt: skip
     broken = [n for n in numbers if n in now and not math.isfinite(now[n])]
     flag(bool(broken), NOT_FINITE, f"{', '.join(broken)} not finite", severe=True)
 

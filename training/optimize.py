@@ -60,6 +60,12 @@ def apply_gradients(
     return norm
 
 
+def weight_norm(model: Any) -> float:
+    """Of all that is trained; not finite once a single weight is not."""
+    trained = [p.detach() for p in model.parameters() if p.requires_grad]
+    return float(whole(torch.nn.utils.get_total_norm(trained)))
+
+
 def share_of_rate(settings: AdamW, step: int) -> float:
     """What of the rate holds at a step, counted from 0."""
     up = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0

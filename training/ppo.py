@@ -10,6 +10,7 @@ a resumed run equals an uninterrupted one as far as `collect` depends on the ite
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -42,7 +43,7 @@ from cuagent.training.metrics import (
 )
 from cuagent.training.model import logprobs_and_entropy, logprobs_of, parts, score, values
 from cuagent.training.monitor import NOT_FINITE, Action, Limits, alarms
-from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
+from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer, weight_norm
 from cuagent.training.reward import Reward, worth
 from cuagent.training.segments import Episode, require_logprobs
 from cuagent.training.trust import draw_back, kl_between, remembered
@@ -121,13 +122,19 @@ def ppo(
         "actor": make_optimizer(actor, config.actor),
         "critic": make_optimizer(critic, config.critic),
     }
-    first, position = 0, {"rollbacks": 0, "rewound": 0}
+    first, position = 0, {"rollbacks": 0, "rewound": 0, "stopped": 0}
+    # What alarms may rewind to must be there still.
+    rewinds = config.on_alarm is not Action.WARN
+    keep = 1 + math.ceil(config.limits.patience / config.save_every) if rewinds else 2
     if found := latest_checkpoint(out):
         first, known = load_checkpoint(found, modules, optimizers)
         position |= known
     else:
         save_checkpoint(out, 0, modules, optimizers, position)
     history: list[Metrics] = drop_metrics_from(out / "metrics.jsonl", first)
+    if position["stopped"] and rewinds:
+        say("it was stopped by an alarm; ppo.on_alarm=warn goes on all the same")
+        return history
 
     for iteration in range(first, config.iterations):
         # Slower after each rewind: the same rate would lead to the same place.
@@ -143,17 +150,19 @@ def ppo(
             say(f"  {'ALARM' if alarm.severe else 'warning'}: {alarm.text}")
         last = iteration + 1 == config.iterations or enough()
         severe = [alarm for alarm in found_alarms if alarm.severe]
-        if severe and config.on_alarm is not Action.WARN:
+        if severe and rewinds:
             # Also where the run ends here: what it leaves is the model that its caller saves.
             trusted = iteration - max(alarm.back for alarm in severe)
             healthy = rewind(out, trusted, modules, optimizers)
             spent = position["rollbacks"] == config.rollbacks
-            ends = last or spent or config.on_alarm is Action.STOP
+            stops = spent or config.on_alarm is Action.STOP
+            ends = last or stops
             position = {
                 "rollbacks": position["rollbacks"] + (not ends),
                 "rewound": iteration + 1,
+                "stopped": int(stops),
             }
-            save_checkpoint(out, iteration + 1, modules, optimizers, position)
+            save_checkpoint(out, iteration + 1, modules, optimizers, position, keep)
             if ends:
                 say(f"  stopped; the weights are those of {healthy.name}")
                 break
@@ -162,7 +171,7 @@ def ppo(
         # Who is only warned goes on, and a kill must not undo that; what is broken is not kept.
         whole = not any(alarm.name == NOT_FINITE for alarm in found_alarms)
         if whole and ((iteration + 1) % config.save_every == 0 or last):
-            save_checkpoint(out, iteration + 1, modules, optimizers, position)
+            save_checkpoint(out, iteration + 1, modules, optimizers, position, keep)
         if last:
             break
     return history
@@ -239,7 +248,8 @@ def update(
         actor_loss, log_ratio, clipped = policy_step(
             actor, mini, of(old), of(advantages), of(weights), of(home), config
         )
-        actor_norm = apply_gradients(actor, optimizers["actor"], config.actor, iteration)
+        turn_of_actor = iteration - config.critic_only
+        actor_norm = apply_gradients(actor, optimizers["actor"], config.actor, turn_of_actor)
         add(sums, {"actor_loss": actor_loss / steps, "grad_norm_actor": actor_norm / steps})
         moved.append((log_ratio, clipped))
         if step == 0:
@@ -252,6 +262,7 @@ def update(
             return kl_between(old, score(actor, batch, budget, logprobs_of), batch.action)
 
         metrics |= draw_back(actor, before, far, limit)
+    metrics |= {"weight_norm_actor": weight_norm(actor), "weight_norm_critic": weight_norm(critic)}
     return metrics | sums
 
 

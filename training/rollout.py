@@ -14,13 +14,14 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent import __version__
+from cuagent.agent.attended import Interrupted
 from cuagent.agent.hooks import HOOKS
 from cuagent.agent.loop import run_agent
 from cuagent.agent.run import REFERENCE, Run
@@ -78,6 +79,7 @@ class Batcher:
         self.seconds = 0.0
         """Spent in the engine."""
         self._changed = threading.Condition()
+        self._stopped = False
         self._live = 0
         self._waiting: list[tuple[Request, list[Sampled | Exception]]] = []
 
@@ -93,6 +95,15 @@ class Batcher:
                 self._live -= 1
                 self._run_if_full()
 
+    def stop(self) -> None:
+        """No batch begins any more; once it returns none is in flight, and nobody waits."""
+        with self._changed:
+            self._stopped = True
+            for _, answer in self._waiting:
+                answer.append(EngineError("stopped"))
+            self._waiting = []
+            self._changed.notify_all()
+
     def sample(self, request: Request) -> Sampled:
         """Wait for a batch with this request in it. Raises EngineError."""
         if self.together == 0 and not self.engine.gathers:
@@ -100,6 +111,8 @@ class Batcher:
             return taken(alone)
         answer: list[Sampled | Exception] = []
         with self._changed:
+            if self._stopped:
+                raise EngineError("stopped")
             self._waiting.append((request, answer))
             self._run_if_full()
             self._changed.wait_for(lambda: bool(answer))
@@ -227,14 +240,26 @@ def start_episode(
 
 
 def play_one(
-    task: Task, judge: Judge, name: str, chat: Chat, ask: Ask, play: Play, seed: int, root: Path
+    task: Task,
+    judge: Judge,
+    name: str,
+    chat: Chat,
+    ask: Ask,
+    play: Play,
+    seed: int,
+    root: Path,
+    cancelled: threading.Event | None = None,
 ) -> Episode:
-    """One whole episode. Raises Unusable where it says nothing about the policy."""
+    """One whole episode. Raises Unusable where it says nothing about the policy, and Interrupted
+    once `cancelled` is set, which ends it."""
     run = start_episode(task, judge, name, play, root, chat.fingerprint)
+    run.cancelled = cancelled or run.cancelled
     try:
         run_agent(run, TokenModel(name, chat, ask, play, seed), play.tools, HOOKS)
     finally:
         run.log.close()
+    if run.cancelled.is_set():
+        raise Interrupted
     return replace(episode_of(run.folder, chat), id=name_of(name, task, seed))
 
 
@@ -266,9 +291,11 @@ def play_many(
 ) -> Played:
     """Play all (task, seed) at once, a thread each; episodes come in the order of `jobs`.
 
-    `done` hears of each as it ends, from its thread.
+    `done` hears of each as it ends, from its thread. On Ctrl-C, or where one cannot be played at
+    all, the others end in the middle and no word of them is kept.
     """
     batcher = Batcher(engine, play.together)
+    cancelled = threading.Event()
     lost: dict[str, int] = {}
 
     def one(job: tuple[Task, int]) -> Episode | str:
@@ -276,7 +303,8 @@ def play_many(
         with batcher.live():
             started.wait()  # no batch before all episodes count as live
             try:
-                played = play_one(task, judges(task), name, chat, batcher.sample, play, seed, root)
+                judge, ask = judges(task), batcher.sample
+                played = play_one(task, judge, name, chat, ask, play, seed, root, cancelled)
             except Unusable as why:
                 done(None)
                 return str(why)
@@ -285,7 +313,16 @@ def play_many(
 
     started = threading.Barrier(len(jobs))
     with engine.open(), ThreadPoolExecutor(len(jobs)) as threads:
-        results = list(threads.map(one, jobs))
+        try:
+            futures = [threads.submit(one, job) for job in jobs]
+            for future in as_completed(futures):
+                future.result()  # the first that fails ends all
+            results = [future.result() for future in futures]
+        except BaseException:
+            cancelled.set()
+            started.abort()
+            batcher.stop()
+            raise
     for result in results:
         if isinstance(result, str):
             lost[result] = lost.get(result, 0) + 1

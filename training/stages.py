@@ -39,6 +39,7 @@ from cuagent.training.placement import Dtype, Placement, copy_weights, is_sharde
 from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import PpoConfig, ppo
 from cuagent.training.ray_pool import RayPool
+from cuagent.training.reward import highest
 from cuagent.training.rft import RftConfig, rft
 from cuagent.training.rollout import Play
 from cuagent.training.segments import Episode, RecordError, read_episodes
@@ -220,7 +221,8 @@ def improve(
     with judges(config, device) as pool:
         todo = load_tasks(tasks, device)
         plays = collector(todo, chat, acting, pool, out, config.ppo_episodes, config, say)
-        plays.curriculum = Curriculum() if config.curriculum else None
+        if config.curriculum:
+            plays.curriculum = Curriculum(highest=highest(config.play.timed))
 
         def collect(iteration: int) -> list[Episode]:
             if acting is not actor:

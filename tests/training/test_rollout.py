@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,6 +24,7 @@ from cuagent.training.collect import Collector
 from cuagent.training.data import Unusable, episode_of
 from cuagent.training.engine import EngineError, LocalEngine, Request, Sampled
 from cuagent.training.model import logprobs_of, new_actor, score, small_config
+from cuagent.training.owner import PoolError
 from cuagent.training.rollout import Batcher, Play, TokenModel, play_many, play_one
 from cuagent.training.segments import Kind, require_logprobs
 
@@ -224,6 +229,44 @@ class Dying:
         if self.left < 0:
             raise Killed
         return self.engine.sample(requests)
+
+
+class Endless:
+    """Always has another word for it, and counts how often it was asked."""
+
+    gathers = True
+
+    def __init__(self, chat: Chat) -> None:
+        self.ids = (*chat.encode(WRITE), chat.end)
+        self.asked = 0
+
+    def open(self) -> Any:
+        return nullcontext()
+
+    def sample(self, requests: Sequence[Request]) -> list[Sampled]:
+        self.asked += 1
+        return [Sampled(self.ids, (-1.0,) * len(self.ids), False) for _ in requests]
+
+
+def test_where_one_ends_all_nobody_plays_on(
+    task: Task, chat: Chat, play: Play, tmp_path: Path
+) -> None:
+    """As on Ctrl-C: the others have a thousand turns before them, and no word of them is kept."""
+    engine, heard, judges = Endless(chat), list[object](), count()
+
+    def judge_for(_: Task) -> Any:
+        if next(judges) == 3:
+            while engine.asked < 3:
+                time.sleep(0.01)
+            raise PoolError("the judge is gone")
+
+    long = replace(play, turns=1000, context=10**6, together=0.5)
+    jobs = [(task, seed) for seed in range(4)]
+    with pytest.raises(PoolError, match="the judge is gone"):
+        play_many(jobs, judge_for, "p", chat, engine, long, tmp_path / "r", done=heard.append)
+    assert 3 <= engine.asked < 500
+    assert not heard
+    assert not [t for t in threading.enumerate() if t.name == "cuagent-work"]
 
 
 def test_a_run_without_an_end_is_no_episode(tmp_path: Path, chat: Chat) -> None:

@@ -11,6 +11,7 @@ import pytest
 from cuagent.training.config import ConfigError, configure
 from cuagent.training.curriculum import Curriculum, choose, recall, remember, weights
 from cuagent.training.monitor import Action
+from cuagent.training.reward import highest
 from cuagent.training.segments import Episode, RecordError
 from cuagent.training.stages import TrainConfig
 
@@ -72,6 +73,9 @@ def test_tasks_that_are_sometimes_solved_get_most_episodes() -> None:
     shares = weights(["solved", "hopeless", "half", "new"], outcomes, Curriculum())
     assert shares["solved"] == shares["hopeless"] == pytest.approx(0.05)
     assert shares["half"] == shares["new"] == pytest.approx(0.30)
+    untimed = [(name, min(reward, 1.0)) for name, reward in outcomes]
+    scale = Curriculum(highest=highest(timed=False))
+    assert weights(list(shares), untimed, scale) == pytest.approx(shares)
     forgotten = outcomes + [("solved", -1.0), ("solved", 3.0)] * 16
     assert weights(["solved"], forgotten, Curriculum())["solved"] == pytest.approx(0.30)
 

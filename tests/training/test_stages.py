@@ -279,7 +279,10 @@ def test_a_run_that_is_killed_after_a_rewind_goes_on_from_there(tmp_path: Path) 
     assert newest is not None
     models = {"actor": actor, "critic": new_critic(actor)}
     optimizers = {name: make_optimizer(model, config.actor) for name, model in models.items()}
-    assert load_checkpoint(newest, models, optimizers) == (6, {"rollbacks": 1, "rewound": 5})
+    assert load_checkpoint(newest, models, optimizers) == (
+        6,
+        {"rollbacks": 1, "rewound": 5, "stopped": 0},
+    )
 
 
 def test_a_kill_while_checkpoints_are_dropped_leaves_none_that_is_half(
@@ -351,6 +354,66 @@ def test_a_run_that_an_alarm_ends_leaves_the_weights_of_before(
     assert len(history) == 3
     assert same(weights(actor), kept[0])
     assert not same(kept[2], kept[0])
+
+
+def test_what_lasted_goes_back_to_before_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the fifth to the seventh iteration, of which each has left a checkpoint."""
+    actor, kept = small_actor(), list[list[torch.Tensor]]()
+
+    def collect(iteration: int) -> list[Episode]:
+        kept.append(weights(actor))
+        return play(actor, 16, iteration)
+
+    def explained(*_: Any) -> dict[str, float]:
+        return {"ev": 0.0, "ev_q4": -0.1 if len(kept) > 4 else 0.3}
+
+    monkeypatch.setattr("cuagent.training.ppo.critic_metrics", explained)
+    config = replace(FAST, save_every=1, on_alarm=Action.STOP, limits=Limits(reward_fall=9.0))
+    assert len(ppo(actor, new_critic(actor), collect, config, tmp_path, silent)) == 7
+    assert same(weights(actor), kept[3])
+
+
+def test_a_run_that_was_stopped_stays_so_when_it_is_taken_up(tmp_path: Path) -> None:
+    actor = small_actor()
+
+    def collect(iteration: int) -> list[Episode]:
+        worth = -2.0 if iteration else 2.0
+        return [replace(e, reward=worth + e.reward / 4) for e in play(actor, 16, iteration)]
+
+    config = replace(FAST, on_alarm=Action.STOP, limits=Limits(reward_fall=1.0))
+    first = ppo(actor, new_critic(actor), collect, config, tmp_path, silent)
+    left, said = weights(actor), list[str]()
+    actor = small_actor(seed=1)
+    again = ppo(actor, new_critic(actor), collect, config, tmp_path, said.append)
+    assert same(weights(actor), left)
+    assert [m["reward"] for m in again] == [m["reward"] for m in first]
+    assert said == ["it was stopped by an alarm; ppo.on_alarm=warn goes on all the same"]
+
+
+def test_weights_that_are_no_numbers_are_an_alarm_before_anybody_samples_from_them(
+    tmp_path: Path,
+) -> None:
+    actor, said = small_actor(), list[str]()
+    before = weights(actor)
+    config = replace(FAST, actor=AdamW(lr=1e30), minibatches=1, on_alarm=Action.STOP)
+    found = ppo(
+        actor, new_critic(actor), lambda i: play(actor, 8, i), config, tmp_path, said.append
+    )
+    assert len(found) == 1
+    assert "  ALARM: weight_norm_actor not finite" in said
+    assert same(weights(actor), before)
+
+
+def test_an_actor_that_begins_later_warms_up_then(tmp_path: Path) -> None:
+    actor = small_actor()
+    before = weights(actor)
+    slow = AdamW(lr=1e-3, warmup=4)
+    config = replace(FAST, iterations=3, minibatches=1, critic_only=2, actor=slow)
+    ppo(actor, new_critic(actor), lambda i: play(actor, 16, i), config, tmp_path, silent)
+    moved = max(float((a - b).abs().max()) for a, b in zip(weights(actor), before, strict=True))
+    assert moved == pytest.approx(1e-3 / 4, rel=0.01), "Adam's first step is as long as its rate"
 
 
 def test_a_critic_that_knows_nothing_explains_nothing_whatever_its_lambda(tmp_path: Path) -> None:
