@@ -13,8 +13,8 @@ model's own; in training nothing (top-p, top-k) warps it, or the ratios of PPO w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,7 +54,8 @@ class Engine(Protocol):
     """Whether it wants the requests of all threads in one call; else each thread may ask alone."""
 
     def open(self) -> AbstractContextManager[None]:
-        """While it lasts the engine answers, and nobody changes the weights. Raises EngineError."""
+        """While it lasts the engine answers, and nobody changes the weights; what is asked still
+        when it ends fails. Raises EngineError."""
         ...
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
@@ -79,9 +80,15 @@ class LocalEngine:
         self.end = end
         self.most_rows = most_rows
         self.turn = turn
+        self._over = False
 
-    def open(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        self._over = False
+        try:
+            yield
+        finally:
+            self._over = True
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
         # Equal lengths beside each other: less padding, and rows end at similar times.
@@ -121,6 +128,8 @@ class LocalEngine:
         lengths = torch.zeros(n, dtype=torch.int64, device=device)
         ended = torch.zeros(n, dtype=torch.bool, device=device)
         for step in range(longest):
+            if self._over:
+                raise EngineError("stopped")
             out = self.actor(
                 input_ids=ids,
                 attention_mask=real,

@@ -73,13 +73,16 @@ class Batcher:
     At `together` 0 an engine that does not gather is asked by each of them alone.
     """
 
-    def __init__(self, engine: Engine, together: float = 1.0) -> None:
+    def __init__(
+        self, engine: Engine, together: float = 1.0, over: threading.Event | None = None
+    ) -> None:
+        """Once `over` is set no batch begins any more."""
         self.engine = engine
         self.together = together
+        self.over = over or threading.Event()
         self.seconds = 0.0
         """Spent in the engine."""
         self._changed = threading.Condition()
-        self._stopped = False
         self._live = 0
         self._waiting: list[tuple[Request, list[Sampled | Exception]]] = []
 
@@ -96,9 +99,8 @@ class Batcher:
                 self._run_if_full()
 
     def stop(self) -> None:
-        """No batch begins any more; once it returns none is in flight, and nobody waits."""
+        """Waits for the batch in flight; nobody waits for an answer any more."""
         with self._changed:
-            self._stopped = True
             for _, answer in self._waiting:
                 answer.append(EngineError("stopped"))
             self._waiting = []
@@ -111,7 +113,7 @@ class Batcher:
             return taken(alone)
         answer: list[Sampled | Exception] = []
         with self._changed:
-            if self._stopped:
+            if self.over.is_set():
                 raise EngineError("stopped")
             self._waiting.append((request, answer))
             self._run_if_full()
@@ -119,7 +121,8 @@ class Batcher:
         return taken(answer[0])
 
     def _run_if_full(self) -> None:
-        if not self._waiting or len(self._waiting) < self.together * self._live:
+        full = len(self._waiting) >= self.together * self._live
+        if self.over.is_set() or not self._waiting or not full:
             return
         batch, self._waiting = self._waiting, []
         start = time.perf_counter()
@@ -294,8 +297,8 @@ def play_many(
     `done` hears of each as it ends, from its thread. On Ctrl-C, or where one cannot be played at
     all, the others end in the middle and no word of them is kept.
     """
-    batcher = Batcher(engine, play.together)
     cancelled = threading.Event()
+    batcher = Batcher(engine, play.together, cancelled)
     lost: dict[str, int] = {}
 
     def one(job: tuple[Task, int]) -> Episode | str:
@@ -312,17 +315,19 @@ def play_many(
             return played
 
     started = threading.Barrier(len(jobs))
-    with engine.open(), ThreadPoolExecutor(len(jobs)) as threads:
+    with ThreadPoolExecutor(len(jobs)) as threads:
         try:
-            futures = [threads.submit(one, job) for job in jobs]
-            for future in as_completed(futures):
-                future.result()  # the first that fails ends all
-            results = [future.result() for future in futures]
-        except BaseException:
-            cancelled.set()
+            with engine.open():  # when it closes, what is in flight fails
+                try:
+                    futures = [threads.submit(one, job) for job in jobs]
+                    for future in as_completed(futures):
+                        future.result()  # the first that fails ends all
+                    results = [future.result() for future in futures]
+                finally:
+                    cancelled.set()
+        finally:
             started.abort()
             batcher.stop()
-            raise
     for result in results:
         if isinstance(result, str):
             lost[result] = lost.get(result, 0) + 1
