@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,7 +75,7 @@ def demo(
     needs_extra()
     from cuagent.task import Device
     from cuagent.training.ablation import run_ablations
-    from cuagent.training.config import ConfigError, configure
+    from cuagent.training.config import ConfigError, configure, overlay
     from cuagent.training.demo import run_demo
     from cuagent.training.presets import preset
     from cuagent.training.report import write_report
@@ -86,7 +85,7 @@ def demo(
     if kernels not in ("auto", *Device):
         raise ConfigError(f"--kernels {kernels}: there are auto, {', '.join(Device)}")
     target = Device(where if kernels == "auto" else choose_device(kernels))
-    start = replace(preset(where, target, seed), minutes=minutes)
+    start = overlay(preset(where, target, 0), {"seed": seed, "minutes": minutes}, "")
     settings = configure(start, config, set or [])
     if ablation:
         run_ablations(ablation, settings, range(seed, seed + seeds), where, out, say)

@@ -24,7 +24,7 @@ from cuagent.training import parallel
 from cuagent.training.chat import Chat, load_chat
 from cuagent.training.checkpoint import latest_checkpoint
 from cuagent.training.collect import Collector
-from cuagent.training.config import ConfigError, at_least
+from cuagent.training.config import SEEDS, ConfigError, above, at_least, below, between
 from cuagent.training.continuous import ContinuousEngine
 from cuagent.training.curriculum import Curriculum
 from cuagent.training.data import load_runs, split
@@ -90,7 +90,9 @@ class PlayConfig:
         at_least(1, self, "turns", "context", "reply", "beside")
         if self.ray and self.beside > 1:
             raise ConfigError("play.ray and play.beside: an actor of Ray has one judge")
-        at_least(0, self, "temperature", "together", "ray")
+        at_least(0, self, "temperature", "ray")
+        above(0, self, "seconds")
+        between(0, 1, self, "together")
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         at_least(1, self, "ppo_episodes")
+        at_least(0, self, "heldout", "single_turn")
+        below(1, self, "heldout")
+        between(*SEEDS, self, "seed")
 
 
 def collect(

@@ -78,6 +78,8 @@ def test_a_demo_that_cannot_be_played_is_refused_in_one_line(
         ("export --runs tasks --out chat", "tasks: no runs"),
         ("export-verl --policy policy --critic tasks --tasks a --out a --device x", "--device x"),
         ("demo --out out --device cpu --seeds 0", "--seeds"),
+        ("demo --out out --device cpu --minutes -3", "minutes: -3.0 is not 0 or more"),
+        ("demo --out out --device cpu --seed -1", "seed: -1 is not from 0"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_refused_in_one_line(
