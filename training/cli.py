@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import runpy
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -307,4 +309,6 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":  # torchrun -m cuagent.training.cli ppo ...
-    app()
+    # As `cuagent train ppo ...`, for its exit codes; by name, since the commands lie above us.
+    sys.argv.insert(1, "train")
+    runpy.run_module("cuagent", run_name="__main__")

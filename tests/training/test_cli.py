@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +97,18 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     Path("text").write_bytes(b"\xd8 no JSON\n")
     assert run(["train", *asked.split()]) == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_what_torchrun_starts_ends_as_the_command_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = "ppo --policy x/y/z --tasks x --out out --device cpu".split()
+    monkeypatch.setattr(sys, "argv", ["cli.py", *asked])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.delitem(sys.modules, "cuagent.training.cli")  # as in a process that it begins
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_module("cuagent.training.cli", run_name="__main__")
+    assert capsys.readouterr().err == "cuagent: x/y/z: no such folder\n"
 
 
 @pytest.fixture
