@@ -80,6 +80,7 @@ def test_a_demo_that_cannot_be_played_is_refused_in_one_line(
         ("collect --policy policy --tasks tasks --out out --set a=1", "no setting a;"),
         ("export --runs tasks --out chat", "tasks: no runs"),
         ("export-verl --policy policy --critic tasks --tasks a --out a --device x", "--device x"),
+        ("export-verl --policy policy --critic policy --tasks tasks --out a", "not a critic but Ll"),
         ("demo --out out --device cpu --seeds 0", "--seeds"),
         ("demo --out out --device cpu --minutes -3", "minutes: -3.0 is not 0 or more"),
         ("demo --out out --device cpu --seed -1", "seed: -1 is not from 0"),
