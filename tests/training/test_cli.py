@@ -141,6 +141,16 @@ def test_ids_that_the_policy_does_not_know_are_refused(
              "--set", "heldout=0")  # fmt: skip
 
 
+@pytest.mark.parametrize("stage", ["rft", "value"])
+def test_a_stage_says_that_everything_is_held_out(
+    stage: str, policy: Path, played: list[Episode], tmp_path: Path
+) -> None:
+    write_episodes(tmp_path / "e.jsonl", [replace(e, task="task4") for e in played])
+    with pytest.raises(RecordError, match="every episode is of a task that is held out"):
+        call(stage, "--policy", policy, "--from", tmp_path / "e.jsonl", "--out", tmp_path / "v",
+             "--set", "heldout=0.99")  # fmt: skip
+
+
 def test_export_verl_leaves_a_script_to_start(policy: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     tasks, out = tmp_path / "tasks", tmp_path / "verl"
