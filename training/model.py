@@ -109,10 +109,12 @@ def save_model(model: Any, folder: Path) -> None:
 
 
 def quiet() -> None:
-    """No progress bars in our own output."""
+    """No progress bars in our own output, and no word of each try to reach the hub."""
+    from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    hub.set_verbosity_error()
 
 
 def head(critic: Any) -> torch.nn.Module:

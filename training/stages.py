@@ -34,7 +34,7 @@ from cuagent.training.files import write_whole
 from cuagent.training.filters import Filters, keep
 from cuagent.training.lora import Lora, adapt, merged
 from cuagent.training.metrics import Metrics, episode_metrics
-from cuagent.training.model import load_actor, load_critic, new_critic, save_model
+from cuagent.training.model import load_actor, load_critic, new_critic, quiet, save_model
 from cuagent.training.placement import Dtype, Placement, copy_weights, is_sharded, place
 from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import PpoConfig, ppo
@@ -316,8 +316,10 @@ def load_policy(folder: Path, config: TrainConfig) -> tuple[Chat, Any]:
 def reading(folder: Path) -> Iterator[None]:
     """What goes wrong with a Hugging Face folder, or name, in one line. Raises RecordError."""
     absent = not folder.exists()
-    if absent and (len(folder.parts) > 2 or (folder.parent != Path() and folder.parent.exists())):
-        raise RecordError(f"{folder}: no such folder")  # and no name that a hub could know
+    if absent and (len(folder.parts) != 2 or folder.parent.exists()):
+        # No OWNER/NAME of a hub either; its few names of one word have no chat template.
+        raise RecordError(f"{folder}: no such folder")
+    quiet()
     try:
         yield
     except (OSError, ValueError) as error:
@@ -354,7 +356,9 @@ def paged(config: TrainConfig) -> bool:
 
 
 def load_tasks(folder: Path, device: str) -> list[Task]:
-    """Every `.py` file of a folder as a task. Raises TaskError."""
+    """Every `.py` file of a folder as a task. Raises TaskError, RecordError."""
+    if not folder.exists():
+        raise RecordError(f"{folder}: no such folder")
     files = [folder] if folder.is_file() else sorted(folder.glob("*.py"))
     if not files:
         raise RecordError(f"{folder}: no task files (*.py)")
