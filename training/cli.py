@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import runpy
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,7 +77,7 @@ def demo(
     needs_extra()
     from cuagent.task import Device
     from cuagent.training.ablation import run_ablations
-    from cuagent.training.config import ConfigError, configure
+    from cuagent.training.config import ConfigError, configure, overlay
     from cuagent.training.demo import run_demo
     from cuagent.training.presets import preset
     from cuagent.training.report import write_report
@@ -86,7 +87,7 @@ def demo(
     if kernels not in ("auto", *Device):
         raise ConfigError(f"--kernels {kernels}: there are auto, {', '.join(Device)}")
     target = Device(where if kernels == "auto" else choose_device(kernels))
-    start = replace(preset(where, target, seed), minutes=minutes)
+    start = overlay(preset(where, target, 0), {"seed": seed, "minutes": minutes}, "")
     settings = configure(start, config, set or [])
     if ablation:
         run_ablations(ablation, settings, range(seed, seed + seeds), where, out, say)
@@ -308,4 +309,6 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":  # torchrun -m cuagent.training.cli ppo ...
-    app()
+    # As `cuagent train ppo ...`, for its exit codes; by name, since the commands lie above us.
+    sys.argv.insert(1, "train")
+    runpy.run_module("cuagent", run_name="__main__")

@@ -190,9 +190,14 @@ def is_heldout(task: str, share: float, salt: str = "cuagent") -> bool:
 
 
 def split(episodes: Iterable[Episode], share: float) -> tuple[list[Episode], list[Episode]]:
-    """(train, held out), by task: no task has episodes in both."""
+    """(train, held out), by task: no task has episodes in both.
+
+    Raises RecordError where nothing is left to train on.
+    """
     train: list[Episode] = []
     heldout: list[Episode] = []
     for episode in episodes:
         (heldout if is_heldout(episode.task, share) else train).append(episode)
+    if heldout and not train:
+        raise RecordError("every episode is of a task that is held out; set heldout lower")
     return train, heldout

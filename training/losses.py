@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cuagent.training.config import at_least, between
+
 
 def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     """log p(id) under the logits it was drawn from; [..., V] and [...] to [...].
@@ -46,6 +48,11 @@ class Clip:
     low: float = 0.2
     high: float = 0.28
     dual: float | None = None
+
+    def __post_init__(self) -> None:
+        between(0, 1, self, "low")
+        at_least(0, self, "high")
+        at_least(1, self, "dual")
 
 
 @dataclass(frozen=True)

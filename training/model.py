@@ -81,16 +81,22 @@ def new_critic(actor: Any, from_actor: bool = True) -> Any:
 
 def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     """A critic from a Hugging Face folder. Raises RecordError where it is something else."""
-    from transformers import AutoConfig, AutoModelForTokenClassification
+    from transformers import AutoModelForTokenClassification
 
     quiet()
-    kinds = AutoConfig.from_pretrained(folder).architectures or ["nothing"]
-    if not kinds[0].endswith("ForTokenClassification"):
-        # Its head would be random.
-        raise RecordError(f"{folder}: not a critic but {kinds[0]}; cuagent train value makes one")
+    check_critic(folder)
     return AutoModelForTokenClassification.from_pretrained(
         folder, dtype=dtype, attn_implementation="sdpa"
     )
+
+
+def check_critic(folder: str | Path) -> None:
+    """Raises RecordError where a folder holds another kind of model: its head would be random."""
+    from transformers import AutoConfig
+
+    kinds = AutoConfig.from_pretrained(folder).architectures or ["nothing"]
+    if not kinds[0].endswith("ForTokenClassification"):
+        raise RecordError(f"{folder}: not a critic but {kinds[0]}; cuagent train value makes one")
 
 
 def save_model(model: Any, folder: Path) -> None:
@@ -103,10 +109,12 @@ def save_model(model: Any, folder: Path) -> None:
 
 
 def quiet() -> None:
-    """No progress bars in our own output."""
+    """No progress bars in our own output, and no word of each try to reach the hub."""
+    from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    hub.set_verbosity_error()
 
 
 def head(critic: Any) -> torch.nn.Module:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cuagent.training.config import at_least
+
 NOT_FINITE = "not finite"
 
 
@@ -60,6 +62,9 @@ class Limits:
     """Below the best mean reward so far: severe."""
     patience: int = 3
     """Iterations in a row after which explained variance or clipped length is severe."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "patience")
 
 
 def alarms(history: Sequence[Mapping[str, float]], limits: Limits, rewound: int = 0) -> list[Alarm]:

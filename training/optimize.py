@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cuagent.training.config import at_least
+from cuagent.training.config import above, at_least, below
 from cuagent.training.placement import sum_gradients, whole
 
 
@@ -27,7 +27,9 @@ class AdamW:
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        at_least(0, self, "lr", "warmup", "last")
+        at_least(0, self, "lr", "warmup", "last", "decay", "beta1", "beta2")
+        below(1, self, "beta1", "beta2")
+        above(0, self, "clip_norm")  # less would turn the gradient round
 
 
 def make_optimizer(model: Any, settings: AdamW) -> torch.optim.AdamW:

@@ -30,7 +30,7 @@ from cuagent.training.checkpoint import (
     rewind,
     save_checkpoint,
 )
-from cuagent.training.config import at_least
+from cuagent.training.config import SEEDS, above, at_least, between
 from cuagent.training.engine import Turn
 from cuagent.training.losses import Clip, kl_to, policy_loss, truncated_weights
 from cuagent.training.metrics import (
@@ -92,9 +92,11 @@ class PpoConfig:
     """How often a severe alarm may rewind the run before it stops."""
 
     def __post_init__(self) -> None:
-        at_least(0, self, "iterations")
-        if self.max_kl is not None:
-            at_least(0, self, "max_kl")
+        at_least(0, self, "iterations", "critic_only", "rollbacks")
+        at_least(0, self, "max_kl", "kl_weight", "value_clip")
+        above(0, self, "importance_cap", "alpha")
+        between(0, 1, self, "lam_actor", "lam_critic")
+        between(*SEEDS, self, "seed")
         at_least(1, self, "minibatches", "epochs", "tokens_per_microbatch", "save_every")
 
 

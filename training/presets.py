@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from cuagent.task import Device
 from cuagent.training.chat import Pieces
-from cuagent.training.config import at_least
+from cuagent.training.config import SEEDS, at_least, between
 from cuagent.training.filters import Filters
 from cuagent.training.monitor import Action, Limits
 from cuagent.training.optimize import AdamW
@@ -38,6 +38,11 @@ class DecoderConfig:
     heads: int = 4
     vocabulary: int = 2048
     context: int = 1024
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "layers", "width", "heads", "vocabulary", "context")
+        if self.width % (2 * self.heads):  # a head turns its numbers in pairs, by their position
+            raise ValueError(f"width: {self.width} is no multiple of twice the {self.heads} heads")
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,9 @@ class DemoConfig:
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "reply", "rft_episodes", "value_episodes", "ppo_episodes")
         at_least(1, self, "demonstrations", "evaluation_episodes", "beside")
+        at_least(0, self, "minutes", "cores", "first_turns", "shown", "more_rounds")
+        between(0, 1, self, "together")
+        between(*SEEDS, self, "seed")
 
 
 def preset(device: str, kernels: Device, seed: int) -> DemoConfig:

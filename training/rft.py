@@ -20,7 +20,7 @@ import torch
 from cuagent.training import parallel
 from cuagent.training.batch import batch_order, collate
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from cuagent.training.config import at_least
+from cuagent.training.config import SEEDS, at_least, between
 from cuagent.training.engine import Turn
 from cuagent.training.losses import imitation_loss
 from cuagent.training.metrics import Metrics, drop_metrics_from, log_metrics
@@ -48,6 +48,7 @@ class RftConfig:
         at_least(0, self, "steps")
         at_least(1, self, "episodes_per_batch", "tokens_per_microbatch")
         at_least(1, self, "save_every", "evaluate_every")
+        between(*SEEDS, self, "seed")
 
 
 def rft(

@@ -14,12 +14,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 VERSION = 1
+PLAIN = {"str": (str,), "int": (int,), "bool": (bool,), "float": (float, int)}
+"""What JSON may give for a field, by its annotation; fields of other kinds are checked apart."""
 
 
 class RecordError(Exception):
@@ -125,8 +127,11 @@ def check(episode: Episode) -> None:
                 f"{where} (call {call}): {len(segment.ids)} ids but "
                 f"{len(segment.logprobs)} log-probabilities"
             )
-        if segment.logprobs is not None and not all(p <= 1e-6 for p in segment.logprobs):
-            raise RecordError(f"{where} (call {call}): a log-probability above 0, or not a number")
+        # a run's log has words for what JSON has no number for
+        if not all(is_number(p) and -math.inf < p <= 1e-6 for p in segment.logprobs or ()):
+            raise RecordError(
+                f"{where} (call {call}): a log-probability above 0, infinite or not a number"
+            )
     if call == 0:
         raise RecordError(f"episode {episode.id}: no action token, nothing to learn from")
 
@@ -168,9 +173,11 @@ def read_episodes(path: Path) -> Iterator[Episode]:
                 continue
             try:
                 episode = episode_from(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                check(episode)
+            except RecordError as error:
+                raise RecordError(f"{path}:{number}: {error}") from error
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
                 raise RecordError(f"{path}:{number}: not an episode: {error!r}") from error
-            check(episode)
             yield episode
 
 
@@ -180,24 +187,36 @@ def episode_from(data: dict[str, Any]) -> Episode:
     if version != VERSION:
         raise ValueError(f"version {version}, this cuagent reads {VERSION}")
     segments = tuple(_segment(s) for s in data.pop("segments"))
-    calls = tuple(Call(**c) for c in data.pop("calls"))
-    reward = data["reward"]
-    if not isinstance(reward, float | int) or not math.isfinite(reward):
-        raise ValueError(f"its reward is {reward!r}")
-    if not isinstance(data.get("figures", {}), dict):
-        raise ValueError("its figures are no object")
+    calls = tuple(Call(**typed(Call, c)) for c in data.pop("calls"))
+    if not math.isfinite(typed(Episode, data)["reward"]):
+        raise ValueError(f"its reward is {data['reward']!r}")
+    if not all(is_number(value) for value in data.get("figures", {}).values()):
+        raise ValueError(f"its figures are {data['figures']!r}")
     return Episode(segments=segments, calls=calls, **data)
+
+
+def typed(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+    """`data`, once its texts and numbers are what the fields of `kind` say. Raises ValueError."""
+    for one in fields(kind):
+        wanted = PLAIN.get(str(one.type))
+        if wanted and one.name in data and type(data[one.name]) not in wanted:
+            raise ValueError(f"its {one.name} is {data[one.name]!r}")
+    return data
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, float | int)
 
 
 def _segment(data: dict[str, Any]) -> Segment:
     logprobs: Sequence[float] | None = data["logprobs"]
     if not all(type(i) is int and i >= 0 for i in data["ids"]):
         raise ValueError("a token id that is no whole number from 0 on")
-    if logprobs is not None and not all(isinstance(p, float | int) for p in logprobs):
+    if logprobs is not None and not all(is_number(p) for p in logprobs):
         raise ValueError("a log-probability that is no number")
     return Segment(
         Kind(data["kind"]),
         tuple(data["ids"]),
         None if logprobs is None else tuple(logprobs),
-        data["context"],
+        typed(Segment, data)["context"],
     )

@@ -24,7 +24,7 @@ from cuagent.training import parallel
 from cuagent.training.chat import Chat, load_chat
 from cuagent.training.checkpoint import latest_checkpoint
 from cuagent.training.collect import Collector
-from cuagent.training.config import ConfigError, at_least
+from cuagent.training.config import SEEDS, ConfigError, above, at_least, below, between
 from cuagent.training.continuous import ContinuousEngine
 from cuagent.training.curriculum import Curriculum
 from cuagent.training.data import load_runs, split
@@ -34,7 +34,7 @@ from cuagent.training.files import write_whole
 from cuagent.training.filters import Filters, keep
 from cuagent.training.lora import Lora, adapt, merged
 from cuagent.training.metrics import Metrics, episode_metrics
-from cuagent.training.model import load_actor, load_critic, new_critic, save_model
+from cuagent.training.model import load_actor, load_critic, new_critic, quiet, save_model
 from cuagent.training.placement import Dtype, Placement, copy_weights, is_sharded, place
 from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import PpoConfig, ppo
@@ -91,7 +91,9 @@ class PlayConfig:
         at_least(1, self, "turns", "context", "reply", "beside")
         if self.ray and self.beside > 1:
             raise ConfigError("play.ray and play.beside: an actor of Ray has one judge")
-        at_least(0, self, "temperature", "together", "ray")
+        at_least(0, self, "temperature", "ray")
+        above(0, self, "seconds")
+        between(0, 1, self, "together")
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         at_least(1, self, "ppo_episodes")
+        at_least(0, self, "heldout", "single_turn")
+        below(1, self, "heldout")
+        between(*SEEDS, self, "seed")
 
 
 def collect(
@@ -176,8 +181,6 @@ def pretrain(
     """Value pretraining of a critic on the policy's backbone; the critic lies in `out/model`."""
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
-    if not train:
-        raise RecordError("every episode is of a task that is held out; set heldout lower")
     check_ids([*train, *heldout], actor)
     going_on(out, say, policy=policy, source=list(map(str, sources)), seed=config.value.seed)
     critic = ready(new_critic(actor), config, device)
@@ -315,8 +318,10 @@ def load_policy(folder: Path, config: TrainConfig) -> tuple[Chat, Any]:
 def reading(folder: Path) -> Iterator[None]:
     """What goes wrong with a Hugging Face folder, or name, in one line. Raises RecordError."""
     absent = not folder.exists()
-    if absent and (len(folder.parts) > 2 or (folder.parent != Path() and folder.parent.exists())):
-        raise RecordError(f"{folder}: no such folder")  # and no name that a hub could know
+    if absent and (len(folder.parts) != 2 or folder.parent.exists()):
+        # No OWNER/NAME of a hub either; its few names of one word have no chat template.
+        raise RecordError(f"{folder}: no such folder")
+    quiet()
     try:
         yield
     except (OSError, ValueError) as error:
@@ -353,7 +358,9 @@ def paged(config: TrainConfig) -> bool:
 
 
 def load_tasks(folder: Path, device: str) -> list[Task]:
-    """Every `.py` file of a folder as a task. Raises TaskError."""
+    """Every `.py` file of a folder as a task. Raises TaskError, RecordError."""
+    if not folder.exists():
+        raise RecordError(f"{folder}: no such folder")
     files = [folder] if folder.is_file() else sorted(folder.glob("*.py"))
     if not files:
         raise RecordError(f"{folder}: no task files (*.py)")

@@ -87,7 +87,7 @@ def run_trial(
 
 def left(config: DemoConfig, begun: float) -> float | None:
     """Minutes, of something that began at `begun` by time.time()."""
-    return None if config.minutes is None else config.minutes - (time.time() - begun) / 60
+    return None if config.minutes is None else max(0.0, config.minutes - (time.time() - begun) / 60)
 
 
 Place = tuple[str, Quiet]

@@ -20,7 +20,7 @@ from cuagent.training import parallel
 from cuagent.training.advantage import advantages_and_returns
 from cuagent.training.batch import Batch, batch_order, collate
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from cuagent.training.config import at_least
+from cuagent.training.config import SEEDS, at_least, between
 from cuagent.training.engine import Turn
 from cuagent.training.losses import value_loss
 from cuagent.training.metrics import Metrics, critic_metrics, drop_metrics_from, log_metrics
@@ -52,6 +52,8 @@ class ValueConfig:
         at_least(0, self, "steps")
         at_least(1, self, "episodes_per_batch", "tokens_per_microbatch")
         at_least(1, self, "save_every", "evaluate_every")
+        between(*SEEDS, self, "seed")
+        between(0, 1, self, "lam")
 
 
 def pretrain_value(

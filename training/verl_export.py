@@ -66,9 +66,14 @@ def export_verl(
     device: str = "cuda",
 ) -> int:
     """Write the folder; returns the number of tasks. Raises RecordError, TaskError."""
+    from cuagent.training.model import check_critic
+    from cuagent.training.stages import reading
+
     for folder in (actor, critic):
         if not (folder / "config.json").is_file():
             raise RecordError(f"{folder}: not a Hugging Face folder (no config.json)")
+    with reading(critic):
+        check_critic(critic)
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     shutil.copytree(actor, out / "actor", dirs_exist_ok=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from cuagent.training.cli import app
 from cuagent.training.config import ConfigError
 from cuagent.training.model import load_actor, new_critic, save_model
 from cuagent.training.segments import Episode, Kind, RecordError, Segment, write_episodes
+from cuagent.training.stages import reading
 
 
 @pytest.fixture
@@ -70,14 +74,18 @@ def test_a_demo_that_cannot_be_played_is_refused_in_one_line(
         ("rft --policy policy --from text --out text/out", "text is not a folder"),
         ("rft --policy policy/model --from text --out out", "policy/model: no such folder"),
         ("rft --policy tasks --from text --out out", "tasks: not a Hugging Face model"),
+        ("rft --policy mistyped --from text --out out", "mistyped: no such folder"),
         ("ppo --policy policy --critic policy --tasks tasks --out out", "not a critic but Llama"),
         ("ppo --policy policy --critic tasks --tasks tasks --out out", "not a Hugging Face model"),
-        ("collect --policy policy --tasks nothing --out out", "nothing: no task files"),
+        ("collect --policy policy --tasks nothing --out out", "nothing: no such folder"),
         ("collect --policy policy --tasks tasks --out out --episodes 0", "--episodes"),
         ("collect --policy policy --tasks tasks --out out --set a=1", "no setting a;"),
         ("export --runs tasks --out chat", "tasks: no runs"),
         ("export-verl --policy policy --critic tasks --tasks a --out a --device x", "--device x"),
+        ("export-verl --policy policy --critic policy --tasks tasks --out a", "not a critic but"),
         ("demo --out out --device cpu --seeds 0", "--seeds"),
+        ("demo --out out --device cpu --minutes -3", "minutes: -3.0 is not 0 or more"),
+        ("demo --out out --device cpu --seed -1", "seed: -1 is not from 0"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_refused_in_one_line(
@@ -92,6 +100,32 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     Path("text").write_bytes(b"\xd8 no JSON\n")
     assert run(["train", *asked.split()]) == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_what_torchrun_starts_ends_as_the_command_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["ppo", "--policy", "x/y/z", "--tasks", "x", "--out", "out", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["cli.py", *asked])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.delitem(sys.modules, "cuagent.training.cli")  # as in a process that it begins
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_module("cuagent.training.cli", run_name="__main__")
+    assert capsys.readouterr().err == "cuagent: x/y/z: no such folder\n"
+
+
+def test_a_name_that_the_hub_does_not_give_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client would warn of each try."""
+    from huggingface_hub.utils import logging
+
+    monkeypatch.chdir(tmp_path)
+    logging.set_verbosity_warning()
+    said = r"owner/name: no such folder here, and not a Hugging Face model \(no connection\)"
+    with pytest.raises(RecordError, match=said), reading(Path("owner/name")):
+        raise OSError("no connection")
+    assert logging.get_verbosity() == logging.ERROR
 
 
 @pytest.fixture
@@ -121,6 +155,16 @@ def test_ids_that_the_policy_does_not_know_are_refused(
     with pytest.raises(RecordError, match="episode 0-1: token id 16, the policy knows 16"):
         call("value", "--policy", policy, "--from", tmp_path / "e.jsonl", "--out", tmp_path / "v",
              "--set", "heldout=0")  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", ["rft", "value"])
+def test_a_stage_says_that_everything_is_held_out(
+    stage: str, policy: Path, played: list[Episode], tmp_path: Path
+) -> None:
+    write_episodes(tmp_path / "e.jsonl", [replace(e, task="task4") for e in played])
+    with pytest.raises(RecordError, match="every episode is of a task that is held out"):
+        call(stage, "--policy", policy, "--from", tmp_path / "e.jsonl", "--out", tmp_path / "v",
+             "--set", "heldout=0.99")  # fmt: skip
 
 
 def test_export_verl_leaves_a_script_to_start(policy: Path, tmp_path: Path) -> None:

@@ -60,11 +60,17 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
         ('"ids": [4, 5]', '"ids": [4, -5]'),
         ('"logprobs": [-0.5, -1.5]', '"logprobs": [-0.5, "x"]'),
         ('"figures": {}', '"figures": []'),
+        ('"figures": {}', '"figures": {"cut_turns": "x"}'),
+        ('"task": "d1"', '"task": null'),
+        ('"turn": 0', '"turn": "0"'),
+        ('"valid": true', '"valid": 1'),
+        ('"context": 0', '"context": false'),
     ],
 )
 def test_a_field_of_another_type_is_named(written: str, instead: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    write_episodes(path, [episode(PROMPT, Segment(Kind.ACTION, (4, 5), (-0.5, -1.5)))])
+    made = episode(PROMPT, Segment(Kind.ACTION, (4, 5), (-0.5, -1.5)))
+    write_episodes(path, [replace(made, calls=(Call(0, "write", "{}"),))])
     text = path.read_text()
     assert written in text
     path.write_text(text.replace(written, instead))
@@ -84,6 +90,8 @@ def test_a_field_of_another_type_is_named(written: str, instead: str, tmp_path: 
         ((PROMPT, Segment(Kind.ACTION, ())), "without tokens"),
         ((PROMPT, Segment(Kind.ACTION, (1,), (0.5,))), "above 0"),
         ((PROMPT, Segment(Kind.ACTION, (1,), (float("nan"),))), "not a number"),
+        ((PROMPT, Segment(Kind.ACTION, (1,), ("nan",))), "not a number"),
+        ((PROMPT, Segment(Kind.ACTION, (1,), (-float("inf"),))), "infinite"),
     ],
 )
 def test_a_record_that_breaks_an_invariant_is_refused(

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.training.config import ConfigError, configure
+from cuagent.training.batch import batch_order
+from cuagent.training.config import SEEDS, ConfigError, configure
 from cuagent.training.curriculum import Curriculum, choose, recall, remember, weights
 from cuagent.training.monitor import Action
+from cuagent.training.presets import DemoConfig
 from cuagent.training.reward import highest
 from cuagent.training.segments import Episode, RecordError
 from cuagent.training.stages import TrainConfig
@@ -48,12 +50,67 @@ def test_flags_lie_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
         ("steps=true", "steps: true is not int"),
         ("inner.action=explode", "none of warn, stop, rollback"),
         ("inner.rate=none", "inner.rate: null is not float"),
+        ("inner.rate=nan", "inner.rate: nan is not a finite number"),
+        ("inner.lam=-inf", "inner.lam: -inf is not a finite number"),
+        ("inner.rate=1" + "0" * 400, "is not a finite number"),
+        ('inner.gpus=[0, "a"]', 'inner.gpus: "a" is not int'),
+        ("inner.gpus=[]", "inner.gpus: an empty list"),
         ("steps", "write name=value"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_named(setting: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         configure(Outer(), None, [setting])
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("ppo.actor.clip_norm=-1", "ppo.actor.clip_norm: -1.0 is not above 0"),
+        ("rft.optimizer.beta1=1", "rft.optimizer.beta1: 1.0 is not below 1"),
+        ("rft.optimizer.decay=-1", "rft.optimizer.decay: -1.0 is not 0 or more"),
+        ("value.seed=99999999999999999999", "value.seed: 9+ is not from 0 to 4294967295"),
+        ("seed=-1", "seed: -1 is not from 0"),
+        ("ppo.importance_cap=-2", "ppo.importance_cap: -2.0 is not above 0"),
+        ("ppo.clip.low=2", "ppo.clip.low: 2.0 is not from 0 to 1"),
+        ("ppo.clip.high=-1", "ppo.clip.high: -1.0 is not 0 or more"),
+        ("ppo.lam_actor=1.5", "ppo.lam_actor: 1.5 is not from 0 to 1"),
+        ("ppo.kl_weight=-1", "ppo.kl_weight: -1.0 is not 0 or more"),
+        ("ppo.rollbacks=-1", "ppo.rollbacks: -1 is not 0 or more"),
+        ("ppo.limits.patience=0", "ppo.limits.patience: 0 is not 1 or more"),
+        ("heldout=1", "heldout: 1.0 is not below 1"),
+        ("play.seconds=0", "play.seconds: 0.0 is not above 0"),
+        ("play.together=2", "play.together: 2.0 is not from 0 to 1"),
+    ],
+)
+def test_what_would_train_wrongly_is_refused(setting: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        configure(TrainConfig(), None, [setting])
+
+
+def test_the_largest_seed_still_makes_batches() -> None:
+    assert len(batch_order(4, 2, SEEDS[1], 10**6)) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("decoder.heads=3", "decoder.width: 64 is no multiple of twice the 3 heads"),
+        ("decoder.layers=0", "decoder.layers: 0 is not 1 or more"),
+        ("first_turns=-1", "first_turns: -1 is not 0 or more"),
+        ("minutes=-3", "minutes: -3.0 is not 0 or more"),
+    ],
+)
+def test_what_no_demonstration_could_use_is_refused(setting: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        configure(DemoConfig(), None, [setting])
+
+
+def test_settings_that_fit_each_other_need_not_do_so_one_by_one(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[decoder]\nwidth = 30\n")
+    found = configure(DemoConfig(), file, ["decoder.heads=3", "turns=2"]).decoder
+    assert (found.width, found.heads) == (30, 3)
 
 
 def test_owners_beside_each_other_are_not_for_actors_of_ray() -> None:
