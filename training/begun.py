@@ -88,10 +88,9 @@ def differences(before: Names, now: Names) -> list[str]:
     """In words, after "was made". A setting that only one of them knows is none."""
     if before["command"] != now["command"]:
         return [f"by train {before['command']}, not train {now['command']}"]
+    of = [name for name in now["of"] if before["of"].get(name) != now["of"][name]]
     known = [name for name in now["settings"] if name in before["settings"]]
-    return [
-        f"from another {name}" for name in now["of"] if before["of"].get(name) != now["of"][name]
-    ] + [
+    return [f"from {'other' if name.endswith('s') else 'another'} {name}" for name in of] + [
         f"with {name}={shown(was)}, not {shown(asked)}"
         for name in known
         if (was := before["settings"][name]) != (asked := now["settings"][name])
