@@ -14,9 +14,9 @@
     rft.py, value.py, ppo.py   the three stages, each one loop that reads top to bottom
     engine.py     ids to sampled ids; rollout.py: episodes through the agent's own loop and tools
     pool.py       verdicts for many episodes; ray_pool.py: on many machines
-    collect.py    a policy plays tasks; curriculum.py: which
+    collect.py    a policy plays tasks; curriculum.py: which; pace.py: how far it is
     verl_*.py     the export to verl, its loop and its GAE; doctor.py: what is here
-    stages.py, config.py, cli.py   what a person touches
+    stages.py, config.py, cli.py   what a person touches; begun.py: who may go on with a folder
     gym.py, teacher.py, presets.py, demo.py   a small policy learns from nothing
     trial.py      over several seeds; lend.py: one pool for all; paired.py: their differences
     audit.py      the last kernels once more; ablation.py: one thing left out

@@ -24,7 +24,15 @@ from cuagent.training.lend import lend
 from cuagent.training.metrics import episode_metrics, read_metrics
 from cuagent.training.paired import difference, means, table
 from cuagent.training.presets import DemoConfig
-from cuagent.training.trial import allow_files, evaluated, left, opening, places, train_seeds
+from cuagent.training.trial import (
+    allow_files,
+    begin_seeds,
+    evaluated,
+    left,
+    opening,
+    places,
+    train_seeds,
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ def run_ablations(
 
     PPO makes as many iterations as in the full arm of its seed, or as fit in the minutes. What is
     there is not redone.
-    Raises ConfigError where there is no such arm, or no full one to compare with.
+    Raises ConfigError where there is no such arm, or no full one of the same settings.
     """
     for name in names:
         if name not in ABLATIONS:
@@ -68,6 +76,7 @@ def run_ablations(
     absent = [s for s in seeds if not evaluated(full / f"seed-{s}", "ppo")]
     if absent:
         raise ConfigError(f"no finished seed {absent[0]} in {full}; run it with --seeds first")
+    begin_seeds(full, config)
 
     def note() -> None:
         for name in names:

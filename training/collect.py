@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from cuagent.training.chat import Chat
 from cuagent.training.curriculum import Curriculum, choose, recall, remember, weights
 from cuagent.training.engine import Engine
 from cuagent.training.files import read_lines, write_whole
+from cuagent.training.pace import Pace
 from cuagent.training.pool import Pool
 from cuagent.training.rollout import Play, name_of, play_many
 from cuagent.training.segments import (
@@ -32,8 +32,6 @@ from cuagent.training.segments import (
 )
 
 Say = Callable[[str], None]
-SAID_S = 30.0
-"""Between two lines on how far a collection has come."""
 
 
 @dataclass
@@ -129,7 +127,7 @@ class Progress:
         self.ended = before
         self.begun = begun
         self.say = say
-        self._said = time.monotonic()
+        self._pace = Pace()
         self._lock = threading.Lock()
 
     def __call__(self, episode: Episode | None) -> None:
@@ -137,8 +135,7 @@ class Progress:
             self.ended += 1
             if episode is not None and self.begun is not None:
                 write_episodes(self.begun, [episode])
-            if time.monotonic() - self._said > SAID_S and self.ended < self.all:
-                self._said = time.monotonic()
+            if self._pace.due() and self.ended < self.all:
                 self.say(f"  {self.ended} of {self.all} episodes played")
 
 

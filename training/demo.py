@@ -29,6 +29,7 @@ from cuagent.measure.others import cores_for
 from cuagent.measure.quiet import Quiet
 from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task
+from cuagent.training.begun import begin, settings
 from cuagent.training.budget import EVALUATION, Budget
 from cuagent.training.chat import Chat, load_chat
 from cuagent.training.collect import Collector
@@ -323,7 +324,9 @@ class Demo:
 
 
 def run_demo(config: DemoConfig, device: str, out: Path, say: Say) -> dict[str, Metrics]:
-    """The demonstration in `out`; what is there already is not done again."""
+    """The demonstration in `out`; what is there already is not done again. Raises ConfigError where
+    other settings made it."""
+    begin(out, "demo", {}, settings(config))
     end = None if config.minutes is None else time.time() + 60 * config.minutes
     # What a small decoder computes is too short to share: threads would wait for each other, and
     # on a busy machine ten times as long as they work.

@@ -25,11 +25,15 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Where to write what then takes the folder's name."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    """Where to write what then takes the folder's name, and the place of what had it."""
+    partial, gone = (folder.with_name(folder.name + end) for end in (".partial", ".gone"))
+    for left in (partial, gone):
+        shutil.rmtree(left, ignore_errors=True)
     yield partial
+    if folder.exists():
+        folder.rename(gone)
     partial.rename(folder)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def read_lines(path: Path) -> list[Any]:

@@ -6,10 +6,12 @@ one's own. Not covered: the loops themselves (`rft.py`, `value.py`, `ppo.py`), s
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +22,7 @@ from cuagent.agent.tools import TOOLS
 from cuagent.measure.timing import Effort
 from cuagent.record import list_runs
 from cuagent.task import Device, Task, load_task
-from cuagent.training import parallel
+from cuagent.training import begun, parallel
 from cuagent.training.chat import Chat, load_chat
 from cuagent.training.checkpoint import latest_checkpoint
 from cuagent.training.collect import Collector
@@ -30,7 +32,7 @@ from cuagent.training.curriculum import Curriculum
 from cuagent.training.data import load_runs, split
 from cuagent.training.engine import Engine, LocalEngine
 from cuagent.training.export import write_atif, write_chat, write_parquet
-from cuagent.training.files import write_whole
+from cuagent.training.files import whole_folder, write_whole
 from cuagent.training.filters import Filters, keep
 from cuagent.training.lora import Lora, adapt, merged
 from cuagent.training.metrics import Metrics, episode_metrics
@@ -131,25 +133,32 @@ def collect(
     policy: Path, tasks: Path, out: Path, episodes: int, config: TrainConfig, device: str, say: Say
 ) -> Metrics:
     """Play `episodes` episodes of a policy; they lie in `out/episodes/00000.jsonl`. One that was
-    interrupted goes on, as long as policy, tasks and settings are the same."""
+    interrupted goes on, one that is finished is not played again."""
     chat, actor = load_policy(policy, config)
+    todo, path = load_tasks(tasks, device), out / "evaluation.json"
+    whole = out / "episodes" / "00000.jsonl"
+    of = {"policy": mark_of_policy(actor, chat), "tasks": mark_of_tasks(todo)}
+    parts = part_of(config, "seed", "dtype", "placement", "play") | {"episodes": episodes}
+    before = begun.begin(out, "collect", of, parts)
+    if before is None and whole.exists():
+        raise ConfigError(f"{whole} does not say what it was made with; take another --out")
+    if before is not None and path.exists():
+        say(f"{out} is finished; another --out begins anew")
+        return told(json.loads(path.read_text(encoding="utf-8")), say)
     if paged(config):
         actor = actor.to(device, config.placement.compute.torch)
     else:
         actor = place(actor, Placement(compute=config.placement.compute), device)
     with judges(config, device) as pool:
-        todo = load_tasks(tasks, device)
         plays = collector(todo, chat, actor, pool, out, episodes, config, say)
-        plays.of = {
-            "policy": str(policy.resolve()),
-            "written": max((p.stat().st_mtime_ns for p in policy.glob("*")), default=0),
-            "tasks": [task.digest for task in todo],
-            "seed": config.seed,
-            "play": asdict(config.play),
-        }
-        found = plays(0)
+        plays.of = {**of, **parts}
+        found = list(read_episodes(whole)) if whole.exists() else plays(0)
     metrics = episode_metrics(found)
-    (out / "evaluation.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
+    write_whole(path, json.dumps(metrics, indent=1))
+    return told(metrics, say)
+
+
+def told(metrics: Metrics, say: Say) -> Metrics:
     say(f"reward {metrics['reward']:+.3f}, correct {metrics['correct']:.0%}")
     return metrics
 
@@ -161,18 +170,22 @@ def refine(
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
-    going_on(out, say, policy=policy, source=list(map(str, sources)), seed=config.rft.seed)
     kept, funnel = keep(train, config.filters)
+    of = {"policy": mark_of_policy(actor, chat), "episodes": mark_of_episodes([*train, *heldout])}
+    parts = part_of(config, "dtype", "placement", "lora", "heldout", "filters", "rft")
+    reached = going_on(out, say, "rft", of, parts, config.rft.steps)
+    if reached is None:
+        return
     for line in funnel.lines():
         say(line)
-    if parallel.rank() == 0:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "funnel.json").write_text(json.dumps(asdict(funnel)), encoding="utf-8")
+    if parallel.rank() == 0 and not reached:  # what is gone on with has its own
+        write_whole(out / "funnel.json", json.dumps(asdict(funnel)))
     if not kept:
         raise RecordError("no episode passes the filters; see the counts above")
     actor = ready(actor, config, device)
     rft(actor, kept, keep(heldout, config.filters)[0], config.rft, out, say)
     leave(actor, out / "model", chat)
+    finish(out)
 
 
 def pretrain(
@@ -182,10 +195,14 @@ def pretrain(
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
-    going_on(out, say, policy=policy, source=list(map(str, sources)), seed=config.value.seed)
+    of = {"policy": mark_of_policy(actor, chat), "episodes": mark_of_episodes([*train, *heldout])}
+    parts = part_of(config, "dtype", "placement", "lora", "heldout", "value")
+    if going_on(out, say, "value", of, parts, config.value.steps) is None:
+        return
     critic = ready(new_critic(actor), config, device)
     pretrain_value(critic, train, heldout, config.value, out, say)
     leave(critic, out / "model")
+    finish(out)
 
 
 def improve(
@@ -215,14 +232,22 @@ def improve(
     if critic is not None:
         with reading(critic):
             values = load_critic(critic, config.dtype.torch)
-    going_on(out, say, policy=policy, critic=critic, tasks=tasks, seed=config.ppo.seed)
+    todo = load_tasks(tasks, device)
+    of = {
+        "policy": mark_of_policy(actor, chat),
+        "critic": mark_of_model(values),
+        "tasks": mark_of_tasks(todo),
+    }
+    parts = part_of(config, "seed", "dtype", "placement", "lora", "play", "ppo", "ppo_episodes")
+    parts |= part_of(config, "single_turn", "curriculum")
+    if going_on(out, say, "ppo", of, parts, config.ppo.iterations) is None:
+        return
     values, actor = ready(values, config, device), ready(actor, config, device)
     acting = player(actor, policy, config, device)
     reference = None
     if config.ppo.kl_weight:
         reference = place(load_policy(policy, config)[1], config.placement, device)
     with judges(config, device) as pool:
-        todo = load_tasks(tasks, device)
         plays = collector(todo, chat, acting, pool, out, config.ppo_episodes, config, say)
         if config.curriculum:
             plays.curriculum = Curriculum(highest=highest(config.play.timed))
@@ -242,6 +267,7 @@ def improve(
         ppo(actor, values, collect, config.ppo, out, say, reference)
     leave(actor, out / "model", chat)
     leave(values, out / "critic")
+    finish(out)
 
 
 def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
@@ -293,19 +319,70 @@ def check_ids(episodes: Sequence[Episode], actor: Any) -> None:
             raise RecordError(f"episode {episode.id}: token id {most}, the policy knows {size}")
 
 
-def going_on(out: Path, say: Say, **begun: object) -> None:
-    """Say that a stage goes on from a checkpoint, and what it was begun with that is asked for
-    otherwise now. No refusal: folders move."""
-    path, now = out / "begun.json", {name: str(value) for name, value in begun.items()}
-    if (found := latest_checkpoint(out)) is not None:
-        say(f"going on from {found}; another --out begins anew")
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else now
-        for name in now:
-            if before.get(name, now[name]) != now[name]:
-                say(f"  warning: it was begun with {name} {before[name]}, not {now[name]}")
-    elif parallel.rank() == 0:
-        out.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(now))
+def going_on(
+    out: Path, say: Say, command: str, of: begun.Names, parts: begun.Names, steps: int
+) -> int | None:
+    """The step that a stage goes on from; None where all is there already. Raises ConfigError."""
+    reached = step_of(newest := latest_checkpoint(out))
+    before = begun.begin(out, command, of, parts, parallel.rank() == 0)
+    if reached > steps:
+        raise ConfigError(f"{out} has come to step {reached}, past {steps}; take another --out")
+    finished = before is not None and before.get("finished") == steps
+    if finished and (out / "model").exists():
+        say(f"{out} is finished; another --out begins anew")
+        return None
+    if newest is not None:
+        say(f"going on from {newest}; another --out begins anew")
+    return reached
+
+
+def finish(out: Path) -> None:
+    """Every process calls it, once all models have been left."""
+    reached = step_of(latest_checkpoint(out))
+    if parallel.rank() == 0:
+        begun.finish(out, reached)
+
+
+def step_of(checkpoint: Path | None) -> int:
+    return 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
+
+
+def part_of(config: TrainConfig, *names: str) -> dict[str, Any]:
+    """The settings in some of the tables, but for how far a stage goes."""
+    known = begun.settings(config, "rft.steps", "value.steps", "ppo.iterations")
+    return {name: value for name, value in known.items() if name.partition(".")[0] in names}
+
+
+def mark_of(parts: Iterable[bytes]) -> str:
+    """Tells apart what is too long to be written down. It says nothing of paths: folders move."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def mark_of_model(model: Any) -> str:
+    """By the first numbers of each tensor: training moves them all."""
+    return mark_of(
+        name.encode() + tensor.flatten()[:256].float().numpy().tobytes()
+        for name, tensor in model.state_dict().items()
+    )
+
+
+def mark_of_policy(actor: Any, chat: Chat) -> str:
+    return mark_of([mark_of_model(actor).encode(), chat.fingerprint.encode()])
+
+
+def mark_of_tasks(tasks: Sequence[Task]) -> str:
+    return mark_of(task.digest.encode() for task in tasks)
+
+
+def mark_of_episodes(episodes: Sequence[Episode]) -> str:
+    return mark_of(
+        repr(replace(episode, segments=())).encode()
+        + b"".join(array("q", segment.ids).tobytes() for segment in episode.segments)
+        for episode in episodes
+    )
 
 
 def load_policy(folder: Path, config: TrainConfig) -> tuple[Chat, Any]:
@@ -408,8 +485,11 @@ def judges(config: TrainConfig, device: str) -> JudgePool | RayPool:
 
 
 def leave(model: Any, folder: Path, chat: Chat | None = None) -> None:
-    """Write a finished model, once; an adapter also by itself, beside it."""
-    save_model(merged(model, folder.with_name(f"{folder.name}-adapter")), folder)
-    if chat is not None and parallel.rank() == 0:
-        chat.save(folder)
+    """Write a finished model, whole or not at all; an adapter also by itself, beside it."""
+    first = parallel.rank() == 0
+    plain = merged(model, folder.with_name(f"{folder.name}-adapter"))
+    with whole_folder(folder) if first else nullcontext(folder) as partial:
+        save_model(plain, partial)
+        if chat is not None and first:
+            chat.save(partial)
     parallel.barrier()

@@ -29,6 +29,7 @@ from cuagent.measure.quiet import Quiet
 from cuagent.measure.timing import Effort
 from cuagent.task import Task
 from cuagent.training.audit import audit
+from cuagent.training.begun import begin, settings
 from cuagent.training.budget import SECONDS
 from cuagent.training.demo import Demo, Say, judges, trains_on, turns
 from cuagent.training.files import write_whole
@@ -57,8 +58,10 @@ def run_trial(
 ) -> dict[str, Any]:
     """All seeds and their comparison, written to `out/trial.json`; what is there is not redone.
 
-    Raises RecordError where a seed failed; its own words are in `out/seed-N/log.txt`.
+    Raises RecordError where a seed failed; its own words are in `out/seed-N/log.txt`. Raises
+    ConfigError where seeds of other settings lie there.
     """
+    begin_seeds(out, config)
     allow_files()
     begun = time.time()
     with judges(config, out) as pool:
@@ -83,6 +86,12 @@ def run_trial(
         say(line)
     say(f"curves: {write_seeds(out, [folder for _, folder in arms], said)}")
     return found
+
+
+def begin_seeds(out: Path, config: DemoConfig) -> None:
+    """Seeds and arms may join those that are there; all else has to be the same."""
+    joins = ("seed",) if config.more_rounds else ("seed", "more_rounds")
+    begin(out, "demo --seeds", {}, settings(config, *joins))
 
 
 def left(config: DemoConfig, begun: float) -> float | None:

@@ -26,6 +26,7 @@ from cuagent.training.losses import value_loss
 from cuagent.training.metrics import Metrics, critic_metrics, drop_metrics_from, log_metrics
 from cuagent.training.model import parts, score, values
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
+from cuagent.training.pace import Pace
 from cuagent.training.reward import Reward, worth
 from cuagent.training.segments import Episode
 
@@ -79,6 +80,7 @@ def pretrain_value(
         metrics: Metrics = evaluate_critic(critic, heldout or episodes, config)
     if first == 0:
         log_metrics(out / "metrics.jsonl", 0, metrics, stage="value")
+    pace = Pace()
     critic.train()
     for step in range(first, config.steps):
         chosen = batch_order(len(episodes), config.episodes_per_batch, config.seed, step)
@@ -93,9 +95,8 @@ def pretrain_value(
             metrics = {"loss": loss, "grad_norm": norm}
             if evaluates:
                 metrics |= evaluate_critic(critic, heldout or episodes, config)
-        if evaluates:
-            ev, late = metrics["ev"], metrics["ev_q4"]
-            say(f"value {done}/{config.steps}: loss {loss:.4f}, ev {ev:.3f}, at the end {late:.3f}")
+        if pace.due(evaluates):
+            say(f"value {done}/{config.steps}: loss {loss:.4f}" + _explained(metrics))
         log_metrics(out / "metrics.jsonl", done, metrics, stage="value")
         if last or done % config.save_every == 0 or done == config.stop_after:
             save_checkpoint(out, done, {"critic": critic}, {"critic": optimizer}, {})
@@ -139,3 +140,9 @@ def evaluate_critic(critic: Any, episodes: Sequence[Episode], config: ValueConfi
     batch = collate(episodes)
     found = score(critic, batch, config.tokens_per_microbatch, values)
     return critic_metrics(found, batch.outcome, batch.action, batch.row_episode)
+
+
+def _explained(metrics: Metrics) -> str:
+    if "ev" not in metrics:
+        return ""
+    return f", ev {metrics['ev']:.3f}, at the end {metrics['ev_q4']:.3f}"

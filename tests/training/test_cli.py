@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -19,7 +20,7 @@ from cuagent.training.cli import app
 from cuagent.training.config import ConfigError
 from cuagent.training.model import load_actor, new_critic, save_model
 from cuagent.training.segments import Episode, Kind, RecordError, Segment, write_episodes
-from cuagent.training.stages import reading
+from cuagent.training.stages import leave, reading
 
 
 @pytest.fixture
@@ -133,18 +134,71 @@ def played(policy: Path, chat: Chat) -> list[Episode]:
     return [replace(e, tokenizer=chat.fingerprint) for e in play(load_actor(policy), 4, 0)]
 
 
-def test_a_stage_that_goes_on_says_so_and_what_it_was_begun_with(
+def test_a_stage_goes_on_is_finished_or_is_refused(
     policy: Path, played: list[Episode], tmp_path: Path
 ) -> None:
-    """Else who asks for another policy in the same folder is given the old one in silence."""
+    """Else who asks for other settings in the same folder is given the old model in silence."""
     write_episodes(tmp_path / "e.jsonl", played)
-    all_of_them = ["--set", "heldout=0", "--set", "filters.above=-9"]
-    asked = ["rft", "--policy", policy, "--from", tmp_path / "e.jsonl", "--out", tmp_path / "out"]
-    assert "going on" not in call(*asked, *all_of_them, "--set", "rft.steps=1")
-    said = call(*asked, *all_of_them, "--set", "rft.steps=2", "--set", "rft.seed=7")
+    out, moved = tmp_path / "out", tmp_path / "moved.jsonl"
+
+    def asked(command: str, *settings: str, source: Path = tmp_path / "e.jsonl") -> str:
+        few = ("heldout=0", "filters.above=-9", *settings)
+        sets = [part for setting in few for part in ("--set", setting)]
+        return call(command, "--policy", policy, "--from", source, "--out", out, *sets)
+
+    assert "going on" not in asked("rft", "rft.steps=1")
+    written = (out / "model" / "model.safetensors").stat().st_mtime_ns
+    shutil.copy(tmp_path / "e.jsonl", moved)
+    said = asked("rft", "rft.steps=1", "rft.evaluate_every=7", source=moved)
+    assert said == f"{out} is finished; another --out begins anew\n"
+    funnel = (out / "funnel.json").read_bytes()
+    for command, setting, named in (
+        ("rft", "rft.optimizer.lr=0.5", "with rft.optimizer.lr=1e-05, not 0.5"),
+        ("rft", "filters.above=2", "with filters.above=-9.0, not 2.0"),
+        ("value", "value.steps=1", "by train rft, not train value"),
+        ("rft", "rft.steps=0", "has come to step 1, past 0"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            asked(command, "rft.steps=1", setting)
+    write_episodes(tmp_path / "others.jsonl", played[1:])
+    with pytest.raises(ConfigError, match="from other episodes; take another --out"):
+        asked("rft", "rft.steps=1", source=tmp_path / "others.jsonl")
+    assert (out / "funnel.json").read_bytes() == funnel
+    assert (out / "model" / "model.safetensors").stat().st_mtime_ns == written
+    said = asked("rft", "rft.steps=2")
     assert "out/step-00000001; another --out begins anew" in said
-    assert "it was begun with seed 0, not 7" in said
-    assert "begun with policy" not in said
+    assert (out / "model" / "model.safetensors").stat().st_mtime_ns > written
+    shutil.rmtree(out / "model")  # killed before it was there
+    assert "going on from" in asked("rft", "rft.steps=2")
+
+
+def test_a_stage_in_a_folder_from_before_goes_on(
+    policy: Path, played: list[Episode], tmp_path: Path
+) -> None:
+    write_episodes(tmp_path / "e.jsonl", played)
+    asked = ["value", "--policy", policy, "--from", tmp_path / "e.jsonl", "--out", tmp_path / "v"]
+    asked += ["--set", "heldout=0", "--set"]
+    call(*asked, "value.steps=1")
+    (tmp_path / "v" / "begun.json").write_text('{"policy": "p", "source": "[]", "seed": "0"}')
+    assert "v/step-00000001; another --out begins anew" in call(*asked, "value.steps=2")
+
+
+def test_a_kill_while_a_model_is_left_leaves_the_one_before(
+    chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "model"
+    leave(small_actor(1), out, chat)
+    leave(small_actor(2), out, chat)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert {p.parent for p in before} == {out}
+
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Chat, "save", lambda _, folder: killed(folder))
+    with pytest.raises(KeyboardInterrupt):
+        leave(small_actor(3), out, chat)
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 
 def test_ids_that_the_policy_does_not_know_are_refused(

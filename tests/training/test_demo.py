@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from routes import Body, answering
 from typer.testing import CliRunner
 
@@ -136,6 +137,42 @@ def test_ppo_samples_from_a_server_that_is_given_each_iterations_weights(
     assert [row["sampler_gap"] < 1e-4 for row in rows] == [True, True]
     before, after = (load_actor(folder).lm_head.weight for folder in (policy, out / "model"))
     assert (after - before).abs().max() > 1e-3  # so that old weights would have shown
+
+
+def test_a_collection_is_played_once_and_not_replaced_by_another(
+    policy: Path, task: Task, tmp_path: Path
+) -> None:
+    few = {"play.turns": 1, "play.reply": 4, "play.timed": "false"}
+    out, other = tmp_path / "sampled", tmp_path / "other"
+    actor = load_actor(policy)
+    with torch.no_grad():
+        actor.lm_head.weight += 1
+    shutil.copytree(policy, other)
+    save_model(actor, other)
+
+    def asked(command: str, episodes: int, of: Path = policy, **settings: int) -> str:
+        return call(
+            command, "--policy", str(of), "--out", str(out), "--tasks", str(task.path),
+            "--device", "cpu", "--episodes", str(episodes),
+            *[part for name, value in {**few, **settings}.items()
+              for part in ("--set", f"{name}={value}")],
+        )  # fmt: skip
+
+    first = asked("collect", 2)
+    before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in out.rglob("*") if p.is_file()}
+    again = asked("evaluate", 2)
+    assert again == f"{out} is finished; another --out begins anew\n{first.splitlines()[-1]}\n"
+    with pytest.raises(ConfigError, match="with episodes=2, not 1; take another --out"):
+        asked("collect", 1)
+    with pytest.raises(ConfigError, match="from another policy, with seed=0, not 7"):
+        asked("collect", 2, of=other, seed=7)
+    now = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in out.rglob("*") if p.is_file()}
+    assert now == before
+    (out / "evaluation.json").unlink()  # killed before it was there
+    assert asked("collect", 2) == first.splitlines()[-1] + "\n"
+    (out / "begun.json").unlink()
+    with pytest.raises(ConfigError, match="does not say what it was made with"):
+        asked("collect", 2)
 
 
 @contextmanager

@@ -33,7 +33,11 @@ def test_a_folder_has_its_name_when_all_is_in_it(tmp_path: Path) -> None:
         write("half", True)
     assert not folder.exists()
     write("whole", False)
+    with pytest.raises(RecordError):
+        write("half", True)
     assert [p.read_text() for p in folder.iterdir()] == ["whole"]
+    write("another", False)
+    assert [p.read_text() for p in tmp_path.rglob("*") if p.is_file()] == ["another"]
 
 
 def test_episodes_that_were_not_all_written_are_not_taken_for_all(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ the reward counts how many of the two name the prompt's number. Ids are sampled 
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -202,6 +204,24 @@ def test_a_resumed_stage_equals_an_uninterrupted_one(stage: str, tmp_path: Path)
     resumed = run(tmp_path / "parts", None)
     assert same(whole[0], resumed[0])
     assert whole[1] == resumed[1]
+
+
+def test_between_evaluations_a_line_is_said_when_half_a_minute_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episodes, said = play(small_actor(), 8, 0), list[str]()
+    rft(small_actor(), episodes, [], RftConfig(3, 8), tmp_path / "quick", said.append)
+    assert [line.partition(":")[0] for line in said] == ["rft 3/3"]
+    clock = itertools.count(step=20)  # seconds, whenever it is looked at
+    monkeypatch.setattr("cuagent.training.pace.time", SimpleNamespace(monotonic=clock.__next__))
+    said.clear()
+    rft(small_actor(), episodes, [], RftConfig(4, 8), tmp_path / "rft", said.append)
+    assert [line.partition(":")[0] for line in said] == ["rft 2/4", "rft 4/4"]
+    said.clear()
+    critic = new_critic(small_actor())
+    pretrain_value(critic, episodes, [], ValueConfig(4, 8), tmp_path / "value", said.append)
+    assert [line.partition(":")[0] for line in said] == ["value 2/4", "value 4/4"]
+    assert [", ev " in line for line in said] == [False, True]
 
 
 def test_value_pretraining_that_begins_anew_writes_each_step_once(tmp_path: Path) -> None:
