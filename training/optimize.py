@@ -10,6 +10,7 @@ import torch
 
 from cuagent.training.config import above, at_least, below
 from cuagent.training.placement import sum_gradients, whole
+from cuagent.training.segments import RecordError
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,15 @@ def weight_norm(model: Any) -> float:
     """Of all that is trained; not finite once a single weight is not."""
     trained = [p.detach() for p in model.parameters() if p.requires_grad]
     return float(whole(torch.nn.utils.get_total_norm(trained)))
+
+
+def require_finite(model: Any, loss: float, rate: str) -> None:
+    """Before a model is kept. Raises RecordError that names the setting of the `rate`."""
+    if not (math.isfinite(loss) and math.isfinite(weight_norm(model))):
+        raise RecordError(
+            f"what was learned is no number any more (loss {loss:.4g}) and is not kept; "
+            f"begin anew with another --out and a smaller {rate}"
+        )
 
 
 def share_of_rate(settings: AdamW, step: int) -> float:

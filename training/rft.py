@@ -25,7 +25,7 @@ from cuagent.training.engine import Turn
 from cuagent.training.losses import imitation_loss
 from cuagent.training.metrics import Metrics, drop_metrics_from, log_metrics
 from cuagent.training.model import logprobs_of, parts, score
-from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
+from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer, require_finite
 from cuagent.training.pace import Pace
 from cuagent.training.segments import Episode
 
@@ -84,6 +84,7 @@ def rft(
         if pace.due(last or done % config.evaluate_every == 0):
             say(f"rft {done}/{config.steps}: loss {metrics['loss']:.4f}" + _heldout(metrics))
         if last or done % config.save_every == 0 or done == config.stop_after:
+            require_finite(actor, metrics["loss"], "rft.optimizer.lr")
             save_checkpoint(out, done, {"actor": actor}, {"actor": optimizer}, {})
         if done == config.stop_after:
             break

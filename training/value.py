@@ -25,7 +25,7 @@ from cuagent.training.engine import Turn
 from cuagent.training.losses import value_loss
 from cuagent.training.metrics import Metrics, critic_metrics, drop_metrics_from, log_metrics
 from cuagent.training.model import parts, score, values
-from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
+from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer, require_finite
 from cuagent.training.pace import Pace
 from cuagent.training.reward import Reward, worth
 from cuagent.training.segments import Episode
@@ -99,6 +99,7 @@ def pretrain_value(
             say(f"value {done}/{config.steps}: loss {loss:.4f}" + _explained(metrics))
         log_metrics(out / "metrics.jsonl", done, metrics, stage="value")
         if last or done % config.save_every == 0 or done == config.stop_after:
+            require_finite(critic, loss, "value.optimizer.lr")
             save_checkpoint(out, done, {"critic": critic}, {"critic": optimizer}, {})
         if done == config.stop_after:
             break

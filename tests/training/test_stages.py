@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -424,6 +424,21 @@ def test_weights_that_are_no_numbers_are_an_alarm_before_anybody_samples_from_th
     assert len(found) == 1
     assert "  ALARM: weight_norm_actor not finite" in said
     assert same(weights(actor), before)
+
+
+@pytest.mark.parametrize("stage", ["rft", "value"])
+def test_what_is_no_number_any_more_is_not_kept(stage: str, tmp_path: Path) -> None:
+    actor = small_actor()
+    episodes, broken = play(actor, 8, 0), AdamW(lr=1e30)
+    stages: dict[str, Callable[[], object]] = {
+        "rft": lambda: rft(actor, episodes, [], RftConfig(2, 8, broken), tmp_path, silent),
+        "value": lambda: pretrain_value(
+            new_critic(actor), episodes, [], ValueConfig(2, 8, broken), tmp_path, silent
+        ),
+    }
+    with pytest.raises(RecordError, match=f"smaller {stage}.optimizer.lr"):
+        stages[stage]()
+    assert latest_checkpoint(tmp_path) is None
 
 
 def test_an_actor_that_begins_later_warms_up_then(tmp_path: Path) -> None:
