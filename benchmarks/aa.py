@@ -27,10 +27,10 @@ from typing import Any
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.measure.gates import COLUMNS, MODULE, MORE, ROWS, SAME, extra_rows
-from cuagent.measure.protocol import Timer
-from cuagent.measure.timing import Effort, Standing
+from cuagent.measure.timing.self_check import COLUMNS, MODULE, MORE, ROWS, SAME, extra_rows
+from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Task, load_task
+from cuagent.timing import Effort, Standing
 from cuagent.verify.referee import Referee
 from cuagent.worker.arms import EAGER
 

@@ -31,11 +31,11 @@ from typing import Any
 
 import torch
 
-from cuagent.measure.protocol import Timer
 from cuagent.measure.statistics import quantile
+from cuagent.measure.timing.timer import Timer
 from cuagent.task import Precision, Task, load_task, open_reference
-from cuagent.verify.course import FLUSH
 from cuagent.verify.referee import Referee
+from cuagent.verify.run import FLUSH
 from cuagent.worker.arms import set_precision
 
 CALLS, INPUTS, BLOCKS = 100, 12, 12

@@ -26,10 +26,10 @@ from families import Family, families
 from other_ways import Function
 from torch import Tensor
 
-from cuagent.verify.inputs import Inputs
-from cuagent.verify.perturb import UNIT
-from cuagent.verify.reductions import terms as terms_of
-from cuagent.verify.tolerance import Expected, strict
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.oracle.perturb import UNIT
+from cuagent.verify.rules.tolerance import Expected, strict
+from cuagent.verify.trace.reductions import terms as terms_of
 
 PERTURBATIONS = 8
 DRAWS = 3

@@ -25,7 +25,7 @@ import torch  # noqa: E402, F401  (as in a run of the whole corpora: before thre
 from corpus import ACCEPTED, Candidate, exploits  # noqa: E402
 from judging import GAIN, Judges, judges, safe  # noqa: E402
 
-from cuagent.measure.timing import Effort  # noqa: E402
+from cuagent.timing import Effort  # noqa: E402
 from cuagent.worker.arms import EAGER  # noqa: E402
 
 

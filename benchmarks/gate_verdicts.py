@@ -12,7 +12,7 @@ from statistics import median
 from ladder_agreement import WITHIN, differences
 from slices import Row, well
 
-from cuagent.measure.timing import Standing
+from cuagent.timing import Standing
 
 FOUND, FALSE, SLOWEST_S, QUICKER = 0.95, 0.01, 8.0, 10.0
 OURS = "ours"

@@ -44,9 +44,9 @@ from gate_verdicts import (
 )
 from slices import MORE, Part, Row, Rows, concluded, forget_failed, go_on, read
 
-from cuagent.measure.ceilings import describe
-from cuagent.measure.timing import Effort
+from cuagent.measure.roofline.ceilings import describe
 from cuagent.task import Device
+from cuagent.timing import Effort
 
 PARTS = ("turnaround", "peers", "delays", "ladder", "do_bench", "aa")
 COUNTS = {"turnaround": 1, "delays": 40, "ladder": 20, "aa": 300}

@@ -30,10 +30,10 @@ from typing import Any
 import torch
 
 from cuagent.measure.ladder import ladder
-from cuagent.measure.surroundings import compiled_graphs
+from cuagent.measure.timing.surroundings import compiled_graphs
 from cuagent.task import Device, Task, TaskError, load_task, open_reference
 from cuagent.verify.referee import Referee
-from cuagent.worker import NurseryError
+from cuagent.worker import ForkServerError
 from cuagent.worker.arms import COMPILE, EAGER, set_precision
 
 RUNGS = {Device.CUDA: (EAGER, COMPILE, f"{EAGER}+tf32"), Device.CPU: (EAGER, COMPILE)}
@@ -124,7 +124,7 @@ def compared(path: Path, device: Device) -> dict[str, Any]:
     """One problem by the ladder and by a plain clock; what failed is told in the row."""
     try:
         return _compare(path, device)
-    except (TaskError, RuntimeError, MemoryError, NurseryError) as error:
+    except (TaskError, RuntimeError, MemoryError, ForkServerError) as error:
         return {"problem": path.name, "error": str(error)[:200]}
     finally:
         gc.collect()

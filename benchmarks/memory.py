@@ -20,12 +20,12 @@ from pathlib import Path
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.measure.protocol import Timer
-from cuagent.measure.timing import Effort
+from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, load_task
 from cuagent.task.memory import free, size, total
+from cuagent.timing import Effort
 from cuagent.verify import Referee
-from cuagent.worker import Nursery
+from cuagent.worker import ForkServer
 
 SAMPLE_S = 0.005
 TASK = """
@@ -50,9 +50,9 @@ class ModelNew(torch.nn.Module):
 class Peaks:
     """Of each phase and process, followed by a thread."""
 
-    def __init__(self, device: Device, nursery: Nursery) -> None:
+    def __init__(self, device: Device, fork_server: ForkServer) -> None:
         self.device = device
-        self.nursery = nursery
+        self.fork_server = fork_server
         self.oracle = 0
         """The first process that the nursery forks."""
         self.phase = ""
@@ -87,7 +87,7 @@ class Peaks:
             return {"all": self._before - free(self.device.value)}
         own = _resident("self")
         found = {"referee": own.get("RssAnon", 0), "arenas": own.get("RssShmem", 0)}
-        for pid in sorted(self.nursery.living):
+        for pid in sorted(self.fork_server.living):
             self.oracle = self.oracle or pid
             name = "oracle" if pid == self.oracle else "others"
             found[name] = max(found.get(name, 0), _resident(str(pid)).get("RssAnon", 0))
@@ -117,14 +117,14 @@ def main() -> None:
     print(f"one input set and output: {size(bytes_of_one)} of {size(total(device.value))}")
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        nursery = stack.enter_context(closing(Nursery()))
-        peaks = stack.enter_context(Peaks(device, nursery))
+        fork_server = stack.enter_context(closing(ForkServer()))
+        peaks = stack.enter_context(Peaks(device, fork_server))
         path = Path(folder) / "softmax.py"
         path.write_text(TASK.format(rows=asked.rows, columns=asked.columns))
         task = load_task(str(path), device=device)
         attempt = Attempt((("model_new.py", CANDIDATE),))
         with peaks.during("opening"):
-            referee = stack.enter_context(Referee(task, nursery=nursery))
+            referee = stack.enter_context(Referee(task, fork_server=fork_server))
         built = build(attempt, device)
         with peaks.during("verdict"):
             verdict = referee.verify(attempt, built)

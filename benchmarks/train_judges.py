@@ -28,8 +28,8 @@ from slices import write
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.judge import Judgement
-from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task
+from cuagent.timing import Effort
 from cuagent.training.gym import make_chains, make_tasks
 from cuagent.training.pool import JudgePool
 from cuagent.training.teacher import given, teacher_of

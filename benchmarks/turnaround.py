@@ -34,8 +34,8 @@ from cuagent.attempt import Attempt
 from cuagent.expert.planner import propose
 from cuagent.expert.subject import open_subject
 from cuagent.judge import Judge
-from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task, load_task
+from cuagent.timing import Effort
 
 ATTEMPTS = Path(__file__).parent / "attempts"
 EXAMPLES = Path(__file__).parents[1] / "examples"

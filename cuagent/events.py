@@ -78,7 +78,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Climbed:
+class LadderMeasured:
     """The ladder was measured, or more of it. `ladder` is a `cuagent.measure.ladder.Ladder`."""
 
     ladder: Any
@@ -128,7 +128,7 @@ Event = (
     | ToolOutput
     | ToolFinished
     | Judged
-    | Climbed
+    | LadderMeasured
     | Spent
     | UserSaid
     | Notice

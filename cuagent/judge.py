@@ -16,21 +16,21 @@ from enum import StrEnum
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.build import build as build_sources
+from cuagent.device_lock import DeviceLock
 from cuagent.events import Emit, Phase, ignore
-from cuagent.measure.ceilings import describe
-from cuagent.measure.ladder import Gains, Ladder, climb, gains, ladder
-from cuagent.measure.profile import Profile
-from cuagent.measure.profiling import Profiling
-from cuagent.measure.protocol import Timer
-from cuagent.measure.quiet import Quiet
-from cuagent.measure.timing import Effort, Ratio, Standing, Timing
+from cuagent.measure.ladder import Gains, Ladder, gains, ladder, measure_ladder
+from cuagent.measure.profile.profile import Profile
+from cuagent.measure.profile.session import Profiling
+from cuagent.measure.roofline.ceilings import describe
+from cuagent.measure.timing.timer import Timer
 from cuagent.score import Score, milestone
 from cuagent.task import Device, Task
+from cuagent.timing import Effort, Ratio, Standing, Timing
+from cuagent.verdict import WHILE_TIMED, Reason, Verdict
 from cuagent.verify.admission import Admission, admit
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
-from cuagent.verify.verdict import WHILE_TIMED, Reason, Verdict
-from cuagent.worker import Nursery, NurseryError
+from cuagent.worker import ForkServer, ForkServerError
 from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 
@@ -44,7 +44,7 @@ class Judgement:
     verdict: Verdict
     timing: Timing | None
     score: Score
-    worth: Gains | None = None
+    gain: Gains | None = None
     """What came from where; None without a ladder or without a timing against its best rung."""
 
     @property
@@ -63,7 +63,7 @@ class Judgement:
         """Right, and surely faster than what is free: the best rung where there is a ladder."""
         if self.timing is None or self.timing.suspect:
             return False
-        return self.gains and (self.worth is None or self.worth.kernel.standing is Standing.FASTER)
+        return self.gains and (self.gain is None or self.gain.kernel.standing is Standing.FASTER)
 
 
 class Result(StrEnum):
@@ -90,7 +90,7 @@ def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
     rung = found.best if found is not None else None
     if rung is None or rung.name == EAGER:
         return None
-    beside = best.worth if best is not None else None
+    beside = best.gain if best is not None else None
     return beside.free if beside is not None and beside.rung == rung.name else rung.over_eager
 
 
@@ -107,14 +107,14 @@ class Judge:
         isolation: Isolation = "auto",
         emit: Emit = ignore,
         *,
-        nursery: Nursery | None = None,
-        quiet: Quiet | None = None,
+        fork_server: ForkServer | None = None,
+        device_lock: DeviceLock | None = None,
     ):
         self.task = task
         self.emit = emit
-        self.quiet = quiet or Quiet()
-        with self.quiet.shared():
-            self.referee = Referee(task, isolation, nursery=nursery)
+        self.device_lock = device_lock or DeviceLock()
+        with self.device_lock.shared():
+            self.referee = Referee(task, isolation, fork_server=fork_server)
         self.known: Ladder | None = None
         """What the attempts are measured against, once it was climbed."""
         self._timer = Timer(self.referee, emit=emit)
@@ -125,11 +125,11 @@ class Judge:
         """Whether the task itself can be certified; worth asking before any work."""
         return admit(self.referee)
 
-    def climb(self, *, whole: bool = False) -> Ladder:
+    def measure_ladder(self, *, whole: bool = False) -> Ladder:
         """The ladder to start from: what opens quickly, all admitted rungs where `whole`."""
         if self.known is None or (whole and self.known.later):
-            with self.quiet.alone():
-                found = climb(self._timer, whole=whole)
+            with self.device_lock.alone():
+                found = measure_ladder(self._timer, whole=whole)
             self.start_from(found)
         assert self.known is not None
         return self.known
@@ -144,15 +144,15 @@ class Judge:
 
     def confirm_rung(self) -> Ladder:
         """The best rung measured afresh, for a claim, beside eager and torch.compile."""
-        names = self.climb().baselines
-        with self.quiet.alone():
+        names = self.measure_ladder().baselines
+        with self.device_lock.alone():
             fresh = ladder(self.referee, effort=Effort.RECORD, only=names, timer=self._timer)
         self.start_from(fresh)
         return fresh
 
     def open(self) -> None:
         """Open what every timing needs and takes long to prepare, before the first attempt."""
-        with self.quiet.shared():
+        with self.device_lock.shared():
             self._open_timer()
 
     def build(self, attempt: Attempt) -> Build:
@@ -161,7 +161,7 @@ class Judge:
 
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
         """Build, verify, time if accepted and `effort` is given, and score."""
-        with self.quiet.shared():
+        with self.device_lock.shared():
             build, verdict = self._verified(attempt, effort)
         timing = None
         if not verdict.accepted:
@@ -169,21 +169,21 @@ class Judge:
         if verdict.accepted and effort is not None:
             if self._profiling is not None:
                 self._profiling.await_opened()
-            with self.quiet.alone():
+            with self.device_lock.alone():
                 try:
                     timing = self._timer.time(attempt, build, effort)
                 finally:
-                    if self.quiet.lock is not None:
+                    if self.device_lock.lock is not None:
                         self._timer.release()
             verdict = _after_timing(verdict, timing)
         known = self.known if verdict.accepted else None
-        worth = gains(timing, known) if timing is not None and known is not None else None
-        return Judgement(attempt.digest, build, verdict, timing, _score(verdict, timing), worth)
+        gain = gains(timing, known) if timing is not None and known is not None else None
+        return Judgement(attempt.digest, build, verdict, timing, _score(verdict, timing), gain)
 
     def _verified(self, attempt: Attempt, effort: Effort | None) -> tuple[Build, Verdict]:
         """What verifying says. For whoever waits, what timing would need is made ready meanwhile;
         where a device is taken by turns, whose driver all wait for, only for what is right."""
-        if self.quiet.lock is not None:
+        if self.device_lock.lock is not None:
             return self._verified_among_others(attempt, effort)
         self.emit(Phase("building", passing=True))
         self._timer.make_room()
@@ -231,7 +231,7 @@ class Judge:
 
     def _open_timer(self) -> None:
         self._timer.open()
-        if self.quiet.lock is not None and not self.referee.large:
+        if self.device_lock.lock is not None and not self.referee.large:
             self._timer.count()  # the first timing would, while all others wait for it
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
@@ -241,17 +241,17 @@ class Judge:
         if begun is not None and (attempt is None or not begun.alive):
             begun.close()
             begun = None
-        nursery, attempted = self.referee.nursery, attempt is not None
+        fork_server, attempted = self.referee.fork_server, attempt is not None
         with (
-            self.quiet.alone(),
-            closing(begun or Profiling(self.task, nursery, attempted=attempted)) as profiling,
+            self.device_lock.alone(),
+            closing(begun or Profiling(self.task, fork_server, attempted=attempted)) as profiling,
         ):
             found = profiling.finish(attempt, build, counters=counters)
         # The next one would open at no turn of ours, and somebody else may be timing then.
-        if attempted and not self.referee.large and self.quiet.lock is None:
-            with suppress(NurseryError):  # told where it is asked for
+        if attempted and not self.referee.large and self.device_lock.lock is None:
+            with suppress(ForkServerError):  # told where it is asked for
                 # Whoever looks at one attempt's will at the next one's, and thinks in between.
-                self._profiling = Profiling(self.task, nursery, attempted=True)
+                self._profiling = Profiling(self.task, fork_server, attempted=True)
         return found
 
     def close(self) -> None:

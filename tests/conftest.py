@@ -17,7 +17,7 @@ import pytest
 from warm_python import warm_python
 
 if TYPE_CHECKING:
-    from cuagent.worker import Nursery
+    from cuagent.worker import ForkServer
 
 Once = Callable[[str, Callable[[Path], None]], Path]
 Warm = Callable[..., list[str]]
@@ -96,11 +96,11 @@ def python(warm: Warm) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def fork_server() -> Iterator[ForkServer]:
     """A warm process for all referees whose tests do it no harm: torch is imported once."""
-    from cuagent.worker import Nursery
+    from cuagent.worker import ForkServer
 
-    with Nursery() as started:
+    with ForkServer() as started:
         yield started
 
 

@@ -20,9 +20,9 @@ from typing import Any
 from cuagent.training.config import ConfigError, configure
 from cuagent.training.demo import Demo, Say, judges
 from cuagent.training.files import write_whole
-from cuagent.training.lend import lend
 from cuagent.training.metrics import episode_metrics, read_metrics
 from cuagent.training.paired import difference, means, table
+from cuagent.training.pool_server import lend
 from cuagent.training.presets import DemoConfig
 from cuagent.training.trial import (
     allow_files,

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from cuagent.attempt import MODULE, SOURCES, Attempt
-from cuagent.measure.timing import Effort
 from cuagent.task import Task
-from cuagent.training.lend import Borrowed
+from cuagent.timing import Effort
 from cuagent.training.pool import JudgePool
+from cuagent.training.pool_server import Borrowed
 from cuagent.training.segments import Episode, RecordError
 
 

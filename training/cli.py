@@ -157,10 +157,10 @@ def rft(
 ) -> None:
     """Rejection fine-tuning on runs of `cuagent optimize` (any provider) or on episodes."""
     settings = prepare(config, set)
-    from cuagent.training.stages import refine
+    from cuagent.training.stages import run_rft
 
     with processes(device) as here:
-        refine(policy, source, out, settings, here, say)
+        run_rft(policy, source, out, settings, here, say)
 
 
 @app.command()
@@ -174,10 +174,10 @@ def value(
 ) -> None:
     """Pretrain the critic on unfiltered episodes of the policy."""
     settings = prepare(config, set)
-    from cuagent.training.stages import pretrain
+    from cuagent.training.stages import run_value
 
     with processes(device) as here:
-        pretrain(policy, source, out, settings, here, say)
+        run_value(policy, source, out, settings, here, say)
 
 
 @app.command()
@@ -193,10 +193,10 @@ def ppo(
     """PPO of the policy against the real verifier; goes on where it was interrupted."""
     settings = prepare(config, set)
     from cuagent.training.report import write_report
-    from cuagent.training.stages import improve
+    from cuagent.training.stages import run_ppo
 
     with processes(device) as here:
-        improve(policy, critic, tasks, out, settings, here, say)
+        run_ppo(policy, critic, tasks, out, settings, here, say)
     say(f"curves: {write_report(out)}")
 
 

@@ -20,7 +20,6 @@ from cuagent.training.chat import Chat
 from cuagent.training.curriculum import Curriculum, choose, recall, remember, weights
 from cuagent.training.engine import Engine
 from cuagent.training.files import read_lines, write_whole
-from cuagent.training.pace import Pace
 from cuagent.training.pool import Pool
 from cuagent.training.rollout import Play, name_of, play_many
 from cuagent.training.segments import (
@@ -30,6 +29,7 @@ from cuagent.training.segments import (
     episode_from,
     write_episodes,
 )
+from cuagent.training.throttle import Throttle
 
 Say = Callable[[str], None]
 
@@ -127,7 +127,7 @@ class Progress:
         self.ended = before
         self.begun = begun
         self.say = say
-        self._pace = Pace()
+        self._pace = Throttle()
         self._lock = threading.Lock()
 
     def __call__(self, episode: Episode | None) -> None:

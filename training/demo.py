@@ -25,11 +25,10 @@ from typing import Any
 import torch
 
 from cuagent.agent.tools import submit, verify, write
-from cuagent.measure.others import cores_for
-from cuagent.measure.quiet import Quiet
-from cuagent.measure.timing import Effort
+from cuagent.device_lock import DeviceLock
+from cuagent.measure.system_load import cores_for
 from cuagent.task import Device, Task
-from cuagent.training.begun import begin, settings
+from cuagent.timing import Effort
 from cuagent.training.budget import EVALUATION, Budget
 from cuagent.training.chat import Chat, load_chat
 from cuagent.training.collect import Collector
@@ -39,6 +38,8 @@ from cuagent.training.engine import LocalEngine
 from cuagent.training.files import whole_folder, write_whole
 from cuagent.training.filters import keep
 from cuagent.training.gym import make_chains, make_tasks, opening
+from cuagent.training.judge_process import memory_of_gpu, most_open
+from cuagent.training.manifest import begin, settings
 from cuagent.training.metrics import Metrics, episode_metrics, read_metrics
 from cuagent.training.model import (
     load_actor,
@@ -49,7 +50,6 @@ from cuagent.training.model import (
     save_model,
     small_config,
 )
-from cuagent.training.owner import memory_of_gpu, most_open
 from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import ppo
 from cuagent.training.presets import DemoConfig
@@ -84,7 +84,7 @@ class Demo:
     end: float | None = None
     """When all is to be over, by time.time(): PPO leaves out iterations. None: it makes them all.
     """
-    quiet: Quiet = field(default_factory=Quiet)
+    device_lock: DeviceLock = field(default_factory=DeviceLock)
     """Of `device`: nothing is timed there while it trains or samples."""
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class Demo:
         with self.budget.stage("rft played"):
             mine = self.played("rft", train, chat, actor, c.rft_episodes, 1)
         with self.budget.stage("rft"):
-            actor = self.actor("rft", chat, actor, lambda a, out: self.refine(a, mine, out))
+            actor = self.actor("rft", chat, actor, lambda a, out: self.run_rft(a, mine, out))
         evaluated("rft", actor)
 
         # Value pretraining: on everything that the refined policy does.
@@ -164,7 +164,7 @@ class Demo:
             for number in range(c.more_rounds):
                 begun, name = time.time(), f"more/{number}"
                 seen += self.played(name, train, chat, actor.eval(), each, 4 + number)
-                self.refine(actor, seen, self.out / name, of=funnel["kept"])
+                self.run_rft(actor, seen, self.out / name, of=funnel["kept"])
                 self.budget.write()
                 rest = c.more_rounds - number - 1
                 if rest and time.time() - begun > self.budget.left():
@@ -222,7 +222,7 @@ class Demo:
         shown = [*first, *whole * again]
         rft(actor, shown, [], self.seeded(self.config.base), out, self.say, self.turn)
 
-    def refine(
+    def run_rft(
         self, actor: Any, episodes: Sequence[Episode], out: Path, of: int | None = None
     ) -> None:
         """As many steps as are set; where they were for `of` episodes, in proportion to them."""
@@ -270,7 +270,7 @@ class Demo:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """While the device computes for us; nothing is left to do there afterwards."""
-        with self.quiet.shared():
+        with self.device_lock.shared():
             try:
                 yield
             finally:
@@ -384,10 +384,10 @@ def trains_on(config: DemoConfig, device: str) -> list[str]:
     return [f"cuda:{n}" for n in free or config.gpus]
 
 
-def turns(config: DemoConfig, pool: JudgePool | Rehearsal, place: str) -> Quiet:
+def turns(config: DemoConfig, pool: JudgePool | Rehearsal, place: str) -> DeviceLock:
     """What whoever trains at a place has to heed: kernels may be timed on the same GPU."""
     timing = {f"cuda:{n}": n for n in config.gpus} if config.kernels is Device.CUDA else {}
-    return pool.quiet(timing[place]) if place in timing else Quiet()
+    return pool.device_lock(timing[place]) if place in timing else DeviceLock()
 
 
 def cores_of(config: DemoConfig) -> list[int]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from cuagent.agent.stop import Stop
-from cuagent.training import board, parallel
+from cuagent.training import parallel, tensorboard
 from cuagent.training.advantage import actions
 from cuagent.training.files import read_lines, write_whole
 from cuagent.training.segments import Episode
@@ -111,7 +111,7 @@ def log_metrics(path: Path, step: int, metrics: Mapping[str, float], stage: str)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
         out.write(json.dumps({"step": step, "stage": stage, **figures}) + "\n")
-    board.show(path.parent, stage, step, metrics)
+    tensorboard.show(path.parent, stage, step, metrics)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def drop_metrics_from(path: Path, step: int) -> list[Metrics]:
     """Cut the lines of `step` and later, which a resumed run writes again; returns the others."""
     if parallel.rank() == 0:
-        board.begin(path.parent, step)
+        tensorboard.begin(path.parent, step)
     if not path.exists():
         return []
     kept = [m for m in read_metrics(path) if m["step"] < step]

@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build, build
-from cuagent.measure.quiet import Quiet
-from cuagent.measure.timing import Effort
+from cuagent.device_lock import DeviceLock
 from cuagent.task import Device, Task
-from cuagent.training.owner import Owner
-from cuagent.verify.verdict import Reason
+from cuagent.timing import Effort
+from cuagent.training.judge_process import JudgeProcess
+from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
-    from cuagent.measure.profile import Profile
+    from cuagent.measure.profile.profile import Profile
 
 
 class Pool(Protocol):
@@ -93,7 +93,7 @@ class JudgePool:
         self.beside = beside
         self.judged = 0
         self.remembered = 0
-        self._owners: dict[tuple[bool, int], Owner] = {}
+        self._judge_processes: dict[tuple[bool, int], JudgeProcess] = {}
         """By whether they judge on a GPU, and by place among their like."""
         self._places: dict[str, int] = {}
         self._memory: dict[tuple[str, str], Future[Judgement]] = {}
@@ -114,25 +114,25 @@ class JudgePool:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        for owner in self._owners.values():
-            owner.close()
+        for judge_process in self._judge_processes.values():
+            judge_process.close()
         if self._locks is not None:
             self._locks.cleanup()
 
     def open(self, tasks: Sequence[Task], enough: Callable[[], bool] = lambda: False) -> None:
         """All owners at once, each as many tasks at a time as there are processors for it, until
         `enough`. Raises PoolError where an owner died."""
-        of_owner: dict[Owner, list[Task]] = {}
+        of_owner: dict[JudgeProcess, list[Task]] = {}
         for task in tasks:
-            of_owner.setdefault(self._owner(task), []).append(task)
+            of_owner.setdefault(self._judge_process(task), []).append(task)
         if not of_owner:
             return
         free = 1 if self.cores else len(os.sched_getaffinity(0)) // len(of_owner)
 
-        def work(owner: Owner) -> None:
-            for some in batched(of_owner[owner], max(1, free)):
+        def work(judge_process: JudgeProcess) -> None:
+            for some in batched(of_owner[judge_process], max(1, free)):
                 if not enough():
-                    owner.open(some, self.effort is not None)
+                    judge_process.open(some, self.effort is not None)
 
         with ThreadPoolExecutor(len(of_owner)) as threads:
             list(threads.map(work, of_owner))
@@ -156,7 +156,7 @@ class JudgePool:
         try:
             if os.sched_getaffinity(0).isdisjoint(self.cores):
                 build(attempt, task.device)  # in this thread, beside others; the owner finds it
-            found = self._owner(task).judge(task, attempt, self.effort if timed else None)
+            found = self._judge_process(task).judge(task, attempt, self.effort if timed else None)
         except BaseException as error:
             self._forget(key)
             mine.set_exception(error)
@@ -171,20 +171,20 @@ class JudgePool:
 
     def afresh(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
         """Judge as if nothing were remembered, and remember nothing."""
-        return self._owner(task).judge(task, attempt, effort)
+        return self._judge_process(task).judge(task, attempt, effort)
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
         """In the owner, for it measures too. Raises ProfileError, PoolError."""
-        return self._owner(task).profile(task, attempt)
+        return self._judge_process(task).profile(task, attempt)
 
-    def quiet(self, gpu: int) -> Quiet:
+    def device_lock(self, gpu: int) -> DeviceLock:
         """By which all owners of a GPU take turns, and who computes there beside them."""
         with self._lock:
             if self._locks is None:
                 self._locks = TemporaryDirectory(prefix="cuagent-turns-")
-            return Quiet(Path(self._locks.name) / f"gpu-{gpu}")
+            return DeviceLock(Path(self._locks.name) / f"gpu-{gpu}")
 
-    def pace(self) -> str:
+    def throttle(self) -> str:
         """What a kernel that was right has cost its owner, in the median; for a person."""
         done = [f.result() for f in list(self._memory.values()) if f.done() and not f.exception()]
         right = [j for j in done if j.verdict.accepted]
@@ -198,18 +198,20 @@ class JudgePool:
         with self._lock:
             del self._memory[key]
 
-    def _owner(self, task: Task) -> Owner:
+    def _judge_process(self, task: Task) -> JudgeProcess:
         cuda = task.device == Device.CUDA
         devices = [*self.gpus] * self.beside if cuda else self.cores or (None,)
         with self._lock:
             # The same task always goes to the same owner, which has it open; new ones take turns.
             place = self._places.setdefault(task.digest, len(self._places) % len(devices))
-            if (cuda, place) not in self._owners:
+            if (cuda, place) not in self._judge_processes:
                 index = devices[place]
                 gpu, core = (index, None) if cuda else (None, index)
-                quiet = Quiet() if gpu is None else self.quiet(gpu)
-                self._owners[cuda, place] = Owner(self.isolation, gpu, core, quiet, self.beside)
-            return self._owners[cuda, place]
+                device_lock = DeviceLock() if gpu is None else self.device_lock(gpu)
+                self._judge_processes[cuda, place] = JudgeProcess(
+                    self.isolation, gpu, core, device_lock, self.beside
+                )
+            return self._judge_processes[cuda, place]
 
 
 class PooledJudge:

@@ -17,15 +17,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from cuagent.attempt import Attempt
-from cuagent.measure.timing import Effort
 from cuagent.task import Task
+from cuagent.timing import Effort
 from cuagent.training.config import ConfigError
-from cuagent.training.owner import PoolError
+from cuagent.training.judge_process import PoolError
 from cuagent.training.pool import JudgePool, PooledJudge
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
-    from cuagent.measure.profile import Profile
+    from cuagent.measure.profile.profile import Profile
 
 SPACE = "cuagent"
 AT_ONCE = 16
@@ -40,7 +40,7 @@ class Seat:
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """The answer, or the error for the other side to raise: Ray would change its type."""
-        from cuagent.measure.profile import ProfileError
+        from cuagent.measure.profile.profile import ProfileError
 
         try:
             return getattr(self.pool, what)(*arguments)

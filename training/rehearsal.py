@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, cast
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
+from cuagent.device_lock import DeviceLock
 from cuagent.judge import Judgement
-from cuagent.measure.quiet import Quiet
-from cuagent.measure.timing import Arm, Effort, Ratio, Timing
 from cuagent.score import milestone
 from cuagent.task import Device, Task
+from cuagent.timing import Arm, Effort, Ratio, Timing
 from cuagent.training.gym import chain_of
-from cuagent.training.owner import PoolError
+from cuagent.training.judge_process import PoolError
 from cuagent.training.pool import PooledJudge
 from cuagent.training.teacher import CPU_ROWS, LOOPS, PRAGMAS, TYPES
-from cuagent.verify.verdict import Reason, Verdict
+from cuagent.verdict import Reason, Verdict
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge
-    from cuagent.measure.profile import Profile
+    from cuagent.measure.profile.profile import Profile
 
 EAGER, COMPILE = 1.2e-5, 1e-5
 """Seconds of the baselines, as if."""
@@ -49,9 +49,9 @@ class Rehearsal:
         """Different kernels so far."""
         return len(self._known)
 
-    def quiet(self, gpu: int) -> Quiet:
+    def device_lock(self, gpu: int) -> DeviceLock:
         """Nothing is timed."""
-        return Quiet()
+        return DeviceLock()
 
     def open(self, tasks: Sequence[Task], enough: Callable[[], bool] = lambda: False) -> None:
         """There is nothing to open."""
@@ -78,7 +78,7 @@ class Rehearsal:
         """Raises PoolError."""
         raise PoolError("nothing runs in a rehearsal")
 
-    def pace(self) -> str:
+    def throttle(self) -> str:
         """For a person."""
         return "rehearsal: a rule on the text judges, no kernel is run"
 

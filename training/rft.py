@@ -26,8 +26,8 @@ from cuagent.training.losses import imitation_loss
 from cuagent.training.metrics import Metrics, drop_metrics_from, log_metrics
 from cuagent.training.model import logprobs_of, parts, score
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer, require_finite
-from cuagent.training.pace import Pace
 from cuagent.training.segments import Episode
+from cuagent.training.throttle import Throttle
 
 Say = Callable[[str], None]
 
@@ -70,7 +70,7 @@ def rft(
     first = load_checkpoint(found, {"actor": actor}, {"actor": optimizer})[0] if found else 0
     drop_metrics_from(out / "metrics.jsonl", first + 1)
     metrics: Metrics = {}
-    pace = Pace()
+    throttle = Throttle()
     actor.train()
     for step in range(first, config.steps):
         chosen = batch_order(len(episodes), config.episodes_per_batch, config.seed, step)
@@ -81,7 +81,7 @@ def rft(
             if heldout and (last or done % config.evaluate_every == 0):
                 metrics["heldout_loss"] = imitation(actor, heldout, config.tokens_per_microbatch)
         log_metrics(out / "metrics.jsonl", done, metrics, stage="rft")
-        if pace.due(last or done % config.evaluate_every == 0):
+        if throttle.due(last or done % config.evaluate_every == 0):
             say(f"rft {done}/{config.steps}: loss {metrics['loss']:.4f}" + _heldout(metrics))
         if last or done % config.save_every == 0 or done == config.stop_after:
             require_finite(actor, metrics["loss"], "rft.optimizer.lr")

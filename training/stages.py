@@ -19,10 +19,10 @@ from typing import Any
 
 from cuagent.agent.prompt import opening
 from cuagent.agent.tools import TOOLS
-from cuagent.measure.timing import Effort
 from cuagent.record import list_runs
 from cuagent.task import Device, Task, load_task
-from cuagent.training import begun, parallel
+from cuagent.timing import Effort
+from cuagent.training import manifest, parallel
 from cuagent.training.chat import Chat, load_chat
 from cuagent.training.checkpoint import latest_checkpoint
 from cuagent.training.collect import Collector
@@ -139,12 +139,12 @@ def collect(
     whole = out / "episodes" / "00000.jsonl"
     of = {"policy": mark_of_policy(actor, chat), "tasks": mark_of_tasks(todo)}
     parts = part_of(config, "seed", "dtype", "placement", "play") | {"episodes": episodes}
-    before = begun.begin(out, "collect", of, parts)
+    before = manifest.begin(out, "collect", of, parts)
     if before is None and whole.exists():
         raise ConfigError(f"{whole} does not say what it was made with; take another --out")
     if before is not None and path.exists():
         say(f"{out} is finished; another --out begins anew")
-        return told(json.loads(path.read_text(encoding="utf-8")), say)
+        return report(json.loads(path.read_text(encoding="utf-8")), say)
     if paged(config):
         actor = actor.to(device, config.placement.compute.torch)
     else:
@@ -155,15 +155,15 @@ def collect(
         found = list(read_episodes(whole)) if whole.exists() else plays(0)
     metrics = episode_metrics(found)
     write_whole(path, json.dumps(metrics, indent=1))
-    return told(metrics, say)
+    return report(metrics, say)
 
 
-def told(metrics: Metrics, say: Say) -> Metrics:
+def report(metrics: Metrics, say: Say) -> Metrics:
     say(f"reward {metrics['reward']:+.3f}, correct {metrics['correct']:.0%}")
     return metrics
 
 
-def refine(
+def run_rft(
     policy: Path, sources: Sequence[Path], out: Path, config: TrainConfig, device: str, say: Say
 ) -> None:
     """RFT of a policy on runs (folders) or episodes (JSONL); the model lies in `out/model`."""
@@ -184,11 +184,11 @@ def refine(
         raise RecordError("no episode passes the filters; see the counts above")
     actor = ready(actor, config, device)
     rft(actor, kept, keep(heldout, config.filters)[0], config.rft, out, say)
-    leave(actor, out / "model", chat)
+    save_final(actor, out / "model", chat)
     finish(out)
 
 
-def pretrain(
+def run_value(
     policy: Path, sources: Sequence[Path], out: Path, config: TrainConfig, device: str, say: Say
 ) -> None:
     """Value pretraining of a critic on the policy's backbone; the critic lies in `out/model`."""
@@ -201,11 +201,11 @@ def pretrain(
         return
     critic = ready(new_critic(actor), config, device)
     pretrain_value(critic, train, heldout, config.value, out, say)
-    leave(critic, out / "model")
+    save_final(critic, out / "model")
     finish(out)
 
 
-def improve(
+def run_ppo(
     policy: Path,
     critic: Path | None,
     tasks: Path,
@@ -256,7 +256,7 @@ def improve(
             if acting is not actor:
                 copy_weights(actor, into=acting)
             if isinstance(plays.engine, ServerEngine):
-                leave(actor, out / "served", chat)
+                save_final(actor, out / "served", chat)
                 if parallel.rank() == 0:
                     plays.engine.load((out / "served").resolve())
                 parallel.barrier()
@@ -265,8 +265,8 @@ def improve(
             return plays(iteration)
 
         ppo(actor, values, collect, config.ppo, out, say, reference)
-    leave(actor, out / "model", chat)
-    leave(values, out / "critic")
+    save_final(actor, out / "model", chat)
+    save_final(values, out / "critic")
     finish(out)
 
 
@@ -320,11 +320,11 @@ def check_ids(episodes: Sequence[Episode], actor: Any) -> None:
 
 
 def going_on(
-    out: Path, say: Say, command: str, of: begun.Names, parts: begun.Names, steps: int
+    out: Path, say: Say, command: str, of: manifest.Names, parts: manifest.Names, steps: int
 ) -> int | None:
     """The step that a stage goes on from; None where all is there already. Raises ConfigError."""
     reached = step_of(newest := latest_checkpoint(out))
-    before = begun.begin(out, command, of, parts, parallel.rank() == 0)
+    before = manifest.begin(out, command, of, parts, parallel.rank() == 0)
     if reached > steps:
         raise ConfigError(f"{out} has come to step {reached}, past {steps}; take another --out")
     finished = before is not None and before.get("finished") == steps
@@ -340,7 +340,7 @@ def finish(out: Path) -> None:
     """Every process calls it, once all models have been left."""
     reached = step_of(latest_checkpoint(out))
     if parallel.rank() == 0:
-        begun.finish(out, reached)
+        manifest.finish(out, reached)
 
 
 def step_of(checkpoint: Path | None) -> int:
@@ -349,7 +349,7 @@ def step_of(checkpoint: Path | None) -> int:
 
 def part_of(config: TrainConfig, *names: str) -> dict[str, Any]:
     """The settings in some of the tables, but for how far a stage goes."""
-    known = begun.settings(config, "rft.steps", "value.steps", "ppo.iterations")
+    known = manifest.settings(config, "rft.steps", "value.steps", "ppo.iterations")
     return {name: value for name, value in known.items() if name.partition(".")[0] in names}
 
 
@@ -484,7 +484,7 @@ def judges(config: TrainConfig, device: str) -> JudgePool | RayPool:
     return JudgePool(effort, gpus=gpus, beside=config.play.beside)
 
 
-def leave(model: Any, folder: Path, chat: Chat | None = None) -> None:
+def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
     """Write a finished model, whole or not at all; an adapter also by itself, beside it."""
     first = parallel.rank() == 0
     plain = merged(model, folder.with_name(f"{folder.name}-adapter"))

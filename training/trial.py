@@ -25,18 +25,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from cuagent.measure.quiet import Quiet
-from cuagent.measure.timing import Effort
+from cuagent.device_lock import DeviceLock
 from cuagent.task import Task
+from cuagent.timing import Effort
 from cuagent.training.audit import audit
-from cuagent.training.begun import begin, settings
 from cuagent.training.budget import SECONDS
 from cuagent.training.demo import Demo, Say, judges, trains_on, turns
 from cuagent.training.files import write_whole
-from cuagent.training.lend import Borrowed, lend
-from cuagent.training.owner import follow_parent
+from cuagent.training.judge_process import follow_parent
+from cuagent.training.manifest import begin, settings
 from cuagent.training.paired import best_of, difference, fast, means, table
 from cuagent.training.pool import JudgePool
+from cuagent.training.pool_server import Borrowed, lend
 from cuagent.training.presets import DemoConfig
 from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.report import write_report, write_seeds
@@ -69,7 +69,7 @@ def run_trial(
         train, heldout = demo.tasks()
         with demo.budget.stage("teacher"):  # it opens the tasks that it plays
             demo.taught(train, heldout)
-        say(f"{pool.pace()}; so far {demo.budget.shares()}")
+        say(f"{pool.throttle()}; so far {demo.budget.shares()}")
 
         def note() -> None:
             said = {"rehearsal": config.rehearsal, **compared(out, seeds)}
@@ -79,7 +79,7 @@ def run_trial(
             here = replace(config, minutes=left(config, begun))
             arms = [(replace(here, seed=seed), out / f"seed-{seed}") for seed in seeds]
             train_seeds(address, arms, places(config, device, pool), out, say, note)
-        say(f"{pool.judged} kernels judged, {pool.remembered} remembered; {pool.pace()}")
+        say(f"{pool.judged} kernels judged, {pool.remembered} remembered; {pool.throttle()}")
     found = compared(out, seeds)
     said = lines(found)
     for line in said:
@@ -99,7 +99,7 @@ def left(config: DemoConfig, begun: float) -> float | None:
     return None if config.minutes is None else max(0.0, config.minutes - (time.time() - begun) / 60)
 
 
-Place = tuple[str, Quiet]
+Place = tuple[str, DeviceLock]
 """A device, and what has to be heeded there."""
 
 
@@ -160,7 +160,7 @@ def one_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: 
     import torch
 
     follow_parent()
-    device, quiet = place
+    device, device_lock = place
     end = None if config.minutes is None else time.time() + 60 * config.minutes
     torch.set_num_threads(1)
     if device.startswith("cuda"):
@@ -174,7 +174,7 @@ def one_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: 
             print(f"[{name_of(out, shared)}] {text}", flush=True)
 
         pool = Borrowed(address)
-        demo = Demo(config, device, out, pool, shared, say, end, quiet)
+        demo = Demo(config, device, out, pool, shared, say, end, device_lock)
         demo.run()
         say(f"curves: {write_report(out)}")
         with ThreadPoolExecutor(1) as aside:  # judging waits for owners, further RFT for the GPU

@@ -26,9 +26,9 @@ from cuagent.training.losses import value_loss
 from cuagent.training.metrics import Metrics, critic_metrics, drop_metrics_from, log_metrics
 from cuagent.training.model import parts, score, values
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer, require_finite
-from cuagent.training.pace import Pace
 from cuagent.training.reward import Reward, worth
 from cuagent.training.segments import Episode
+from cuagent.training.throttle import Throttle
 
 Say = Callable[[str], None]
 
@@ -80,7 +80,7 @@ def pretrain_value(
         metrics: Metrics = evaluate_critic(critic, heldout or episodes, config)
     if first == 0:
         log_metrics(out / "metrics.jsonl", 0, metrics, stage="value")
-    pace = Pace()
+    throttle = Throttle()
     critic.train()
     for step in range(first, config.steps):
         chosen = batch_order(len(episodes), config.episodes_per_batch, config.seed, step)
@@ -95,7 +95,7 @@ def pretrain_value(
             metrics = {"loss": loss, "grad_norm": norm}
             if evaluates:
                 metrics |= evaluate_critic(critic, heldout or episodes, config)
-        if pace.due(evaluates):
+        if throttle.due(evaluates):
             say(f"value {done}/{config.steps}: loss {loss:.4f}" + _explained(metrics))
         log_metrics(out / "metrics.jsonl", done, metrics, stage="value")
         if last or done % config.save_every == 0 or done == config.stop_after:

@@ -24,8 +24,8 @@ from verl.experimental.agent_loop.agent_loop import (
 
 from cuagent.agent.prompt import opening
 from cuagent.agent.tools import TOOLS
-from cuagent.measure.timing import Effort
 from cuagent.task import Device, load_task
+from cuagent.timing import Effort
 from cuagent.training.chat import Chat
 from cuagent.training.engine import EngineError, Request, Sampled
 from cuagent.training.ray_pool import RayPool

@@ -7,13 +7,13 @@ measurements flatters it. Where no kernel adds to what is free, the best rung is
 from __future__ import annotations
 
 from cuagent.agent.attended import Interrupted
-from cuagent.agent.ladder import climb_the_rest, confirm_rung
+from cuagent.agent.ladder import confirm_rung, measure_remaining_rungs
 from cuagent.agent.run import JudgeLost, Run, Tried
 from cuagent.agent.stop import Stop
 from cuagent.agent.wording import NAMES, ratio_over, ratios_line
 from cuagent.events import Emit, Notice, Phase, RunEnded
 from cuagent.judge import Judgement, Result, free_of, result_of
-from cuagent.measure.timing import Effort, Standing
+from cuagent.timing import Effort, Standing
 
 _WORTH = {
     Standing.FASTER: "",
@@ -77,20 +77,20 @@ def _attempt_line(run: Run) -> str:
         return f"no accepted kernel ({tried} attempt{'s' * (tried != 1)})"
     judgement = result.judgement
     fresh = "measured afresh" if run.final else "measured in the loop only"
-    worth = _WORTH[judgement.standing]
-    if judgement.gains and judgement.worth is not None:
-        worth = _WORTH[judgement.worth.kernel.standing].replace(":", " on top:")
-    return f"{worth}attempt {result.n}, {ratios_line(judgement)} ({fresh})"
+    gain = _WORTH[judgement.standing]
+    if judgement.gains and judgement.gain is not None:
+        gain = _WORTH[judgement.gain.kernel.standing].replace(":", " on top:")
+    return f"{gain}attempt {result.n}, {ratios_line(judgement)} ({fresh})"
 
 
 def _settle(run: Run, emit: Emit) -> None:
     """Judge afresh what is to be the result: the best attempt, or else the best rung."""
     try:
         if run.best and _is_better(run.best, run.final):
-            climb_the_rest(run)
+            measure_remaining_rungs(run)
             _judge_best(run, run.best, emit)
         elif run.final is None and run.ladder is not None and run.stop not in UNSCORED:
-            climb_the_rest(run)
+            measure_remaining_rungs(run)
             if run.ladder.effort is Effort.QUICK and result_of(None, run.ladder) is Result.RUNG:
                 confirm_rung(run)
     except (KeyboardInterrupt, Interrupted):

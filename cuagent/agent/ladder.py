@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cuagent.agent.run import Run
 from cuagent.agent.stop import Stop
 from cuagent.agent.wording import ladder_text
-from cuagent.events import Climbed, Phase
+from cuagent.events import LadderMeasured, Phase
 from cuagent.message import Message
 from cuagent.models.model import Model
 
@@ -28,19 +28,19 @@ def start_at_ladder(run: Run, model: Model) -> None:
     if run.ladder is not None:
         return
     run.emit(Phase("timing the ladder: what is free, before any kernel"))
-    run.add(Message("user", ladder_text(climb(run)), data={"from": "ladder"}))
+    run.add(Message("user", ladder_text(measure_ladder(run)), data={"from": "ladder"}))
 
 
-def climb(run: Run, *, whole: bool = False) -> Ladder:
+def measure_ladder(run: Run, *, whole: bool = False) -> Ladder:
     """Measure the ladder, or what of it is missing. Raises JudgeLost and Interrupted."""
-    return _keep(run, run.measured("ladder", lambda judge: judge.climb(whole=whole)))
+    return _keep(run, run.measured("ladder", lambda judge: judge.measure_ladder(whole=whole)))
 
 
-def climb_the_rest(run: Run) -> None:
+def measure_remaining_rungs(run: Run) -> None:
     """Before a judgement of record: the rungs that were left for later, if the run has a ladder."""
     if run.ladder is not None and run.ladder.later and run.stop not in HURRIED:
         run.emit(Phase(f"timing the rest of the ladder: {', '.join(run.ladder.later)}"))
-        climb(run, whole=True)
+        measure_ladder(run, whole=True)
 
 
 def confirm_rung(run: Run) -> Ladder:
@@ -53,5 +53,5 @@ def _keep(run: Run, found: Ladder) -> Ladder:
     if found != run.ladder:
         run.ladder = found
         run.log.write("ladder", **found.to_json())
-        run.emit(Climbed(found))
+        run.emit(LadderMeasured(found))
     return found

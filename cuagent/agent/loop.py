@@ -143,7 +143,7 @@ def ask(run: Run, model: Model, emit: Emit) -> tuple[Reply, float]:
     messages = tuple(run.messages)
     gone = threading.Event()
 
-    def hear(text: str, kind: Literal["text", "reasoning"]) -> None:
+    def on_text(text: str, kind: Literal["text", "reasoning"]) -> None:
         if gone.is_set():
             raise Interrupted  # in the thread that still listens to the provider
         if text:
@@ -153,7 +153,7 @@ def ask(run: Run, model: Model, emit: Emit) -> tuple[Reply, float]:
     limit = run.budget.seconds
     deadline = None if limit is None else start + max(0.0, limit - run.seconds) + GRACE
     try:
-        reply = attend(lambda: model.query(messages, run.tools, hear), run.cancelled, deadline)
+        reply = attend(lambda: model.query(messages, run.tools, on_text), run.cancelled, deadline)
     finally:
         gone.set()
     return reply, time.monotonic() - start

@@ -317,8 +317,8 @@ def tokens_of(messages: Sequence[Message]) -> int:
 def _losses() -> tuple[type[Exception], ...]:
     """What the judge raises when it is at its end itself."""
     from cuagent.sandbox import SandboxError
-    from cuagent.verify.oracle import OracleLost
-    from cuagent.worker import NurseryError
-    from cuagent.worker.cuda_memory import CudaMemoryError
+    from cuagent.verify.oracle.client import OracleLost
+    from cuagent.worker import ForkServerError
+    from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 
-    return NurseryError, OracleLost, SandboxError, CudaMemoryError
+    return ForkServerError, OracleLost, SandboxError, CudaMemoryError

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from cuagent.build.result import Build, Diagnostic
-from cuagent.measure.timing import Standing
-from cuagent.verify.verdict import Draw, Reason, Verdict
+from cuagent.timing import Standing
+from cuagent.verdict import Draw, Reason, Verdict
 
 if TYPE_CHECKING:
     from cuagent.agent.run import Run, Tried
     from cuagent.judge import Judgement
     from cuagent.measure.ladder import Ladder, Rung
-    from cuagent.measure.timing import Ratio, Timing
+    from cuagent.timing import Ratio, Timing
 
 NAMES = {"eager": "eager", "compile": "torch.compile"}
 MOST_DIAGNOSTICS = 8

@@ -55,8 +55,8 @@ def apply(
         print(place / name)
     if not judgement.gains:
         complain("mind that it was not measured to be surely faster than eager")
-    elif not judgement.adds and judgement.worth is not None:
-        complain(f"mind that it was not measured to be surely faster than {judgement.worth.rung}")
+    elif not judgement.adds and judgement.gain is not None:
+        complain(f"mind that it was not measured to be surely faster than {judgement.gain.rung}")
     print(f"use it with: from {Path(chosen.files[-1][0]).stem} import ModelNew")
 
 

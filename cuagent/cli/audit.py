@@ -28,10 +28,10 @@ def audit(
     the file is a stranger's.
     Exit code 0 it holds, 1 it does not, 2 usage, 3 infrastructure.
     """
+    from cuagent.audit.audit import audit as judge_again
     from cuagent.config import resolve
-    from cuagent.record.audit import audit as judge_again
     from cuagent.record.evidence import read_evidence
-    from cuagent.verify.verdict import Reason
+    from cuagent.verdict import Reason
 
     data = read_evidence(file)
     with options.activity(f"judging again what {file} records", silent=json):

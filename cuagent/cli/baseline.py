@@ -16,7 +16,7 @@ from cuagent.cli.exits import Refused
 
 if TYPE_CHECKING:
     from cuagent.measure.ladder import Ladder, Rung
-    from cuagent.measure.timing import Floor
+    from cuagent.timing import Floor
 
 WIDTH = 100
 """Columns where nobody looks on."""
@@ -63,7 +63,7 @@ def baseline(
     settings = resolve({"device": device, "precision": precision})
     opened = options.open_task(task, inputs, init, settings)
     from cuagent.measure.ladder import ladder
-    from cuagent.measure.timing import Effort
+    from cuagent.timing import Effort
     from cuagent.verify.referee import Referee
 
     with (
@@ -153,7 +153,7 @@ def _gain(rung: Rung, before: str = "", behind: str = "") -> str:
 
 
 def _row(rung: Rung, floor: Floor | None) -> list[str]:
-    from cuagent.measure.roofline import amount, seconds_text
+    from cuagent.measure.roofline.model import amount, seconds_text
 
     if rung.failed:
         return [rung.name, "failed", "", "", "", "", ""]

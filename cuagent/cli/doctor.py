@@ -38,7 +38,7 @@ def doctor(
         found = examine()
         measured = None
         if timing:
-            from cuagent.measure.gates import gates
+            from cuagent.measure.timing.self_check import gates
 
             has_gpu = any(x.name == "GPU" and x.good for x in found)
             chosen = "cuda" if asked == "auto" and has_gpu else asked.replace("auto", "cpu")

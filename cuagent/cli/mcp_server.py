@@ -209,7 +209,7 @@ def _compile(bench: Bench, given: Given, candidate: str) -> CallToolResult:
 
 
 def _verify(bench: Bench, given: Given, candidate: str, timing: str) -> CallToolResult:
-    from cuagent.measure.timing import Effort
+    from cuagent.timing import Effort
 
     attempt = options.open_candidate(Path(candidate))
     effort = None if timing == "none" else Effort(timing)
@@ -226,8 +226,8 @@ def _profile(bench: Bench, given: Given, candidate: str | None, counters: bool) 
 
 
 def _export(bench: Bench, given: Given, candidate: str, out: str) -> CallToolResult:
-    from cuagent.measure.timing import Effort
     from cuagent.package import export
+    from cuagent.timing import Effort
 
     options.refuse_full(Path(out))
     attempt = options.open_candidate(Path(candidate))

@@ -217,7 +217,7 @@ def _result(run: Run, stop: Stop) -> dict[str, Any]:
         "summary": summarize(run),
         "attempt": best.n if best else None,
         "best": plain_judgement(judgement) if judgement else None,
-        "worth": plain(judgement.worth) if judgement else None,
+        "gain_parts": plain(judgement.gain) if judgement else None,
         "ladder": plain(run.ladder.to_json()) if run.ladder else None,
         "steps": run.steps,
         "seconds": round(run.seconds, 3),

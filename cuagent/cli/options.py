@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from cuagent.attempt import Attempt
     from cuagent.config import Settings
     from cuagent.events import Emit
-    from cuagent.measure.timing import Effort
     from cuagent.task.task import Task
+    from cuagent.timing import Effort
 
 TaskSpec = Annotated[
     str,
@@ -119,7 +119,7 @@ def open_task(spec: str, inputs: str | None, init: str | None, settings: Setting
 
 def effort(text: str) -> Effort | None:
     """What `--timing` asks for. Raises Refused."""
-    from cuagent.measure.timing import Effort
+    from cuagent.timing import Effort
 
     if text == "none":
         return None

@@ -44,18 +44,18 @@ def profile(
     opened = options.open_task(task, inputs, init, settings)
     attempt = options.open_candidate(candidate) if candidate is not None else None
     from cuagent.build import build
-    from cuagent.measure.chart import roofline
-    from cuagent.measure.chart import svg as chart
-    from cuagent.measure.counted import count
-    from cuagent.measure.profiling import profile as profile_task
-    from cuagent.worker import Nursery
+    from cuagent.measure.profile.session import profile as profile_task
+    from cuagent.measure.roofline.count import count
+    from cuagent.ui.roofline_chart import roofline
+    from cuagent.ui.roofline_chart import svg as chart
+    from cuagent.worker import ForkServer
 
     # No judge: its oracle takes longer to open than the profile itself.
     what = f"profiling {candidate or opened.name} on {opened.device}"
-    with options.activity(what, silent=json), Nursery() as nursery:
+    with options.activity(what, silent=json), ForkServer() as fork_server:
         built = build(attempt, opened.device) if attempt is not None else None
-        count(opened, nursery)  # what is wrong with the task is said as such
-        found = profile_task(opened, attempt, built, nursery=nursery, counters=counters)
+        count(opened, fork_server)  # what is wrong with the task is said as such
+        found = profile_task(opened, attempt, built, fork_server=fork_server, counters=counters)
     if svg is not None:
         svg.write_text(chart(found), encoding="utf-8")
     if json:

@@ -75,13 +75,13 @@ def show(
 
 
 def _brief(folder: RunFolder, records: list[dict[str, Any]]) -> None:
-    from cuagent.events import Climbed, Judged, RunEnded, RunStarted
+    from cuagent.events import Judged, LadderMeasured, RunEnded, RunStarted
     from cuagent.ui.recorded import events_of
     from cuagent.ui.terminal import Terminal
 
     with Terminal(sys.stdout, recorded=True) as view:
         for event in events_of(folder, records):
-            if isinstance(event, RunStarted | Climbed | Judged | RunEnded):
+            if isinstance(event, RunStarted | LadderMeasured | Judged | RunEnded):
                 view(event)
 
 

@@ -95,7 +95,7 @@ def _report(judgement: Judgement, seconds: float, json: bool) -> None:
 
 
 def _code(judgement: Judgement) -> Exit:
-    from cuagent.verify.verdict import Reason
+    from cuagent.verdict import Reason
 
     if judgement.verdict.accepted:
         return Exit.OK

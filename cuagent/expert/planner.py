@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cuagent.expert.candidate import Candidate, Options, Subject, make_candidate
-from cuagent.measure.timing import Ratio
+from cuagent.timing import Ratio
 
 MOST_ATTEMPTS = 6
 CLEAR_GAIN = 1.05

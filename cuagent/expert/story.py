@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cuagent.expert.planner import Outcome, Proposal
-from cuagent.measure.timing import Ratio
 from cuagent.message import Message, ToolCall
+from cuagent.timing import Ratio
 
 Propose = Callable[[Sequence[Outcome]], Proposal | None]
 

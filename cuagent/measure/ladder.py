@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.events import Emit, ignore
-from cuagent.measure.ceilings import AGAIN_S, CALM, describe
-from cuagent.measure.counted import count
-from cuagent.measure.lane import Lane
-from cuagent.measure.protocol import Timer
-from cuagent.measure.timing import Effort, Floor, Ratio, Timing
+from cuagent.measure.roofline.ceilings import AGAIN_S, CALM, describe
+from cuagent.measure.roofline.count import count
+from cuagent.measure.timing.timed_arm import TimedArm
+from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, Task, TaskError
 from cuagent.task.memory import free
-from cuagent.verify.perturb import in_blocks
+from cuagent.timing import Effort, Floor, Ratio, Timing
+from cuagent.verify.oracle.perturb import in_blocks
 from cuagent.verify.referee import Referee
 from cuagent.worker import SessionEnded
 from cuagent.worker.arms import COMPILE, EAGER
@@ -203,9 +203,13 @@ def ladder(
         else:
             timer.turn_to(names)
         timing = timer.compare(effort)
-        lanes = {name: lane for name, lane in timer.opened().items() if name in names}
-        errors = _errors(timer, lanes)
-    rungs = tuple(_rung(task, name, timing, lanes.get(name), errors.get(name)) for name in names)
+        timed_arms = {
+            name: timed_arm for name, timed_arm in timer.opened().items() if name in names
+        }
+        errors = _errors(timer, timed_arms)
+    rungs = tuple(
+        _rung(task, name, timing, timed_arms.get(name), errors.get(name)) for name in names
+    )
     made = Ladder(
         task.digest,
         task.precision.value,
@@ -223,7 +227,7 @@ def ladder(
     return made
 
 
-def climb(timer: Timer, *, whole: bool, cache: Path | None = None) -> Ladder:
+def measure_ladder(timer: Timer, *, whole: bool, cache: Path | None = None) -> Ladder:
     """The admitted rungs for a run to start from: those that open quickly, all where `whole`.
 
     What is known of all of them already is taken as it is. Raises NurseryError.
@@ -268,7 +272,11 @@ def admitted(task: Task, name: str) -> bool:
 
 
 def _rung(
-    task: Task, name: str, timing: Timing, lane: Lane | None, errors: tuple[float, bool] | None
+    task: Task,
+    name: str,
+    timing: Timing,
+    timed_arm: TimedArm | None,
+    errors: tuple[float, bool] | None,
 ) -> Rung:
     arm = timing.arm(name)
     assert arm is not None
@@ -281,7 +289,7 @@ def _rung(
         error,
         right,
         arm.compile_seconds,
-        None if lane is None else lane.memory,
+        None if timed_arm is None else timed_arm.memory,
         admitted(task, name),
         arm.failed,
     )
@@ -294,19 +302,19 @@ def _fitting(referee: Referee, wanted: int) -> int:
     return next((n for n in range(wanted, 1, -1) if room.timing(n) <= there), 1)
 
 
-def _errors(timer: Timer, lanes: dict[str, Lane]) -> dict[str, tuple[float, bool]]:
+def _errors(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple[float, bool]]:
     """Of each rung, on the same fresh inputs: the relative error, and the strict rule's word."""
     referee, batch, slot = timer.referee, timer.batch, 0
     referee.refill(batch, [slot])
     found = {}
-    for name, lane in lanes.items():
+    for name, timed_arm in timed_arms.items():
         batch.lay_out(name, [slot])
         try:
-            lane.session.block(batch.lent, batch.outputs, [(slot, slot)], deadline_s=120.0)
+            timed_arm.session.block(batch.lent, batch.outputs, [(slot, slot)], deadline_s=120.0)
         except SessionEnded:
             continue
         passed = referee.check(batch, slot).passed
-        right = referee.stage.expected().precise
+        right = referee.context.expected().precise
         found[name] = _relative_error(batch.outputs.tensors(slot), right), passed
     return found
 
@@ -326,7 +334,7 @@ def _relative_error(outputs: Sequence[Tensor], right: Sequence[Tensor]) -> float
 
 def _convolves(referee: Referee) -> bool:
     try:
-        work, _ = count(referee.task, referee.nursery)
+        work, _ = count(referee.task, referee.fork_server)
     except TaskError:
         return False
     return any("conv" in name for name in work.operators)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuagent.build import versions
-from cuagent.measure import others
+from cuagent.measure import system_load
 from cuagent.sandbox import Policy, Tier, memory_bound, probe, probe_forked, stamp
 
 
@@ -84,7 +84,7 @@ def _gpu() -> list[Finding]:
     about = torch.cuda.get_device_properties(0)
     driver = Path("/proc/driver/nvidia/version")
     version = driver.read_text().split("  ")[1].strip() if driver.exists() else "unknown"
-    held = others.gpu_in_use_by_others()
+    held = system_load.gpu_in_use_by_others()
     return [
         Finding("GPU", True, f"{about.name}, sm_{about.major}{about.minor}"),
         Finding("CUDA", True, f"{torch.version.cuda}, driver {version}"),

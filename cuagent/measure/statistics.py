@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist, median, stdev
 
-from cuagent.measure.timing import Ratio
+from cuagent.timing import Ratio
 
 
 @dataclass(frozen=True)

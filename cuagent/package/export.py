@@ -17,14 +17,14 @@ from typing import Protocol
 import cuagent.kernels
 from cuagent.attempt import ENTRY, MODULE, Attempt
 from cuagent.build.result import Build
-from cuagent.measure.timing import Timing
 from cuagent.package import check
 from cuagent.package.folder import made_whole, package_name, pyproject, write_original
 from cuagent.package.readme import readme
 from cuagent.package.vendor import LOADER, vendored
 from cuagent.score import Score
 from cuagent.task.task import Task
-from cuagent.verify.verdict import Verdict
+from cuagent.timing import Timing
+from cuagent.verdict import Verdict
 
 
 class Figures(Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import date
 
 from cuagent.attempt import ENTRY, Attempt
-from cuagent.measure.timing import Effort, Timing
 from cuagent.score import Score
 from cuagent.task.task import Task
-from cuagent.verify.verdict import Verdict
+from cuagent.timing import Effort, Timing
+from cuagent.verdict import Verdict
 
 
 def readme(

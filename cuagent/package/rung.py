@@ -15,11 +15,11 @@ from datetime import date
 from pathlib import Path
 
 from cuagent.measure.ladder import Ladder, Rung
-from cuagent.measure.timing import Effort, Ratio
 from cuagent.package import check
 from cuagent.package.folder import made_whole, package_name, pyproject, write_original
 from cuagent.package.readme import time_text, versions_text
 from cuagent.task.task import Device, Precision, Task
+from cuagent.timing import Effort, Ratio
 from cuagent.worker.arms import COMPILE, EAGER
 
 MODULE = "faster.py"

@@ -16,10 +16,10 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from cuagent.measure.ladder import over_eager
-from cuagent.measure.timing import Effort, Ratio, Standing, Timing
+from cuagent.timing import Effort, Ratio, Standing, Timing
 from cuagent.ui.table import baseline_name
 from cuagent.ui.text import UNICODE, Glyphs, clip, duration, ratio, times
-from cuagent.verify.verdict import Reason
+from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
@@ -66,7 +66,7 @@ class Board:
     grown: list[tuple[float, float]] = field(default_factory=list)
     """Seconds into the run, and what the best attempt was worth from then on."""
 
-    def climb(self, found: Ladder) -> None:
+    def measure_ladder(self, found: Ladder) -> None:
         """The rungs of the ladder, from now on the first rows; those known from before stay."""
         self.climbed = True
         before = {row.name: replace(row, sign="") for row in self.baselines}
@@ -83,9 +83,9 @@ class Board:
         quick = self.climbed and timing is not None and timing.effort is not Effort.RECORD
         if timing is not None and not row.said and not quick:
             self.baselines = renewed(self.baselines, timing)
-        worth = row_worth(row)
-        if worth is not None and (not self.grown or worth > self.grown[-1][1]):
-            self.grown.append((seconds, worth))
+        gain = row_worth(row)
+        if gain is not None and (not self.grown or gain > self.grown[-1][1]):
+            self.grown.append((seconds, gain))
         return row
 
     def news(
@@ -257,8 +257,8 @@ def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
     best: list[float | None] = []
     for row in attempts:
         before = best[-1] if best else None
-        worth = row_worth(row)
-        best.append(worth if before is None else max(before, worth or before))
+        gain = row_worth(row)
+        best.append(gain if before is None else max(before, gain or before))
     known = [value for value in best if value is not None]
     if not known or known[-1] <= known[0]:
         return ""
@@ -286,13 +286,13 @@ def _cell(row: Row, column: Column) -> tuple[str, str]:
             return ("" if row.share is None else f"{row.share:.0%}"), ""
         case "math":
             return row.precision, "dim"
-    worth = row.ratios.get(column.over)
-    if worth is None:
+    gain = row.ratios.get(column.over)
+    if gain is None:
         return "", ""
     if column.width >= 18:
-        return ratio(worth), _COLOURS[worth.standing]
-    unsure = "?" if worth.standing is Standing.INCONCLUSIVE else ""
-    return times(worth.value) + unsure, _COLOURS[worth.standing]
+        return ratio(gain), _COLOURS[gain.standing]
+    unsure = "?" if gain.standing is Standing.INCONCLUSIVE else ""
+    return times(gain.value) + unsure, _COLOURS[gain.standing]
 
 
 def _share(seconds: float, timing: Timing | None) -> float | None:

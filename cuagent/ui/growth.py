@@ -48,10 +48,10 @@ def growth_lines(
 
 def _level(points: Sequence[tuple[float, float]], at: float, low: float, high: float) -> float:
     """From 0 to 1; what is there is seen, however little."""
-    worth = next((value for when, value in reversed(points) if when <= at), None)
-    if worth is None:
+    gain = next((value for when, value in reversed(points) if when <= at), None)
+    if gain is None:
         return 0.0
-    return 1.0 if high == low else max((worth - low) / (high - low), 0.05)
+    return 1.0 if high == low else max((gain - low) / (high - low), 0.05)
 
 
 def _bar(filled: float, glyphs: Glyphs) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cuagent.events import (
-    Climbed,
     Event,
     Judged,
+    LadderMeasured,
     Notice,
     RunEnded,
     RunStarted,
@@ -80,7 +80,7 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
             case "ladder":
                 found = ladder_of([record])
                 assert found is not None
-                yield Climbed(found)
+                yield LadderMeasured(found)
             case "notice" if "tool" not in record:  # that is a traceback, for the log only
                 yield Notice(record["text"], record.get("level", "info"))
             case "end":

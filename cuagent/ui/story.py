@@ -13,9 +13,9 @@ from time import gmtime, strftime
 from rich.text import Text
 
 from cuagent.events import (
-    Climbed,
     Event,
     Judged,
+    LadderMeasured,
     Notice,
     RunEnded,
     Spent,
@@ -83,7 +83,7 @@ def _result(folder: RunFolder, records: Records, width: int, glyphs: Glyphs) -> 
     """The table of attempts and the summary, as they stand at the end of the log."""
     board, found = Board(), ladder_of(records)
     if found is not None:
-        board.climb(found)
+        board.measure_ladder(found)
     for event in events_of(folder, records):
         if isinstance(event, Judged):
             board.keep(event.attempt, event.judgement)
@@ -151,7 +151,7 @@ def _other(event: Event, width: int, glyphs: Glyphs) -> Iterator[Text]:
             yield Text()
             for line in clean(text).strip().split("\n"):
                 yield Text(f"> {line}", "bold cyan")
-        case Climbed(found):
+        case LadderMeasured(found):
             yield Text("  the ladder", "bold")
             yield head_line(width)
             yield from (row_line(row, width, glyphs) for row in ladder_rows(found))

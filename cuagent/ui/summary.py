@@ -11,8 +11,8 @@ from rich.text import Text
 from cuagent.agent.stop import FINISHED
 from cuagent.events import RunEnded, RunStarted
 from cuagent.judge import Result, free_of, result_of
-from cuagent.measure.timing import Effort, Ratio, Standing
 from cuagent.record import RUNS
+from cuagent.timing import Effort, Ratio, Standing
 from cuagent.ui.table import NARROW, baseline_name, label_lines, share_facts
 from cuagent.ui.text import UNICODE, Glyphs, one_line, ratio, wrap
 
@@ -74,10 +74,10 @@ def _without_kernel(best: Judgement | None) -> str:
 
 def _may_add(best: Judgement | None) -> bool:
     """Measured to be faster than the best rung, though not surely."""
-    worth = best.worth if best is not None else None
-    if worth is None or worth.kernel.standing is not Standing.INCONCLUSIVE:
+    gain = best.gain if best is not None else None
+    if gain is None or gain.kernel.standing is not Standing.INCONCLUSIVE:
         return False
-    return worth.kernel.value > 1
+    return gain.kernel.value > 1
 
 
 def _no_gain(best: Judgement, name: str) -> str:
@@ -92,17 +92,17 @@ def _no_gain(best: Judgement, name: str) -> str:
 
 def _gain_rows(best: Judgement) -> list[tuple[str, str]]:
     """What is free and what the kernel adds to it: their product is end to end."""
-    if (worth := best.worth) is None:
+    if (gain := best.gain) is None:
         return []
     free = ("free", "nothing: eager is the best rung")
-    if worth.rung != EAGER:
-        free = ("free", f"{_said(worth.free)}: {called(worth.rung)}, no kernel")
-    return [free, ("kernel on top", _said(worth.kernel)), ("end to end", _said(worth.end_to_end))]
+    if gain.rung != EAGER:
+        free = ("free", f"{_said(gain.free)}: {called(gain.rung)}, no kernel")
+    return [free, ("kernel on top", _said(gain.kernel)), ("end to end", _said(gain.end_to_end))]
 
 
 def _free_rows(best: Judgement | None, found: Ladder) -> list[tuple[str, str]]:
     free = free_of(best, found)
-    of_record = found.effort is Effort.RECORD or (best is not None and best.worth is not None)
+    of_record = found.effort is Effort.RECORD or (best is not None and best.gain is not None)
     how = "measured afresh" if of_record else "a quick look"
     return [] if free is None else [("free", f"{_said(free)} over eager, {how}")]
 
@@ -111,8 +111,8 @@ def _vain_rows(best: Judgement | None, name: str) -> list[tuple[str, str]]:
     """What the best attempt came to, where it is not the result."""
     if best is None:
         return [("kernels", "none was accepted")]
-    if best.worth is not None:
-        return [("kernels", f"{name}: {_said(best.worth.kernel)} over {called(best.worth.rung)}")]
+    if best.gain is not None:
+        return [("kernels", f"{name}: {_said(best.gain.kernel)} over {called(best.gain.rung)}")]
     return [("kernels", _no_gain(best, name))]
 
 
@@ -121,12 +121,12 @@ def _evidence(best: Judgement, found: Ladder | None, width: int) -> list[tuple[s
     if (timing := best.timing) is None:
         rows.append(("worth", "not timed"))
     else:
-        told = {EAGER, best.worth.rung} - {COMPILE} if best.worth is not None else set()
-        for name, worth in timing.ratios.items():
+        told = {EAGER, best.gain.rung} - {COMPILE} if best.gain is not None else set()
+        for name, gain in timing.ratios.items():
             if name not in told:
-                word = f" {worth.standing}" if width >= NARROW else ""
+                word = f" {gain.standing}" if width >= NARROW else ""
                 where = called(name) if width >= NARROW else name
-                rows.append((f"over {where}", ratio(worth) + word))
+                rows.append((f"over {where}", ratio(gain) + word))
         rows += [("roofline", fact.replace(" of the roofline", "")) for fact in share_facts(timing)]
         afresh = timing.effort is Effort.RECORD
         how = "measured afresh in several processes" if afresh else "measured in the loop only"
@@ -137,9 +137,9 @@ def _evidence(best: Judgement, found: Ladder | None, width: int) -> list[tuple[s
     return [*rows, ("isolation", best.verdict.tier)]
 
 
-def _said(worth: Ratio) -> str:
-    unsure = " (inconclusive)" if worth.standing is Standing.INCONCLUSIVE else ""
-    return ratio(worth) + unsure
+def _said(gain: Ratio) -> str:
+    unsure = " (inconclusive)" if gain.standing is Standing.INCONCLUSIVE else ""
+    return ratio(gain) + unsure
 
 
 def called(rung: str) -> str:

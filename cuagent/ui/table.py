@@ -13,10 +13,10 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from cuagent.build.result import Build
-from cuagent.measure.timing import Effort, Ratio, Standing, Timing
 from cuagent.score import Score
+from cuagent.timing import Effort, Ratio, Standing, Timing
 from cuagent.ui.text import UNICODE, Glyphs, clean, clip, duration, one_line, ratio, times, wrap
-from cuagent.verify.verdict import Draw, Reason, Verdict
+from cuagent.verdict import Draw, Reason, Verdict
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
@@ -166,8 +166,8 @@ def _arm_lines(timing: Timing, width: int, glyphs: Glyphs) -> list[Text]:
         room = width - cell_len(line.plain) - 2
         if arm.failed:
             line.append("  " + clip(one_line(arm.failed), room, glyphs.more), "dim")
-        elif worth := timing.ratios.get(arm.name):
-            line.append("  " + _worth(worth, room), _COLOURS[worth.standing])
+        elif gain := timing.ratios.get(arm.name):
+            line.append("  " + _worth(gain, room), _COLOURS[gain.standing])
         lines.append(line)
     return lines
 
@@ -180,8 +180,8 @@ def score_lines(score: Score, width: int) -> list[Text]:
 
 def least_ratio(timing: Timing | None) -> float | None:
     """What an attempt is worth over the best of the baselines: the smallest ratio measured."""
-    worth = least_worth(timing)
-    return worth.value if worth is not None else None
+    gain = least_worth(timing)
+    return gain.value if gain is not None else None
 
 
 def least_worth(timing: Timing | None) -> Ratio | None:
@@ -213,13 +213,13 @@ def label_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
     return lines
 
 
-def _worth(worth: Ratio, room: int) -> str:
+def _worth(gain: Ratio, room: int) -> str:
     """A ratio in as many words as there is room for; the number itself is always there."""
-    full = ratio(worth)
-    for text in (f"{full} {worth.standing}", full, f"{times(worth.value)} {worth.standing}"):
+    full = ratio(gain)
+    for text in (f"{full} {gain.standing}", full, f"{times(gain.value)} {gain.standing}"):
         if cell_len(text) <= room:
             return text
-    return times(worth.value)
+    return times(gain.value)
 
 
 def _headline(

@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.text import Text
 
 from cuagent.events import (
-    Climbed,
     Event,
     Judged,
+    LadderMeasured,
     Notice,
     Phase,
     RunEnded,
@@ -37,7 +37,7 @@ from cuagent.events import (
     ToolStarted,
     UserSaid,
 )
-from cuagent.measure.timing import Effort, Standing
+from cuagent.timing import Effort, Standing
 from cuagent.ui.attempts import Board
 from cuagent.ui.code import written
 from cuagent.ui.flow import Flow
@@ -154,7 +154,7 @@ class Terminal:
         """Ladder and attempts of an earlier session, these by their numbers."""
         with self._lock:
             if found is not None:
-                self.board.climb(found)
+                self.board.measure_ladder(found)
             for number, judgement in judged:
                 self.board.keep(number, judgement)
                 self._improve(judgement)
@@ -197,7 +197,7 @@ class Terminal:
                 self._tool_output(event)
             case ToolFinished():
                 self._tool_finished(event)
-            case Climbed(found):
+            case LadderMeasured(found):
                 self._show_ladder(found)
             case Judged():
                 self._show_judged(event)
@@ -309,15 +309,15 @@ class Terminal:
 
     def _show_ladder(self, found: Ladder) -> None:
         self._climbed = True
-        self.board.climb(found)
+        self.board.measure_ladder(found)
         notes = [self._line(f"  {note}", "yellow") for note in found.notes]
         self._print([*self.board.ladder_lines(self.width, self.glyphs), *notes])
 
     def _improve(self, judgement: Judgement) -> None:
-        worth = least_worth(judgement.timing)
-        if judgement.verdict.accepted and worth and worth.value > (self.status.best or 0.0):
-            sure = worth.standing is not Standing.INCONCLUSIVE
-            self._set(best=worth.value, sure=sure)
+        gain = least_worth(judgement.timing)
+        if judgement.verdict.accepted and gain and gain.value > (self.status.best or 0.0):
+            sure = gain.standing is not Standing.INCONCLUSIVE
+            self._set(best=gain.value, sure=sure)
 
     def _line(self, text: str, style: str) -> Text:
         return Text(clip(text, self.width, self.glyphs.more), style)

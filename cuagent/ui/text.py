@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from cuagent.measure.timing import Ratio
+from cuagent.timing import Ratio
 
 TAB = 4
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cuagent.task import TaskError
-from cuagent.verify.examine import NOISE
-from cuagent.verify.inputs import Inputs
+from cuagent.verify.fitness.examine import NOISE
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.seeds import Seeds
+from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.referee import Referee
-from cuagent.verify.seeds import Seeds
-from cuagent.verify.weights import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,8 +73,8 @@ def admit(referee: Referee) -> Admission:
         task=referee.task.digest,
         reasons=tuple(reasons),
         notes=tuple(notes),
-        kinds=tuple(kind.value for kind in Inputs if kind in referee.stage.kinds),
-        longest_sum=referee.stage.terms.longest,
+        kinds=tuple(kind.value for kind in Inputs if kind in referee.context.kinds),
+        longest_sum=referee.context.terms.longest,
         fp64=referee.about["fp64"],
     )
 
@@ -93,7 +93,7 @@ def _reasons(findings: dict[str, Any], referee: Referee) -> list[str]:
         )
     elif said := _hidden(findings):
         reasons.append(said)
-    if not referee.stage.inputs.tensors():
+    if not referee.context.inputs.tensors():
         reasons.append("it takes no tensors, so that every call asks for the same")
     elif findings["constant"]:
         level = findings["level"]
@@ -142,7 +142,7 @@ def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
         notes.append(f"output {index} has NaN or Inf on the task's own inputs; places are compared")
     if not referee.about["fp64"]:
         notes.append("the reference does not run in fp64: its own precision is the yardstick")
-    if Inputs.NORMAL not in referee.stage.kinds:
+    if Inputs.NORMAL not in referee.context.kinds:
         notes.append("it takes no zero-mean inputs: precision cannot be judged tightly")
     return notes
 
@@ -158,7 +158,7 @@ def _unsteady(referee: Referee) -> str:
     """The kind of inputs on which the reference fails for its own answer given before, or ""."""
     seeds = Seeds()
     for kind in (Inputs.OWN, Inputs.NORMAL):
-        if kind not in referee.stage.kinds:
+        if kind not in referee.context.kinds:
             continue
         seed, draw = seeds.draw(), seeds.draw()
         earlier, _ = referee.ask(Weights.OWN, seed, kind, draw)
@@ -176,7 +176,7 @@ def _passing(referee: Referee) -> list[str]:
     seeds = Seeds()
     seed = seeds.draw()
     for weights, kind in TRIALS:
-        if kind not in referee.stage.kinds:
+        if kind not in referee.context.kinds:
             continue
         draw = seeds.draw()
         expected, inputs = referee.ask(weights, seed, kind, draw)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cuagent.worker import Arena
-from cuagent.worker.arena import POISONS
 from cuagent.worker.arms import CANDIDATE
+from cuagent.worker.memory.arena import POISONS
 
 
 @dataclass

@@ -9,11 +9,11 @@ import random
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from cuagent.verify.inputs import Inputs
-from cuagent.verify.repertoire import Turns
-from cuagent.verify.rounds import ROUNDS, Round, Trial, When
-from cuagent.verify.seeds import Seeds
-from cuagent.verify.weights import Weights
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.repertoire import Turns
+from cuagent.verify.inputs.seeds import Seeds
+from cuagent.verify.inputs.weights import Weights
+from cuagent.verify.tally import ROUNDS, Round, Trial, When
 
 
 @dataclass(frozen=True)

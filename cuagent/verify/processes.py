@@ -18,12 +18,13 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.sandbox import Tier, memory_bound
 from cuagent.task import Device, Task
-from cuagent.verify.oracle import Oracle
-from cuagent.verify.seeds import Seeds
-from cuagent.verify.stage import layouts_of
-from cuagent.verify.weights import Weights
-from cuagent.worker import Arena, Nursery, Order, Session, device_memory
+from cuagent.verify.context import layouts_of
+from cuagent.verify.inputs.seeds import Seeds
+from cuagent.verify.inputs.weights import Weights
+from cuagent.verify.oracle.client import Oracle
+from cuagent.worker import Arena, ForkServer, ModelSpec, Session
 from cuagent.worker.arms import CANDIDATE
+from cuagent.worker.memory import device_use
 
 
 class Processes:
@@ -33,16 +34,16 @@ class Processes:
     the first session that is timed.
     """
 
-    def __init__(self, task: Task, tier: Tier, nursery: Nursery | None = None) -> None:
+    def __init__(self, task: Task, tier: Tier, fork_server: ForkServer | None = None) -> None:
         self.task = task
         self.tier = tier
         self.memory_bytes = memory_bound()
         self._ending = ExitStack()
-        self.nursery = nursery or self._start()
+        self.fork_server = fork_server or self._start()
         try:
             import torch  # noqa: F401  (while the nursery imports it too)
 
-            self.oracle = Oracle(self.nursery, task)
+            self.oracle = Oracle(self.fork_server, task)
             self._ending.callback(lambda: self.oracle.close())
             self.about: dict[str, Any] = self.oracle.describe()
             state = layouts_of(self.about)["state"]
@@ -53,35 +54,35 @@ class Processes:
             self._ending.close()
             raise
 
-    def _start(self) -> Nursery:
-        nursery = Nursery()
-        self._ending.callback(nursery.close)
-        return nursery
+    def _start(self) -> ForkServer:
+        fork_server = ForkServer()
+        self._ending.callback(fork_server.close)
+        return fork_server
 
     def mend(self) -> None:
         """Start anew what died; the arenas are ours and still there."""
-        if not self.nursery.alive:
-            self.nursery.close()
-            self.nursery = self._start()
+        if not self.fork_server.alive:
+            self.fork_server.close()
+            self.fork_server = self._start()
             self.oracle.lost = True
         if not self.oracle.alive:
             self.oracle.close()
-            self.oracle = Oracle(self.nursery, self.task)
+            self.oracle = Oracle(self.fork_server, self.task)
             self.oracle.describe()
-            self.weigh_as_timed()
+            self.load_timed_weights()
 
-    def weigh_as_timed(self) -> None:
+    def load_timed_weights(self) -> None:
         """The oracle has the weights that all timed arms share."""
         if self.oracle.weights != (Weights.OWN, self._timed_seed):
-            self.oracle.weigh(Weights.OWN, self._timed_seed, self._timed_weights)
+            self.oracle.load_weights(Weights.OWN, self._timed_seed, self._timed_weights)
 
     def waiting(
         self, attempt: Attempt, seed: int | None = None, cores: Collection[int] = ()
     ) -> Session:
         """A process of the attempt that waits for its libraries; to be timed where no `seed`."""
         return Session.begin(
-            self.nursery,
-            self.order(self._timed_seed if seed is None else seed),
+            self.fork_server,
+            self.model_spec(self._timed_seed if seed is None else seed),
             attempt,
             tier=self.tier,
             memory_bytes=self.memory_bytes,
@@ -113,14 +114,14 @@ class Processes:
 
         `environment` is for caches of compiled graphs, which a candidate must never share.
         """
-        order = self.order(self._timed_seed, mode)
-        session = Session.open(self.nursery, order, environment=environment, cores=cores)
+        model_spec = self.model_spec(self._timed_seed, mode)
+        session = Session.open(self.fork_server, model_spec, environment=environment, cores=cores)
         session.load(self._timed_weights)
         return session
 
-    def order(self, seed: int, arm: str = CANDIDATE) -> Order:
+    def model_spec(self, seed: int, arm: str = CANDIDATE) -> ModelSpec:
         """What a process is told to run. A candidate is not told the reference."""
-        return Order(
+        return ModelSpec(
             arm=arm,
             device=self.task.device,
             precision=self.task.precision,
@@ -140,7 +141,7 @@ class Processes:
             return None
         import torch
 
-        return device_memory.bound(self.about["peak"], torch.cuda.mem_get_info()[1])
+        return device_use.bound(self.about["peak"], torch.cuda.mem_get_info()[1])
 
     def close(self) -> None:
         """End every process and give their weights' memory back. Idempotent."""

@@ -23,27 +23,33 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.sandbox import Policy, Tier, harden, probe_forked, stamp
 from cuagent.task import Device, Task, TaskError
-from cuagent.verify.ahead import Ahead
+from cuagent.verdict import Reason, RuleResult, Verdict
 from cuagent.verify.batch import Batch
-from cuagent.verify.begun import Begun
-from cuagent.verify.course import Course
-from cuagent.verify.failures import FORESEEN, build_failure, explain
-from cuagent.verify.inputs import Inputs
-from cuagent.verify.oracle import Answered, Care, Doubt, Oracle, OracleLost
+from cuagent.verify.context import LOGIC_SPREAD_S, VerifyContext, bytes_per_call, layouts_of
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.seeds import Seeds
+from cuagent.verify.inputs.weights import Weights
+from cuagent.verify.memory_plan import MemoryPlan
+from cuagent.verify.oracle.client import (
+    Answered,
+    Oracle,
+    OracleLost,
+    PerturbationBudget,
+    SensitivityQuery,
+)
+from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.plan import plan
+from cuagent.verify.prefetch import OraclePrefetcher
 from cuagent.verify.processes import Processes
-from cuagent.verify.room import Room
-from cuagent.verify.rounds import Tally, most_calls
-from cuagent.verify.seeds import Seeds
-from cuagent.verify.stage import LOGIC_SPREAD_S, Stage, bytes_per_call, layouts_of
-from cuagent.verify.tolerance import Expected, Finding
-from cuagent.verify.verdict import Reason, RuleResult, Verdict
+from cuagent.verify.report import FORESEEN, build_failure, explain
+from cuagent.verify.rules.tolerance import Expected, Finding
+from cuagent.verify.run import VerificationRun
+from cuagent.verify.tally import Tally, most_calls
 from cuagent.verify.versions import versions
-from cuagent.verify.weights import Weights
-from cuagent.worker import Arena, Nursery, NurseryError
-from cuagent.worker.arena import POISONS
+from cuagent.worker import Arena, ForkServer, ForkServerError
 from cuagent.worker.arms import CANDIDATE
-from cuagent.worker.heap import give_back
+from cuagent.worker.memory.arena import POISONS
+from cuagent.worker.memory.heap import give_back
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +80,7 @@ class Referee:
         isolation: Isolation = "auto",
         *,
         call_s: float = CALL_S,
-        nursery: Nursery | None = None,
+        fork_server: ForkServer | None = None,
     ):
         self.task = task
         self.call_s = call_s
@@ -82,7 +88,7 @@ class Referee:
         if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
             harden()  # a worker under the same user id must not read the seeds out of /proc
         self._closed = False
-        self.processes = Processes(task, self.tier, nursery)
+        self.processes = Processes(task, self.tier, fork_server)
         try:
             self._open()
         except BaseException:
@@ -92,26 +98,26 @@ class Referee:
     def _open(self) -> None:
         self.about = self.processes.about
         self._layouts = layouts_of(self.about)
-        self.room = Room.of(self._layouts)
+        self.room = MemoryPlan.of(self._layouts)
         self.room.assure(self.task, "a verdict", self.room.verdict)
-        self.stage = Stage.open(self.task, self.about)
+        self.context = VerifyContext.open(self.task, self.about)
         self._told: tuple[int, Answered] | None = None
         """Of what was checked last, the seed and what was said; the answer lies on the stage."""
-        self.processes.weigh_as_timed()
+        self.processes.load_timed_weights()
 
     @property
     def bytes_per_call(self) -> int:
         """Of one input set and its outputs, all twice, to choose the size of a batch by."""
         return bytes_per_call(self._layouts)
 
-    def patience_s(self, calls: int) -> float:
+    def time_limit_s(self, calls: int) -> float:
         """Seconds that a candidate may take for so many calls: then it is ended, wherever it is."""
         return VERDICT_S + SLOWER * calls * self.about["call_s"]
 
     @property
     def folder(self) -> Path:
         """Where everything that is judged lies while it is judged."""
-        return self.nursery.folder
+        return self.fork_server.folder
 
     @property
     def oracle(self) -> Oracle:
@@ -119,9 +125,9 @@ class Referee:
         return self.processes.oracle
 
     @property
-    def nursery(self) -> Nursery:
+    def fork_server(self) -> ForkServer:
         """For trusted children of those who measure."""
-        return self.processes.nursery
+        return self.processes.fork_server
 
     # -- verdicts
 
@@ -133,7 +139,7 @@ class Referee:
         """
         return self.complete(self.begin(attempt, again=again), build)
 
-    def begin(self, attempt: Attempt, *, again: Verdict | None = None) -> Begun:
+    def begin(self, attempt: Attempt, *, again: Verdict | None = None) -> PendingVerdict:
         """What of a verdict can be done while a compiler makes the libraries.
 
         The attempt is frozen, so that its seeds may be drawn. None of its code runs before
@@ -141,36 +147,38 @@ class Referee:
         was closed; what else is lost meanwhile the verdict says.
         """
         if self._closed:
-            raise NurseryError("the judge was closed")
+            raise ForkServerError("the judge was closed")
         self._told = None
-        begun = Begun(attempt, Seeds(again.seeds if again else ()), again)
-        begun.seed = begun.seeds.draw()
+        pending = PendingVerdict(attempt, Seeds(again.seeds if again else ()), again)
+        pending.seed = pending.seeds.draw()
         try:
             self.processes.mend()
             planned = plan(
-                begun.seeds,
-                self.stage.kinds,
-                self.stage.turns,
-                weights=self.stage.state,
+                pending.seeds,
+                self.context.kinds,
+                self.context.turns,
+                weights=self.context.state,
             )
             # An earlier verdict says how often to perturb, and what is not confined could look.
             eager = again is None and self.tier is not Tier.NONE
-            begun.ahead = Ahead(self.stage, self.oracle, begun.seed, planned, eager=eager)
-            begun.session = self.processes.waiting(attempt, begun.seed)
+            pending.prefetcher = OraclePrefetcher(
+                self.context, self.oracle, pending.seed, planned, eager=eager
+            )
+            pending.session = self.processes.waiting(attempt, pending.seed)
         except FORESEEN as failure:
-            begun.failure = failure
-        return begun
+            pending.failure = failure
+        return pending
 
     def refuse(self, attempt: Attempt, build: Build) -> Verdict:
         """The verdict on a build that failed, for which no process is needed."""
         assert not build.ok, "it has to be judged"
-        return self.complete(Begun(attempt, Seeds()), build)
+        return self.complete(PendingVerdict(attempt, Seeds()), build)
 
-    def complete(self, begun: Begun, build: Build) -> Verdict:
+    def complete(self, pending: PendingVerdict, build: Build) -> Verdict:
         """The verdict. Raises ValueError if the build is of another attempt than was begun."""
-        attempt, again, seeds = begun.attempt, begun.again, begun.seeds
+        attempt, again, seeds = pending.attempt, pending.again, pending.seeds
         if build.attempt != attempt.digest:
-            begun.close()
+            pending.close()
             raise ValueError("the build is of another attempt than the verdict was begun for")
         since = time.perf_counter()
         tally = Tally(again.perturbations if again else ())
@@ -178,12 +186,12 @@ class Referee:
         try:
             if not build.ok:
                 raise build_failure(build)
-            output = self._judge(begun, build, tally)
+            output = self._judge(pending, build, tally)
             reason, detail = tally.conclusion()
         except FORESEEN as failure:
             reason, detail, output = explain(failure)
         finally:
-            begun.close()
+            pending.close()
             self._told = None
             self.make_room()
         tally.spend("total", time.perf_counter() - since)
@@ -207,7 +215,7 @@ class Referee:
         )
 
     def examine(self) -> dict[str, Any]:
-        """What the oracle finds out about the reference (`cuagent.verify.examine`)."""
+        """What the oracle finds out about the reference (`cuagent.verify.fitness.examine`)."""
         self.processes.mend()
         return self.oracle.examine()
 
@@ -215,12 +223,12 @@ class Referee:
         self, weights: Weights, seed: int, kind: Inputs, draw: int
     ) -> tuple[Expected, list[Tensor]]:
         """What is right for one draw, and the inputs; both valid until the next draw."""
-        stage = self.stage
+        context = self.context
         self._told = None
-        self.oracle.weigh(weights, seed, stage.weights)
-        self.oracle.draw(kind, draw, stage.inputs)
-        self.oracle.answer(stage.inputs, 0, stage.answers, draw, Care(0.0))
-        return stage.expected(), stage.inputs.tensors()
+        self.oracle.load_weights(weights, seed, context.weights)
+        self.oracle.draw(kind, draw, context.inputs)
+        self.oracle.answer(context.inputs, 0, context.answers, draw, PerturbationBudget(0.0))
+        return context.expected(), context.inputs.tensors()
 
     def judged(
         self,
@@ -231,9 +239,9 @@ class Referee:
         pairs: int = FEW_PAIRS,
     ) -> Finding:
         """The strict rule on an answer to what was last asked; `pairs` are perturbed in doubt."""
-        stage = self.stage
-        doubt = Doubt(self.oracle, stage.inputs, 0, stage.answers, draw, pairs)
-        return stage.judged(outputs, expected, kind, doubt)
+        context = self.context
+        sensitivity = SensitivityQuery(self.oracle, context.inputs, 0, context.answers, draw, pairs)
+        return context.judged(outputs, expected, kind, sensitivity)
 
     @property
     def large(self) -> bool:
@@ -245,27 +253,29 @@ class Referee:
         if not self.large:
             return
         self._told = None
-        for arena in self.stage.arenas:
+        for arena in self.context.arenas:
             if self.oracle.alive:
                 with suppress(OracleLost, TaskError):  # told where it is asked next
                     self.oracle.forget(arena)
             arena.give_back()
         give_back(self.task.device.value)
 
-    def _judge(self, begun: Begun, build: Build, tally: Tally) -> str:
+    def _judge(self, pending: PendingVerdict, build: Build, tally: Tally) -> str:
         """Go through the rounds; what the candidate printed. Raises Rejected, SessionEnded."""
-        if begun.failure is not None:
-            raise begun.failure
-        assert begun.session is not None
-        assert begun.ahead is not None
-        with begun.session as session:
+        if pending.failure is not None:
+            raise pending.failure
+        assert pending.session is not None
+        assert pending.prefetcher is not None
+        with pending.session as session:
             with tally.clock("oracle"):
-                begun.ahead.rest()
+                pending.prefetcher.suspend()
             with tally.clock("worker"):
                 session.import_model([library.path for library in build.libraries])
-            session.patience_s = self.patience_s(most_calls(self.stage.turns))
+            session.time_limit_s = self.time_limit_s(most_calls(self.context.turns))
             call_s = max(self.call_s, SLOWER * self.about["call_s"])
-            Course(self.stage, begun.ahead, session, tally, call_s, begun.seeds).run()
+            VerificationRun(
+                self.context, pending.prefetcher, session, tally, call_s, pending.seeds
+            ).run()
             return session.output()
 
     # -- batches, for measuring
@@ -302,16 +312,18 @@ class Referee:
         kind: Inputs = Inputs.OWN,
     ) -> RuleResult:
         """The strict rule on `outputs` for one slot of `kind`, a trusted arm's where not given."""
-        self.processes.weigh_as_timed()
-        seed, answers = batch.seeds[slot], self.stage.answers
+        self.processes.load_timed_weights()
+        seed, answers = batch.seeds[slot], self.context.answers
         if self._told is None or self._told[0] != seed:
-            answered = self.oracle.answer(batch.inputs, slot, answers, seed, Care(LOGIC_SPREAD_S))
+            answered = self.oracle.answer(
+                batch.inputs, slot, answers, seed, PerturbationBudget(LOGIC_SPREAD_S)
+            )
             self._told = seed, answered
-        if not self._told[1].tells(kind):
+        if not self._told[1].is_decisive(kind):
             return RuleResult(True, 0.0, "the reference has no answer here")
         given = batch.outputs.tensors(slot) if outputs is None else outputs
-        doubt = Doubt(self.oracle, batch.inputs, slot, answers, seed, FEW_PAIRS)
-        finding = self.stage.judged(given, self.stage.expected(), kind, doubt)
+        sensitivity = SensitivityQuery(self.oracle, batch.inputs, slot, answers, seed, FEW_PAIRS)
+        finding = self.context.judged(given, self.context.expected(), kind, sensitivity)
         return RuleResult(finding.passed, finding.ratio, finding.note)
 
     def discard(self, batch: Batch) -> None:
@@ -328,7 +340,7 @@ class Referee:
         """End every process and give all memory back."""
         self._closed = True
         self.processes.close()
-        self.stage.close()
+        self.context.close()
 
     def __enter__(self) -> Referee:
         return self

@@ -32,12 +32,12 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build, environment
 from cuagent.sandbox import Policy, SandboxError, Tier, wrap
 from cuagent.task import Device
-from cuagent.verify.inputs import Inputs
+from cuagent.verdict import Reason, Verdict
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.seeds import Seeds
+from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.referee import Referee
-from cuagent.verify.seeds import Seeds
-from cuagent.verify.verdict import Reason, Verdict
-from cuagent.verify.weights import Weights
-from cuagent.worker.nursery import kept_environment
+from cuagent.worker.fork_server import kept_environment
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 FOUND = 99
@@ -203,9 +203,9 @@ def lay_down(referee: Referee, attempt: Attempt, folder: Path) -> None:
     seed = seeds.draw()
     _, inputs = referee.ask(Weights.OWN, seed, Inputs.OWN, seeds.draw())
     attempt.write(folder)
-    order = referee.processes.order(seed)
-    (folder / "order.json").write_text(json.dumps(order.to_json()))
-    tensors = {"inputs": inputs, "weights": referee.stage.weights.tensors()}
+    model_spec = referee.processes.model_spec(seed)
+    (folder / "order.json").write_text(json.dumps(model_spec.to_json()))
+    tensors = {"inputs": inputs, "weights": referee.context.weights.tensors()}
     torch.save(
         {name: [t.cpu() for t in many] for name, many in tensors.items()}, folder / "data.pt"
     )

@@ -5,19 +5,19 @@ untrusted candidate or a trusted reference; `Arena` is memory that the referee o
 them. See docs/VERIFIER.md for who holds what.
 """
 
-from cuagent.worker.arena import Arena, Layout, layout_of
-from cuagent.worker.arms import Order
+from cuagent.worker.arms import ModelSpec
 from cuagent.worker.channel import Status
-from cuagent.worker.nursery import Nursery, NurseryError
+from cuagent.worker.fork_server import ForkServer, ForkServerError
+from cuagent.worker.memory.arena import Arena, Layout, layout_of
 from cuagent.worker.session import Block, Session, SessionEnded
 
 __all__ = [
     "Arena",
     "Block",
+    "ForkServer",
+    "ForkServerError",
     "Layout",
-    "Nursery",
-    "NurseryError",
-    "Order",
+    "ModelSpec",
     "Session",
     "SessionEnded",
     "Status",

@@ -32,7 +32,7 @@ OPTIONS = ("tf32", "fp32", "bf16", "channels_last")
 
 
 @dataclass(frozen=True)
-class Order:
+class ModelSpec:
     """What a session is to run. A candidate gets no `task`: it must not see the reference."""
 
     arm: str
@@ -58,7 +58,7 @@ class Order:
         }
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> Order:
+    def from_json(data: dict[str, Any]) -> ModelSpec:
         task = data["task"]
         kinds: dict[str, Any] = {
             "device": Device(data["device"]),
@@ -66,7 +66,7 @@ class Order:
             "state": tuple(data["state"]),
             "task": None if task is None else task_from_json(task),
         }
-        return Order(**data | kinds)
+        return ModelSpec(**data | kinds)
 
 
 def task_from_json(data: dict[str, Any]) -> Task:
@@ -95,12 +95,14 @@ def set_precision(precision: Precision) -> None:
     torch.backends.cudnn.allow_tf32 = admitted
 
 
-def import_arm(order: Order, folder: Path) -> Callable[[], nn.Module]:
+def import_arm(model_spec: ModelSpec, folder: Path) -> Callable[[], nn.Module]:
     """Import the model's code; what comes back constructs it. Runs the candidate's module body."""
-    if order.arm != CANDIDATE:
-        assert order.task is not None
-        reference = open_reference(order.task)
-        return lambda: _compiled(reference.model(order.seed), order.arm, order.device)
+    if model_spec.arm != CANDIDATE:
+        assert model_spec.task is not None
+        reference = open_reference(model_spec.task)
+        return lambda: _compiled(
+            reference.model(model_spec.seed), model_spec.arm, model_spec.device
+        )
     spec = importlib.util.spec_from_file_location("model_new", folder / MODULE)
     assert spec is not None
     assert spec.loader is not None
@@ -110,7 +112,7 @@ def import_arm(order: Order, folder: Path) -> Callable[[], nn.Module]:
     spec.loader.exec_module(module)
     if not hasattr(module, ENTRY):
         raise ImportError(f"{MODULE} has no class {ENTRY}{_other_class(module)}")
-    return lambda: _constructed(getattr(module, ENTRY), order)
+    return lambda: _constructed(getattr(module, ENTRY), model_spec)
 
 
 def _other_class(module: ModuleType) -> str:
@@ -122,21 +124,21 @@ def _other_class(module: ModuleType) -> str:
     return f"; it has {', '.join(names)}: rename one" if names else ""
 
 
-def _constructed(cls: Any, order: Order) -> nn.Module:
+def _constructed(cls: Any, model_spec: ModelSpec) -> nn.Module:
     import torch
 
-    torch.manual_seed(order.seed)
-    args, named = unflatten([], order.init)
+    torch.manual_seed(model_spec.seed)
+    args, named = unflatten([], model_spec.init)
     if isinstance(cls, type) and not issubclass(cls, torch.nn.Module):
         raise TypeError(f"{ENTRY} is not a torch.nn.Module")
     _fits(cls, args, named, f"{ENTRY} is constructed as the reference is, with")
     model = cls(*args, **named)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{ENTRY} is not a torch.nn.Module")
-    if order.inputs:  # a profile is not told their form
-        fed = [spec["kind"] for spec in order.inputs["items"]]
+    if model_spec.inputs:  # a profile is not told their form
+        fed = [spec["kind"] for spec in model_spec.inputs["items"]]
         _fits(model.forward, fed, {}, f"{ENTRY}.forward is called as the reference's is, with")
-    return model.eval().to(order.device.value)
+    return model.eval().to(model_spec.device.value)
 
 
 def _fits(function: Any, args: Sequence[Any], named: Mapping[str, Any], what: str) -> None:

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.task import TreeError, flatten, unflatten
-from cuagent.worker.allocations import Allocations
-from cuagent.worker.arena import Arena
-from cuagent.worker.arms import Order, import_arm, set_precision
+from cuagent.worker.arms import ModelSpec, import_arm, set_precision
 from cuagent.worker.channel import Record, Status, receive_message, send_record
+from cuagent.worker.memory.arena import Arena
+from cuagent.worker.memory.uninitialized import Allocations
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,7 +64,7 @@ class _Worker:
     def __init__(self, folder: Path):
         self.folder = folder
         self.arenas: dict[int, Arena] = {}
-        self.order = Order.from_json(json.loads((folder / "order.json").read_text()))
+        self.model_spec = ModelSpec.from_json(json.loads((folder / "order.json").read_text()))
         self.construct: Callable[[], nn.Module]
         self.model: nn.Module
 
@@ -89,27 +89,27 @@ class _Worker:
         """What takes long and is the same for every model: a context on the GPU."""
         import torch
 
-        if self.order.device == "cuda":
+        if self.model_spec.device == "cuda":
             torch.zeros(1, device="cuda")
 
     def open(self) -> None:
         import torch
 
-        set_precision(self.order.precision)
-        if self.order.device_bytes is not None:
+        set_precision(self.model_spec.precision)
+        if self.model_spec.device_bytes is not None:
             # So that torch says what is too much; the referee sees to those who do not ask torch.
-            share = self.order.device_bytes / torch.cuda.mem_get_info()[1]
+            share = self.model_spec.device_bytes / torch.cuda.mem_get_info()[1]
             torch.cuda.set_per_process_memory_fraction(min(1.0, share))
         torch.manual_seed(int.from_bytes(os.urandom(7), "little"))
         with _user_code(Status.IMPORT_FAILED):
-            self.construct = import_arm(self.order, self.folder)
+            self.construct = import_arm(self.model_spec, self.folder)
 
     def load(self, weights: Arena, slot: int, fresh: bool) -> None:
         """The weights of a slot, strictly by name and shape, in a fresh model or the one in use."""
         if fresh:
             with _user_code(Status.CONSTRUCT_FAILED):
                 self.model = self.construct()
-        state = dict(zip(self.order.state, weights.tensors(slot), strict=True))
+        state = dict(zip(self.model_spec.state, weights.tensors(slot), strict=True))
         with _user_code(Status.STATE_MISMATCH):
             try:
                 self.model.load_state_dict(state, strict=True)
@@ -122,14 +122,14 @@ class _Worker:
 
         sources, targets = self.arenas[message["inputs"]], self.arenas[message["outputs"]]
         inputs_of = sources.own_copy if message["own"] else sources.tensors
-        watch = _watch(self.order.device)
-        scratch = _scratch(message["flush"], self.order.device)
+        watch = _watch(self.model_spec.device)
+        scratch = _scratch(message["flush"], self.model_spec.device)
         allocations = Allocations(message["poison"])
         with torch.no_grad(), _user_code(Status.RAISED), allocations:
             if scratch is not None:
                 torch.cuda._sleep(message["lead"])
             for source, target in message["slots"]:
-                arguments = unflatten(inputs_of(source), self.order.inputs)
+                arguments = unflatten(inputs_of(source), self.model_spec.inputs)
                 if scratch is not None:
                     scratch.zero_()
                 watch.start()
@@ -148,8 +148,8 @@ class _Worker:
             leaves, spec = flatten(output, "output")
         except TreeError as error:
             raise Refusal(Status.WRONG_FORM, str(error)) from error
-        if _loose(spec) != _loose(self.order.output):
-            wanted = _nesting(self.order.output)
+        if _loose(spec) != _loose(self.model_spec.output):
+            wanted = _nesting(self.model_spec.output)
             raise Refusal(
                 Status.WRONG_FORM, f"forward gives {_nesting(spec)}; the reference gives {wanted}"
             )

@@ -27,9 +27,9 @@ from cuagent.attempt import Attempt
 from cuagent.kernels.compiler import BUILD
 from cuagent.sandbox import Policy, Tier, resident
 from cuagent.task import Device
-from cuagent.worker import rest
-from cuagent.worker.arena import Arena, settle
-from cuagent.worker.arms import CANDIDATE, Order
+from cuagent.worker import suspend
+from cuagent.worker.arms import CANDIDATE, ModelSpec
+from cuagent.worker.captured_output import CapturedOutput
 from cuagent.worker.channel import (
     ForgedRecord,
     Record,
@@ -37,12 +37,12 @@ from cuagent.worker.channel import (
     receive_record,
     send_message,
 )
-from cuagent.worker.device_memory import DeviceExcess, DeviceUse
-from cuagent.worker.ending import conclusion, how_it_died
+from cuagent.worker.exit_reason import conclusion, how_it_died
 from cuagent.worker.folder import remove, size
-from cuagent.worker.nursery import Nursery, NurseryError
-from cuagent.worker.opening import OPEN_S, opening_s
-from cuagent.worker.printed import Printed
+from cuagent.worker.fork_server import ForkServer, ForkServerError
+from cuagent.worker.memory.arena import Arena, settle
+from cuagent.worker.memory.device_use import DeviceExcess, DeviceUse
+from cuagent.worker.open_timeout import OPEN_S, opening_s
 
 LIBRARIES = "libraries"
 """Where in its folder a candidate finds what was compiled."""
@@ -83,7 +83,7 @@ class Session:
 
     def __init__(
         self,
-        nursery: Nursery,
+        fork_server: ForkServer,
         folder: Path,
         environment: dict[str, str],
         policy: Policy | None = None,
@@ -93,9 +93,9 @@ class Session:
     ):
         self._memory_bytes = memory_bytes
         self._device = None if device_bytes is None else DeviceUse(device_bytes)
-        self.patience_s = math.inf
+        self.time_limit_s = math.inf
         """Seconds that all further commands may take together."""
-        self._nursery = nursery
+        self._fork_server = fork_server
         self.folder = folder
         """Its own, which it may write to."""
         self._ids = itertools.count()
@@ -103,27 +103,29 @@ class Session:
         self._apart: set[int] = set()
         self._open_s = OPEN_S
         self.closed = False
-        self._child = nursery.fork("cuagent.worker.program", folder, environment, policy, tier)
-        self._printed = Printed(self._child.output)
+        self._child = fork_server.fork("cuagent.worker.program", folder, environment, policy, tier)
+        self._printed = CapturedOutput(self._child.output)
 
     @staticmethod
     def open(
-        nursery: Nursery,
-        order: Order,
+        fork_server: ForkServer,
+        model_spec: ModelSpec,
         attempt: Attempt | None = None,
         *,
         environment: dict[str, str] | None = None,
         cores: Collection[int] = (),
     ) -> Session:
         """Fork a process and import the model's code there. Raises SessionEnded, NurseryError."""
-        session = Session.begin(nursery, order, attempt, environment=environment, cores=cores)
+        session = Session.begin(
+            fork_server, model_spec, attempt, environment=environment, cores=cores
+        )
         session.import_model()
         return session
 
     @staticmethod
     def begin(
-        nursery: Nursery,
-        order: Order,
+        fork_server: ForkServer,
+        model_spec: ModelSpec,
         attempt: Attempt | None = None,
         *,
         tier: Tier = Tier.NONE,
@@ -140,27 +142,27 @@ class Session:
         `memory_bytes` resident, or more of the GPU's memory than its order allows. `cores` are the
         processors that it and all it starts are held on; none given, all.
         """
-        folder = Path(tempfile.mkdtemp(dir=nursery.folder))
+        folder = Path(tempfile.mkdtemp(dir=fork_server.folder))
         # A worker under another user id must be able to enter it.
         folder.chmod(0o755)
-        (folder / "order.json").write_text(json.dumps(order.to_json()))
+        (folder / "order.json").write_text(json.dumps(model_spec.to_json()))
         given = dict(environment or {})
         if attempt is not None:
             attempt.write(folder)
             (folder / LIBRARIES).mkdir()
             given[BUILD] = str(folder / LIBRARIES)
         policy = None
-        if order.arm == CANDIDATE:
+        if model_spec.arm == CANDIDATE:
             policy = Policy(
                 write=(folder,),
-                gpu=order.device is Device.CUDA,
+                gpu=model_spec.device is Device.CUDA,
                 fds=(0, 1, 2, 3),
                 memory_bytes=memory_bytes,
                 environment=tuple(given.items()),
             )
-        bounds = memory_bytes, order.device_bytes
+        bounds = memory_bytes, model_spec.device_bytes
         try:
-            session = Session(nursery, folder, given, policy, tier, *bounds)
+            session = Session(fork_server, folder, given, policy, tier, *bounds)
         except BaseException:
             remove(folder)
             raise
@@ -267,8 +269,8 @@ class Session:
         self._printed.drain()
         self.closed = True
         try:
-            return self._nursery.end(self._child)
-        except NurseryError:
+            return self._fork_server.end(self._child)
+        except ForkServerError:
             return None  # its parent is gone, and it with its parent
         finally:
             remove(self.folder)
@@ -302,29 +304,29 @@ class Session:
         """
         assert not self.closed, "the session is closed"
         nonce = secrets.randbits(64)
-        seconds = min(seconds, max(self.patience_s, 0))
+        seconds = min(seconds, max(self.time_limit_s, 0))
         if self._device is not None:
             self._device.begin()
         begun = time.perf_counter()
-        self._wake()
+        self._resume()
         try:
             send_message(self._child.channel, message | {"nonce": nonce}, descriptors)
             records = self._records(nonce, expected, time.monotonic() + seconds)
             wall = time.perf_counter() - begun
-            self._rest()
+            self._suspend()
             if self._device is not None:
                 self._device.end()
         except ForgedRecord as error:
             self._stop(Status.FORGED, f"wrote to the referee's channel: {error}")
         except TimeoutError:
             self._stop(Status.TIMED_OUT, f"no answer within {seconds:.3g} s")
-        except (_Excess, rest.RestlessError) as excess:
+        except (_Excess, suspend.SuspendError) as excess:
             self._stop(Status.CRASHED, str(excess))
         except DeviceExcess as excess:
             self._stop(Status.CRASHED, str(excess), suspect=self._device)
         except OSError:  # the channel broke: the other end is gone
             self._stop(Status.CRASHED)
-        self.patience_s -= wall
+        self.time_limit_s -= wall
         return records, wall
 
     def _records(self, nonce: int, expected: int, deadline: float) -> list[Record]:
@@ -338,12 +340,12 @@ class Session:
             records.append(record)
         return records
 
-    def _rest(self) -> None:
+    def _suspend(self) -> None:
         """Nothing of it runs until the next command."""
-        self._apart = self._nursery.rest(self._child)
+        self._apart = self._fork_server.rest(self._child)
 
-    def _wake(self) -> None:
-        rest.resume(self._child.pid, self._apart)
+    def _resume(self) -> None:
+        suspend.resume(self._child.pid, self._apart)
 
     def _next_record(self, deadline: float) -> Record:
         channel, output, pidfd = self._child.channel, self._child.output, self._child.pidfd

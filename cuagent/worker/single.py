@@ -18,17 +18,17 @@ def main(folder: Path) -> None:
     import torch
 
     from cuagent.task import unflatten
-    from cuagent.worker.arena import settle
-    from cuagent.worker.arms import Order, import_arm, set_precision
+    from cuagent.worker.arms import ModelSpec, import_arm, set_precision
+    from cuagent.worker.memory.arena import settle
 
-    order = Order.from_json(json.loads((folder / "order.json").read_text()))
-    data = torch.load(folder / "data.pt", map_location=order.device.value, weights_only=True)
-    set_precision(order.precision)
-    model = import_arm(order, folder)()
-    model.load_state_dict(dict(zip(order.state, data["weights"], strict=True)))
+    model_spec = ModelSpec.from_json(json.loads((folder / "order.json").read_text()))
+    data = torch.load(folder / "data.pt", map_location=model_spec.device.value, weights_only=True)
+    set_precision(model_spec.precision)
+    model = import_arm(model_spec, folder)()
+    model.load_state_dict(dict(zip(model_spec.state, data["weights"], strict=True)))
     with torch.no_grad():
-        model(*unflatten(data["inputs"], order.inputs))
-    settle(order.device.value)
+        model(*unflatten(data["inputs"], model_spec.inputs))
+    settle(model_spec.device.value)
 
 
 def _find_ourselves() -> None:

@@ -23,14 +23,14 @@ from cuagent.agent import (
     start_run,
     undo,
 )
-from cuagent.events import Climbed, Event, RunEnded
+from cuagent.events import Event, LadderMeasured, RunEnded
 from cuagent.judge import Judge, Result, result_of
-from cuagent.measure import protocol
-from cuagent.measure.timing import Effort
+from cuagent.measure.timing import timer
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import ladder_of, read_records
 from cuagent.task import load_task
-from cuagent.worker import Nursery
+from cuagent.timing import Effort
+from cuagent.worker import ForkServer
 
 SOURCE = """\
 import time
@@ -62,16 +62,16 @@ FROM_THE_LADDER = (start_at_ladder, *HOOKS)
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Judge]:
+def judge(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Iterator[Judge]:
     folder = tmp_path_factory.mktemp("task")
     (folder / "conv.py").write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        patch.setitem(protocol.BUDGET_S, Effort.RECORD, 3.0)  # as few repeats as are admitted
+        patch.setitem(timer.BUDGET_S, Effort.RECORD, 3.0)  # as few repeats as are admitted
         patch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: RUNGS)
         patch.setattr("cuagent.measure.ladder.COMPILE", RUNGS[1])  # nothing is compiled here
         task = load_task(str(folder / "conv.py"), device="cpu")
-        with Judge(task, nursery=nursery) as opened:
+        with Judge(task, fork_server=fork_server) as opened:
             yield opened
 
 
@@ -94,7 +94,7 @@ def test_without_a_kernel_the_best_rung_measured_afresh_is_the_result(run: Run) 
     assert run.ladder is not None
     assert run.ladder.effort is Effort.RECORD
     assert result_of(None, run.ladder) is Result.RUNG
-    quick, record = (event.ladder for event in events if isinstance(event, Climbed))
+    quick, record = (event.ladder for event in events if isinstance(event, LadderMeasured))
     assert (quick.effort, record) == (Effort.QUICK, run.ladder)
     ended = events[-1]
     assert isinstance(ended, RunEnded)
@@ -128,7 +128,7 @@ def test_a_run_whose_model_fails_measures_no_more(run: Run) -> None:
     events: list[Event] = []
     model = ScriptedModel([])
     assert run_agent(run, model, TOOLS, FROM_THE_LADDER, events.append) is Stop.MODEL_FAILED
-    assert sum(isinstance(event, Climbed) for event in events) == 1
+    assert sum(isinstance(event, LadderMeasured) for event in events) == 1
 
 
 def test_an_attempt_is_timed_against_the_best_rung(run: Run) -> None:
@@ -139,8 +139,8 @@ def test_an_attempt_is_timed_against_the_best_rung(run: Run) -> None:
     ]
     run_agent(run, ScriptedModel([{"calls": slow}]), TOOLS, FROM_THE_LADDER)
     (tried,) = run.tried
-    worth = tried.judgement.worth
-    assert worth is not None, tried.judgement.verdict
-    assert worth.rung == "eager+channels_last"
-    assert worth.free.value * worth.kernel.value == pytest.approx(worth.end_to_end.value)
+    gain = tried.judgement.gain
+    assert gain is not None, tried.judgement.verdict
+    assert gain.rung == "eager+channels_last"
+    assert gain.free.value * gain.kernel.value == pytest.approx(gain.end_to_end.value)
     assert not tried.judgement.adds

@@ -11,16 +11,16 @@ from scale_task import SOURCE
 
 from cuagent.agent import TOOLS, Budget, Run, Stop, run_agent, start_run
 from cuagent.agent.hooks import HOOKS
+from cuagent.audit.audit import audit
 from cuagent.events import Event, Judged, RunEnded
 from cuagent.judge import Judge
-from cuagent.measure import protocol
-from cuagent.measure.timing import Effort
+from cuagent.measure.timing import timer
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import find_run, read_records
-from cuagent.record.audit import audit
 from cuagent.record.evidence import read_evidence
 from cuagent.task import load_task
-from cuagent.worker import Nursery
+from cuagent.timing import Effort
+from cuagent.worker import ForkServer
 
 KERNEL = """\
 extern "C" void scale(float* out, const float* in, long n) {
@@ -48,12 +48,12 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Judge]:
+def judge(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Iterator[Judge]:
     file = tmp_path_factory.mktemp("task") / "scale.py"
     file.write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(protocol.BUDGET_S, Effort.RECORD, 3.0)  # as few repeats as are admitted
-        with Judge(load_task(str(file), device="cpu"), nursery=nursery) as judge:
+        patch.setitem(timer.BUDGET_S, Effort.RECORD, 3.0)  # as few repeats as are admitted
+        with Judge(load_task(str(file), device="cpu"), fork_server=fork_server) as judge:
             yield judge
 
 

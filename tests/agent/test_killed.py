@@ -21,7 +21,7 @@ from cuagent.agent import Run, Stop, diff, restore, resume_run, run_agent, start
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import RecordError, RunFolder, conversation, read_records
 from cuagent.task import Task, load_task
-from cuagent.verify.verdict import Reason
+from cuagent.verdict import Reason
 
 CASES = 200
 
@@ -66,7 +66,7 @@ def _refusing() -> Any:
     from cuagent.build.result import Build
     from cuagent.judge import Judgement
     from cuagent.score import milestone
-    from cuagent.verify.verdict import Verdict
+    from cuagent.verdict import Verdict
 
     class Refusing:
         def build(self, attempt: Any) -> Build:

@@ -10,10 +10,10 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.judge import Judgement
 from cuagent.measure.ladder import Ladder, Rung
-from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.record import judgement_of, plain_judgement
 from cuagent.score import Score
-from cuagent.verify.verdict import Reason, Verdict
+from cuagent.timing import Arm, Effort, Floor, Ratio, Timing
+from cuagent.verdict import Reason, Verdict
 
 TIMING = Timing(
     (Arm("candidate", 12e-6, ()), Arm("eager", 30e-6, ())),

@@ -24,7 +24,7 @@ from gate_verdicts import (
 )
 from slices import DONE, LACKING, MISSED, MORE
 
-from cuagent.measure.gates import ROWS
+from cuagent.measure.timing.self_check import ROWS
 from cuagent.task import Device
 
 Row = dict[str, Any]

@@ -10,12 +10,12 @@ from commands import Cuagent
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build
 from cuagent.judge import Judgement
-from cuagent.measure.timing import Arm, Effort, Ratio, Timing
 from cuagent.message import Message, ToolCall, Usage
 from cuagent.record import RunLog, new_run, plain
 from cuagent.score import Score
 from cuagent.task import Task
-from cuagent.verify.verdict import Reason, Verdict
+from cuagent.timing import Arm, Effort, Ratio, Timing
+from cuagent.verdict import Reason, Verdict
 
 WRONG = Attempt((("kernels/a.cpp", "int wrong;\n"), ("model_new.py", "class ModelNew: ...\n")))
 RIGHT = Attempt((("kernels/a.cpp", "int right;\n"), ("model_new.py", "class ModelNew: ...\n")))

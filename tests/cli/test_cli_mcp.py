@@ -18,8 +18,8 @@ RIGHT = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x
 )
 
 HURRIED = """
-from cuagent.measure import protocol
-from cuagent.measure.timing import Effort
+from cuagent.measure.timing import timer
+from cuagent.timing import Effort
 protocol.BUDGET_S[Effort.RECORD] = 3.0
 from cuagent.cli.main import main
 main()
@@ -64,12 +64,12 @@ def test_another_agent_can_use_the_verifier(tmp_path: Path, with_client: WithCli
         assert names == {"check", "baseline", "compile", "verify", "profile", "export"}
         told: list[str | None] = []
 
-        async def hear(done: float, total: float | None, message: str | None) -> None:
+        async def on_text(done: float, total: float | None, message: str | None) -> None:
             told.append(message)
 
         async def call(tool: str, **arguments: str) -> Any:
             return await client.call_tool(
-                tool, {"task": "task.py", **arguments}, progress_callback=hear
+                tool, {"task": "task.py", **arguments}, progress_callback=on_text
             )
 
         good = await call("verify", candidate="right", timing="none")

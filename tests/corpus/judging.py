@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass
 from corpus import ACCEPTED, HERE, NO_GAIN, REFUSED, Candidate, everything, honest, task_path
 
 from cuagent.judge import Judge, Judgement
-from cuagent.measure.protocol import BASELINES
-from cuagent.measure.timing import Effort
+from cuagent.measure.timing.timer import BASELINES
 from cuagent.sandbox import Tier, probe
 from cuagent.task import load_task
+from cuagent.timing import Effort
 from cuagent.verify import Reason
-from cuagent.worker import Nursery
+from cuagent.worker import ForkServer
 from cuagent.worker.arms import EAGER
 
 GAIN = 1.1
@@ -52,7 +52,7 @@ class Judges:
 
     def __init__(self, baselines: Sequence[str]) -> None:
         self._baselines = baselines
-        self._nursery = Nursery()
+        self._fork_server = ForkServer()
         self._present: tuple[str, str, str] | None = None
         self._judge: Judge | None = None
 
@@ -71,14 +71,14 @@ class Judges:
 
     def close(self) -> None:
         self.leave()
-        self._nursery.close()
+        self._fork_server.close()
 
     def _open(self, name: str, device: str, precision: str) -> Judge:
         task = load_task(task_path(name), device=device, precision=precision)
-        if not self._nursery.alive:
-            self._nursery.close()
-            self._nursery = Nursery()
-        judge = Judge(task, nursery=self._nursery)
+        if not self._fork_server.alive:
+            self._fork_server.close()
+            self._fork_server = ForkServer()
+        judge = Judge(task, fork_server=self._fork_server)
         judge.referee.call_s = CALL_S
         judge._timer.turn_to(self._baselines)
         return judge

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cuagent.measure.agreement import Agreement, distances
-from cuagent.verify.verdict import RuleResult
+from cuagent.measure.timing.agreement import Agreement, distances
+from cuagent.verdict import RuleResult
 
 RIGHT = [[torch.arange(8.0)], [torch.arange(8.0) + 1]]
 

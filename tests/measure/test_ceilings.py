@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.measure import ceilings as measured
-from cuagent.measure.ceilings import Ceilings, ceilings
+from cuagent.measure.roofline import ceilings as measured
+from cuagent.measure.roofline.ceilings import Ceilings, ceilings
 from cuagent.task.task import Device
 
 

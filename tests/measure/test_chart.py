@@ -6,10 +6,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cuagent.measure.ceilings import Ceilings
-from cuagent.measure.chart import COLUMNS, roofline, svg
-from cuagent.measure.profile import Cost, Profile
-from cuagent.measure.roofline import Roofline, Work
+from cuagent.measure.profile.profile import Cost, Profile
+from cuagent.measure.roofline.ceilings import Ceilings
+from cuagent.measure.roofline.model import Roofline, Work
+from cuagent.ui.roofline_chart import COLUMNS, roofline, svg
 
 NAME = "void fused<float, 4>(float*)"
 SPACE = "{http://www.w3.org/2000/svg}"

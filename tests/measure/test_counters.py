@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.measure.counters import BESIDE, METRICS, STALL, CountersMissing, read, run
+from cuagent.measure.profile.counters import BESIDE, METRICS, STALL, CountersMissing, read, run
 
 STALLS = {
     "long_scoreboard": "60",

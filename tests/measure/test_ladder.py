@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.measure.ladder import Ladder, Rung, admitted, climb, gains, ladder, rungs_of
-from cuagent.measure.protocol import Timer
-from cuagent.measure.timing import Arm, Effort, Ratio, Timing
+from cuagent.measure.ladder import Ladder, Rung, admitted, gains, ladder, measure_ladder, rungs_of
+from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, load_task
+from cuagent.timing import Arm, Effort, Ratio, Timing
 from cuagent.verify import Referee
-from cuagent.worker import Nursery
+from cuagent.worker import ForkServer
 
 TASK = """
 import time, torch
@@ -30,11 +30,11 @@ class Model(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def referee(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Referee]:
+def referee(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Iterator[Referee]:
     path = tmp_path_factory.mktemp("ladder") / "task.py"
     path.write_text(TASK)
     task = load_task(path, inputs="f32[8,16]", device="cpu")
-    with Referee(task, nursery=nursery) as opened:
+    with Referee(task, fork_server=fork_server) as opened:
         yield opened
 
 
@@ -85,14 +85,16 @@ def test_a_run_starts_with_what_opens_quickly_and_takes_the_rest_later(
     names = ("eager", "eager+channels_last", "eager+max-autotune-no-cudagraphs", "eager+bf16")
     monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: names)
     with Timer(referee) as timer:
-        first = climb(timer, whole=False, cache=tmp_path)
+        first = measure_ladder(timer, whole=False, cache=tmp_path)
         assert [rung.name for rung in first.rungs] == list(names[:2])
         assert first.later == names[2:3], "what the precision does not admit is never the result"
         assert set(timer.opened()) == set(names[:2]), "its processes serve what is timed next"
-        whole = climb(timer, whole=True, cache=tmp_path)
+        whole = measure_ladder(timer, whole=True, cache=tmp_path)
         assert [rung.name for rung in whole.rungs] == list(names[:3])
         assert whole.later == ()
-        assert climb(timer, whole=False, cache=tmp_path) == whole, "what is known costs nothing"
+        assert measure_ladder(timer, whole=False, cache=tmp_path) == whole, (
+            "what is known costs nothing"
+        )
         timer.turn_to(whole.baselines)
         assert set(timer.opened()) <= set(whole.baselines)
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from cuagent.measure import parts as rooms
-from cuagent.measure.parts import is_last, parts, together
-from cuagent.measure.timing import Arm, Effort, Ratio, Timing
+from cuagent.measure.timing import parts as rooms
+from cuagent.measure.timing.parts import is_last, parts, together
 from cuagent.task import Device
-from cuagent.verify.room import Room
+from cuagent.timing import Arm, Effort, Ratio, Timing
+from cuagent.verify.memory_plan import MemoryPlan
 from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
-ROOM = Room(inputs=6, outputs=6, precise=12)
+ROOM = MemoryPlan(inputs=6, outputs=6, precise=12)
 
 
 def referee(large: bool) -> Any:

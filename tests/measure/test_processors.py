@@ -11,12 +11,12 @@ import pytest
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.measure import others
-from cuagent.measure.protocol import Timer
-from cuagent.measure.timing import Effort
+from cuagent.measure import system_load
+from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, load_task
+from cuagent.timing import Effort
 from cuagent.verify import Referee
-from cuagent.worker import Nursery
+from cuagent.worker import ForkServer
 
 TASK = """
 import torch
@@ -55,11 +55,11 @@ PROCESSORS = os.sched_getaffinity(0)
 
 
 @pytest.fixture(scope="module")
-def referee(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Referee]:
+def referee(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Iterator[Referee]:
     path = tmp_path_factory.mktemp("processors") / "task.py"
     path.write_text(TASK)
     task = load_task(path, inputs="f32[512,512]", device="cpu")
-    with Referee(task, isolation="none", nursery=nursery) as opened:
+    with Referee(task, isolation="none", fork_server=fork_server) as opened:
         yield opened
 
 
@@ -78,42 +78,42 @@ def test_threads_teams_and_processes_that_a_candidate_starts_are_held_and_rest(
     with referee.processes.candidate(attempt, build(attempt, Device.CPU), core) as session:
         for _ in range(4):
             session.block(batch.lent, batch.outputs_of("candidate"), [(0, 0)], deadline_s=20)
-        family = others._tree(session.pid)
+        family = system_load._tree(session.pid)
         threads = [int(task.name) for p in family for task in Path(f"/proc/{p}/task").iterdir()]
         assert len(family) == 3
         assert len(threads) >= 2 + 7 + 3, "its team was not made"
         assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {frozenset(core)}
-        assert others.astray(session.pid, core) == 0
+        assert system_load.astray(session.pid, core) == 0
         before = ticks(family)
         time.sleep(0.1)
         assert ticks(family) == before, "something of it ran between blocks"
         if len(PROCESSORS) > 1:
             os.sched_setaffinity(threads[-1], PROCESSORS)
-            assert others.astray(session.pid, core) == 1
+            assert system_load.astray(session.pid, core) == 1
     referee.discard(batch)
 
 
 def test_arms_are_held_on_as_many_processors_as_they_have_threads_whatever_we_have(
-    referee: Referee, nursery: Nursery
+    referee: Referee, fork_server: ForkServer
 ) -> None:
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, nursery.threads - 1))
+    torch.set_num_threads(max(1, fork_server.threads - 1))
     try:
         with Timer(referee, ("eager",)) as timer:
             timer.compare(Effort.GLANCE)
             held = os.sched_getaffinity(timer.opened()["eager"].session.pid)
     finally:
         torch.set_num_threads(before)
-    assert len(held) == min(nursery.threads, len(PROCESSORS))
+    assert len(held) == min(fork_server.threads, len(PROCESSORS))
 
 
 @pytest.mark.skipif(len(PROCESSORS) < 2, reason="there is nowhere to go to")
 def test_a_candidate_that_leaves_its_processors_where_no_sandbox_holds_it_has_no_ratio(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(others, "cores_for", lambda threads: {min(PROCESSORS)})
+    monkeypatch.setattr(system_load, "cores_for", lambda threads: {min(PROCESSORS)})
     attempt = Attempt((("model_new.py", LEAVES),))
     with Timer(referee, ("eager",)) as timer:
         timing = timer.time(attempt, build(attempt, Device.CPU), Effort.GLANCE)

@@ -13,13 +13,20 @@ import pytest
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.measure.ceilings import Ceilings
-from cuagent.measure.profile import MOST_LINES, Cost, Profile, ProfileError, _short, costs_of
-from cuagent.measure.profiled import _kernels
-from cuagent.measure.profiling import Profiling, profile
-from cuagent.measure.roofline import OperatorWork, Roofline, Work
+from cuagent.measure.profile.child import _kernels
+from cuagent.measure.profile.profile import (
+    MOST_LINES,
+    Cost,
+    Profile,
+    ProfileError,
+    _short,
+    costs_of,
+)
+from cuagent.measure.profile.session import Profiling, profile
+from cuagent.measure.roofline.ceilings import Ceilings
+from cuagent.measure.roofline.model import OperatorWork, Roofline, Work
 from cuagent.task import Device, load_task
-from cuagent.worker import Nursery
+from cuagent.worker import ForkServer
 
 TASK = """
 import torch
@@ -65,9 +72,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_reference_is_shown_by_operator_against_the_ceilings(
-    nursery: Nursery, folder: Path
+    fork_server: ForkServer, folder: Path
 ) -> None:
-    seen = profile(load_task(folder / "task.py", device="cpu"), nursery=nursery, cache=folder)
+    seen = profile(
+        load_task(folder / "task.py", device="cpu"), fork_server=fork_server, cache=folder
+    )
     by_name = {cost.name: cost for cost in seen.operators}
     product = by_name["aten::addmm"]
     assert product.flop_per_s == pytest.approx(2 * 1024 * 256 * 256 / product.seconds)
@@ -92,11 +101,11 @@ def test_the_reference_is_shown_by_operator_against_the_ceilings(
 
 
 def test_an_attempt_is_profiled_in_the_sandbox_and_shows_its_own_kernel(
-    nursery: Nursery, folder: Path
+    fork_server: ForkServer, folder: Path
 ) -> None:
     made = attempt(CPU_KERNEL, "cpp")
     task = load_task(folder / "task.py", device="cpu")
-    with closing(Profiling(task, nursery, attempted=True)) as begun:  # before there is one
+    with closing(Profiling(task, fork_server, attempted=True)) as begun:  # before there is one
         built = build(made, Device.CPU, cache=folder / "cache")
         begun.await_opened()
         seen = begun.finish(made, built, cache=folder)
@@ -110,43 +119,45 @@ def test_an_attempt_is_profiled_in_the_sandbox_and_shows_its_own_kernel(
 
 
 def test_a_profile_that_nobody_finishes_leaves_no_process_and_no_folder(
-    nursery: Nursery, folder: Path
+    fork_server: ForkServer, folder: Path
 ) -> None:
-    living = set(nursery.living)
-    begun = Profiling(load_task(folder / "task.py", device="cpu"), nursery, attempted=False)
+    living = set(fork_server.living)
+    begun = Profiling(load_task(folder / "task.py", device="cpu"), fork_server, attempted=False)
     begun.await_opened()
     assert begun.alive
     begun.close()
     assert not begun.alive
-    assert nursery.living == living
+    assert fork_server.living == living
     assert not begun.folder.exists()
 
 
-def test_an_attempt_that_raises_is_one_line(nursery: Nursery, folder: Path) -> None:
+def test_an_attempt_that_raises_is_one_line(fork_server: ForkServer, folder: Path) -> None:
     broken = Attempt((("model_new.py", CANDIDATE),))
     task = load_task(folder / "task.py", device="cpu")
     with pytest.raises(ProfileError, match="NameError: name 'kernels' is not defined"):
-        profile(task, broken, nursery=nursery, cache=folder)
+        profile(task, broken, fork_server=fork_server, cache=folder)
 
 
 def test_an_attempt_that_did_not_compile_is_the_compilers_line(
-    nursery: Nursery, folder: Path
+    fork_server: ForkServer, folder: Path
 ) -> None:
     broken = attempt(CPU_KERNEL.replace("v > 0 ?", "v > 0 !"), "cpp")
     built = build(broken, Device.CPU, cache=folder / "cache")
     task = load_task(folder / "task.py", device="cpu")
     with pytest.raises(ProfileError, match=r"^kernels/act.cpp:3: "):
-        profile(task, broken, built, nursery=nursery, cache=folder)
+        profile(task, broken, built, fork_server=fork_server, cache=folder)
 
 
-def test_an_attempt_that_leaves_is_an_error_and_not_a_hang(nursery: Nursery, folder: Path) -> None:
+def test_an_attempt_that_leaves_is_an_error_and_not_a_hang(
+    fork_server: ForkServer, folder: Path
+) -> None:
     gone = Attempt((("model_new.py", "import os\nos._exit(0)"),))
     task = load_task(folder / "task.py", device="cpu")
     with pytest.raises(ProfileError, match="without a profile"):
-        profile(task, gone, nursery=nursery, cache=folder)
+        profile(task, gone, fork_server=fork_server, cache=folder)
 
 
-def test_a_forged_profile_is_an_error(nursery: Nursery, folder: Path) -> None:
+def test_a_forged_profile_is_an_error(fork_server: ForkServer, folder: Path) -> None:
     forger = Attempt(
         (
             (
@@ -157,7 +168,7 @@ def test_a_forged_profile_is_an_error(nursery: Nursery, folder: Path) -> None:
     )
     task = load_task(folder / "task.py", device="cpu")
     with pytest.raises(ProfileError, match="cannot be read"):
-        profile(task, forger, nursery=nursery, cache=folder)
+        profile(task, forger, fork_server=fork_server, cache=folder)
 
 
 def test_an_operator_that_leaves_the_work_to_others_is_held_against_their_time() -> None:
@@ -224,16 +235,16 @@ def test_gaps_are_the_times_without_any_kernel_also_where_streams_overlap() -> N
 
 @pytest.mark.gpu
 def test_kernels_launch_gaps_and_registers_are_shown_on_cuda(
-    nursery: Nursery, folder: Path
+    fork_server: ForkServer, folder: Path
 ) -> None:
     task = load_task(folder / "task.py", device="cuda")
-    seen = profile(task, nursery=nursery, cache=folder)
+    seen = profile(task, fork_server=fork_server, cache=folder)
     assert sum(kernel.calls for kernel in seen.kernels) >= 3
     assert seen.busy is not None
     assert 0 < seen.busy < seen.seconds
     made = attempt(CUDA_KERNEL, "cu")
     built = build(made, Device.CUDA, cache=folder / "cache")
-    seen = profile(task, made, built, nursery=nursery, cache=folder)
+    seen = profile(task, made, built, fork_server=fork_server, cache=folder)
     assert any("act_kernel" in kernel.name for kernel in seen.kernels)
     assert any(kernel.gap > 0 for kernel in seen.kernels)
     assert any(resource.registers > 0 for resource in seen.resources)
@@ -241,11 +252,13 @@ def test_kernels_launch_gaps_and_registers_are_shown_on_cuda(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("ncu") is None, reason="needs Nsight Compute")
-def test_counters_of_an_attempt_are_read_in_its_sandbox(nursery: Nursery, folder: Path) -> None:
+def test_counters_of_an_attempt_are_read_in_its_sandbox(
+    fork_server: ForkServer, folder: Path
+) -> None:
     task = load_task(folder / "task.py", device="cuda")
     made = attempt(CUDA_KERNEL, "cu")
     built = build(made, Device.CUDA, cache=folder / "cache")
-    seen = profile(task, made, built, nursery=nursery, cache=folder, counters=True)
+    seen = profile(task, made, built, fork_server=fork_server, cache=folder, counters=True)
     assert not seen.missing
     (own,) = [launch for launch in seen.counters if "act_kernel" in launch.kernel]
     assert own.values["registers"] > 0

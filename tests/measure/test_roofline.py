@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.measure.ceilings import Ceilings
-from cuagent.measure.roofline import Roofline, Work, count_work, roofline
+from cuagent.measure.roofline.ceilings import Ceilings
+from cuagent.measure.roofline.model import Roofline, Work, count_work, roofline
 from cuagent.task.load import load_task
 from cuagent.task.reference import Reference, open_reference
 

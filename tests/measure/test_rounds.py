@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cuagent.measure.rounds import PATIENCE, STRIKES, TWIN, Round, Rounds
+from cuagent.measure.timing.rounds import PATIENCE, STRIKES, TWIN, Round, Rounds
 from cuagent.task import Device
 from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 

@@ -17,7 +17,7 @@ from cuagent.measure.statistics import (
     steady,
     t_quantile,
 )
-from cuagent.measure.timing import Ratio, Standing
+from cuagent.timing import Ratio, Standing
 
 EXPERIMENTS = 400
 

@@ -14,12 +14,12 @@ import pytest
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.measure.timing import Arm, Effort, Ratio, Timing
 from cuagent.package import ExportError, export
 from cuagent.package.vendor import vendored
 from cuagent.score import Score
 from cuagent.task.task import Device, Precision, Task
-from cuagent.verify.verdict import Reason, RuleResult, Verdict
+from cuagent.timing import Arm, Effort, Ratio, Timing
+from cuagent.verdict import Reason, RuleResult, Verdict
 
 REFERENCE = """
 import torch

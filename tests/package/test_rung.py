@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from cuagent.measure.ladder import Ladder, Rung
-from cuagent.measure.timing import Effort, Ratio
 from cuagent.package import ExportError, export_rung
 from cuagent.package.rung import module_text
 from cuagent.task.task import Device, Precision, Task
+from cuagent.timing import Effort, Ratio
 
 REFERENCE = """
 import torch

@@ -15,10 +15,10 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.judge import Judge
 from cuagent.kernels import CompilerMissing, compiler
-from cuagent.measure.timing import Effort, Standing
 from cuagent.task import Device
+from cuagent.timing import Effort, Standing
 from cuagent.verify import Reason, Verdict
-from cuagent.worker import Nursery
+from cuagent.worker import ForkServer
 from cuagent.worker.arms import EAGER
 
 ON_CPU = [name for name, example in EXAMPLES.items() if example.device == "cpu"]
@@ -157,7 +157,7 @@ def test_cuda_example_is_accepted_and_faster_than_eager(name: str, judge: Judge)
 
 
 @pytest.fixture(scope="module")
-def judges(nursery: Nursery) -> Iterator[dict[str, Judge]]:
+def judges(fork_server: ForkServer) -> Iterator[dict[str, Judge]]:
     opened: dict[str, Judge] = {}
     yield opened
     for judge in opened.values():
@@ -168,7 +168,7 @@ def judges(nursery: Nursery) -> Iterator[dict[str, Judge]]:
 def judge(
     name: str,
     judges: dict[str, Judge],
-    nursery: Nursery,
+    fork_server: ForkServer,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Judge:
     """The judge of the example's task, opened once for all tests; one at a time holds a GPU."""
@@ -176,7 +176,7 @@ def judge(
         for other in [*judges]:
             judges.pop(other).close()
         example: Example = EXAMPLES[name]
-        judges[name] = Judge(example.task(tmp_path_factory.mktemp(name)), nursery=nursery)
+        judges[name] = Judge(example.task(tmp_path_factory.mktemp(name)), fork_server=fork_server)
     return judges[name]
 
 

@@ -20,7 +20,7 @@ from cuagent.training.cli import app
 from cuagent.training.config import ConfigError
 from cuagent.training.model import load_actor, new_critic, save_model
 from cuagent.training.segments import Episode, Kind, RecordError, Segment, write_episodes
-from cuagent.training.stages import leave, reading
+from cuagent.training.stages import reading, save_final
 
 
 @pytest.fixture
@@ -187,8 +187,8 @@ def test_a_kill_while_a_model_is_left_leaves_the_one_before(
     chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "model"
-    leave(small_actor(1), out, chat)
-    leave(small_actor(2), out, chat)
+    save_final(small_actor(1), out, chat)
+    save_final(small_actor(2), out, chat)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     assert {p.parent for p in before} == {out}
 
@@ -197,7 +197,7 @@ def test_a_kill_while_a_model_is_left_leaves_the_one_before(
 
     monkeypatch.setattr(Chat, "save", lambda _, folder: killed(folder))
     with pytest.raises(KeyboardInterrupt):
-        leave(small_actor(3), out, chat)
+        save_final(small_actor(3), out, chat)
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 

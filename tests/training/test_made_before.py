@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.training.begun import BEGUN, begin, finish, settings
 from cuagent.training.config import ConfigError
 from cuagent.training.demo import run_demo
+from cuagent.training.manifest import BEGUN, begin, finish, settings
 from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.rft import RftConfig
 from cuagent.training.trial import begin_seeds

@@ -19,22 +19,22 @@ import pytest
 import torch
 
 from cuagent.attempt import Attempt
+from cuagent.device_lock import DeviceLock
 from cuagent.judge import Judge
-from cuagent.measure.quiet import Quiet
-from cuagent.measure.timing import Effort
 from cuagent.task import Device, Task, TaskError
+from cuagent.timing import Effort
 from cuagent.training.demo import beside_of, judges
 from cuagent.training.gym import chain_of, make_chains, make_tasks
-from cuagent.training.owner import MOST_OPEN, Bench, PoolError, most_open, stay_on, visible
+from cuagent.training.judge_process import MOST_OPEN, Bench, PoolError, most_open, stay_on, visible
 from cuagent.training.pool import JudgePool, kept
 from cuagent.training.presets import DemoConfig, preset
 from cuagent.training.teacher import Habits, Teacher, given
-from cuagent.worker import Nursery
-from cuagent.worker.cuda_memory import CudaMemoryError
+from cuagent.worker import ForkServer
+from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 
 STARTS_ANOTHER = """
 import multiprocessing, os, time
-from cuagent.training.owner import follow_parent
+from cuagent.training.judge_process import follow_parent
 
 def child():
     follow_parent()
@@ -112,13 +112,15 @@ def test_what_was_opened_beforehand_is_judged_without_opening_it(
     tasks = make_tasks(tmp_path, make_chains(1, 3, seed=0), Device.CPU, rows=8)
     (tmp_path / "broken.py").write_text("raise ValueError")
     broken = replace(tasks[2], path=tmp_path / "broken.py", source="raise ValueError")
-    opened, nurseries = list[Task](), set[int]()
+    opened, fork_servers = list[Task](), set[int]()
 
     class Counted(Judge):
-        def __init__(self, task: Task, isolation: Any, nursery: Nursery, **rest: Any) -> None:
+        def __init__(
+            self, task: Task, isolation: Any, fork_server: ForkServer, **rest: Any
+        ) -> None:
             opened.append(task)
-            nurseries.add(nursery.pid)
-            super().__init__(task, isolation, nursery=nursery, **rest)
+            fork_servers.add(fork_server.pid)
+            super().__init__(task, isolation, fork_server=fork_server, **rest)
 
     monkeypatch.setattr("cuagent.judge.Judge", Counted)
     bench = Bench("auto")
@@ -129,7 +131,7 @@ def test_what_was_opened_beforehand_is_judged_without_opening_it(
         found = bench.judge(tasks[0], flawless.attempt(given(tasks[0])), None)
         assert found.verdict.accepted
         assert len(opened) == 3
-        assert len(nurseries) == 1, "torch was imported once for each task"
+        assert len(fork_servers) == 1, "torch was imported once for each task"
         with pytest.raises(TaskError):
             bench.judge(broken, Attempt(()), None)
     finally:
@@ -148,7 +150,7 @@ def test_every_owner_opens_its_tasks_until_it_is_enough(monkeypatch: pytest.Monk
 
     owners = {"a": Named("a"), "b": Named("b")}
     pool = JudgePool(None, cores=(0, 1))
-    monkeypatch.setattr(pool, "_owner", lambda task: owners[task[0]])
+    monkeypatch.setattr(pool, "_judge_process", lambda task: owners[task[0]])
     tasks: Any = ["a1", "b1", "a2"]
     pool.open(tasks)
     assert said == {"a": [["a1"], ["a2"]], "b": [["b1"]]}  # one at a time on one processor
@@ -176,12 +178,14 @@ def test_tasks_that_a_gpus_owner_opened_at_once_are_judged_and_timed(tmp_path: P
 def test_owners_of_one_gpu_take_turns_and_those_of_two_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[tuple[int | None, Quiet]] = []
+    made: list[tuple[int | None, DeviceLock]] = []
 
     class Noted:
-        def __init__(self, isolation: str, gpu: int | None, core: Any, quiet: Quiet, beside: int):
+        def __init__(
+            self, isolation: str, gpu: int | None, core: Any, device_lock: DeviceLock, beside: int
+        ):
             assert beside == 2, "by which an owner knows its share of the memory"
-            made.append((gpu, quiet))
+            made.append((gpu, device_lock))
 
         def close(self) -> None:
             pass
@@ -295,11 +299,11 @@ def test_owners_of_a_gpu_share_its_memory_and_ask_for_it_in_a_turn(
             turns.append("nobody's")
         return 24 * gib
 
-    monkeypatch.setattr("cuagent.training.owner.memory_of_gpu", memory)
-    assert Bench("auto", Quiet(tmp_path / "gpu-0"), of_gpu=3).most == 1
+    monkeypatch.setattr("cuagent.training.judge_process.memory_of_gpu", memory)
+    assert Bench("auto", DeviceLock(tmp_path / "gpu-0"), of_gpu=3).most == 1
     assert not turns
     assert Bench("auto").most == MOST_OPEN
-    monkeypatch.setattr("cuagent.training.owner.memory_of_gpu", lambda: None)
+    monkeypatch.setattr("cuagent.training.judge_process.memory_of_gpu", lambda: None)
     assert Bench("auto", of_gpu=3).most == MOST_OPEN
     assert most_open(24 * gib, 1) == 5
     assert most_open(24 * gib, 3) == most_open(8 * gib, 2) == 1

@@ -13,7 +13,7 @@ from cuagent.attempt import Attempt
 from cuagent.task import load_task
 from cuagent.task.task import Task
 from cuagent.training.config import ConfigError
-from cuagent.training.owner import PoolError
+from cuagent.training.judge_process import PoolError
 from cuagent.training.ray_pool import RayPool
 
 RIGHT = """\

@@ -15,7 +15,7 @@ from cuagent.training.budget import Budget
 from cuagent.training.demo import TOOLS
 from cuagent.training.demonstrations import demonstrate
 from cuagent.training.gym import chain_of, make_chains, make_tasks, opening
-from cuagent.training.owner import PoolError
+from cuagent.training.judge_process import PoolError
 from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.rollout import Play

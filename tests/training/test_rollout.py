@@ -23,8 +23,8 @@ from cuagent.training.chat import UNPARSABLE, Chat
 from cuagent.training.collect import Collector
 from cuagent.training.data import Unusable, episode_of
 from cuagent.training.engine import EngineError, LocalEngine, Request, Sampled
+from cuagent.training.judge_process import PoolError
 from cuagent.training.model import logprobs_of, new_actor, score, small_config
-from cuagent.training.owner import PoolError
 from cuagent.training.rollout import Batcher, Play, TokenModel, play_many, play_one
 from cuagent.training.segments import Kind, require_logprobs
 

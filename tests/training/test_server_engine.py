@@ -12,7 +12,7 @@ from routes import Body, answering
 from cuagent.training.engine import EngineError, Request, Sampled
 from cuagent.training.segments import RecordError
 from cuagent.training.server import ServerEngine
-from cuagent.training.stages import PlayConfig, TrainConfig, improve
+from cuagent.training.stages import PlayConfig, TrainConfig, run_ppo
 
 PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
@@ -98,4 +98,4 @@ def test_new_weights_are_served_or_it_is_said(server: Server, tmp_path: Path) ->
 def test_ppo_refuses_a_server_that_keeps_its_weights(tmp_path: Path) -> None:
     settings = replace(TrainConfig(), play=PlayConfig(server="http://127.0.0.1:9/v1"))
     with pytest.raises(RecordError, match="takes new weights"):
-        improve(tmp_path, None, tmp_path, tmp_path / "out", settings, "cpu", print)
+        run_ppo(tmp_path, None, tmp_path, tmp_path / "out", settings, "cpu", print)

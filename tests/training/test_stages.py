@@ -213,7 +213,7 @@ def test_between_evaluations_a_line_is_said_when_half_a_minute_has_gone(
     rft(small_actor(), episodes, [], RftConfig(3, 8), tmp_path / "quick", said.append)
     assert [line.partition(":")[0] for line in said] == ["rft 3/3"]
     clock = itertools.count(step=20)  # seconds, whenever it is looked at
-    monkeypatch.setattr("cuagent.training.pace.time", SimpleNamespace(monotonic=clock.__next__))
+    monkeypatch.setattr("cuagent.training.throttle.time", SimpleNamespace(monotonic=clock.__next__))
     said.clear()
     rft(small_actor(), episodes, [], RftConfig(4, 8), tmp_path / "rft", said.append)
     assert [line.partition(":")[0] for line in said] == ["rft 2/4", "rft 4/4"]

@@ -17,7 +17,7 @@ import pytest
 from torch.nn.modules.module import register_module_forward_pre_hook
 from warm_python import spawning
 
-from cuagent.measure.quiet import Quiet
+from cuagent.device_lock import DeviceLock
 from cuagent.task import Device
 from cuagent.training.ablation import ABLATIONS, against, collapsed, describe, run_ablations, share
 from cuagent.training.audit import solution_of
@@ -170,25 +170,25 @@ def test_who_trains_on_a_gpu_that_times_takes_turns_with_its_owners(
     cuda = replace(DemoConfig(), kernels=Device.CUDA)
     with JudgePool(gpus=(0, 1)) as pool:
         both = places(replace(cuda, gpus=(0, 1)), "cuda", pool)
-        assert both == [("cuda:0", pool.quiet(0)), ("cuda:1", pool.quiet(1))]
+        assert both == [("cuda:0", pool.device_lock(0)), ("cuda:1", pool.device_lock(1))]
         assert both[0][1] != both[1][1]
-        assert places(cuda, "cuda", pool) == [("cuda:1", Quiet())], "nothing is timed there"
-        assert places(DemoConfig(), "cuda", pool)[0] == ("cuda:0", Quiet())
+        assert places(cuda, "cuda", pool) == [("cuda:1", DeviceLock())], "nothing is timed there"
+        assert places(DemoConfig(), "cuda", pool)[0] == ("cuda:0", DeviceLock())
 
 
 def test_on_a_gpu_that_times_no_model_computes_but_in_its_turn(tmp_path: Path) -> None:
-    quiet, computed = Quiet(tmp_path / "gpu-0"), list[str]()
+    device_lock, computed = DeviceLock(tmp_path / "gpu-0"), list[str]()
 
     def held(model: Any, _: Any) -> None:
         computed.append(type(model).__name__)
-        assert quiet.lock is not None
-        with quiet.lock.open("a") as timing, pytest.raises(BlockingIOError):
+        assert device_lock.lock is not None
+        with device_lock.lock.open("a") as timing, pytest.raises(BlockingIOError):
             fcntl.flock(timing, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     watch = register_module_forward_pre_hook(held)
     try:
         config = replace(for_test(DemoConfig()), rehearsal=True)
-        demo = Demo(config, "cpu", tmp_path, Rehearsal(), tmp_path, quiet=quiet)
+        demo = Demo(config, "cpu", tmp_path, Rehearsal(), tmp_path, device_lock=device_lock)
         demo.run()
         demo.further()
     finally:

@@ -11,10 +11,10 @@ from cuagent import events
 from cuagent.build.result import Build, Diagnostic, Library
 from cuagent.judge import Judgement
 from cuagent.measure.ladder import Ladder, Rung, gains
-from cuagent.measure.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.score import Score
 from cuagent.task.task import Precision
-from cuagent.verify.verdict import Draw, Reason, RuleResult, Verdict
+from cuagent.timing import Arm, Effort, Floor, Ratio, Timing
+from cuagent.verdict import Draw, Reason, RuleResult, Verdict
 
 BUILT = Build(
     "a1",
@@ -164,7 +164,7 @@ def a_run() -> Iterator[events.Event]:
     """A short run with one of everything."""
     yield events.Phase("opening the task")
     yield events.RunStarted("20261121-071500-softmax", Path("runs/x"), "softmax", "cpu", "expert")
-    yield events.Climbed(LADDER)
+    yield events.LadderMeasured(LADDER)
     yield events.StepStarted(1)
     yield events.TextDelta("Rows of 4096 fit a block.", "reasoning")
     said = "I fuse scale, bias and softmax in one kernel, one row a block.\n"

@@ -10,7 +10,7 @@ import pytest
 from rich.console import ConsoleDimensions
 from samples import LADDER, ON_TOP, REJECTED
 
-from cuagent.events import Climbed, RunEnded, TextDelta
+from cuagent.events import LadderMeasured, RunEnded, TextDelta
 from cuagent.judge import Judgement
 from cuagent.ui.attempts import Board
 from cuagent.ui.growth import growth_lines
@@ -26,7 +26,7 @@ HEARD = ["kernels/softmax.cu(12): warning: variable declared but never used", "l
 def board(attempts: int) -> Board:
     """The ladder and so many attempts, every other one refused, each better than the last."""
     made = Board()
-    made.climb(LADDER)
+    made.measure_ladder(LADDER)
     for n in range(1, attempts + 1):
         made.keep(n, REJECTED if n % 2 == 0 else scaled(1 + n / 10), 20.0 * n)
     return made
@@ -88,7 +88,7 @@ def test_an_inconclusive_best_is_marked() -> None:
 def test_a_session_has_both_sides_above_its_prompt_and_the_status_last() -> None:
     show = Terminal(io.StringIO(), foot=True)
     show.console.size = ConsoleDimensions(130, 40)
-    show(Climbed(LADDER))
+    show(LadderMeasured(LADDER))
     show(TextDelta("Rows of 4096 fit"))
     lines = show.foot_lines(129)
     assert "CUDA graphs" in "\n".join(lines[:-1])

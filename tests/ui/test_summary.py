@@ -10,7 +10,7 @@ from samples import GAIN, LADDER, ON_TOP, SLOWER
 from cuagent.events import RunEnded, RunStarted
 from cuagent.judge import Judgement
 from cuagent.measure.ladder import Ladder, gains
-from cuagent.measure.timing import Ratio
+from cuagent.timing import Ratio
 from cuagent.ui.summary import summary_lines
 
 RUN = RunStarted("20261121-softmax", Path("runs/x"), "softmax", "cuda", "expert")
@@ -27,7 +27,7 @@ def on_top(ratio: Ratio) -> Judgement:
     timing = ON_TOP.timing
     assert timing is not None
     timing = replace(timing, ratios=timing.ratios | {"reduce-overhead": ratio})
-    return replace(ON_TOP, timing=timing, worth=gains(timing, LADDER))
+    return replace(ON_TOP, timing=timing, gain=gains(timing, LADDER))
 
 
 def test_free_kernel_on_top_and_end_to_end_are_told_apart() -> None:

@@ -18,7 +18,7 @@ from samples import (
     UNSURE,
 )
 
-from cuagent.measure.timing import Effort
+from cuagent.timing import Effort
 from cuagent.ui.attempts import (
     Board,
     attempt_row,
@@ -118,7 +118,7 @@ def test_baselines_come_with_the_first_attempt_and_are_not_repeated() -> None:
 
 def test_the_ladder_is_the_first_rows_its_best_rung_marked() -> None:
     board = Board()
-    board.climb(LADDER)
+    board.measure_ladder(LADDER)
     lines = [line.plain for line in board.ladder_lines(80)]
     assert lines[0].split("  ")[-1] == "math"
     assert lines[1].startswith("  eager ")
@@ -136,14 +136,14 @@ def test_the_ladder_is_the_first_rows_its_best_rung_marked() -> None:
 @pytest.mark.parametrize("width", range(28, 130, 7))
 def test_no_row_of_a_ladder_is_wider_than_allowed(width: int) -> None:
     board = Board()
-    board.climb(LADDER)
+    board.measure_ladder(LADDER)
     board.keep(1, ON_TOP)
     assert all(line.cell_len <= width for line in board.whole(width))
 
 
 def test_a_record_renews_the_rungs_it_timed_and_no_other() -> None:
     board = Board()
-    board.climb(LADDER)
+    board.measure_ladder(LADDER)
     board.keep(1, ON_TOP)
     assert {row.name: row.seconds for row in board.baselines}["reduce-overhead"] == 15e-6
     timing = ON_TOP.timing

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from cuagent.measure.timing import Ratio
+from cuagent.timing import Ratio
 from cuagent.ui import text
 
 

@@ -111,11 +111,11 @@ def _strike(referee: Referee, fault: Fault, after_s: float) -> None:
 
 
 def _victim(referee: Referee, name: str) -> int:
-    nursery, oracle = referee.nursery._process.pid, referee.oracle._child.pid
+    fork_server, oracle = referee.fork_server._process.pid, referee.oracle._child.pid
     if name == "worker":
-        children = Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()
+        children = Path(f"/proc/{fork_server}/task/{fork_server}/children").read_text().split()
         others = [int(pid) for pid in children if int(pid) != oracle]
         if not others:
             raise ProcessLookupError
         return others[0]
-    return {"nursery": nursery, "oracle": oracle}[name]
+    return {"nursery": fork_server, "oracle": oracle}[name]

@@ -10,7 +10,7 @@ import pytest
 from cuagent.task import load_task
 from cuagent.verify.admission import Admission, admit
 from cuagent.verify.referee import Referee
-from cuagent.worker import Nursery
+from cuagent.worker import ForkServer
 
 Admitted = Callable[..., Admission]
 
@@ -46,13 +46,13 @@ REFUSED = {
 
 
 @pytest.fixture
-def admission(tmp_path: Path, nursery: Nursery) -> Admitted:
+def admission(tmp_path: Path, fork_server: ForkServer) -> Admitted:
     """What is found about a task, given by its forward and its second input."""
 
     def admitted(forward: str, first: str = RANDOM, second: str = RANDOM) -> Admission:
         path = tmp_path / "task.py"
         path.write_text(SOURCE.format(forward=forward, first=first, second=second))
-        with Referee(load_task(str(path), device="cpu"), nursery=nursery) as referee:
+        with Referee(load_task(str(path), device="cpu"), fork_server=fork_server) as referee:
             return admit(referee)
 
     return admitted

@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 from cuagent.task import Precision, load_task
-from cuagent.verify import Referee, doubts
-from cuagent.verify.bounds import MOST_BIASED, sequential
-from cuagent.verify.inputs import Inputs
-from cuagent.verify.reductions import Terms
-from cuagent.verify.tolerance import Expected, Moved, strict
-from cuagent.verify.weights import Weights
+from cuagent.verify import Referee
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.weights import Weights
+from cuagent.verify.oracle import sensitivity
+from cuagent.verify.rules.bounds import MOST_BIASED, sequential
+from cuagent.verify.rules.tolerance import Expected, Moved, strict
+from cuagent.verify.trace.reductions import Terms
 
 ATTENTION = """
 import torch
@@ -44,11 +45,11 @@ def test_attention_in_another_order_is_right_where_scores_nearly_tie(
 ) -> None:
     path = tmp_path / "attention.py"
     path.write_text(ATTENTION)
-    with Referee(load_task(str(path), device="cpu"), nursery=referee.nursery) as opened:
+    with Referee(load_task(str(path), device="cpu"), fork_server=referee.fork_server) as opened:
         for seed in SEEDS:
             expected, inputs = opened.ask(Weights.OWN, 0, Inputs.BELOW, seed)
             honest = sequential_attention(*inputs)
-            at_first = opened.stage.judged([honest], expected, Inputs.BELOW)
+            at_first = opened.context.judged([honest], expected, Inputs.BELOW)
             assert not at_first.passed  # else this draw shows nothing
             assert opened.judged([honest], expected, Inputs.BELOW, seed).passed
             others = honest.flip(0)
@@ -138,8 +139,8 @@ def test_what_cancels_on_the_way_is_known_from_the_roundoff_of_each_step() -> No
 
     x = torch.randn(4096, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     generator = torch.Generator().manual_seed(2)
-    reference = doubts.Reference(far_and_back, [x], {}, generator, lambda: far_and_back([x]))
-    (carried,) = doubts.carried(reference, 8)
+    reference = sensitivity.Reference(far_and_back, [x], {}, generator, lambda: far_and_back([x]))
+    (carried,) = sensitivity.carried(reference, 8)
     assert 800 < carried < 1200
     y, spread = far_and_back([x])[0], torch.zeros_like(x)
     rounded = (x.float() + 1000 - 1000).double()

@@ -25,7 +25,7 @@ def test_a_fault_ends_in_its_class_and_the_next_attempt_is_judged(
 ) -> None:
     fault = FAULTS[name]
     # a worker may be stopped before its first call: while it opens, or takes its weights
-    for place in ("opening", "session"):
+    for place in ("open_timeout", "session"):
         monkeypatch.setattr(f"cuagent.worker.{place}.OPEN_S", 8.0)
     monkeypatch.setattr("cuagent.verify.referee.VERDICT_S", 8.0)
     before, referee.call_s = referee.call_s, 2.0
@@ -65,7 +65,7 @@ def test_a_referee_that_is_killed_leaves_no_folder(task: Task, tmp_path: Path) -
     )
     assert referee.stdout is not None
     assert referee.stdout.readline() == b"ready\n"
-    (nursery,) = tmp_path.glob("cuagent-*")
+    (fork_server,) = tmp_path.glob("cuagent-*")
     children = Path(f"/proc/{referee.pid}/task/{referee.pid}/children").read_text().split()
     ends = [os.pidfd_open(int(pid)) for pid in children]
     referee.kill()
@@ -74,4 +74,4 @@ def test_a_referee_that_is_killed_leaves_no_folder(task: Task, tmp_path: Path) -
     for end in ends:
         select.select([end], [], [], 20)
         os.close(end)
-    assert not nursery.exists()
+    assert not fork_server.exists()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cuagent.task import load_task, open_reference
-from cuagent.verify.hidden import hidden
+from cuagent.verify.fitness.hidden import hidden
 
 CLEAN = {"random": [], "changed_state": [], "noise": 0.0}
 SOURCE = """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuagent.verify.draws import Way
-from cuagent.verify.inputs import TURNS, Inputs, derive, turns_on_the_brink
-from cuagent.verify.ranges import ends_of, ranges_of
-from cuagent.verify.seeds import Seeds
-from cuagent.verify.weights import Weights, shake
+from cuagent.verify.inputs.draws import Way
+from cuagent.verify.inputs.kinds import TURNS, Inputs, derive, turns_on_the_brink
+from cuagent.verify.inputs.ranges import ends_of, ranges_of
+from cuagent.verify.inputs.seeds import Seeds
+from cuagent.verify.inputs.weights import Weights, shake
 
 SEEDS = range(20)
 OTHER_TYPES = (

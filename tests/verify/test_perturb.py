@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuagent.verify import doubts, perturb
-from cuagent.verify.perturb import perturbed
+from cuagent.verify.oracle import perturb, sensitivity
+from cuagent.verify.oracle.perturb import perturbed
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -40,7 +40,7 @@ def test_a_place_computed_in_floating_point_is_no_jump() -> None:
 
     again = lambda: interpolated([x])  # noqa: E731
     moved = torch.full_like(x, 7.0)
-    reference = doubts.Reference(interpolated, [x], {}, generator, again)
-    doubts.move(reference, 1e-6, 1e-7, 4, [moved])
+    reference = sensitivity.Reference(interpolated, [x], {}, generator, again)
+    sensitivity.move(reference, 1e-6, 1e-7, 4, [moved])
     assert 0 < float(moved.max()) < 1e-3
-    assert doubts.carried(reference, 2)[0] < 100
+    assert sensitivity.carried(reference, 2)[0] < 100

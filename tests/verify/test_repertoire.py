@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from cuagent.verify.draws import FAR_REACH, REACH, Way
-from cuagent.verify.inputs import Inputs
-from cuagent.verify.ranges import Range
-from cuagent.verify.repertoire import Repertoire, Runs, Turns, repertoire
-from cuagent.verify.selections import follow
+from cuagent.verify.inputs.draws import FAR_REACH, REACH, Way
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.ranges import Range
+from cuagent.verify.inputs.repertoire import Repertoire, Runs, Turns, repertoire
+from cuagent.verify.trace.selections import follow
 
 
 def suited(

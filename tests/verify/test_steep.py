@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from cuagent.verify import Verdict
-from cuagent.verify.inputs import Inputs
-from cuagent.verify.reductions import Terms
-from cuagent.verify.stage import Stage
-from cuagent.verify.tolerance import Expected, Finding, Moved, strict
+from cuagent.verify.context import VerifyContext
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.rules.tolerance import Expected, Finding, Moved, strict
+from cuagent.verify.trace.reductions import Terms
 
 HONEST = "return self.honest(x)"
 
@@ -43,16 +43,18 @@ def test_two_more_draws_decide_about_a_steep_one(
     judged: Callable[[str], Verdict],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest, calls = Stage.judged, []
+    honest, calls = VerifyContext.judged, []
 
-    def steep(self: Stage, outputs: Any, expected: Any, kind: Inputs, doubt: Any = None) -> Finding:
-        found = honest(self, outputs, expected, kind, doubt)
+    def steep(
+        self: VerifyContext, outputs: Any, expected: Any, kind: Inputs, sensitivity: Any = None
+    ) -> Finding:
+        found = honest(self, outputs, expected, kind, sensitivity)
         if kind is not Inputs.OFFSET or len(calls) >= often:
             return found
         calls.append(kind)  # without the spread and with it
         return replace(found, passed=False, ratio=6.0, note="far", steep=True)
 
-    monkeypatch.setattr(Stage, "judged", steep)
+    monkeypatch.setattr(VerifyContext, "judged", steep)
     verdict = judged(HONEST)
     of_kind = [draw for draw in verdict.draws if draw.kind.startswith(Inputs.OFFSET)]
     assert verdict.accepted is accepted, verdict.detail

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from cuagent.verify.tables import tables
+from cuagent.verify.trace.tables import tables
 
 
 def test_an_index_is_known_again_in_whatever_form_it_is_used() -> None:

@@ -11,7 +11,7 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import TaskError, load_task
 from cuagent.verify import Reason, Referee, Verdict
-from cuagent.worker import Nursery
+from cuagent.worker import ForkServer
 
 Judged = Callable[..., Verdict]
 
@@ -89,7 +89,7 @@ def get_init_inputs():
 
 
 @pytest.fixture
-def verdict(tmp_path: Path, nursery: Nursery) -> Iterator[Judged]:
+def verdict(tmp_path: Path, fork_server: ForkServer) -> Iterator[Judged]:
     """The verdict on a candidate for one of TASKS, of which each is opened once in a test."""
     opened: dict[str, Referee] = {}
 
@@ -99,7 +99,7 @@ def verdict(tmp_path: Path, nursery: Nursery) -> Iterator[Judged]:
         if name not in opened:
             path = tmp_path / f"{name}.py"
             path.write_text(source(name, "Model"))
-            opened[name] = Referee(load_task(str(path), device="cpu"), nursery=nursery)
+            opened[name] = Referee(load_task(str(path), device="cpu"), fork_server=fork_server)
         files = [("kernels/twice.cpp", kernel)] if kernel else []
         attempt = Attempt((*files, ("model_new.py", prelude + source(name, "ModelNew", forward))))
         return opened[name].verify(attempt, build(attempt, opened[name].task.device))
@@ -193,11 +193,11 @@ def test_a_task_that_a_constant_solves_is_not_certifiable(verdict: Judged) -> No
     assert verdict("constant").reason is Reason.NOT_CERTIFIABLE
 
 
-def test_a_task_that_does_not_run_is_a_task_error(tmp_path: Path, nursery: Nursery) -> None:
+def test_a_task_that_does_not_run_is_a_task_error(tmp_path: Path, fork_server: ForkServer) -> None:
     path = tmp_path / "broken.py"
     path.write_text(source("kernel", "Model", "raise ValueError('odd')"))
     with pytest.raises(TaskError, match="odd"):
-        Referee(load_task(str(path), device="cpu"), nursery=nursery)
+        Referee(load_task(str(path), device="cpu"), fork_server=fork_server)
 
 
 COUNTED = """
@@ -222,14 +222,14 @@ def get_init_inputs():
 
 @pytest.mark.parametrize("second", ["torch.rand(3)", "torch.randint(4, (3,))"])
 def test_a_sweep_takes_one_draw_of_the_tasks_own_at_most(
-    second: str, tmp_path: Path, nursery: Nursery
+    second: str, tmp_path: Path, fork_server: ForkServer
 ) -> None:
     """They may take a second each, and what is put in their place does not need them."""
     count = tmp_path / "count"
     (tmp_path / "counted.py").write_text(COUNTED.format(count=str(count), second=second))
     task = load_task(tmp_path / "counted.py", device="cpu")
     candidate = task.source.replace("class Model", "class ModelNew")
-    with Referee(task, nursery=nursery) as referee:
+    with Referee(task, fork_server=fork_server) as referee:
         count.write_text("")
         attempt = Attempt((("model_new.py", candidate),))
         verdict = referee.verify(attempt, build(attempt, task.device))

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from cuagent.task import Precision
-from cuagent.verify.inputs import Inputs
-from cuagent.verify.oracle import OPPOSITES
-from cuagent.verify.places import NearTies, find_places
-from cuagent.verify.reductions import Terms
-from cuagent.verify.selections import follow
-from cuagent.verify.tolerance import Expected, strict
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.oracle.client import OPPOSITES
+from cuagent.verify.oracle.places import NearTies, find_places
+from cuagent.verify.rules.tolerance import Expected, strict
+from cuagent.verify.trace.reductions import Terms
+from cuagent.verify.trace.selections import follow
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 TIED = torch.tensor([[1.0, 3.0, 0.0, 3.0, 3.0], [2.0, 2.0, 5.0, 1.0, 2.0]])

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from cuagent.task import Precision
-from cuagent.verify.inputs import Inputs
-from cuagent.verify.perturb import UNIT
-from cuagent.verify.reductions import Terms, terms
-from cuagent.verify.tolerance import Expected, lax, strict
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.oracle.perturb import UNIT
+from cuagent.verify.rules.tolerance import Expected, lax, strict
+from cuagent.verify.trace.reductions import Terms, terms
 
 
 def product(k: int, kind: Inputs = Inputs.NORMAL) -> tuple[torch.Tensor, torch.Tensor, Expected]:

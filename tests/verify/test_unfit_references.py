@@ -12,8 +12,8 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import Task, TaskError, load_task
 from cuagent.verify import Reason, Referee
-from cuagent.verify.oracle import Oracle, OracleLost
-from cuagent.worker import Nursery
+from cuagent.verify.oracle.client import Oracle, OracleLost
+from cuagent.worker import ForkServer
 
 MODULE = """
 import os, sys, torch
@@ -47,16 +47,18 @@ def reference(folder: Path, body: str = "", construct: str = "", forward: str = 
     ],
 )
 def test_the_file_that_ended_its_process_is_named(
-    nursery: Nursery, tmp_path: Path, part: str, text: str, how: str
+    fork_server: ForkServer, tmp_path: Path, part: str, text: str, how: str
 ) -> None:
     task = reference(tmp_path, **{part: text})
     with pytest.raises(TaskError) as caught:
-        Oracle(nursery, task).describe()
+        Oracle(fork_server, task).describe()
     assert str(caught.value).startswith(f"{task.path}: ended the process that ran it ({how}); ")
 
 
-def test_a_process_that_was_killed_is_not_the_files_fault(nursery: Nursery, tmp_path: Path) -> None:
-    oracle = Oracle(nursery, reference(tmp_path))
+def test_a_process_that_was_killed_is_not_the_files_fault(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    oracle = Oracle(fork_server, reference(tmp_path))
     oracle.describe()
     os.kill(oracle._child.pid, signal.SIGKILL)
     with pytest.raises(OracleLost, match="ended from outside"):
@@ -66,13 +68,13 @@ def test_a_process_that_was_killed_is_not_the_files_fault(nursery: Nursery, tmp_
 
 @pytest.mark.parametrize("leave", ["os._exit(3)", "sys.exit(3)"])
 def test_one_that_leaves_later_cannot_be_certified_until_it_stays(
-    nursery: Nursery, tmp_path: Path, leave: str
+    fork_server: ForkServer, tmp_path: Path, leave: str
 ) -> None:
     flag = tmp_path / "leave"
     task = reference(tmp_path, forward=f"if os.path.exists({str(flag)!r}): {leave}")
     text = task.source.replace("class Model", "class ModelNew").replace("os.path.exists", "bool")
     attempt = Attempt((("model_new.py", text.replace(f"{str(flag)!r}", "0")),))
-    with Referee(task, nursery=nursery) as referee:
+    with Referee(task, fork_server=fork_server) as referee:
         built = build(attempt, task.device)
         flag.touch()
         refused = referee.verify(attempt, built)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cuagent.worker import Arena, layout_of
-from cuagent.worker.arena import same_bytes
+from cuagent.worker.memory.arena import same_bytes
 
 MIB = 1 << 20
 

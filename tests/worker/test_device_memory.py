@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cuagent.worker.device_memory import FLOOR, DeviceExcess, DeviceUse, bound
+from cuagent.worker.memory.device_use import FLOOR, DeviceExcess, DeviceUse, bound
 
 GIB = 1 << 30
 

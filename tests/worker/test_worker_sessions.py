@@ -15,7 +15,7 @@ import torch
 
 from cuagent.attempt import Attempt
 from cuagent.task import Device, Precision, flatten
-from cuagent.worker import Arena, Nursery, Order, Session, SessionEnded, Status, layout_of
+from cuagent.worker import Arena, ForkServer, ModelSpec, Session, SessionEnded, Status, layout_of
 from cuagent.worker.arms import CANDIDATE
 from cuagent.worker.channel import (
     ForgedRecord,
@@ -48,7 +48,7 @@ class Stage:
         _, inputs = flatten([{"a": a, "b": b}, 2.5])
         output = {"sum": a, "more": [a.sum(), torch.zeros(8)]}
         leaves, spec = flatten(output)
-        self.order = Order(
+        self.order = ModelSpec(
             arm=CANDIDATE,
             device=Device.CPU,
             precision=Precision.MATCH,
@@ -65,16 +65,16 @@ class Stage:
         for slot, tensors in enumerate(self.sets):
             self.inputs.write(tensors, slot)
 
-    def open(self, nursery: Nursery, more: str = "self.weight * 1") -> Session:
+    def open(self, fork_server: ForkServer, more: str = "self.weight * 1") -> Session:
         attempt = Attempt((("model_new.py", MODEL.format(more=more)),))
-        session = Session.open(nursery, self.order, attempt)
+        session = Session.open(fork_server, self.order, attempt)
         session.load(self.weights)
         return session
 
 
-def test_a_block_computes_every_slot_under_one_clock(nursery: Nursery) -> None:
+def test_a_block_computes_every_slot_under_one_clock(fork_server: ForkServer) -> None:
     stage = Stage()
-    with stage.open(nursery) as session:
+    with stage.open(fork_server) as session:
         pairs = [(0, 2), (1, 1), (2, 0)]
         block = session.block(stage.inputs, stage.outputs, pairs, deadline_s=10)
     assert len(block.claimed_s) == 3
@@ -95,20 +95,20 @@ def _by_form(*tensors: torch.Tensor) -> list[torch.Tensor]:
     )
 
 
-def test_inputs_keep_their_strides(nursery: Nursery) -> None:
+def test_inputs_keep_their_strides(fork_server: ForkServer) -> None:
     stage = Stage(1)
     more = "torch.full((8,), float(b.stride()[1]))"
-    with stage.open(nursery, more) as session:
+    with stage.open(fork_server, more) as session:
         session.block(stage.inputs, stage.outputs, [(0, 0)], deadline_s=10)
     assert any(bool((x == 3).all()) for x in stage.outputs.tensors() if x.shape == (8,))
 
 
 def test_own_copies_of_inputs_have_their_strides_and_leave_what_was_lent_alone(
-    nursery: Nursery,
+    fork_server: ForkServer,
 ) -> None:
     stage = Stage(2)
     more = "torch.full((8,), float(b.stride()[1])) + 0 * a.add_(1).sum()"
-    with stage.open(nursery, more) as session:
+    with stage.open(fork_server, more) as session:
         pairs = [(0, 0), (1, 1)]
         session.run(stage.inputs, stage.outputs, pairs, deadline_s=10, own=True)
     for slot, (a, b) in enumerate(stage.sets):
@@ -118,15 +118,17 @@ def test_own_copies_of_inputs_have_their_strides_and_leave_what_was_lent_alone(
         torch.testing.assert_close(stage.inputs.tensors(slot), [a, b])
 
 
-def test_a_fork_from_the_warm_process_takes_a_fraction_of_importing_torch(nursery: Nursery) -> None:
+def test_a_fork_from_the_warm_process_takes_a_fraction_of_importing_torch(
+    fork_server: ForkServer,
+) -> None:
     stage = Stage(1)
-    stage.open(nursery).close()
+    stage.open(fork_server).close()
     begun = time.perf_counter()
-    stage.open(nursery).close()
+    stage.open(fork_server).close()
     assert time.perf_counter() - begun < 1
 
 
-def test_guards_and_poison(nursery: Nursery) -> None:
+def test_guards_and_poison(fork_server: ForkServer) -> None:
     arena = Arena.create(layout_of([torch.zeros(3), torch.zeros(5, dtype=torch.int16)]), 2, "cpu")
     arena.poison(0xFF)
     assert bool(arena.tensors(1)[0].isnan().all())
@@ -187,9 +189,9 @@ def test_a_message_larger_than_a_packet_arrives_whole() -> None:
         os.close(write)
 
 
-def test_a_session_that_ended_says_how_and_is_gone(nursery: Nursery) -> None:
+def test_a_session_that_ended_says_how_and_is_gone(fork_server: ForkServer) -> None:
     stage = Stage(1)
-    session = stage.open(nursery, "__import__('os').abort()")
+    session = stage.open(fork_server, "__import__('os').abort()")
     with pytest.raises(SessionEnded) as ended:
         session.block(stage.inputs, stage.outputs, [(0, 0)], deadline_s=10)
     assert ended.value.status is Status.CRASHED
@@ -197,18 +199,18 @@ def test_a_session_that_ended_says_how_and_is_gone(nursery: Nursery) -> None:
     assert session.closed
 
 
-def test_threads_may_share_a_nursery(nursery: Nursery) -> None:
-    living = set(nursery.living)
+def test_threads_may_share_a_nursery(fork_server: ForkServer) -> None:
+    living = set(fork_server.living)
 
     def opened_and_ended(_: int) -> int:
-        with Stage(1).open(nursery) as session:
+        with Stage(1).open(fork_server) as session:
             return session.pid
 
     # So many that one begins while another's is put to rest, which must not stop the new one.
     with ThreadPoolExecutor(6) as threads:
         pids = list(threads.map(opened_and_ended, range(40)))
     assert len(set(pids)) == 40
-    assert nursery.living == living
+    assert fork_server.living == living
 
 
 def test_everything_ends_when_the_referee_is_killed(tmp_path: Path) -> None:

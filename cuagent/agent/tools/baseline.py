@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cuagent.agent.ladder import climb
+from cuagent.agent.ladder import measure_ladder
 from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
 from cuagent.agent.wording import rung_lines
 
 
 def baseline(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
-    found = climb(context.run, whole=True)
+    found = measure_ladder(context.run, whole=True)
     times = {rung.name: rung.seconds for rung in found.rungs if not rung.failed}
     best = found.best.name if found.best else None
     return ToolResult("\n".join(rung_lines(found)), {"times": times, "best": best})

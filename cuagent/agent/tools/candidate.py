@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from cuagent.agent.run import JudgeLost, Run
 from cuagent.agent.tools.tool import ToolError
 from cuagent.attempt import Attempt, AttemptError, freeze
-from cuagent.measure.timing import Effort
-from cuagent.verify.verdict import Reason
+from cuagent.timing import Effort
+from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
     from cuagent.agent.run import Tried

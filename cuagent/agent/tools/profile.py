@@ -8,7 +8,7 @@ from typing import Any
 from cuagent.agent.tools.candidate import frozen
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 from cuagent.attempt import MODULE
-from cuagent.measure.profile import MOST_LINES, ProfileError
+from cuagent.measure.profile.profile import MOST_LINES, ProfileError
 
 
 def profile(context: Context, arguments: Mapping[str, Any]) -> ToolResult:

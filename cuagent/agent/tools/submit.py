@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cuagent.agent.ladder import climb_the_rest
+from cuagent.agent.ladder import measure_remaining_rungs
 from cuagent.agent.run import Run, Tried
 from cuagent.agent.stop import Stop
 from cuagent.agent.tools.candidate import figures, judged
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 from cuagent.agent.wording import judgement_lines
 from cuagent.events import Phase
-from cuagent.measure.timing import Effort
+from cuagent.timing import Effort
 
 
 def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
@@ -23,7 +23,7 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         run.stop = Stop.NO_GAIN
         text = "The run ends without a kernel: no attempt was accepted."
         return ToolResult(text, {"ended": True, "attempt": None, "message": message})
-    climb_the_rest(run)
+    measure_remaining_rungs(run)
     context.emit(Phase(f"judging attempt {chosen.n} afresh"))
     settled = run.settle(chosen, judged(run, chosen.attempt, Effort.RECORD))
     data = figures(settled) | {"ended": settled.accepted, "message": message}

@@ -8,7 +8,7 @@ from typing import Any
 from cuagent.agent.tools.candidate import figures, frozen, judged
 from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
 from cuagent.agent.wording import judgement_lines, next_line
-from cuagent.measure.timing import Effort
+from cuagent.timing import Effort
 
 
 def verify(context: Context, arguments: Mapping[str, Any]) -> ToolResult:

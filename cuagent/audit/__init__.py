@@ -1,0 +1,1 @@
+"""Judge recorded attempts again and compare the figures."""

@@ -1,0 +1,1 @@
+"""Profile of one model: time by kernel, hardware counters."""

@@ -1,0 +1,244 @@
+"""What runs in the child of `profile`: one model under torch.profiler, its figures as a JSON file.
+
+An attempt's code shares this process, so what it writes is feedback for whoever wrote the attempt
+and nothing else: no verdict, score or time of record is made of it. The reference is here too (its
+inputs and weights are wanted); no seed of the referee's is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import statistics
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent.kernels.calls import Launcher
+from cuagent.measure.roofline.model import Work, count_calls
+from cuagent.sandbox import Tier, enter
+from cuagent.sandbox.policy import policy_from_json
+from cuagent.task import Device, TaskError, flatten, open_reference
+from cuagent.task.reference import Reference
+from cuagent.worker.arms import CANDIDATE, ModelSpec, import_arm, set_precision
+from cuagent.worker.channel import receive_message, send_message
+
+if TYPE_CHECKING:
+    import torch
+
+ORDER = "profile-order.json"
+RESULT = "profile.json"
+OWN = "own kernel: "
+"""Prefix of the range around each call of a launcher, so that the profiler shows it by name."""
+SPAN_S = 0.3
+"""About how long the calls under the profiler take together."""
+MOST_CALLS = 20
+
+
+def serve(channel: socket.socket, folder: Path) -> None:
+    """Open what the order names, say so, and profile it once told to.
+
+    What does not depend on an attempt's libraries is done before that, while they are compiled. The
+    channel's end tells that all is done.
+    """
+    received = receive_message(channel)
+    if received is None:
+        return
+    message, _ = received
+    if message["policy"] is not None:
+        enter(policy_from_json(message["policy"]), Tier(message["tier"]))
+    try:
+        opened = _open(ModelSpec.from_json(json.loads((folder / ORDER).read_text())))
+        send_message(channel, {"opened": True})
+        if receive_message(channel) is None:
+            return
+        result = _profile(opened, folder)
+    except TaskError as error:
+        result = {"error": str(error)}
+    except BaseException as error:  # noqa: BLE001 - the process boundary: candidates raise anything
+        traceback.print_exc()
+        result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    (folder / RESULT).write_text(json.dumps(result))
+
+
+def once(folder: Path) -> None:
+    """Run the model once in the range that ncu looks at; for a process of its own under ncu.
+
+    ncu was started in the sandbox that an attempt is held in.
+    """
+    import torch
+
+    model_spec = ModelSpec.from_json(json.loads((folder / ORDER).read_text()))
+    assert model_spec.task is not None
+    set_precision(model_spec.precision)
+    reference = open_reference(model_spec.task)
+    inputs = reference.inputs(model_spec.seed)
+    model: Any = reference.model(model_spec.seed)
+    if model_spec.arm == CANDIDATE:
+        model = _candidate(model_spec, reference, model, folder)
+    with torch.no_grad():
+        for _ in range(2):
+            model(*inputs)
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStart()
+        model(*inputs)
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStop()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    model_spec: ModelSpec
+    reference: Reference
+    inputs: list[Any]
+    model: torch.nn.Module
+    """The reference's."""
+
+
+def _open(model_spec: ModelSpec) -> _Opened:
+    """The task, the device and the profiler, each of which is slow the first time."""
+    import torch
+
+    assert model_spec.task is not None
+    set_precision(model_spec.precision)
+    reference = open_reference(model_spec.task)
+    opened = _Opened(
+        model_spec, reference, reference.inputs(model_spec.seed), reference.model(model_spec.seed)
+    )
+    _traced(lambda: torch.zeros(1, device=model_spec.device.value).add_(1), model_spec.device, 1)
+    return opened
+
+
+def _profile(opened: _Opened, folder: Path) -> dict[str, Any]:
+    import torch
+
+    model_spec, inputs = opened.model_spec, opened.inputs
+    model: Any = opened.model
+    own_work: Work | None = None
+    if model_spec.arm == CANDIDATE:
+        model = _candidate(model_spec, opened.reference, opened.model, folder)
+    with torch.no_grad():
+        warm = _seconds(lambda: model(*inputs), model_spec.device, 3)
+        if model_spec.arm == CANDIDATE:
+            own_work = count_calls(model, inputs)
+        count = max(2, min(MOST_CALLS, int(SPAN_S / max(min(warm), 1e-9))))
+        before = time.process_time()
+        times = _seconds(lambda: model(*inputs), model_spec.device, count)
+        busy_threads = (time.process_time() - before) / sum(times)
+        figures = _traced(lambda: model(*inputs), model_spec.device, count)
+    return figures | {
+        "own_work": own_work.to_json() if own_work is not None else None,
+        "seconds": statistics.median(times),
+        "busy_threads": busy_threads,
+        "threads": torch.get_num_threads(),
+        "memory": torch.cuda.max_memory_allocated() if model_spec.device is Device.CUDA else None,
+    }
+
+
+def _candidate(
+    model_spec: ModelSpec, reference: Reference, model: torch.nn.Module, folder: Path
+) -> Any:
+    import torch
+
+    args, named = reference.init_args
+    _, init = flatten([list(args), named], "init")
+    candidate = import_arm(dataclasses.replace(model_spec, task=None, init=init), folder)()
+    candidate.load_state_dict(model.state_dict())
+    plain = Launcher.__call__
+
+    def named_call(launcher: Launcher, *arguments: Any) -> None:
+        with torch.profiler.record_function(OWN + launcher.prototype.name):
+            plain(launcher, *arguments)
+
+    Launcher.__call__ = named_call  # type: ignore[method-assign, assignment]
+    return candidate
+
+
+def _seconds(call: Callable[[], Any], device: Device, count: int) -> list[float]:
+    """Wall time of each call alone, with the device waited for."""
+    import torch
+
+    times = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        call()
+        if device is Device.CUDA:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    return times
+
+
+def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, Any]:
+    """Operators and kernels of `count` calls, each with seconds and calls per call of the model."""
+    import torch
+    from torch._C._autograd import DeviceType
+    from torch.profiler import ProfilerActivity
+
+    cuda = device is Device.CUDA
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
+    with torch.profiler.profile(activities=activities) as trace:
+        for _ in range(count):
+            call()
+        if cuda:
+            torch.cuda.synchronize()
+    operators = [
+        {
+            "name": e.key,
+            "calls": e.count / count,
+            "seconds": e.self_cpu_time_total * 1e-6 / count,
+            "total_seconds": e.cpu_time_total * 1e-6 / count,
+            "device_seconds": e.self_device_time_total * 1e-6 / count if cuda else None,
+        }
+        for e in trace.key_averages()
+        if e.key.startswith(("aten::", OWN, "torch_", "_C", "triton"))
+    ]
+    launched = [
+        e
+        for e in trace.events()
+        if e.device_type == DeviceType.CUDA and not getattr(e, "is_user_annotation", False)
+    ]
+    return {
+        "operators": operators,
+        "kernels": _kernels(launched, count) if cuda else [],
+        "busy": _union((e.time_range.start, e.time_range.end) for e in launched) * 1e-6 / count,
+    }
+
+
+def _kernels(events: Iterable[Any], count: int) -> list[dict[str, Any]]:
+    """By name, with the time that the GPU stood idle before each: launch gaps."""
+    spans = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in events
+        if not event.name.startswith(OWN)
+    )
+    calls: Counter[str] = Counter()
+    taken: Counter[str] = Counter()
+    gaps: Counter[str] = Counter()
+    until = spans[0][0] if spans else 0.0
+    for begin, end, name in spans:
+        calls[name] += 1
+        taken[name] += end - begin
+        gaps[name] += max(0.0, begin - until)
+        until = max(until, end)
+    return [
+        {
+            "name": name,
+            "calls": calls[name] / count,
+            "seconds": taken[name] * 1e-6 / count,
+            "gap": gaps[name] * 1e-6 / count,
+        }
+        for name in calls
+    ]
+
+
+def _union(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals: kernels on several streams may overlap."""
+    total, end = 0.0, float("-inf")
+    for begin, finish in sorted(spans):
+        total += max(0.0, finish - max(begin, end))
+        end = max(end, finish)
+    return total

@@ -1,0 +1,261 @@
+"""Where the time of a task or an attempt goes, for an agent to act on.
+
+Operators and kernels with their time, what they move and compute against the device's ceilings, and
+notes that say what bounds the whole. Hardware counters (ncu) have their place in
+`Profile.counters`, filled where they were asked for and may be read. Not covered: how the figures
+come about (`profiling.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cuagent.build.result import KernelResources
+from cuagent.build.vectors import Loop
+from cuagent.measure.profile.counters import Counters
+from cuagent.measure.roofline.model import OperatorWork, Roofline, Work, amount, seconds_text
+from cuagent.measure.system_load import BUSY
+
+MOST_LINES = 60
+SPENT_IN = {"clamp_min": "relu", "relu": ""}
+"""Operators whose time the profiler books under another name than the one they are called by."""
+NOT_ASKED = "not asked for; they tell occupancy, stalls, bank conflicts, wasted sectors"
+ROUGH = 1.5
+"""Operators that add up to so many times the call are mostly the profiler's own time."""
+FIGURES, GAP, RATES, BAR, NAME = 26, 10, 33, 9, 14
+"""Columns of a table: of calls, time and share, of a launch gap, of what is reached of the
+ceilings, of a bar, at least of a name."""
+
+
+class ProfileError(Exception):
+    """The model did not get through its profile. One line."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One operator or kernel, per call of the model."""
+
+    name: str
+    calls: float
+    seconds: float
+    """Its own, what it calls left out."""
+    share: float
+    """Of the time of all of its kind."""
+    bytes_per_s: float | None = None
+    """What eager moves for it over its time, where that could be counted."""
+    flop_per_s: float | None = None
+    gap: float = 0.0
+    """Kernels: seconds that the GPU stood idle before it, under the profiler, which adds some."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of one model goes. Seconds are per call of the model."""
+
+    subject: str
+    seconds: float
+    """Wall time of a call, without the profiler."""
+    operators: tuple[Cost, ...]
+    """By time, longest first: on the CPU where it is spent, on CUDA what the host does."""
+    kernels: tuple[Cost, ...]
+    """CUDA only, longest first."""
+    roofline: Roofline
+    own: Work
+    """What this model itself moves and computes, as far as torch's operators show."""
+    busy: float | None
+    """CUDA: seconds with at least one kernel running."""
+    busy_threads: float
+    """Mean number of running threads."""
+    threads: int
+    memory: int | None
+    """CUDA: largest number of bytes allocated."""
+    resources: tuple[KernelResources, ...] = ()
+    counters: tuple[Counters, ...] = ()
+    """Of each launch; hardware counters where they were asked for and may be read."""
+    missing: str = ""
+    """Why there are no counters though they were asked for."""
+    loops: tuple[Loop, ...] = ()
+    """CPU only: what the compiler made of the loops of the attempt's own kernels."""
+    others: float = 0.0
+    """Share of the processors that others had meanwhile."""
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.busy is not None
+
+    def lines(self, width: int = 100) -> list[str]:
+        """At most 60 lines of text."""
+        head = [
+            f"{self.subject} on {self.roofline.ceilings.device}: "
+            f"{seconds_text(self.seconds)} a call",
+            self.roofline.line(self.seconds),
+            *(f"- {note}" for note in self.notes()),
+        ]
+        tables = _table("kernel", self.kernels[:14], width, self.roofline)
+        room = 10 if self.kernels else 24
+        tables += _table("operator", self.operators[:room], width, self.roofline)
+        tables += [_resource_line(resource) for resource in self.resources[:12]]
+        tables += [f"{_short(c.kernel, 40)}: {c.line()}" for c in self.counters[:12]]
+        missing = self.missing or ("" if self.counters or not self.on_cuda else NOT_ASKED)
+        tables += [f"no hardware counters: {missing}"] if missing else []
+        tables += [f"loop {loop}"[: max(width, 100)] for loop in self.loops[:16]]
+        rows = (line[:width].rstrip() if "|" in line else line for line in head + tables)
+        return list(rows)[:MOST_LINES]
+
+    def notes(self) -> list[str]:
+        """What the figures say, most telling first."""
+        said = []
+        if self.busy is not None:
+            idle = max(0.0, 1 - self.busy / self.seconds)
+            launches = sum(kernel.calls for kernel in self.kernels)
+            said.append(
+                f"GPU busy {seconds_text(self.busy)} of it in {launches:.0f} kernels"
+                + (f"; idle {idle:.0%}: bound by launches and the host" if idle > 0.3 else "")
+            )
+            said += self._gaps()
+        elif self.threads > 1:
+            said.append(f"{self.busy_threads:.1f} of {self.threads} threads busy")
+        work = self.roofline.work
+        moved = self.own.bytes_eager
+        if work.bytes and moved > 1.5 * work.bytes:
+            said.append(
+                f"torch operators move {amount(moved)}B, {moved / work.bytes:.1f}x the compulsory "
+                f"{amount(work.bytes)}B: fusing them saves the difference"
+            )
+        dram = sum(launch.dram_bytes for launch in self.counters)
+        if work.bytes and dram:
+            said.append(
+                f"kernels move {amount(dram)}B over DRAM, {dram / work.bytes:.1f}x the compulsory "
+                f"{amount(work.bytes)}B (cold caches, under ncu)"
+            )
+        for resource in self.resources:
+            if resource.spill_bytes:
+                said.append(f"{resource.name} spills {resource.spill_bytes} bytes of registers")
+        said += self._rough()
+        if self.roofline.suspect(self.seconds):
+            said.append("faster than memory allows: is the work done?")
+        return said
+
+    def _rough(self) -> list[str]:
+        """Why the figures are no better than they are."""
+        said = []
+        spent = sum(operator.seconds for operator in self.operators)
+        if not self.on_cuda and spent > ROUGH * self.seconds:
+            said.append(
+                f"the operators add up to {seconds_text(spent)}, {spent / self.seconds:.1f}x the "
+                "call: the profiler costs more than they do, their shares are rough"
+            )
+        if self.others > BUSY:
+            said.append(f"machine busy: {self.others:.0%} by others, times are longer by it")
+        return said
+
+    def _gaps(self) -> list[str]:
+        """Between kernels, if that is more than a tenth of what they take."""
+        gaps = sum(kernel.gap for kernel in self.kernels)
+        if not self.busy or gaps < 0.1 * self.busy:
+            return []
+        longest = max(self.kernels, key=lambda kernel: kernel.gap)
+        return [
+            f"launch gaps: the GPU waits {seconds_text(gaps)} between kernels under the profiler, "
+            f"{seconds_text(longest.gap)} of it before {_short(longest.name, 40)}"
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "notes": self.notes(),
+            "floor": self.roofline.floor,
+            "bound": self.roofline.bound,
+            "share": self.roofline.share(self.seconds),
+        }
+
+
+def costs_of(
+    rows: Iterable[Mapping[str, Any]], work: Mapping[str, OperatorWork], *, on_cuda: bool
+) -> tuple[Cost, ...]:
+    """What the profiler's rows come to, longest first."""
+    rows = list(rows)
+    total = sum(row["seconds"] for row in rows) or 1.0
+    costs = []
+    for row in sorted(rows, key=lambda row: -row["seconds"]):
+        name, seconds = str(row["name"]), float(row["seconds"])
+        known = work.get(_operator(name))
+        # On CUDA an operator's own time is the host's; what it moves, it moves in its kernels. On
+        # the CPU one that leaves the work to others (logsumexp) is held against their time too.
+        total_s = float(row.get("total_seconds") or seconds)
+        own_s = total_s if total_s > 2 * seconds else seconds
+        working = float(row.get("device_seconds") or (0 if on_cuda else own_s))
+        counted = known is not None and working > 0
+        costs.append(
+            Cost(
+                name,
+                float(row["calls"]),
+                seconds,
+                seconds / total,
+                known.bytes / working if known and counted and known.bytes else None,
+                known.flops / working if known and counted and known.flops else None,
+                float(row.get("gap") or 0.0),
+            )
+        )
+    return tuple(cost for cost in costs if cost.share >= 0.001)
+
+
+def _operator(name: str) -> str:
+    """The name under which the work of a profiled operator was counted."""
+    plain = name.removeprefix("aten::")
+    if plain.endswith("_convolution"):
+        return "convolution"
+    return SPENT_IN.get(plain, plain)
+
+
+def _table(kind: str, costs: tuple[Cost, ...], width: int, roof: Roofline) -> list[str]:
+    if not costs:
+        return []
+    copy, rate = roof.ceilings.copy, roof.ceilings.rate(roof.unit)
+    gaps = any(cost.gap for cost in costs)
+    known = any(cost.bytes_per_s or cost.flop_per_s for cost in costs)
+    spare = width - FIGURES - GAP * gaps - NAME
+    rated = known and spare >= RATES
+    spare -= RATES * rated
+    barred = spare >= BAR
+    room = NAME + max(0, spare - BAR * barred)
+    room = max(len(kind), *(len(_short(cost.name, room)) for cost in costs))
+    waited = f" {'gap':>9}" * gaps
+    against = "against the ceilings" * rated
+    head = f"{kind:<{room}} {'calls':>6} {'time':>9} {'share':>6}{waited} | {against}"
+    lines = ["", head]
+    for cost in costs:
+        rates = []
+        if rated and cost.bytes_per_s:
+            rates.append(f"{amount(cost.bytes_per_s)}B/s {cost.bytes_per_s / copy:.0%}")
+        if rated and cost.flop_per_s:
+            rates.append(f"{amount(cost.flop_per_s)}FLOP/s {cost.flop_per_s / rate:.0%}")
+        name = _short(cost.name, room)
+        lines.append(
+            f"{name:<{room}} {cost.calls:>6.4g} {seconds_text(cost.seconds):>9} "
+            f"{cost.share:>6.0%}{f' {seconds_text(cost.gap):>9}' * gaps} | "
+            + " ".join(filter(None, [_bar(cost.share) * barred, ", ".join(rates)]))
+        )
+    return lines
+
+
+def _bar(share: float) -> str:
+    return ("█" * round(8 * share)).ljust(8, "·")
+
+
+def _short(name: str, width: int) -> str:
+    """A kernel's name without the template arguments and the return type that fill the line."""
+    name = name.removeprefix("void ").replace("at::native::", "")
+    for nobody in ("(anonymous namespace)::", "<unnamed>::"):
+        name = name.replace(nobody, "")
+    if len(name) > width and "<" in name:
+        name = name[: name.index("<")]
+    return name if len(name) <= width else name[: width - 1] + "…"
+
+
+def _resource_line(resource: KernelResources) -> str:
+    return (
+        f"{resource.name}: {resource.registers} registers, {resource.shared_bytes} B shared, "
+        f"{resource.spill_bytes} B spilled, {resource.stack_bytes} B stack"
+    )

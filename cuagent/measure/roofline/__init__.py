@@ -1,0 +1,1 @@
+"""Lower bound on the time of a task, from counted work and measured ceilings."""

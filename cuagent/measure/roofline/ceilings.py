@@ -1,0 +1,265 @@
+"""What this device can do at best: copy bandwidth and matrix rates, measured once and cached.
+
+Datasheet numbers are leads, not ceilings: these are what a large copy and torch's own matrix
+product reach here. On a CPU the copy is torch's or one of our own with streaming stores, whichever
+is quicker: a plain store first reads the line that it overwrites, which nobody has to. Not covered:
+caches, special functions, launch overhead. Invariant: a ceiling is the best that was ever seen. One
+measured while others used the machine is marked as not `calm`, measured again at the next
+opportunity, and nobody is suspected on its word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import CDLL, c_int64, c_void_p
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.kernels import CompilerMissing
+from cuagent.measure.system_load import cpu_times, others_share
+from cuagent.task.task import Device
+
+if TYPE_CHECKING:
+    import torch
+
+FORMAT = 3
+"""Raise it when what is measured changes: older cache entries are then not read."""
+CALM = 0.1
+"""Others may have had this share of the processors while a ceiling of theirs was measured."""
+
+
+AGAIN_S = 600.0
+"""After this long, ceilings of a busy machine are measured again."""
+STREAMING = """
+#include <cstdint>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+extern "C" void copy(float* y, const float* x, int64_t n) {
+#ifdef __SSE2__
+    for (int64_t i = 0; i + 4 <= n; i += 4) _mm_stream_ps(y + i, _mm_loadu_ps(x + i));
+    _mm_sfence();
+#else
+    for (int64_t i = 0; i < n; i++) y[i] = x[i];
+#endif
+}
+"""
+"""For one thread's share, which begins at a multiple of 16 bytes."""
+RATES = ("copy", "fp32", "tf32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes per second (read plus written) and FLOP per second; 0 where the device has no such."""
+
+    device: str
+    """What it is, in words: the GPU's name, or the processor's and the number of threads."""
+    copy: float
+    fp32: float
+    tf32: float
+    bf16: float
+    fp16: float = 0.0
+    cache_bytes: int = 0
+    """Last-level cache; traffic under twice of it may never reach memory."""
+    calm: bool = True
+    """Whether the machine was ours alone at one of the measurements."""
+
+    def best(self, other: Ceilings) -> Ceilings:
+        """The higher of each."""
+        rates = {n: max(getattr(self, n), getattr(other, n)) for n in RATES}
+        return replace(self, **rates, calm=self.calm or other.calm)
+
+    def rate(self, precision: str) -> float:
+        """Matrix rate for `fp32`, `tf32`, `bf16` or `fp16`; fp32's where that is quicker."""
+        return max(float(getattr(self, precision, 0.0)), self.fp32)
+
+
+def ceilings(device: Device, *, cache: Path | None = None, doubted: bool = False) -> Ceilings:
+    """Ceilings of the current machine's `device`, from the cache or measured in about 2 s.
+
+    `doubted`: something ran faster than they allow; they are measured again and the best is kept.
+    `cache` is a folder, by default `cuagent/` under the user's cache folder. A cache that cannot
+    be read or written only costs the measurement.
+    """
+    import torch
+
+    name = describe(device)
+    key = hashlib.sha256(f"{FORMAT}|{name}|{torch.__version__}".encode()).hexdigest()[:16]
+    file = (cache or _user_cache()) / f"ceilings-{key}.json"
+    known = _read(file)
+    if known is not None and not doubted and (known.calm or _age(file) < AGAIN_S):
+        return known
+    before = cpu_times()
+    measured = _measure_cuda(name) if device is Device.CUDA else _measure_cpu(name)
+    busy = others_share(before, cpu_times())
+    measured = replace(measured, calm=device is Device.CUDA or busy < CALM)
+    best = measured if known is None else measured.best(known)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(asdict(best)))
+        partial.replace(file)
+    except OSError:
+        pass
+    return best
+
+
+def _age(file: Path) -> float:
+    """Seconds since it was written."""
+    try:
+        return time.time() - file.stat().st_mtime
+    except OSError:
+        return float("inf")
+
+
+def _read(file: Path) -> Ceilings | None:
+    """A cache entry, unless it is absent, unreadable or absurd."""
+    try:
+        known = Ceilings(**json.loads(file.read_text()))
+        return known if known.copy > 0 and known.fp32 > 0 else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def describe(device: Device) -> str:
+    """The device in words, e.g. `NVIDIA H200` or `Intel(R) Xeon(R) CPU, 2 threads`."""
+    import torch
+
+    if device is Device.CUDA:
+        return torch.cuda.get_device_name()
+    return f"{_processor()}, {torch.get_num_threads()} threads"
+
+
+def cache_bytes(device: Device) -> int:
+    """Size of the last-level cache in bytes; 32 MiB where nothing tells."""
+    import torch
+
+    if device is Device.CUDA:
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+    sizes = [
+        _bytes(file.read_text().strip())
+        for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    return max(sizes, default=32 << 20)
+
+
+def _measure_cuda(name: str) -> Ceilings:
+    import torch
+
+    # A quarter of what is free, so that a card in use by the task itself still has room.
+    copy = _copy_rate(Device.CUDA, min(1 << 28, torch.cuda.mem_get_info()[0] // 32))
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        fp32 = _matrix_rate(Device.CUDA, torch.float32, 4096)
+        torch.backends.cuda.matmul.allow_tf32 = True
+        tf32 = _matrix_rate(Device.CUDA, torch.float32, 8192)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    bf16 = _matrix_rate(Device.CUDA, torch.bfloat16, 8192)
+    fp16 = _matrix_rate(Device.CUDA, torch.float16, 8192)
+    torch.cuda.empty_cache()
+    return Ceilings(name, copy, fp32, tf32, bf16, fp16, cache_bytes(Device.CUDA))
+
+
+def _measure_cpu(name: str) -> Ceilings:
+    import torch
+
+    copy = max(_copy_rate(Device.CPU, 1 << 25), _streaming_rate(1 << 25))
+    fp32 = _matrix_rate(Device.CPU, torch.float32, 1536)
+    # Without instructions for it bf16 runs a hundred times slower than fp32: keep it small.
+    bf16 = _matrix_rate(Device.CPU, torch.bfloat16, 256)
+    return Ceilings(name, copy, fp32, 0.0, bf16, 0.0, cache_bytes(Device.CPU))
+
+
+def _copy_rate(device: Device, count: int) -> float:
+    """Bytes per second, read plus written, of a copy of `count` floats."""
+    import torch
+
+    source = torch.randn(count, device=device.value)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _best(device, lambda: target.copy_(source))
+
+
+def _streaming_rate(count: int) -> float:
+    """The same by `STREAMING`, in as many threads as torch has; 0 without a compiler."""
+    import torch
+
+    threads = torch.get_num_threads()
+    share = count // threads & -16
+    source, target = torch.randn(count), torch.zeros(count)
+    attempt = Attempt((("copy.cpp", STREAMING),))
+    with TemporaryDirectory(prefix="cuagent-copy-") as folder, ThreadPoolExecutor(threads) as pool:
+        try:
+            built = build(attempt, Device.CPU, cache=Path(folder))
+            copy = CDLL(str(built.libraries[0].path)).copy if built.ok else None
+        except (CompilerMissing, OSError):
+            copy = None
+        if copy is None:
+            return 0.0
+
+        def part(thread: int) -> None:
+            ends = (x.data_ptr() + 4 * share * thread for x in (target, source))
+            copy(*map(c_void_p, ends), c_int64(share))
+
+        seconds = _best(Device.CPU, lambda: list(pool.map(part, range(threads))))
+    return 2 * 4 * share * threads / seconds
+
+
+def _matrix_rate(device: Device, dtype: torch.dtype, side: int) -> float:
+    """FLOP per second of a square product of random matrices (zeros would run quicker)."""
+    import torch
+
+    a, b = (torch.randn(side, side, device=device.value, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    return 2 * side**3 / _best(device, lambda: torch.mm(a, b, out=out))
+
+
+def _best(device: Device, call: Callable[[], Any], runs: int = 8) -> float:
+    """Seconds of the quickest of `runs`, after one to warm up."""
+    import torch
+
+    call()
+    if device is Device.CPU:
+        stamps = [time.perf_counter()]
+        for _ in range(runs):
+            call()
+            stamps.append(time.perf_counter())
+        return min(later - earlier for earlier, later in pairwise(stamps))
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        call()
+        mark.record()
+    torch.cuda.synchronize()
+    return min(earlier.elapsed_time(later) for earlier, later in pairwise(marks)) / 1e3
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else "CPU"
+
+
+def _bytes(text: str) -> int:
+    """Bytes of a size as the kernel writes it, e.g. `32768K`."""
+    units = {"K": 10, "M": 20, "G": 30}
+    return int(text.rstrip("KMG") or 0) << units.get(text[-1:], 0)
+
+
+def _user_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "cuagent"

@@ -1,0 +1,68 @@
+"""Counting a task's work in a trusted child: the referee never runs the user's module.
+
+`count` is the referee's side, `serve` the child's. A task is counted once in the life of this
+process: the profile of every attempt asks for it, and it takes a second or two. Invariant: nothing
+of a candidate's is in that child, so what it says of the work may be believed.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from cuagent.measure.roofline.model import Work, count_work, matrix_unit
+from cuagent.task import Task, TaskError, check_runs, open_reference
+from cuagent.worker import ForkServer
+from cuagent.worker.arms import task_from_json, task_to_json
+from cuagent.worker.channel import receive_message, send_message
+
+DEADLINE_S = 120.0
+ORDER = "count.json"
+_known: dict[str, tuple[Work, str]] = {}
+"""By the task's digest."""
+
+
+def count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
+    """What one call of the reference asks for, and the matrix rate that applies to it.
+
+    Raises TaskError where the module cannot be counted, NurseryError where the process fails.
+    """
+    if task.digest not in _known:
+        _known[task.digest] = _count(task, fork_server)
+    return _known[task.digest]
+
+
+def _count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
+    folder = Path(tempfile.mkdtemp(prefix="count-", dir=fork_server.folder))
+    (folder / ORDER).write_text(json.dumps(task_to_json(task)))
+    child = fork_server.fork("cuagent.measure.roofline.count", folder, {})
+    try:
+        ended, _, _ = select.select([child.channel], [], [], DEADLINE_S)
+        received = receive_message(child.channel) if ended else None
+    finally:
+        fork_server.end(child)
+        shutil.rmtree(folder, ignore_errors=True)
+    if received is None:
+        raise TaskError(f"{task.path}: its work could not be counted")
+    answer, _ = received
+    if "error" in answer:
+        raise TaskError(answer["error"])
+    return Work.from_json(answer["work"]), answer["unit"]
+
+
+def serve(channel: socket.socket, folder: Path) -> None:
+    """Count what the order names and say it."""
+    try:
+        reference = open_reference(task_from_json(json.loads((folder / ORDER).read_text())))
+        check_runs(reference)
+        answer = {"work": count_work(reference).to_json(), "unit": matrix_unit(reference)}
+    except TaskError as error:
+        answer = {"error": str(error)}
+    except Exception as error:  # noqa: BLE001 - the process boundary: the user's module failed
+        text = " ".join(str(error).split())[:300]
+        answer = {"error": f"cannot count the work: {type(error).__name__}: {text}"}
+    send_message(channel, answer)

@@ -1,0 +1,1 @@
+"""Timing of one attempt beside its baselines."""

@@ -1,0 +1,1 @@
+"""Checks of the reference itself: is it a function of its inputs and weights?"""

@@ -1,0 +1,149 @@
+"""What the oracle finds out about the reference itself, before anything is judged by it.
+
+A reference that draws random numbers, keeps state between calls or ignores its inputs has no right
+answer that a candidate could be held to. Runs in the oracle's process, on the user's own inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from cuagent.verify.inputs.kinds import Inputs, derive
+from cuagent.verify.trace.hooks import watching
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SEEDS = (1, 2)
+NOISE = 1e-3
+"""Relative difference between equal calls, above which it is no matter of summation order."""
+_RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal_", "uniform_", "exponential")
+
+Forward = Callable[[list["Tensor"]], "list[Tensor]"]
+
+
+def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tensor]]) -> Findings:
+    """`forward` runs `model` on tensors as they are; `draw` gives own inputs by seed.
+
+    Some six calls of the reference. Raises what it raises.
+    """
+    import torch
+
+    first, second = draw(SEEDS[0]), draw(SEEDS[1])
+    fixed = not any(_differ(a, b) for a, b in zip(first, second, strict=True))
+    if fixed:
+        second = derive(Inputs.NORMAL, first, SEEDS[1])
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    lent = [tensor.clone() for tensor in first]
+    torch.manual_seed(1)
+    once, random = _watched(lambda: forward(lent))
+    once = [tensor.clone() for tensor in once]
+    changed_inputs = [i for i, (a, b) in enumerate(zip(first, lent, strict=True)) if _differ(a, b)]
+    changed_state = [n for n, tensor in model.state_dict().items() if _differ(tensor, state[n])]
+    torch.manual_seed(2)
+    again = forward([tensor.clone() for tensor in first])
+    other = forward([tensor.clone() for tensor in second])
+    return {
+        "random": sorted(random),
+        "changed_inputs": changed_inputs,
+        "changed_state": changed_state,
+        "noise": max((distance(a, b) for a, b in zip(once, again, strict=True)), default=0.0),
+        "fixed": fixed,
+        "constant": not any(_differ(a, b) for a, b in zip(once, other, strict=True)),
+        "level": _level(once),
+        "ignored": _ignored(forward, first, second, once),
+        "not_finite": [i for i, t in enumerate(once) if not _finite(t)],
+    }
+
+
+class Findings(TypedDict):
+    """What two draws and five kinds of calls show of a reference."""
+
+    random: list[str]
+    """Random operators that ran, by name."""
+    changed_inputs: list[int]
+    """Numbers of the inputs that a call changes."""
+    changed_state: list[str]
+    """Names in the state dict that a call changes."""
+    noise: float
+    """Largest difference between two equal calls, relative to the largest value."""
+    fixed: bool
+    """Whether every draw gives the same inputs."""
+    constant: bool
+    """Whether other inputs give the same output."""
+    level: float | None
+    """The number that the output is everywhere; None where it is several."""
+    ignored: list[int]
+    """Numbers of the inputs that may be exchanged without any effect."""
+    not_finite: list[int]
+    """Numbers of the outputs that hold NaN or Inf."""
+
+
+def _level(outputs: Sequence[Tensor]) -> float | None:
+    if any(tensor.is_complex() for tensor in outputs):
+        return None
+    ends = {float(end) for t in outputs if t.numel() for end in (t.min(), t.max())}
+    return ends.pop() if len(ends) == 1 else None
+
+
+def _ignored(
+    forward: Forward,
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    once: Sequence[Tensor],
+) -> list[int]:
+    """Which inputs may be exchanged without any effect."""
+    ignored = []
+    for index, tensor in enumerate(second):
+        if not _differ(first[index], tensor):
+            continue
+        mixed = [t.clone() for t in first]
+        mixed[index] = tensor.clone()
+        results = forward(mixed)
+        if not any(_differ(a, b) for a, b in zip(once, results, strict=True)):
+            ignored.append(index)
+    return ignored
+
+
+def _watched(run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], set[str]]:
+    """The result of a call, and which random operators ran in it."""
+    seen: set[str] = set()
+
+    def watch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        name = function.overloadpacket.__name__
+        if any(word in name for word in _RANDOM):
+            seen.add(name)
+        return function(*args, **kwargs)
+
+    with watching(watch):
+        return run(), seen
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    import torch
+
+    if a.shape != b.shape:
+        return True
+    return not (torch.equal(a, b) or distance(a, b) == 0)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Largest difference over the largest value; inf where NaN or Inf stand elsewhere."""
+    import torch
+
+    if not a.numel():
+        return 0.0
+    if not (a.is_floating_point() or a.is_complex()):
+        return float((a != b).any())
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return float("inf")
+    finite = a.isfinite()
+    if not bool(finite.any()):
+        return 0.0
+    scale = float(a[finite].abs().max())
+    return float((a[finite] - b[finite]).abs().max()) / max(scale, 1e-30)
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())

@@ -1,0 +1,1 @@
+"""Inputs and weights: the kinds, their generators, and the seeds that decide them."""

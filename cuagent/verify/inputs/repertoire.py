@@ -1,0 +1,302 @@
+"""Which kinds of inputs a task is tried on, and how often those that go through all places.
+
+An operator that chooses among the elements of a line shows no more than what it chose: one output
+of a maximum tells of one place. So the largest stands in another place from line to line and from
+draw to draw, until it has stood everywhere, or until that would take too long: of a line of n
+places in R lines, D draws reach min(1, D R / n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from cuagent.verify.inputs.draws import FAR_REACH, REACH, Way, axes, turns_of_every
+from cuagent.verify.inputs.kinds import (
+    FAINT_SIZE,
+    LENIENT,
+    MOST_VALUES,
+    PLACED,
+    SWEEPS,
+    TURNS,
+    Inputs,
+    boolean,
+    derive,
+    turns_on_the_brink,
+)
+from cuagent.verify.inputs.ranges import Ends, Range
+from cuagent.verify.oracle.perturb import real
+from cuagent.verify.trace.selections import POOLS, SHIFTED, Followed, Selection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SWEEP_S = 0.4
+"""About how long one sweep may take."""
+TURN_S, TURN_CALLS = 0.003, 8
+"""What one draw of a sweep takes besides, and how many calls of the reference it is worth."""
+FEWEST_TURNS = 2
+MOST_BRINKS = 24
+FURTHER = 2.0**40
+"""What the reference must bear beyond huge numbers: what squares them does not, and then an honest
+kernel may have to square something else."""
+LEFT = 1 / 16
+"""Of the rms of an output on usual inputs: what is less on tiny ones is tiny itself."""
+FAR = 1e-3
+
+Forward = Callable[[list["Tensor"]], "list[Tensor]"]
+Meant = Callable[[list["Tensor"]], bool]
+Fits = Callable[[list["Tensor"], list["Tensor"]], bool]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Draws of a sweep: made, and those after which everything would have been everywhere."""
+
+    made: int
+    needed: int
+
+
+@dataclass(frozen=True)
+class Repertoire:
+    """What a task is tried on. `ranges` and `ways` are for each tensor of its inputs."""
+
+    ranges: tuple[Range | None, ...]
+    ways: tuple[tuple[Way, ...], ...]
+    kinds: tuple[Inputs, ...]
+    turns: dict[Inputs, Turns]
+    reach: float = FAR_REACH
+    """How far moving extremes stand out."""
+    thresholds: tuple[float, ...] = ()
+    """What the reference compares with."""
+    edges: tuple[float, ...] = ()
+    """Those where its result jumps."""
+    ends: tuple[Ends, ...] = ()
+    """Of the range of each tensor."""
+    even: bool = False
+    """Whether integers hang on what is chosen: whose size differs from row to row, a sum in another
+    order swallows what decides."""
+
+    def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int) -> list[Tensor]:
+        """Inputs of `kind` in the forms of the task's own."""
+        return derive(
+            kind,
+            own,
+            seed,
+            self.ranges,
+            self.ways,
+            self.reach,
+            self.thresholds,
+            self.edges,
+            self.ends,
+            even=self.even,
+        )
+
+
+SQUARING = ("var", "std", "norm", "dist", "hypot", "complex abs")
+"""In the names of operators whose formula, as it is written out, squares."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How a reference may be run, and what it is."""
+
+    forward: Forward
+    """In its own precision."""
+    exactly: Forward
+    """In fp64."""
+    discrete: bool
+    """Whether integers are among its outputs."""
+    fits: Fits
+    """Whether results are finite, and within what admitted arithmetic holds all the way."""
+    meant: Meant | None = None
+    """Whether it means its answer, where it has marks (`marks`)."""
+
+
+def repertoire(
+    own: Sequence[Tensor],
+    ranges: Sequence[Range | None],
+    seen: Followed,
+    runs: Runs,
+    call_s: float,
+    ends: Sequence[Ends] = (),
+) -> Repertoire:
+    """What suits a reference: `seen` is a run of it, `call_s` how long a call takes."""
+    selections = seen.selections
+    ways = tuple(_ways(tensor, selections) for tensor in own)
+    all_kinds = Repertoire(
+        tuple(ranges),
+        ways,
+        tuple(Inputs),
+        {},
+        thresholds=seen.thresholds,
+        edges=seen.edges,
+        ends=tuple(ends),
+        even=_hangs_on_choices(seen),
+    )
+
+    if not _bears(runs, all_kinds, Inputs.MOVING, own):
+        all_kinds = replace(all_kinds, reach=REACH)
+    discrete = runs.discrete or bool(seen.thresholds)
+    selects = any(chosen.name not in SHIFTED for chosen in selections)
+    kinds = tuple(
+        kind
+        for kind in Inputs
+        if _concerns(kind, own, ranges, discrete=discrete, selects=selects)
+        and not (kind is Inputs.BRINK and not seen.edges)
+        and not (kind is Inputs.ENDS and not any(ends))
+        and not (kind in (Inputs.TINY, Inputs.FAINT) and all_kinds.even)
+        and not (kind is Inputs.HUGE and _squares(seen.names))
+        and (kind is Inputs.OWN or _bears(runs, all_kinds, kind, own))
+    )
+    turns = {kind: _turns(kind, own, ranges, ways, seen, call_s) for kind in SWEEPS}
+    return replace(all_kinds, kinds=kinds, turns=turns)
+
+
+def _concerns(
+    kind: Inputs,
+    own: Sequence[Tensor],
+    ranges: Sequence[Range | None],
+    *,
+    discrete: bool,
+    selects: bool,
+) -> bool:
+    """Whether the kind changes anything about these inputs that this reference could show."""
+    match kind:
+        case Inputs.OWN:
+            return True
+        case Inputs.EXTREMES | Inputs.ALIKE:
+            return any(ranges)
+        case Inputs.EVERY:
+            return any(_values(bounds) for bounds in ranges)
+        case Inputs.MASKS | Inputs.EMPTY | Inputs.SINGLE:
+            return any(boolean(tensor) for tensor in own)
+        case Inputs.TIES if not discrete:
+            return False
+        case Inputs.SORTED if not selects:
+            return False
+        case Inputs.NAN if selects:
+            return False  # by how they compare it, sorts put numbers into other places
+    return sum(map(_is_float, own)) > (kind is Inputs.OPPOSED)
+
+
+def _bears(runs: Runs, available: Repertoire, kind: Inputs, own: Sequence[Tensor]) -> bool:
+    """Whether the reference has an answer to inputs of the kind that others can be held to."""
+    given = available.drawn(kind, own, 0)
+    if kind is Inputs.HUGE:
+        given = _scaled(given, FURTHER)
+    try:
+        results = runs.forward(given)
+    except (RuntimeError, ValueError, IndexError):
+        return False  # outside what the reference accepts (probabilities, say)
+    if kind in LENIENT:
+        return runs.meant is None  # an infinity goes beyond any mark
+    if kind in PLACED:
+        return True
+    if not runs.fits(given, results):
+        return False
+    if kind is Inputs.FAINT and not _stays(results, runs.forward(_scaled(given, 1 / FAINT_SIZE))):
+        return False
+    if kind is Inputs.HUGE and not _agree(results, runs.exactly(given)):
+        return False
+    return runs.meant is None or runs.meant(given)
+
+
+def _scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
+    return [x * factor if x.is_floating_point() else x for x in tensors]
+
+
+def _stays(results: Sequence[Tensor], larger: Sequence[Tensor]) -> bool:
+    """Whether some output of tiny inputs is no tiny one, beside that of usual inputs.
+
+    Where all are, whoever computes `exp(x) - 1` for an ELU errs by as much as they are worth.
+    """
+    return any(
+        _rms(small) > LEFT * _rms(large)
+        for small, large in zip(results, larger, strict=True)
+        if real(small)
+    )
+
+
+def _rms(tensor: Tensor) -> float:
+    numbers = tensor[tensor.isfinite()].abs().double()
+    return float(numbers.square().mean().sqrt()) if numbers.numel() else 0.0
+
+
+def _hangs_on_choices(seen: Followed) -> bool:
+    """Whether integers among the outputs are computed from indices of what was chosen."""
+    whole = zip(seen.outputs, seen.traced, strict=True)
+    return any(chosen.indexed for chosen in seen.selections) and any(
+        not real(output) and not boolean(output) and traced is None for output, traced in whole
+    )
+
+
+def _squares(names: Iterable[str]) -> bool:
+    """Whether an operator squares what it is given, in fp64 perhaps, where nothing overflows."""
+    return any(word in name for name in names for word in SQUARING)
+
+
+def _agree(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:
+    """Whether no output is far from what fp64 gives, as where something overflowed on the way."""
+    return all(
+        bool(((r - y).abs().double() <= FAR * y.abs().double().max()).all())
+        for r, y in zip(results, exact, strict=True)
+        if r.numel() and real(r)
+    )
+
+
+def _ways(tensor: Tensor, selections: Sequence[Selection]) -> tuple[Way, ...]:
+    """The lines of this input among which something is chosen; none where that is not known.
+
+    What has as many elements as the input is taken for it: most often it is, in another shape or
+    after something that was done to each element.
+    """
+    found: dict[Way, None] = {}
+    for chosen in selections:
+        if chosen.operand.numel() == tensor.numel() and chosen.places > 1:
+            dims = chosen.dims[-1:] if chosen.name in POOLS else chosen.dims
+            found[Way(tuple(chosen.operand.shape), dims)] = None
+    # Where lines are parts of longer ones, an extreme of the one is one of the other.
+    return tuple(
+        way
+        for way in found
+        if not any(other.shape == way.shape and set(other.dims) < set(way.dims) for other in found)
+    )
+
+
+def _turns(
+    kind: Inputs,
+    own: Sequence[Tensor],
+    ranges: Sequence[Range | None],
+    ways: Sequence[Sequence[Way]],
+    seen: Followed,
+    call_s: float,
+) -> Turns:
+    most, selections = int(SWEEP_S / (TURN_S + TURN_CALLS * call_s)), seen.selections
+    if kind is Inputs.BRINK:
+        needed = turns_on_the_brink(own, seen.edges)
+        return Turns(max(1, min(needed, most, MOST_BRINKS)), needed)
+    if kind is Inputs.EVERY:
+        values = zip(own, map(_values, ranges), strict=True)
+        needed = max((sum(turns_of_every(x, count)) for x, count in values), default=0)
+        return Turns(max(1, min(needed, most, TURNS - 1)), needed)
+    of_kind = boolean if kind is Inputs.SINGLE else _is_float
+    lines = [known or axes(x) for x, known in zip(own, ways, strict=True) if of_kind(x)]
+    needed = max((len(all_) * max(way.turns for way in all_) for all_ in lines), default=0)
+    if kind is Inputs.SINGLE or any(chosen.name in ("any", "all") for chosen in selections):
+        needed *= 2  # once with all else below zero, or clear, and once the other way
+    if kind is Inputs.MOVING and not any(ways):
+        needed = min(needed, FEWEST_TURNS)  # nothing is chosen, or from what one cannot reach
+    return Turns(max(FEWEST_TURNS, min(needed, most, TURNS - 1)), needed)
+
+
+def _values(bounds: Range | None) -> int:
+    """How many values of an integer input are dealt out one by one."""
+    if bounds is None or bounds[1] - bounds[0] >= MOST_VALUES:
+        return 0
+    return max(bounds[1] - max(bounds[0], 0) + 1, 0) + (bounds[0] < 0)
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point()

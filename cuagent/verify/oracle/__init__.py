@@ -1,0 +1,1 @@
+"""The oracle: the trusted process that knows the right answers, and its client."""

@@ -1,0 +1,1 @@
+"""The lax rule and the strict rule: pure functions on tensors."""

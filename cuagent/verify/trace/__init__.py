@@ -1,0 +1,1 @@
+"""Facts read from the operators that one forward of the reference runs."""

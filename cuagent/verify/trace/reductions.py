@@ -1,0 +1,157 @@
+"""K: the longest sum in one forward of the reference, counted from the operators that ran.
+
+Rounding errors of a sum of K terms grow like sqrt(K) (Ipsen and Zhou, arXiv 1906.10465), so both
+gates of the strict rule carry that factor. Operators that compute each element by itself, look at
+memory another way or move it count as 1. One that is opaque from here (a fused LSTM or attention, a
+Fourier transform, a solver) counts by the longest axis of its arguments: too long a K loosens the
+gates by a root only, and coarser arithmetic stays 90 times further off than fp32's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cuagent.verify.trace.hooks import watching
+from cuagent.verify.trace.selections import SHIFTED
+
+_PRODUCTS = {"mm": 0, "bmm": 0, "dot": 0, "vdot": 0, "mv": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
+"""Position of the argument whose last axis is summed over."""
+_SUMS = (
+    "sum", "nansum", "mean", "nanmean", "var", "std", "var_mean", "std_mean", "prod", "logsumexp",
+    "linalg_vector_norm", "norm", "dist", "trace",
+)  # fmt: skip
+_SUMS_BY_NAME = ("loss", "avg_pool", "cross_entropy")
+_NORMS = {"native_layer_norm": 1, "_fused_rms_norm": 1}
+"""Position of the shape that is normalised over."""
+_MOVES = """
+empty empty_like empty_strided new_empty zeros zeros_like new_zeros ones ones_like new_ones full
+full_like new_full fill zero arange scalar_tensor lift_fresh lift_fresh_copy detach clone copy
+contiguous to _to_copy cat stack repeat roll flip constant_pad_nd index index_select gather take
+embedding select_scatter slice_scatter masked_fill scatter index_fill index_copy masked_select
+nonzero sort argsort topk argmax argmin max min amax amin aminmax median kthvalue unique
+_unsafe_view unsafe_split transpose unsqueeze squeeze tril triu eye rand randn uniform normal
+bernoulli randint randperm max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d
+_local_scalar_dense item equal any all where bucketize searchsorted one_hot isin reflection_pad1d
+reflection_pad2d replication_pad1d replication_pad2d pixel_shuffle pixel_unshuffle channel_shuffle
+upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_linear1d
+upsample_bicubic2d upsample_trilinear3d grid_sampler_2d im2col unfold rot90 diag diag_embed
+diagonal_copy cummax cummin _cummax_helper _cummin_helper
+"""
+"""Operators that move, choose or create: no roundoff, or that of a short sum."""
+_MOVING = frozenset(_MOVES.split())
+_POINTWISE = (
+    "hardswish", "log_sigmoid_forward", "_prelu_kernel", "prelu", "glu", "rrelu_with_noise",
+    "polar",
+)  # fmt: skip
+"""Operators whose elements are made by themselves, and that torch does not tag so."""
+
+
+def moves(function: Any) -> bool:
+    """Whether an operator is a view, or moves, chooses or creates: no roundoff worth the name."""
+    return function.is_view or function.overloadpacket.__name__.rstrip("_") in _MOVING
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Of the longest sums in one forward."""
+
+    longest: int
+    """K."""
+    signed: int
+    """The same without what a softmax sums: exponentials, all of one sign, so that their sum errs
+    in proportion to itself and not to what it was made from."""
+
+    @classmethod
+    def of(cls, longest: int) -> Terms:
+        """Of a sum that may cancel."""
+        return cls(longest, longest)
+
+    def at_most(self, count: int) -> Terms:
+        """As if no sum were longer than `count`."""
+        return Terms(min(self.longest, count), min(self.signed, count))
+
+
+def terms(run: Callable[[], Any]) -> Terms:
+    """Call `run` and count."""
+    import torch
+
+    longest = signed = 1
+
+    def count(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        nonlocal longest, signed
+        result = function(*args, **kwargs)
+        tensors = list(_tensors([args, kwargs]))
+        if tensors and not function.is_view and torch.Tag.pointwise not in function.tags:
+            name = function.overloadpacket.__name__.rstrip("_")
+            found = _terms(name, args, tensors, result)
+            longest = max(longest, found)
+            if name not in SHIFTED:
+                signed = max(signed, found)
+        return result
+
+    with watching(count):
+        run()
+    return Terms(longest, signed)
+
+
+def largest(run: Callable[[], Any]) -> float:
+    """Call `run`: the size of the largest finite number that it computes on the way."""
+    sizes = [0.0]
+
+    def measure(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        result = function(*args, **kwargs)
+        if not moves(function):
+            sizes.extend(size(tensor) for tensor in _tensors([result]))
+        return result
+
+    with watching(measure):
+        run()
+    return max(sizes)
+
+
+def size(tensor: Any) -> float:
+    """Of its largest finite number; 0 of integers."""
+    if not (tensor.is_floating_point() and tensor.numel()):
+        return 0.0
+    return float(tensor.detach().abs().nan_to_num(0.0, 0.0).amax())
+
+
+def _terms(name: str, args: Any, tensors: Sequence[Any], result: Any) -> int:
+    first = tensors[0]
+    if name in _MOVING or name in _POINTWISE:
+        return 1
+    if name in _PRODUCTS:
+        return args[_PRODUCTS[name]].shape[-1]
+    if name in ("_softmax", "_log_softmax"):
+        return first.shape[args[1]] if first.dim() else 1
+    if name == "convolution":
+        weight = args[1]
+        kernel = weight[0, 0].numel()
+        return kernel * (weight.shape[0] if args[6] else weight.shape[1])
+    if name in _NORMS:
+        return math.prod(args[_NORMS[name]])
+    if "batch_norm" in name:
+        trained = len(args) > 5 and args[5] is True
+        return max(1, first.numel() // first.shape[1]) if trained else 1
+    if name == "native_group_norm":
+        channels, pixels, groups = args[4:7]
+        return max(1, channels // groups * pixels)
+    if name in _SUMS or any(word in name for word in _SUMS_BY_NAME):
+        out = result[0] if isinstance(result, tuple | list) else result
+        return max(1, first.numel() // max(1, out.numel()))
+    return max((side for tensor in tensors for side in tensor.shape), default=1)
+
+
+def _tensors(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))

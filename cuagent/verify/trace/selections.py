@@ -1,0 +1,311 @@
+"""Which operators of the reference choose among elements, and where their indices end up.
+
+A maximum, a sort or a pooling shows of each line only what it chose: to see the others, extremes
+must be drawn there, and for that one must know what the lines are. And an index among equals may be
+any of them: to judge it one must know what it was chosen from.
+
+Followed: indices that reach the output as they are, whatever views, slices and integer types they
+pass through. What is computed from an index (a sum with it, a one-hot row) is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from cuagent.verify.oracle.perturb import real
+from cuagent.verify.trace.hooks import watching
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+
+_BY_DIM = """
+max min amax amin aminmax argmax argmin any all topk sort kthvalue median nanmedian mode cummax
+cummin
+"""
+BY_DIM = frozenset(_BY_DIM.split())
+"""Operators with an argument `dim`; without one they choose among all elements."""
+POOLS = {
+    "max_pool2d_with_indices": 2,
+    "max_pool3d_with_indices": 3,
+    "adaptive_max_pool2d": 2,
+    "adaptive_max_pool3d": 3,
+}
+"""How many of the last axes a pooling goes over."""
+WITHOUT_INDEX = frozenset(("any", "all", "amax", "amin", "aminmax", "linalg_vector_norm"))
+"""Which tell what they chose, and never where it stands."""
+SHIFTED = frozenset(("_softmax", "_log_softmax", "logsumexp"))
+"""That look for a maximum first, so that nothing overflows."""
+DISTINCT = ("topk", "sort")
+"""Whose indices in one line are never twice the same."""
+BOUNDED = (*POOLS, "cummax", "cummin")
+"""Which choose for each element of their result from a part of the line only."""
+ROUNDINGS = (
+    "round",
+    "floor",
+    "ceil",
+    "trunc",
+    "sign",
+    "floor_divide",
+    "remainder",
+    "fmod",
+    "histc",
+)
+COMPARING = frozenset(
+    ("gt", "ge", "lt", "le", "eq", "ne", "clamp", "clamp_min", "clamp_max", "hardtanh", "threshold",
+     "hardshrink", "softshrink", "histc")
+)  # fmt: skip
+"""Which do one thing on this side of a number and another on that."""
+JUMPING = frozenset(("gt", "ge", "lt", "le", "eq", "ne", "threshold", "hardshrink"))
+"""Those of them whose result is another right beside the number."""
+KEPT = 1 << 22
+"""Elements of what decides; more are taken for what roundoff may move."""
+FINEST, LARGEST_ROUND = 2.0**-4, 2.0**8
+COPIES = ("clone", "_to_copy", "_unsafe_view", "flip")
+"""That are no views, and leave the elements what they are."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One operator that ran."""
+
+    name: str
+    operand: Tensor
+    dims: tuple[int, ...]
+    """Over which it chose."""
+    function: Any
+    rest: tuple[Any, ...]
+    """Its arguments but the first."""
+    options: dict[str, Any]
+
+    @property
+    def places(self) -> int:
+        """Elements of a line: among how many it chose."""
+        return math.prod(self.operand.shape[dim] for dim in self.dims)
+
+    @property
+    def lines(self) -> int:
+        return self.operand.numel() // max(1, self.places)
+
+    @property
+    def indexed(self) -> bool:
+        """Whether it can tell where what it chose stands."""
+        return self.name not in WITHOUT_INDEX and self.name not in SHIFTED
+
+    @property
+    def stable(self) -> bool:
+        """Whether it promises the order of equals."""
+        return self.name == "sort" and "stable" in (self.function._overloadname or "")
+
+
+@dataclass(frozen=True)
+class Traced:
+    """An output tensor whose elements are indices of one selection."""
+
+    selection: int
+    """Its number, in the order in which they ran."""
+    numbers: Tensor
+    """Like the output: which element of the selection's own indices each is."""
+    shape: tuple[int, ...]
+    """Of the selection's own indices."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """One run of the reference."""
+
+    outputs: list[Tensor]
+    selections: list[Selection]
+    traced: list[Traced | None]
+    """For each output."""
+    names: frozenset[str] = frozenset()
+    """Of all operators that ran."""
+    decided: Sequence[Tensor] = ()
+    """The real numbers by which integers and truth values were decided, or roundings."""
+    thresholds: tuple[float, ...] = ()
+    """Round numbers that real ones were compared with."""
+    casts: bool = False
+    """Whether real numbers were made integers."""
+    defined: bool = True
+    """Whether each of them lay within the integers' range: of NaN, or beyond it, every machine
+    makes another one."""
+    edges: tuple[float, ...] = ()
+    """Those of them where the result jumps."""
+
+
+def follow(run: Callable[[], list[Tensor]]) -> Followed:
+    """Run the reference and follow what it chooses."""
+    import torch
+
+    selections: list[Selection] = []
+    names: set[str] = set()
+    decided: list[Tensor] = []
+    thresholds: set[float] = set()
+    casts: list[bool] = []
+    edges: set[float] = set()
+    known: dict[int, tuple[Tensor, Traced]] = {}
+    """By identity; the tensor is kept, so that its number is not given to another."""
+
+    def pursue(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        names.add(_name(function, args))
+        chosen = selection(function, args, kwargs)
+        result = function(*args, **kwargs)
+        compared = _thresholds(function, args, kwargs)
+        thresholds.update(compared)
+        edges.update(compared if _is_one_of(JUMPING, function) else ())
+        if _casts(function, args, result):
+            casts.append(_holds(result.dtype, args[0]))
+        if _decides(function, result):
+            reals = [x for x in args if isinstance(x, torch.Tensor) and real(x)]
+            decided.extend(x.detach().clone() if x.numel() <= KEPT else x[:0] for x in reals)
+        if chosen is not None:
+            index = index_of(chosen.name, result)
+            if index is not None:
+                known[id(index)] = index, _untouched(len(selections), index)
+            selections.append(chosen)
+        elif args and id(args[0]) in known:
+            if function._schema.is_mutable:
+                del known[id(args[0])]
+            else:
+                _pass_on(known, function, args, kwargs, result)
+        return result
+
+    with watching(pursue):
+        outputs = run()
+    traced = [
+        known[id(output)][1] if id(output) in known and not real(output) else None
+        for output in outputs
+    ]
+    return Followed(
+        outputs,
+        selections,
+        traced,
+        frozenset(names),
+        decided,
+        tuple(sorted(thresholds)),
+        bool(casts),
+        all(casts),
+        tuple(sorted(edges)),
+    )
+
+
+def _is_one_of(names: frozenset[str], function: Any) -> bool:
+    return function.overloadpacket.__name__.rstrip("_") in names
+
+
+def _name(function: Any, args: Sequence[Any]) -> str:
+    name = str(function.overloadpacket.__name__)
+    return f"complex {name}" if args and _is_complex(args[0]) else name
+
+
+def _is_complex(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.is_complex()
+
+
+def _thresholds(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[float]:
+    """Those that every precision holds: at others a kernel may compare with a double."""
+    if not _is_one_of(COMPARING, function):
+        return []
+    numbers = [x for x in (*args, *kwargs.values()) if isinstance(x, int | float)]
+    return [float(x) for x in numbers if abs(x) <= LARGEST_ROUND and x / FINEST == x // FINEST]
+
+
+def _casts(function: Any, args: Sequence[Any], result: Any) -> bool:
+    """Whether it makes integers of real numbers."""
+    import torch
+
+    if function.overloadpacket.__name__ != "_to_copy" or not args[0].is_floating_point():
+        return False
+    return not real(result) and result.dtype is not torch.bool
+
+
+def _holds(dtype: dtype, tensor: Tensor) -> bool:
+    """Whether integers of that type can be what these numbers are, cut off."""
+    import torch
+
+    if not tensor.numel():
+        return True
+    least, most = (float(x) for x in tensor.aminmax())
+    return torch.iinfo(dtype).min - 1 < least <= most < torch.iinfo(dtype).max + 1
+
+
+def _decides(function: Any, result: Any) -> bool:
+    import torch
+
+    results = result if isinstance(result, tuple | list) else (result,)
+    whole = any(isinstance(x, torch.Tensor) and not real(x) for x in results)
+    return whole or function.overloadpacket.__name__.rstrip("_") in ROUNDINGS
+
+
+def selection(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Selection | None:
+    """What an operator with these arguments chooses from, if it does."""
+    import torch
+
+    name = function.overloadpacket.__name__
+    if not args or not isinstance(args[0], torch.Tensor) or not args[0].dim():
+        return None
+    operand, count = args[0], args[0].dim()
+    if name in POOLS:
+        dims: Sequence[int] = range(count - POOLS[name], count)
+    elif name in BY_DIM or name in SHIFTED or name == "linalg_vector_norm":
+        dims = _dims(function, args, kwargs) or range(count)
+    else:
+        return None
+    second = args[1] if len(args) > 1 else None
+    elementwise = isinstance(second, torch.Tensor)
+    if elementwise or (name == "linalg_vector_norm" and not math.isinf(second or 2)):
+        return None
+    around = tuple(sorted({dim % count for dim in dims}))
+    before = operand.detach().clone() if function._schema.is_mutable else operand
+    return Selection(name, before, around, function, tuple(args[1:]), kwargs)
+
+
+def _dims(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
+    """The value of its argument `dim`; none where it goes over all."""
+    for position, argument in enumerate(function._schema.arguments):
+        if argument.name == "dim":
+            given = args[position] if position < len(args) else argument.default_value
+            given = kwargs.get("dim", given)
+            return [given] if isinstance(given, int) else list(given or [])
+    return []
+
+
+def index_of(name: str, result: Any) -> Tensor | None:
+    """The indices in the result of the operator `name`, where it gives any."""
+    if isinstance(result, tuple | list):
+        return None if name == "aminmax" else result[1]
+    return result if name in ("argmax", "argmin") else None
+
+
+def _untouched(number: int, index: Tensor) -> Traced:
+    import torch
+
+    numbers = torch.arange(index.numel(), device=index.device).view(index.shape)
+    return Traced(number, numbers, tuple(index.shape))
+
+
+def _pass_on(
+    known: dict[int, tuple[Tensor, Traced]],
+    function: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    result: Any,
+) -> None:
+    """What a view or a copy of known indices holds."""
+    name = function.overloadpacket.__name__
+    if not (function.is_view or name in COPIES):
+        return
+    traced = known[id(args[0])][1]
+    if name == "_to_copy":
+        known[id(result)] = result, traced
+        return
+    numbers = function(traced.numbers, *args[1:], **kwargs)
+    if isinstance(result, tuple | list):
+        for part, of_part in zip(result, numbers, strict=True):
+            known[id(part)] = part, replace(traced, numbers=of_part)
+    else:
+        known[id(result)] = result, replace(traced, numbers=numbers)

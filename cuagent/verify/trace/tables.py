@@ -1,0 +1,64 @@
+"""Which tables the integers of an input are places in, and how long those are.
+
+What a task's own few indices have of a table may leave out its last row, where kernels err. An
+input is known again by its values, whatever views and casts it went through. Not covered: indices
+that are computed (a sum, a hash), of which no input alone says where they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cuagent.verify.oracle.perturb import real
+from cuagent.verify.trace.hooks import watching
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ALONG = """
+gather index_select scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce
+"""
+ALONG = frozenset(_ALONG.split())
+"""Operators with arguments (self, dim, index, ...)."""
+ROWS = frozenset(("embedding", "_embedding_bag", "_embedding_bag_forward_only"))
+"""With (weight, indices, ...)."""
+CLASSES = frozenset(("nll_loss_forward", "nll_loss2d_forward"))
+"""With (self, target, ...)."""
+
+
+def tables(run: Callable[[], object], inputs: Sequence[Tensor]) -> list[int]:
+    """For each input the length of the shortest table that it indexes in this run; 0 for none."""
+    import torch
+
+    sizes = [0] * len(inputs)
+    wholes = {n: x.reshape(-1) for n, x in enumerate(inputs) if not real(x)}
+    if not wholes:
+        return sizes
+
+    def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        for index, size in _indexed(function.overloadpacket.__name__.rstrip("_"), args):
+            for number, whole in wholes.items():
+                if index.numel() == whole.numel() and torch.equal(index.reshape(-1), whole.long()):
+                    sizes[number] = min(size, sizes[number] or size)
+        return function(*args, **kwargs)
+
+    with watching(call):
+        run()
+    return sizes
+
+
+def _indexed(name: str, args: Sequence[Any]) -> Iterator[tuple[Tensor, int]]:
+    """Each index that an operator is given, and the length of what it is a place in."""
+    import torch
+
+    if name in ALONG and args[0].dim():
+        yield args[2], args[0].shape[args[1]]
+    elif name in ROWS:
+        yield args[1], args[0].shape[0]
+    elif name in CLASSES:
+        yield args[1], args[0].shape[min(1, args[0].dim() - 1)]
+    elif name in ("index", "index_put"):
+        for index, size in zip(args[1], args[0].shape, strict=False):
+            if isinstance(index, torch.Tensor) and index.dtype is not torch.bool:
+                yield index, size

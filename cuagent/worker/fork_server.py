@@ -1,0 +1,258 @@
+"""The referee's handle on the warm process (`warm.py`): start it, ask for children, end them.
+
+Threads may share it, and ask one after another. Invariant: after `close` no process of the nursery
+is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cuagent.sandbox import Policy, Tier
+from cuagent.worker import suspend
+from cuagent.worker.channel import receive_message, send_message, socket_pair
+from cuagent.worker.folder import remove
+
+# PATH and the rest are for compilers that run in a child (load_inline, triton, inductor).
+_KEPT = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "LANG",
+    "TZ",
+)
+_SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
+"""How long OpenMP's threads wait awake, in turns of a loop (some 50 us) and in milliseconds. Left
+alone they do so for over 5 ms after each region, in the way of the process whose turn it is: on a
+busy two-core machine calls of 3 ms then took 75 ms in the median, 18 ms with this."""
+_START_S = 120.0
+_ANSWER_S = 30.0
+
+
+class ForkServerError(Exception):
+    """The warm process did not start or died: the machine's fault, not a candidate's."""
+
+
+@dataclass(frozen=True)
+class Child:
+    """A forked process, as the referee holds it."""
+
+    pid: int
+    channel: socket.socket
+    output: int
+    """Reading end of what it prints."""
+    pidfd: int | None
+    """Readable once it has died; None where the kernel has no pidfd_open."""
+
+    @property
+    def closed(self) -> bool:
+        return self.channel.fileno() < 0
+
+    @property
+    def alive(self) -> bool:
+        if self.closed:
+            return False
+        if self.pidfd is None:
+            return Path(f"/proc/{self.pid}").exists()
+        return not select.select([self.pidfd], [], [], 0)[0]
+
+    def close(self) -> None:
+        """Give the descriptors back. Idempotent: a number given back may be another file's now."""
+        if self.closed:
+            return
+        self.channel.close()
+        os.close(self.output)
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+
+
+class ForkServer:
+    """Starts at once in the background; the first `fork` waits until torch is imported."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="cuagent-"))
+        """Sessions keep their files below it; it goes with the nursery, which takes it along even
+        when the referee is killed."""
+        # A worker under another user id must be able to pass through.
+        self.folder.chmod(0o755)
+        self._control, theirs = socket_pair()
+        number = theirs.fileno()
+        # -I: no PYTHONPATH, no user site, no current directory, so that nothing can be shadowed.
+        # The folder that holds cuagent comes last, behind the standard library and torch.
+        program = (
+            f"import sys, socket; sys.path.append({str(_root())!r});"
+            "from cuagent.worker.fork_server_main import main;"
+            f"main(socket.socket(fileno={number}), {str(self.folder)!r})"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-B", "-c", program],
+            pass_fds=[number],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=kept_environment(),
+            cwd="/",
+            start_new_session=True,
+        )
+        theirs.close()
+        self._turn = threading.RLock()
+        self._ready = False
+        self._threads = 0
+        self.pid = self._process.pid
+        self.living: set[int] = set()
+        """Processes of children that were not ended yet."""
+
+    def fork(
+        self,
+        program: str,
+        folder: Path,
+        environment: dict[str, str],
+        policy: Policy | None = None,
+        tier: Tier = Tier.NONE,
+    ) -> Child:
+        """A new process that runs `program.serve(channel, folder)` in `folder`.
+
+        Under `policy` it enters the sandbox first; without one it is a trusted process.
+        """
+        self._await_ready()
+        ours, theirs = socket_pair()
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(write, True)
+        message = {
+            "do": "fork",
+            "program": program,
+            "folder": str(folder),
+            "environment": kept_environment() | environment,
+            "policy": None if policy is None else policy.to_json(),
+            "tier": tier,
+        }
+        try:
+            with self._turn:  # a child that is not known yet would be taken for another one's stray
+                pid = self._ask(message, (theirs.fileno(), write))["pid"]
+                self.living.add(pid)
+        except ForkServerError:
+            ours.close()
+            os.close(read)
+            raise
+        finally:
+            theirs.close()
+            os.close(write)
+        return Child(pid, ours, read, _pidfd(pid))
+
+    def end(self, child: Child) -> int | None:
+        """Kill the process, its group and its orphans; its wait status, None if it will not die.
+
+        None too for one that was ended before.
+        """
+        if child.closed:
+            return None
+        try:
+            with self._turn:
+                self.living.discard(child.pid)
+                return self._ask({"do": "end", "pid": child.pid})["status"]
+        finally:
+            child.close()
+
+    def rest(self, child: Child) -> set[int]:
+        """Stop it and all that came of it: `rest.stop`. Raises RestlessError."""
+        with self._turn:
+            return suspend.stop(child.pid, self.pid, self.living)
+
+    @property
+    def threads(self) -> int:
+        """That torch computes with in each child, which need not be as many as it has with us.
+
+        Raises NurseryError.
+        """
+        self._await_ready()
+        return self._threads
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End everything. Idempotent."""
+        self._control.close()
+        if not self._ready:  # it may be importing torch, and has no child to end
+            self._process.kill()
+        try:
+            self._process.wait(_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+        remove(self.folder)
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _await_ready(self) -> None:
+        with self._turn:
+            if not self._ready:
+                self._threads = self._receive(_START_S)["threads"]
+                self._ready = True
+
+    def _ask(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> dict[str, Any]:
+        with self._turn:
+            try:
+                send_message(self._control, message, descriptors)
+            except OSError as error:
+                raise ForkServerError(f"the warm process is gone ({error.strerror})") from error
+            return self._receive(_ANSWER_S)
+
+    def _receive(self, seconds: float) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        readable, _, _ = select.select([self._control], [], [], deadline - time.monotonic())
+        received = receive_message(self._control) if readable else None
+        if received is None:
+            raise ForkServerError(f"the warm process did not answer: {self._last_words()}")
+        return received[0]
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        assert self._process.stderr is not None
+        os.set_blocking(self._process.stderr.fileno(), False)
+        lines = (self._process.stderr.read() or b"").decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit status {self._process.poll()}"
+
+
+def kept_environment() -> dict[str, str]:
+    """What of our environment a child may see; never a key or a token."""
+    return _SPINS | {name: os.environ[name] for name in (*_KEPT, *_SPINS) if name in os.environ}
+
+
+def _root() -> Path:
+    spec = importlib.util.find_spec("cuagent")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parents[1]
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None

@@ -1,0 +1,189 @@
+"""The warm process: it has imported torch, and forks one child for each session.
+
+It holds no secret, creates no CUDA context (a context does not survive a fork) and runs no
+parallel region (a thread pool does not either). It obeys one socket, whose other end is the
+referee's, and runs nothing but: fork, end, and on the end of the socket kill all and leave.
+
+It follows the socket rather than PR_SET_PDEATHSIG, which fires when the *thread* that started the
+process ends, and a referee may be opened in a short-lived thread. Children do use PDEATHSIG: this
+process has one thread only. Being the subreaper, it inherits whatever a candidate leaves behind,
+and kills that too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from cuagent.sandbox import Tier, enter
+from cuagent.sandbox.policy import policy_from_json
+from cuagent.worker.channel import receive_message, send_message
+from cuagent.worker.folder import remove
+from cuagent.worker.memory.heap import pin_allocator
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+DEFECT = 70
+"""Exit code of a child whose program failed by itself, not by what it was to run (EX_SOFTWARE)."""
+_PATIENCE_S = 10.0
+"""How long a killed process may take to be gone; one stuck in a driver may take forever."""
+
+
+def main(control: socket.socket, folder: str) -> None:
+    """Serve until the referee hangs up, however it does; then nothing is left, `folder` neither."""
+    try:
+        _serve(control)
+    finally:
+        remove(Path(folder))
+
+
+def _serve(control: socket.socket) -> None:
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the referee to interpret
+    pin_allocator()
+    send_message(control, {"ready": os.getpid(), "threads": _warm_up()})
+    children: set[int] = set()
+    while (received := receive_message(control)) is not None:
+        message, descriptors = received
+        if message["do"] == "fork":
+            pid = os.fork()
+            if pid == 0:
+                _child(control, message, descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            children.add(pid)
+            send_message(control, {"pid": pid})
+        elif message["do"] == "end":
+            children.discard(message["pid"])
+            status = _end(message["pid"])
+            _end_orphans(children)
+            send_message(control, {"status": status})
+    for pid in children:
+        _end(pid)
+    _end_orphans(set())
+
+
+def _warm_up() -> int:
+    """What children need, in memory; how many threads torch will compute with in each of them."""
+    gc.disable()  # of what is imported nothing is garbage, and looking for it takes a tenth longer
+    import numpy  # noqa: F401
+    import torch
+
+    # In memory now, so that a child that may not read our files still has them.
+    import cuagent.kernels.calls
+    import cuagent.kernels.driver
+    import cuagent.worker.program  # noqa: F401
+
+    threads = torch.get_num_threads()
+    # What is alive now stays; the collector must not touch, and so copy, its pages in every child.
+    gc.freeze()
+    gc.enable()
+    return threads
+
+
+def _child(control: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:
+    """Become a session: own group, own output, no descriptor but the channel. Never returns."""
+    code = DEFECT
+    try:
+        control.close()
+        channel = _arrange(message, descriptors)
+        importlib.import_module(message["program"]).serve(channel, Path(message["folder"]))
+        code = 0
+    except BaseException:  # noqa: BLE001  the process boundary; nothing may unwind into our loop
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def _arrange(message: dict[str, Any], descriptors: list[int]) -> socket.socket:
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    channel, output = descriptors
+    # Above the targets first, so that no dup2 overwrites a source that is still needed.
+    channel, output, nothing = (_move_up(fd) for fd in (channel, output, nothing))
+    for source, target in ((nothing, 0), (output, 1), (output, 2), (channel, 3)):
+        os.dup2(source, target, inheritable=target < 3)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    sys.stdout = open(1, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(message["environment"])
+    os.chdir(message["folder"])
+    random.seed()
+    if message["policy"] is not None:
+        _offer_to_the_kernel()
+        enter(policy_from_json(message["policy"]), Tier(message["tier"]))
+    # Last, because a change of user id clears it.
+    _die_with_parent()
+    return socket.socket(fileno=3)
+
+
+def _offer_to_the_kernel() -> None:
+    """Where memory runs out in spite of all limits, the untrusted process is to go first."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _move_up(descriptor: int) -> int:
+    import fcntl
+
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 16)
+
+
+def _die_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(1)
+
+
+def _end(pid: int) -> int | None:
+    """Kill the group, take the wait status; None if it does not die."""
+    # Before the status is taken: from then on the number may be another process's.
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + _PATIENCE_S
+    while (status := _taken(pid)) is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return status
+
+
+def _taken(pid: int) -> int | None:
+    try:
+        gone, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return 0
+    return status if gone else None
+
+
+def _end_orphans(children: set[int]) -> None:
+    """Kill what candidates left behind, until nothing new turns up."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        listed = Path(f"/proc/self/task/{os.getpid()}/children")
+        orphans = {int(pid) for pid in listed.read_text().split()} - children
+        if not orphans:
+            return
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            _taken(pid)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option})")

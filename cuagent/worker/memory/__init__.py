@@ -1,0 +1,1 @@
+"""Memory that the referee owns or limits."""

@@ -1,0 +1,347 @@
+"""Arenas: memory that the referee owns and lends to workers, as tensors on both sides.
+
+An arena holds `count` slots of one layout: guard, tensor, guard, tensor, guard. On the CPU it is a
+memfd; on the GPU plain device memory that travels as a CUDA IPC handle, so nothing is copied
+through the host. The borrower can write anywhere in it: whoever lends inputs keeps the originals in
+an arena that is not lent, and whoever lends outputs poisons them first and looks at the guards
+afterwards.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from cuagent.worker.memory import cuda_ipc
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALIGNMENT = 256
+"""Bytes; what the allocators of CUDA and torch promise at least."""
+GUARD = 0xC3
+"""The byte between tensors."""
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+STRETCH = 1 << 28
+"""Elements that are compared at a time."""
+POISONS = (0xFF, 0x5A)
+"""Two bytes to fill outputs with: NaN, and a large finite number, in every floating dtype."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor in a slot: `offset` and `nbytes` count bytes, `stride` counts elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tensors of one slot lie. `size` is bytes per slot, guards included."""
+
+    leaves: tuple[Leaf, ...]
+    size: int
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """[begin, end) of everything in a slot that is no tensor."""
+        edges = [0, *(e for leaf in self.leaves for e in (leaf.offset, leaf.offset + leaf.nbytes))]
+        return list(zip(edges[::2], [*edges[1::2], self.size], strict=True))
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Layout:
+        leaves = tuple(
+            Leaf(x["dtype"], tuple(x["shape"]), tuple(x["stride"]), x["offset"], x["nbytes"])
+            for x in data["leaves"]
+        )
+        return Layout(leaves, data["size"])
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def same_bytes(first: Tensor, second: Tensor) -> bool:
+    """Whether two pieces of memory, uint8[n] each, hold the same. In stretches: torch compares
+    into a tensor of as many truth values as there are elements."""
+    import torch
+
+    if first.numel() % 8 == first.storage_offset() % 8 == second.storage_offset() % 8 == 0:
+        first, second = first.view(torch.int64), second.view(torch.int64)
+    stretches = zip(first.split(STRETCH), second.split(STRETCH), strict=True)
+    return all(itertools.starmap(torch.equal, stretches))
+
+
+def settle(device: str) -> None:
+    """Wait for what this process has queued on the device: the next reader is another process."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def layout_of(tensors: Sequence[Tensor], *, dense: bool = False, wide: bool = False) -> Layout:
+    """The layout that holds these tensors, with their strides, or contiguous where `dense` or
+    where elements lie one upon another otherwise than by `expand`.
+
+    `wide`: floating tensors become float64 (complex ones complex128), for an oracle's answers.
+    """
+    import torch
+
+    leaves: list[Leaf] = []
+    offset = ALIGNMENT
+    for tensor in tensors:
+        dtype = tensor.dtype
+        if wide and (dtype.is_floating_point or dtype.is_complex):
+            dtype = torch.complex128 if dtype.is_complex else torch.float64
+        shape = tuple(tensor.shape)
+        kept = not dense and tensor.layout is torch.strided and _repeats_only(tensor)
+        stride = tuple(tensor.stride()) if kept else _packed(shape)
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        nbytes = dtype.itemsize * extent if math.prod(shape) else 0
+        leaves.append(Leaf(str(dtype).removeprefix("torch."), shape, stride, offset, nbytes))
+        offset += math.ceil((nbytes + ALIGNMENT) / ALIGNMENT) * ALIGNMENT
+    return Layout(tuple(leaves), offset)
+
+
+def _repeats_only(tensor: Tensor) -> bool:
+    """Whether no two elements lie in one place but for what `expand` repeats."""
+    long = sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1 and s)
+    reach = 0
+    for stride, size in long:
+        if stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def fill(view: Tensor, tensor: Tensor) -> None:
+    """Copy `tensor` to `view`; of what lies there in one place (`expand`) the first is copied."""
+    for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
+        if size > 1 and not stride:
+            view, tensor = view.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
+    view.copy_(tensor)
+
+
+def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(max(n, 1) for n in shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+class Arena:
+    """`count` slots of `layout` in shared memory. Make one with `create` or `attach`; close it."""
+
+    def __init__(self, layout: Layout, count: int, device: str, lease: Lease | None = None):
+        self.layout = layout
+        self.count = count
+        self.device = device
+        self._lease = lease
+        self._closed = False
+
+    @staticmethod
+    def create(layout: Layout, count: int, device: str) -> Arena:
+        """Has memory, its guards filled, from its first use on, which may raise MemoryError."""
+        return Arena(layout, count, device)
+
+    @staticmethod
+    def attach(description: dict[str, Any], descriptors: Sequence[int]) -> Arena:
+        """The other side's view of an arena, from `describe` and its descriptors."""
+        layout, count = Layout.from_json(description["layout"]), description["count"]
+        size, device = layout.size * count, description["device"]
+        if device == "cpu":
+            # Its pages at once, or a fresh process would fault where one that has been here before
+            # does not: its calls took a tenth longer, more than its time slice on a busy machine.
+            lease = _map(descriptors[0], size, mmap.MAP_POPULATE)
+        else:
+            lease = _open_handle(description["handle"], size)
+        return Arena(layout, count, device, lease)
+
+    def describe(self) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """What a borrower needs: JSON, and descriptors to send beside it."""
+        lease = self._held()
+        about = {"layout": self.layout.to_json(), "count": self.count, "device": self.device}
+        if lease.descriptor is None:
+            return about | {"handle": lease.handle}, ()
+        return about, (lease.descriptor,)
+
+    @property
+    def size(self) -> int:
+        """Bytes, whether it has them now or not."""
+        return self.layout.size * self.count
+
+    @property
+    def memory(self) -> Tensor:
+        """uint8[size]"""
+        return self._held().memory
+
+    def _held(self) -> Lease:
+        assert not self._closed, "the arena is closed"
+        if self._lease is None:
+            self._lease = (_host_lease if self.device == "cpu" else _device_lease)(self.size)
+            self.mend_guards()
+        return self._lease
+
+    @cached_property
+    def slots(self) -> list[list[Tensor]]:
+        """Views of the tensors of each slot."""
+        return [
+            [self._view(slot, leaf) for leaf in self.layout.leaves] for slot in range(self.count)
+        ]
+
+    def tensors(self, slot: int = 0) -> list[Tensor]:
+        return self.slots[slot]
+
+    @cached_property
+    def _own_bytes(self) -> list[Tensor]:
+        import torch
+
+        sizes = [leaf.nbytes for leaf in self.layout.leaves]
+        return [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes]
+
+    @cached_property
+    def _own(self) -> list[Tensor]:
+        return [
+            _typed(own, leaf, self.device)
+            for leaf, own in zip(self.layout.leaves, self._own_bytes, strict=True)
+        ]
+
+    def write(self, tensors: Sequence[Tensor], slot: int = 0) -> None:
+        for view, tensor in zip(self.slots[slot], tensors, strict=True):
+            fill(view, tensor)
+
+    def lay(self, originals: Arena, slot: int = 0, of: int | None = None) -> None:
+        """Make a slot, guards and all, what slot `of` (the same) is in an arena of one layout."""
+        size, of = self.layout.size, slot if of is None else of
+        self._bytes(slot, 0, size).copy_(originals._bytes(of, 0, size))
+
+    def holds(self, originals: Arena, slot: int = 0, of: int | None = None) -> bool:
+        """Whether a slot is, to the last byte, what slot `of` is in an arena of one layout."""
+        size, of = self.layout.size, slot if of is None else of
+        return same_bytes(self._bytes(slot, 0, size), originals._bytes(of, 0, size))
+
+    def snapshot(self, slot: int = 0) -> list[Tensor]:
+        """Private copies, which no borrower can reach."""
+        return [view.clone() for view in self.slots[slot]]
+
+    def poison(self, byte: int, slot: int | None = None) -> None:
+        """Fill the tensors of one slot, or of all, with a byte."""
+        for number in range(self.count) if slot is None else [slot]:
+            for leaf in self.layout.leaves:
+                self._bytes(number, leaf.offset, leaf.offset + leaf.nbytes).fill_(byte)
+
+    def own_copy(self, slot: int) -> list[Tensor]:
+        """The tensors of a slot in this process's own memory, each at one place for all slots."""
+        for leaf, own in zip(self.layout.leaves, self._own_bytes, strict=True):
+            own.copy_(self._bytes(slot, leaf.offset, leaf.offset + leaf.nbytes))
+        return self._own
+
+    def mend_guards(self, slot: int | None = None, byte: int = GUARD) -> None:
+        """Fill what lies between the tensors, whatever an earlier borrower left there."""
+        for number in range(self.count) if slot is None else [slot]:
+            for gap in self._gaps(number):
+                gap.fill_(byte)
+
+    def guards_hold(self, slot: int | None = None) -> bool:
+        """Whether every byte between the tensors is as it was made."""
+        slots = range(self.count) if slot is None else [slot]
+        return all(bool((gap == GUARD).all()) for number in slots for gap in self._gaps(number))
+
+    def guards_like(self, originals: Arena, slot: int, of: int) -> bool:
+        """Whether between the tensors there is what there is in slot `of` of another arena."""
+        import torch
+
+        return all(map(torch.equal, self._gaps(slot), originals._gaps(of)))
+
+    def close(self) -> None:
+        """Give the memory back for good. Views of it must not be used any more."""
+        self.give_back()
+        self._closed = True
+
+    def give_back(self) -> None:
+        """Have no memory until the next use. Views must not be used any more, borrowers be gone."""
+        for views in ("slots", "_own", "_own_bytes"):
+            self.__dict__.pop(views, None)
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+
+    def _bytes(self, slot: int, begin: int, end: int) -> Tensor:
+        base = slot * self.layout.size
+        return self.memory[base + begin : base + end]
+
+    def _gaps(self, slot: int) -> list[Tensor]:
+        return [self._bytes(slot, begin, end) for begin, end in self.layout.gaps]
+
+    def _view(self, slot: int, leaf: Leaf) -> Tensor:
+        flat = self._bytes(slot, leaf.offset, leaf.offset + leaf.nbytes)
+        return _typed(flat, leaf, self.device)
+
+
+def _typed(flat: Tensor, leaf: Leaf, device: str) -> Tensor:
+    """uint8[leaf.nbytes] as the tensor that it holds."""
+    import torch
+
+    dtype = getattr(torch, leaf.dtype)
+    if leaf.nbytes == 0:
+        return torch.empty(leaf.shape, dtype=dtype, device=device)
+    return flat.view(dtype).as_strided(leaf.shape, leaf.stride)
+
+
+class Lease:
+    """A piece of shared memory: the tensor over it, how to lend it, how to give it back."""
+
+    def __init__(
+        self,
+        memory: Tensor,
+        descriptor: int | None = None,
+        handle: str | None = None,
+        free: tuple[Any, int] | None = None,
+    ):
+        self.memory = memory
+        self.descriptor = descriptor
+        self.handle = handle
+        self._free = free
+
+    def release(self) -> None:
+        del self.memory
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+        if self._free is not None:
+            function, pointer = self._free
+            function(pointer)
+
+
+def _host_lease(size: int) -> Lease:
+    descriptor = os.memfd_create("cuagent-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    # A borrower that cut it off would end everybody who touches the rest (SIGBUS).
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+    return _map(descriptor, size)
+
+
+def _map(descriptor: int, size: int, flags: int = 0) -> Lease:
+    import torch
+
+    # The mapping lives as long as the tensors over it do; closing the descriptor does not end it.
+    memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED | flags)
+    return Lease(torch.frombuffer(memory, dtype=torch.uint8), descriptor)
+
+
+def _device_lease(size: int) -> Lease:
+    pointer = cuda_ipc.allocate(size)
+    tensor = cuda_ipc.as_tensor(pointer, size)
+    return Lease(tensor, handle=cuda_ipc.export(pointer), free=(cuda_ipc.free, pointer))
+
+
+def _open_handle(handle: str, size: int) -> Lease:
+    pointer = cuda_ipc.open_handle(handle)
+    return Lease(cuda_ipc.as_tensor(pointer, size), free=(cuda_ipc.close_handle, pointer))

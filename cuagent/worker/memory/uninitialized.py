@@ -1,0 +1,89 @@
+"""Poisoned, guarded tensors wherever the candidate asks torch for uninitialised memory.
+
+`torch.empty` usually returns zeros or the last result, so a kernel that skips elements, or writes
+one too many, often looks right. While this mode is active such tensors are filled with a byte and
+stand between guards. It sees the Python calls (`torch.empty`, `empty_like`, `empty_strided`,
+`Tensor.new_empty`), not allocations inside C++; a candidate can switch it off. It finds bugs; the
+referee relies on nothing that it says.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+from cuagent.worker.memory.arena import ALIGNMENT, GUARD
+
+
+class Allocations:
+    """A context. With `poison` None it does nothing, as in every timed call."""
+
+    def __init__(self, poison: int | None):
+        self._poison = poison
+        self._guards: list[Tensor] = []
+        self._mode: Any = None
+
+    def __enter__(self) -> None:
+        if self._poison is not None:
+            self._mode = _mode(self._poison, self._guards)
+            self._mode.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(*error)
+
+    def overrun(self) -> bool:
+        """Whether a guard was written to."""
+        return not all(bool((guard == GUARD).all()) for guard in self._guards)
+
+
+def _mode(poison: int, guards: list[Tensor]) -> Any:
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    watched = (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty)
+
+    class Guarded(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = function(*args, **(kwargs or {}))
+            if function in watched and _plain(result):
+                return _guarded(result, poison, guards)
+            return result
+
+    return Guarded()
+
+
+def _plain(tensor: Tensor) -> bool:
+    import torch
+
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.numel() > 0
+        and not tensor.requires_grad
+        and not tensor.is_pinned()
+        and tensor.device.type in ("cpu", "cuda")
+    )
+
+
+def _guarded(tensor: Tensor, poison: int, guards: list[Tensor]) -> Tensor:
+    """A tensor of the same form, between guards, inside one larger allocation."""
+    import torch
+
+    size = tensor.untyped_storage().nbytes()
+    memory = torch.full(
+        (ALIGNMENT + size + ALIGNMENT,), GUARD, dtype=torch.uint8, device=tensor.device
+    )
+    guards += [memory[:ALIGNMENT], memory[ALIGNMENT + size :]]
+    inner = memory[ALIGNMENT : ALIGNMENT + size].fill_(poison)
+    return inner.view(tensor.dtype).as_strided(
+        tensor.shape, tensor.stride(), inner_offset(inner, tensor)
+    )
+
+
+def inner_offset(inner: Tensor, tensor: Tensor) -> int:
+    return inner.storage_offset() // tensor.element_size()

@@ -1,0 +1,35 @@
+"""Operators are seen one by one, and nothing that compiles is imported for it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from cuagent.verify.trace.hooks import watching
+
+
+class NoCompiler:
+    """Refuses torch._dynamo to whoever wants to import it."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        assert name != "torch._dynamo", "imported, which takes a second"
+
+
+def test_operators_pass_by_and_torchs_compiler_is_not_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [NoCompiler(), *sys.meta_path])
+    seen = []
+
+    def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        seen.append(function.overloadpacket.__name__)
+        return -function(*args, **kwargs)
+
+    with watching(call):
+        result = torch.ones(3).exp()
+    assert torch.equal(result, -torch.ones(3).neg().exp())
+    assert seen[-2:] == ["ones", "exp"]

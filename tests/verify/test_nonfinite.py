@@ -1,0 +1,43 @@
+"""Draws with NaN and infinities: what is held against a candidate, and what is only told."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.rules.nonfinite import strays
+from cuagent.verify.rules.tolerance import Expected, strict
+from cuagent.verify.trace.reductions import Terms
+
+RIGHT = torch.tensor([[1.0, 2.0, 3.0], [math.nan, math.inf, 4.0]])
+PLACES = torch.tensor([2, 0])
+
+
+def expected() -> Expected:
+    spread = [torch.full((2, 3), math.nan).double(), torch.zeros(2).long()]
+    spread[0][0] = 1e-8
+    return Expected([RIGHT, PLACES], [RIGHT.double(), PLACES], spread)
+
+
+def passes(output: torch.Tensor, places: torch.Tensor = PLACES) -> bool:
+    return strict([output, places], expected(), Inputs.NAN, Terms.of(1)).passed
+
+
+def test_a_wrong_number_among_numbers_is_refused() -> None:
+    for place in ((0, 1), (1, 2)):
+        output = RIGHT.clone()
+        output[place] += 1
+        assert not passes(output)
+
+
+def test_what_becomes_of_nan_and_infinities_is_told_and_not_held_against_anybody() -> None:
+    output = RIGHT.clone()
+    assert passes(output)
+    assert not strays([output, PLACES], expected())
+    output[0, 0], output[1, 0], output[1, 1] = math.inf, 0.0, math.nan
+    assert passes(output, PLACES + 1)
+    found = strays([output, PLACES + 1], expected())
+    assert (found.lost, found.gained, found.other, found.total) == (1, 1, 3, 8)
+    assert "5 of 8 elements" in str(found)

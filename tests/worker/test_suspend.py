@@ -1,0 +1,98 @@
+"""Between commands nothing of a session runs, wherever it went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuagent.attempt import Attempt
+from cuagent.task import Device, Precision, flatten
+from cuagent.worker import Arena, ForkServer, ModelSpec, Session, layout_of
+from cuagent.worker.arms import CANDIDATE
+
+BUSY = """
+import os, threading, time
+import torch
+
+def count(x):
+    while True:
+        x.add_(1)
+        time.sleep(0.001)
+
+def work(x):
+    {work}
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.started = False
+    def forward(self, x):
+        if not self.started:
+            self.started = True
+            work(x)
+            while not x.item():  # a busy machine may take long to begin
+                time.sleep(0.001)
+        time.sleep(0.1)
+        return x.clone()
+"""
+WAYS = {
+    "a thread": "threading.Thread(target=count, args=(x,), daemon=True).start()",
+    "a child": "os.fork() or count(x)",
+    "a child of its own group": "os.fork() or (os.setsid(), count(x))",
+    "a child that wakes it": (
+        "threading.Thread(target=count, args=(x,), daemon=True).start();"
+        "os.fork() or (os.setsid(), [os.kill(os.getppid(), 18) for _ in iter(int, 1)])"
+    ),
+    "a daemon": "os.fork() or (os.setsid(), os.fork() and os._exit(0), count(x))",
+    "a daemon of a thread": (
+        "threading.Thread(target=lambda: os.fork() or (os.fork() and os._exit(0), count(x)))"
+        ".start()"
+    ),
+}
+
+
+@pytest.fixture
+def arenas() -> Iterator[tuple[Arena, Arena]]:
+    layout = layout_of([torch.zeros(1)])
+    inputs, outputs = (Arena.create(layout, 1, "cpu") for _ in range(2))
+    inputs.memory.zero_()
+    yield inputs, outputs
+    inputs.close()
+    outputs.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_runs_between_commands(
+    fork_server: ForkServer, arenas: tuple[Arena, Arena], way: str
+) -> None:
+    inputs, outputs = arenas
+    _, spec = flatten([torch.zeros(1)])
+    order = ModelSpec(
+        arm=CANDIDATE,
+        device=Device.CPU,
+        precision=Precision.MATCH,
+        inputs=spec,
+        output=flatten(torch.zeros(1))[1],
+        state=(),
+        init=flatten([[], {}])[1],
+        seed=1,
+    )
+    attempt = Attempt((("model_new.py", BUSY.format(work=WAYS[way])),))
+    weights = Arena.create(layout_of([]), 1, "cpu")
+    with Session.open(fork_server, order, attempt) as session:
+        session.load(weights)
+        session.run(inputs, outputs, [(0, 0)], deadline_s=10)
+        (counter,) = inputs.tensors()
+        begun = float(counter)
+        time.sleep(0.1)
+        assert begun >= 1, "it never ran"
+        assert float(counter) <= begun + 1, "it ran on"
+        pid = session.pid
+        session.run(inputs, outputs, [(0, 0)], deadline_s=10)
+        assert "daemon" in way or float(counter) > begun + 1, "it was not woken"
+    assert not Path(f"/proc/{pid}").exists()
+    weights.close()
