@@ -59,7 +59,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class RuleResult:
-    """One rule's opinion: `lax` (5 inputs, allclose at 1e-2) or `strict` (see docs/VERIFIER.md)."""
+    """Opinion of one rule: `lax` (5 inputs, allclose at 1e-2) or `strict` (reference/rules.md)."""
 
     passed: bool
     worst: float

@@ -1,4 +1,4 @@
-"""One thing left out or done wrongly, and what comes of it: the arms of docs/ABLATIONS.md.
+"""One thing left out or done wrongly, and what comes of it: the arms of docs/research/ablations.md.
 
 For: comparing with the full way, seed by seed, on what `--seeds` left in a folder. The stages that
 an arm does not change are copied from the full arm of its seed, so that arms differ in the one

@@ -65,7 +65,7 @@ def demo(
     ] = None,
     ablation: Annotated[
         list[str] | None,
-        typer.Option(help="An arm of docs/ABLATIONS.md, after --seeds. Repeatable."),
+        typer.Option(help="An arm of docs/research/ablations.md, after --seeds. Repeatable."),
     ] = None,
     config: Config = None,
     set: Sets = None,

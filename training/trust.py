@@ -3,7 +3,7 @@
 For: PPO's clip ends the gain of a token whose own ratio has moved enough, and bounds nothing else:
 weights are shared by all tokens, Adam's steps are as long for a small gradient as for a large one,
 and what the last minibatch does meets no clip. A policy of near-certain tokens can so lose in one
-iteration what it learned in ten (docs/DEMONSTRATION.md).
+iteration what it learned in ten (docs/research/demonstration.md).
 Not covered: a lasting pull towards one policy (`kl_weight`); what is done once a run has fallen
 (`monitor.py`).
 Invariant: afterwards the weights lie on the line from those before to those that the updates made.

@@ -1,4 +1,4 @@
-"""Right or wrong, and why: `Referee.verify` gives a `Verdict`. See docs/VERIFIER.md."""
+"""Right or wrong, and why: `Referee.verify` gives a `Verdict`. See docs/concepts/verifier.md."""
 
 from cuagent.verdict import Draw, Reason, RuleResult, Verdict
 from cuagent.verify.batch import Batch

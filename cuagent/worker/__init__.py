@@ -2,7 +2,7 @@
 
 `Nursery` is the warm process; `Session` is one model running in a process forked from it, either an
 untrusted candidate or a trusted reference; `Arena` is memory that the referee owns and lends to
-them. See docs/VERIFIER.md for who holds what.
+them. See docs/concepts/verifier.md for who holds what.
 """
 
 from cuagent.worker.arms import ModelSpec

@@ -53,8 +53,9 @@ DISK_BYTES = 2 << 30
 LEAD = 2_400_000
 """Cycles that a GPU waits before a timed block, some 1.2 ms: after a pause its clocks have dropped,
 and so has the host's pace. Without this lead over the GPU the first call of a process that was just
-woken measures up to 200 us of launching (docs/TIMING.md). Cycles, since they take every process as
-long; overwriting memory does not, and a call by itself would be charged for all of a lead."""
+woken measures up to 200 us of launching (docs/concepts/timing.md). Cycles, since they take every
+process as long; overwriting memory does not, and a call by itself would be charged for all of a
+lead."""
 
 
 class SessionEnded(Exception):

@@ -77,8 +77,8 @@ def test_no_two_candidates_are_one() -> None:
 
 
 def test_every_row_of_the_catalogue_is_run_or_argued() -> None:
-    """docs/CORPUS.md says for each row that no exploit stands for why there is none."""
-    text = (HERE.parents[1] / "docs" / "CORPUS.md").read_text()
+    """docs/research/corpus.md says for each row that no exploit stands for why there is none."""
+    text = (HERE.parents[1] / "docs" / "research" / "corpus.md").read_text()
     rows = re.findall(r"^\| (\d[\d, ]*) \|", text, re.MULTILINE)
     argued = {number for row in rows for number in row.split(", ")}
     assert {str(number) for number in range(1, 73)} <= argued | {c.row for c in exploits()}

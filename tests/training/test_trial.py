@@ -199,7 +199,7 @@ def test_on_a_gpu_that_times_no_model_computes_but_in_its_turn(tmp_path: Path) -
 def test_arms_are_those_declared(trial: Path, tmp_path: Path) -> None:
     for arm in ABLATIONS.values():
         assert configure(DemoConfig(), None, arm.sets) != DemoConfig()
-    declared = (Path(__file__).parents[2] / "docs" / "ABLATIONS.md").read_text()
+    declared = (Path(__file__).parents[2] / "docs" / "research" / "ablations.md").read_text()
     assert all(f"| `{name}` |" in declared for name in ABLATIONS)
     with pytest.raises(ConfigError, match="there are no-rft"):
         run_ablations(["nothing"], DemoConfig(), [3], "cpu", trial, print)

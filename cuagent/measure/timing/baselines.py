@@ -104,8 +104,8 @@ class Baselines:
         """End those whose opening takes less than so long: the next timing gets fresh processes.
 
         One eager process kept for twelve timings measured 1.52 times slower than each fresh
-        candidate on one machine of 16 cores; the cause is not known (docs/TIMING.md). So eager is
-        as young as the candidate each time.
+        candidate on one machine of 16 cores; the cause is not known
+        (docs/concepts/timing.md). So eager is as young as the candidate each time.
         """
         for name, timed_arm in list(self._warm.items()):
             if timed_arm.opened_s < allowed_s:

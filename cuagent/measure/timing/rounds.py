@@ -37,11 +37,12 @@ GUESS_WEIGHT = 4
 STRIKES = 3
 """So often, in fresh processes, must the wall clock contradict before it is a verdict, and on a GPU
 add to the claims before that counts: one process in twenty is woken more slowly than its fellows,
-whatever it runs (docs/TIMING.md)."""
+whatever it runs (docs/concepts/timing.md)."""
 HELD_UP = 1.3
 """A baseline that takes so many times what it usually takes, when another does not, was held up.
 Beside other work on the host torch.compile took 47 to 229 us for 26 in 10 of 48 timings, steadily
-enough for narrow limits: a kernel four times slower was called twice as fast (docs/TIMING.md)."""
+enough for narrow limits: a kernel four times slower was called twice as fast
+(docs/concepts/timing.md)."""
 USUAL = 0.1
 """What a baseline usually takes: this quantile of its rounds. Others only ever lengthen one, and a
 single lucky one must not count for good."""

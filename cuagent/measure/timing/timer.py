@@ -4,8 +4,8 @@ Each repeat gives every arm (the candidate and the baselines, each in a process 
 block of calls on the same input sets, in an order drawn anew; a pair is two blocks of one repeat,
 so drift hits both (`repeats.py`). The worker's own clock gives the fine number, and the referee's
 wall clock around the block says how little may be counted (`lane.py`). The baselines' processes
-stay warm from one timing to the next (`baselines.py`). docs/TIMING.md has the formulas and the
-error model.
+stay warm from one timing to the next (`baselines.py`). docs/concepts/timing.md has the formulas
+and the error model.
 
 Invariant: nothing that the candidate reports can make it faster than the wall clock allows, and no
 honest candidate is refused because the machine is busy.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ANSWER_S = 600.0
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 """No speed is measured in the oracle, and of contexts with one queue to the GPU instead of eight a
-machine makes nearly twice as many (docs/LOG.md)."""
+machine makes nearly twice as many (docs/research/log.md)."""
 OPPOSITES = 6
 TOLD = ("declared", "precise", "spread", "places")
 """Arenas that every answer fills."""

@@ -1,7 +1,7 @@
 """How firm each element of the oracle's answer is: its spread under unit-roundoff perturbation.
 
 Every input and every weight is multiplied by 1 + u N(0,1), some times over; the spread is the rms
-change of the answer (docs/VERIFIER.md, "Strict"). Runs in the oracle's process, on every draw that
+change of the answer (docs/reference/rules.md). Runs in the oracle's process, on every draw that
 is held to it; what is asked in doubt only is in `doubts`. Integers of the answer are left to
 `places`.
 """
