@@ -54,7 +54,7 @@ class Peaks:
         self.device = device
         self.fork_server = fork_server
         self.oracle = 0
-        """The first process that the nursery forks."""
+        """The first process that the fork server forks."""
         self.phase = ""
         self.most: Counter[tuple[str, str]] = Counter()
         self._before = free(device.value)

@@ -95,9 +95,9 @@ def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
 
 
 class Judge:
-    """Opens a task; a context manager. Raises TaskError, NurseryError, OracleLost.
+    """Opens a task; a context manager. Raises TaskError, ForkServerError, OracleLost.
 
-    `nursery` is a warm process to share with judges of other tasks (`Referee`); `quiet` is for
+    `fork_server` is a warm process to share with judges of other tasks (`Referee`); `quiet` is for
     judges of several processes on one device.
     """
 

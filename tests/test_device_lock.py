@@ -22,7 +22,7 @@ import sys, time
 from pathlib import Path
 from cuagent.device_lock import Quiet
 
-with getattr(Quiet(Path(sys.argv[1])), sys.argv[2])():
+with getattr(DeviceLock(Path(sys.argv[1])), sys.argv[2])():
     print("held", flush=True)
     time.sleep(60)
 """

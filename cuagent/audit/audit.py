@@ -73,7 +73,7 @@ def audit(
 ) -> Audit:
     """Judge again from the content of an evidence file; time again where `effort` is given.
 
-    Raises EvidenceError, TaskError, NurseryError, OracleLost.
+    Raises EvidenceError, TaskError, ForkServerError, OracleLost.
     """
     from cuagent.build import build
     from cuagent.verify import Referee

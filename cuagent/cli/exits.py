@@ -50,7 +50,7 @@ FORESEEN = {
     "Crash": Exit.INFRASTRUCTURE,
     "JudgeLost": Exit.INFRASTRUCTURE,
     "CudaMemoryError": Exit.INFRASTRUCTURE,
-    "NurseryError": Exit.INFRASTRUCTURE,
+    "ForkServerError": Exit.INFRASTRUCTURE,
     "OracleLost": Exit.INFRASTRUCTURE,
     "SandboxError": Exit.INFRASTRUCTURE,
 }

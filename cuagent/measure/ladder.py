@@ -187,7 +187,7 @@ def ladder(
 
     `only` names rungs; `fresh` measures again. On the CPU this takes some ten seconds, with
     torch.compile's autotuning on a GPU a minute or more. With a `timer` the processes are its own
-    and stay warm for what it times next. Raises NurseryError.
+    and stay warm for what it times next. Raises ForkServerError.
     """
     task = referee.task
     names = only or rungs_of(task, _convolves(referee))
@@ -230,7 +230,7 @@ def ladder(
 def measure_ladder(timer: Timer, *, whole: bool, cache: Path | None = None) -> Ladder:
     """The admitted rungs for a run to start from: those that open quickly, all where `whole`.
 
-    What is known of all of them already is taken as it is. Raises NurseryError.
+    What is known of all of them already is taken as it is. Raises ForkServerError.
     """
     referee = timer.referee
     every = rungs_of(referee.task, _convolves(referee))

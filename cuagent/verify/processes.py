@@ -1,6 +1,6 @@
-"""The processes of one task: the nursery, the oracle, and the sessions in which models run.
+"""The processes of one task: the fork server, the oracle, and the sessions in which models run.
 
-Nursery and oracle outlive verdicts and timings, and are started anew where they died (`mend`); a
+ForkServer and oracle outlive verdicts and timings, and are started anew where they died (`mend`); a
 session is for one model. Not covered: what they are asked (`referee.py`, `measure/`).
 
 Invariant: a candidate is told no more than an `Order`, which does not name the reference, and the
@@ -28,9 +28,9 @@ from cuagent.worker.memory import device_use
 
 
 class Processes:
-    """Of `task`; `close` ends them. Raises TaskError, NurseryError, OracleLost.
+    """Of `task`; `close` ends them. Raises TaskError, ForkServerError, OracleLost.
 
-    `nursery`: one that is shared and stays; else it starts its own. `weigh_as_timed` comes before
+    `fork_server`: one that is shared and stays; else it starts its own. `weigh_as_timed` comes before
     the first session that is timed.
     """
 
@@ -41,7 +41,7 @@ class Processes:
         self._ending = ExitStack()
         self.fork_server = fork_server or self._start()
         try:
-            import torch  # noqa: F401  (while the nursery imports it too)
+            import torch  # noqa: F401  (while the fork server imports it too)
 
             self.oracle = Oracle(self.fork_server, task)
             self._ending.callback(lambda: self.oracle.close())

@@ -68,9 +68,9 @@ FEW_PAIRS = 8
 
 class Referee:
     """Opens `task` once; a context manager. Raises TaskError (TooLarge where the device has no room
-    for a verdict), NurseryError, OracleLost.
+    for a verdict), ForkServerError, OracleLost.
 
-    `isolation`: "auto" is the firmest tier that this machine holds. `nursery`: a warm process that
+    `isolation`: "auto" is the firmest tier that this machine holds. `fork_server`: a warm process that
     several referees share, and that outlives them; else it starts its own.
     """
 
@@ -143,7 +143,7 @@ class Referee:
         """What of a verdict can be done while a compiler makes the libraries.
 
         The attempt is frozen, so that its seeds may be drawn. None of its code runs before
-        `complete`, and what compiles it is held in a sandbox. Raises NurseryError where the referee
+        `complete`, and what compiles it is held in a sandbox. Raises ForkServerError where the referee
         was closed; what else is lost meanwhile the verdict says.
         """
         if self._closed:

@@ -1,6 +1,6 @@
 """The processes that run models, and the narrow ways into and out of them.
 
-`Nursery` is the warm process; `Session` is one model running in a process forked from it, either an
+`ForkServer` is the warm process; `Session` is one model running in a process forked from it, either an
 untrusted candidate or a trusted reference; `Arena` is memory that the referee owns and lends to
 them. See docs/concepts/verifier.md for who holds what.
 """

@@ -1,6 +1,6 @@
 """The referee's handle on the warm process (`warm.py`): start it, ask for children, end them.
 
-Threads may share it, and ask one after another. Invariant: after `close` no process of the nursery
+Threads may share it, and ask one after another. Invariant: after `close` no process of the fork server
 is left.
 """
 
@@ -88,7 +88,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cuagent-"))
-        """Sessions keep their files below it; it goes with the nursery, which takes it along even
+        """Sessions keep their files below it; it goes with the fork server, which takes it along even
         when the referee is killed."""
         # A worker under another user id must be able to pass through.
         self.folder.chmod(0o755)
@@ -179,7 +179,7 @@ class ForkServer:
     def threads(self) -> int:
         """That torch computes with in each child, which need not be as many as it has with us.
 
-        Raises NurseryError.
+        Raises ForkServerError.
         """
         self._await_ready()
         return self._threads

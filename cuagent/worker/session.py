@@ -116,7 +116,7 @@ class Session:
         environment: dict[str, str] | None = None,
         cores: Collection[int] = (),
     ) -> Session:
-        """Fork a process and import the model's code there. Raises SessionEnded, NurseryError."""
+        """Fork a process and import the model's code there. Raises SessionEnded, ForkServerError."""
         session = Session.begin(
             fork_server, model_spec, attempt, environment=environment, cores=cores
         )
@@ -134,7 +134,7 @@ class Session:
         memory_bytes: int | None = None,
         cores: Collection[int] = (),
     ) -> Session:
-        """Fork a process that waits, in its sandbox and with its device ready. Raises NurseryError.
+        """Fork a process that waits, in its sandbox and with its device ready. Raises ForkServerError.
 
         So much can be done while a compiler makes the libraries: none of the attempt's code runs
         before `import_model`. `attempt` is laid down in a folder of the session's own, which goes

@@ -21,6 +21,7 @@ from cuagent.attempt import Attempt
 from cuagent.audit.recount import contradictions
 from cuagent.build import Build, build
 from cuagent.events import Event, Phase
+from cuagent.measure.roofline import count as count_module
 from cuagent.measure.roofline.ceilings import Ceilings
 from cuagent.measure.timing import repeats
 from cuagent.measure.timing import timer as timer_module
@@ -257,7 +258,7 @@ def test_a_charge_counts_on_a_gpu_when_fresh_processes_show_it_again(
         left = [taken(charge) for charge in charges]
         with Timer(referee, (EAGER,)) as timer:
             timer.device = Device.CUDA
-            monkeypatch.setattr(timer_module, "_round", lambda *_: left.pop(0))
+            monkeypatch.setattr(timer, "_round", lambda *_: left.pop(0))
             monkeypatch.setattr(timer_module, "_floor", lambda *_: None)
             timing = timer.time(*attempt(HONEST.format(seconds=0.01)))
         assert not left
@@ -286,7 +287,7 @@ def test_a_baseline_that_was_held_up_is_known_by_earlier_timings(
     left = [taken(26.0), taken(229.0), taken(26.2), *[taken(180.0)] * 3]
     with Timer(referee, (EAGER, COMPILE)) as timer:
         timer.device = Device.CUDA
-        monkeypatch.setattr(timer_module, "_round", lambda *_: left.pop(0))
+        monkeypatch.setattr(timer, "_round", lambda *_: left.pop(0))
         monkeypatch.setattr(timer_module, "_floor", lambda *_: None)
         monkeypatch.setattr(timer._baselines, "end", ended.append)
         timings = [timer.time(*attempt(HONEST.format(seconds=0.01))) for _ in range(3)]
@@ -344,7 +345,7 @@ def test_a_count_that_failed_beside_others_is_taken_again_by_who_is_alone(
         asked.append(task.name)
         if len(asked) <= failures:
             raise TaskError("out of memory")
-        return count.count(task, fork_server)
+        return count_module.count(task, fork_server)
 
     monkeypatch.setattr(timer_module, "count", count)
     with Timer(referee, (EAGER,)) as timer:

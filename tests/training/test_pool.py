@@ -190,15 +190,17 @@ def test_owners_of_one_gpu_take_turns_and_those_of_two_do_not(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("cuagent.training.pool.Owner", Noted)
+    monkeypatch.setattr("cuagent.training.pool.JudgeProcess", Noted)
     tasks: Any = [SimpleNamespace(digest=str(n), device=Device.CUDA) for n in range(5)]
     with JudgePool(gpus=(2, 3), beside=2) as pool:
-        owners = [pool._owner(task) for task in tasks]
+        owners = [pool._judge_process(task) for task in tasks]
         assert [gpu for gpu, _ in made] == [2, 3, 2, 3]
         assert made[0][1] == made[2][1] != made[1][1] == made[3][1]
         assert owners[4] is owners[0]
         host: Any = SimpleNamespace(digest="host", device=Device.CPU)
-        assert pool._owner(host) not in owners, "an owner sees a GPU, or computes on the host"
+        assert pool._judge_process(host) not in owners, (
+            "an owner sees a GPU, or computes on the host"
+        )
         folder = made[0][1].lock
         assert folder is not None
         assert folder.parent.exists()

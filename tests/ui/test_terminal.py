@@ -255,7 +255,7 @@ def test_json_lines_are_one_object_each() -> None:
     for event in a_run():
         view(event)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert [line["type"] for line in lines[:3]] == ["phase", "run_started", "climbed"]
+    assert [line["type"] for line in lines[:3]] == ["phase", "run_started", "ladder_measured"]
     assert lines[-1]["best"]["score"]["reward"] == 3
     assert all(isinstance(line["time"], float) for line in lines)
 

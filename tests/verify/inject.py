@@ -29,7 +29,7 @@ class Fault:
     reasons: tuple[Reason, ...]
     body: str = HONEST
     victim: str = ""
-    """worker, oracle, nursery: who gets `signal`."""
+    """worker, oracle, fork server: who gets `signal`."""
     signal: int = signal.SIGKILL
 
 
@@ -82,7 +82,7 @@ FAULTS = {
         (Reason.TIMED_OUT, Reason.ACCEPTED), victim="worker", signal=signal.SIGSTOP
     ),
     "oracle killed": Fault(MOMENT, victim="oracle"),
-    "nursery killed": Fault(MOMENT, victim="nursery"),
+    "fork server killed": Fault(MOMENT, victim="fork server"),
 }
 
 
@@ -118,4 +118,4 @@ def _victim(referee: Referee, name: str) -> int:
         if not others:
             raise ProcessLookupError
         return others[0]
-    return {"nursery": fork_server, "oracle": oracle}[name]
+    return {"fork server": fork_server, "oracle": oracle}[name]

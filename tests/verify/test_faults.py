@@ -55,8 +55,8 @@ def test_a_full_disk_is_infrastructure(task: Task, referee: Referee, judged: Jud
 
 def test_a_referee_that_is_killed_leaves_no_folder(task: Task, tmp_path: Path) -> None:
     program = (
-        "import sys, time; from cuagent.worker import Nursery\n"
-        "n = Nursery(); n._await_ready(); print('ready', flush=True); time.sleep(600)\n"
+        "import sys, time; from cuagent.worker import ForkServer\n"
+        "n = ForkServer(); n._await_ready(); print('ready', flush=True); time.sleep(600)\n"
     )
     referee = subprocess.Popen(
         [sys.executable, "-c", program],

@@ -217,7 +217,7 @@ def test_everything_ends_when_the_referee_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import test_worker_sessions as t, time\n"
-        "n = t.Nursery(); s = t.Stage(1).open(n)\n"
+        "n = t.ForkServer(); s = t.Stage(1).open(n)\n"
         "print(n._process.pid, s._child.pid, flush=True); time.sleep(600)\n"
     )
     folder = str(Path(__file__).parent)

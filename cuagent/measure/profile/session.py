@@ -74,9 +74,9 @@ def profile(
     counters: bool = False,
     deadline_s: float = DEADLINE_S,
 ) -> Profile:
-    """Profile the reference, or an attempt that was built. Raises ProfileError, NurseryError.
+    """Profile the reference, or an attempt that was built. Raises ProfileError, ForkServerError.
 
-    `nursery` saves the seconds that importing torch takes; `cache` is where ceilings are kept;
+    `fork_server` saves the seconds that importing torch takes; `cache` is where ceilings are kept;
     `counters` asks for hardware counters too, which takes some ten seconds and a GPU.
     """
     with (
@@ -90,7 +90,7 @@ class Profiling:
     """A profile that was begun, of the reference or of an attempt that is to come. Close it."""
 
     def __init__(self, task: Task, fork_server: ForkServer, *, attempted: bool) -> None:
-        """Start the child, in a sandbox where it is for an attempt. Raises NurseryError."""
+        """Start the child, in a sandbox where it is for an attempt. Raises ForkServerError."""
         self.task = task
         self._attempted = attempted
         self._fork_server = fork_server
@@ -137,7 +137,7 @@ class Profiling:
         counters: bool = False,
         deadline_s: float = DEADLINE_S,
     ) -> Profile:
-        """Let it run, an attempt with the libraries of `build`. Raises ProfileError, NurseryError.
+        """Let it run, an attempt with the libraries of `build`. Raises ProfileError, ForkServerError.
 
         One that was begun for an attempt wants one, and the other way round.
         """

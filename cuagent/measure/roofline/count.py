@@ -29,7 +29,7 @@ _known: dict[str, tuple[Work, str]] = {}
 def count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
     """What one call of the reference asks for, and the matrix rate that applies to it.
 
-    Raises TaskError where the module cannot be counted, NurseryError where the process fails.
+    Raises TaskError where the module cannot be counted, ForkServerError where the process fails.
     """
     if task.digest not in _known:
         _known[task.digest] = _count(task, fork_server)

@@ -107,7 +107,7 @@ def gates(
     delays: Sequence[float] = (0.0, *DELAYS),
     emit: Emit = ignore,
 ) -> Gates:
-    """Time the known differences `runs` times each. Raises TaskError, NurseryError."""
+    """Time the known differences `runs` times each. Raises TaskError, ForkServerError."""
     with tempfile.TemporaryDirectory(prefix="cuagent-gates-") as place:
         path = Path(place) / "gate.py"
         path.write_text(MODULE.format(name="Model", more=SAME))

@@ -109,7 +109,7 @@ class Timer:
         """Open the baselines that stay open, those that torch.compile prepares; nothing is timed.
 
         Eager is as young as the candidate in every timing, so it is left out here. Nothing happens
-        for a large task. Raises OracleLost, NurseryError.
+        for a large task. Raises OracleLost, ForkServerError.
         """
         if self.referee.large:
             return
