@@ -2,12 +2,13 @@
 
 A candidate is a file (or a folder with `model_new.py` and `kernels/`) that would be handed to the
 judge as it is; its docstring says what it does and ends in a header of `name: value` lines. A bug
-is an honest candidate with one piece of its text replaced (`bugs.py`). Nothing here runs anything.
+is an honest candidate with one piece of its text replaced (`bugs/`). Nothing here runs anything.
 
     row      of the catalogue of cheats, or "new"
     task     stem of a file in tasks/
     device   cpu or cuda
     precision  what the task admits: match where nothing is said
+    threads  of OpenMP in the candidate's process: 1 where nothing is said
     timed    yes where the cheat is one of timing, or shows itself only there
     expect   reasons, one of which the verdict must give; NO_GAIN admits a verdict that accepts
              but measures no speed-up
@@ -36,7 +37,10 @@ NO_GAIN = "no gain"
 ACCEPTED = "accepted"
 """What is expected of an honest candidate, and of a bug that is equivalent to the original."""
 HEADERS = frozenset(
-    ("row", "task", "device", "precision", "timed", "expect", "then", "apart", "harm", "open")
+    (
+        *("row", "task", "device", "precision", "threads", "timed", "expect", "then", "apart"),
+        *("harm", "open"),
+    )
 )
 REFUSED = "refused"
 """Any reason but acceptance and infrastructure: all that is asked of a bug."""
@@ -55,12 +59,16 @@ class Candidate:
     row: str = ""
     device: str = "cpu"
     precision: str = "match"
+    threads: int = 1
+    """Of OpenMP. Several where a race between them is what a bug is about."""
     timed: str = ""
     expect: tuple[str, ...] = (ACCEPTED,)
     then: str = ""
     apart: bool = False
     harm: str = ""
     open: str = ""
+    topic: str = ""
+    """Of a bug: the class of mistakes that it belongs to."""
 
 
 def task_path(name: str) -> Path:
@@ -94,16 +102,20 @@ def bugs() -> tuple[Candidate, ...]:
         what = bug.wrong if not bug.equivalent else f"{bug.wrong} (equivalent: {bug.equivalent})"
         expect = (ACCEPTED,) if bug.equivalent else (REFUSED,)
         changed = replace(base, name=name, kind="bug", what=what, attempt=attempt, expect=expect)
+        changed = replace(changed, topic=bug.topic)
         # What is refused now and then, though right, is no excuse for a bug that is accepted.
         found.append(replace(changed, open=base.open if bug.equivalent else ""))
     return tuple(found)
 
 
 def everything() -> tuple[Candidate, ...]:
-    """All candidates, those of one task together."""
-    return tuple(
-        sorted((*exploits(), *honest(), *bugs()), key=lambda c: (c.task, c.precision, c.timed))
-    )
+    """All candidates, those that one judge serves together."""
+
+    def order(candidate: Candidate) -> tuple[int, str, str, str, str]:
+        c = candidate
+        return c.threads, c.task, c.device, c.precision, c.timed
+
+    return tuple(sorted((*exploits(), *honest(), *bugs()), key=order))
 
 
 def _read(kind: str) -> Iterator[Candidate]:
@@ -118,19 +130,7 @@ def _candidate(path: Path, kind: str) -> Candidate:
     text = ast.get_docstring(ast.parse(dict(attempt.files)[MODULE])) or ""
     what, _, header = text.rpartition("\n\n")
     values = dict(line.split(": ", 1) for line in header.replace("\n ", " ").splitlines())
-    known = {
-        "row",
-        "task",
-        "device",
-        "precision",
-        "timed",
-        "expect",
-        "then",
-        "apart",
-        "harm",
-        "open",
-    }
-    unknown = values.keys() - known
+    unknown = values.keys() - HEADERS
     if unknown or not task_path(values["task"]).is_file():
         raise ValueError(f"{path}: {unknown or values['task']}")
     return Candidate(
@@ -142,6 +142,7 @@ def _candidate(path: Path, kind: str) -> Candidate:
         row=values.get("row", ""),
         device=values.get("device", "cpu"),
         precision=values.get("precision", "match"),
+        threads=int(values.get("threads", "1")),
         timed=values.get("timed", ""),
         expect=tuple(values.get("expect", ACCEPTED).split(", ")),
         then=values.get("then", ""),

@@ -2,7 +2,8 @@
 
 One judge serves all candidates of a task, and one warm process all judges.
 Compute threads are one for each process, so that a speed-up seen here owes nothing to what else the
-machine does. Invariant: a candidate marked as harmful is only ever run in a sandbox.
+machine does. Candidates that ask for more threads get a warm process that allows them.
+Invariant: a candidate marked as harmful is only ever run in a sandbox.
 """
 
 from __future__ import annotations
@@ -53,11 +54,12 @@ class Judges:
     def __init__(self, baselines: Sequence[str]) -> None:
         self._baselines = baselines
         self._fork_server = ForkServer()
-        self._present: tuple[str, str, str] | None = None
+        self._threads = 1
+        self._present: tuple[str, str, str, int] | None = None
         self._judge: Judge | None = None
 
     def of(self, candidate: Candidate) -> Judge:
-        task = candidate.task, candidate.device, candidate.precision
+        task = candidate.task, candidate.device, candidate.precision, candidate.threads
         if self._judge is None or self._present != task:
             self.leave()
             self._present, self._judge = task, self._open(*task)
@@ -73,11 +75,13 @@ class Judges:
         self.leave()
         self._fork_server.close()
 
-    def _open(self, name: str, device: str, precision: str) -> Judge:
+    def _open(self, name: str, device: str, precision: str, threads: int) -> Judge:
         task = load_task(task_path(name), device=device, precision=precision)
-        if not self._fork_server.alive:
+        if not self._fork_server.alive or threads != self._threads:
             self._fork_server.close()
-            self._fork_server = ForkServer()
+            # The warm process takes the number from here, and hands it on to its children.
+            os.environ["OMP_NUM_THREADS"] = str(threads)
+            self._fork_server, self._threads = ForkServer(), threads
         judge = Judge(task, fork_server=self._fork_server)
         judge.referee.call_s = CALL_S
         judge._timer.turn_to(self._baselines)

@@ -1,14 +1,14 @@
 """Exploits, honest candidates and seeded bugs before cuagent's own judge.
 
-Here runs a slice that fits into minutes: every exploit that needs no timing, every bug that is
-equivalent to its original, and a share of the rest. `python benchmarks/corpus.py` runs them all.
-What is known to be wrong with the judge is an expected failure with its reason, and passes as soon
-as it is mended.
+This module runs a slice that fits into minutes: every exploit that needs no timing, and a share of
+everything else. `python benchmarks/corpus.py` runs all candidates. A known fault of the judge is an
+expected failure with its reason, and passes when the fault is fixed.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,16 +18,25 @@ from judging import Judges, judged, judged_apart, judges, safe
 
 from cuagent.worker.arms import EAGER
 
-EVERY = {"timed": 4, "honest": 2, "bug": 12}
-"""One in so many of these is in the slice."""
+EVERY = {"timed": 4, "honest": 3, "bug": 20, "equivalent": 2}
+"""One in so many of each kind is in the slice; of others, among them what needs CUDA, all."""
+
+
+def _kind(candidate: Candidate) -> str:
+    if candidate.timed:
+        return "timed"
+    if candidate.device == "cuda":
+        return "on a GPU"
+    equivalent = candidate.kind == "bug" and candidate.expect == (ACCEPTED,)
+    return "equivalent" if equivalent else candidate.kind
 
 
 def _slice() -> list[Candidate]:
     """Counted over all tasks, so that the share does not depend on how they are spread."""
     chosen, seen = [], dict.fromkeys(EVERY, 0)
     for candidate in everything():
-        kind = "timed" if candidate.timed else candidate.kind
-        if kind in EVERY and not (kind == "bug" and candidate.expect == (ACCEPTED,)):
+        kind = _kind(candidate)
+        if kind in EVERY:
             seen[kind] += 1
             if seen[kind] % EVERY[kind] != 1:
                 continue
@@ -66,9 +75,18 @@ def test_a_candidate_ends_as_the_corpus_demands(
 
 def test_the_corpora_are_as_large_as_promised() -> None:
     assert len(exploits()) >= 70
-    assert len(honest()) >= 60
-    assert len({candidate.task for candidate in honest()}) >= 15
-    assert sum(bug.expect != (ACCEPTED,) for bug in bugs()) >= 120
+    assert len(honest()) >= 200
+    assert len({candidate.task for candidate in honest()}) >= 120
+    assert sum(bug.expect != (ACCEPTED,) for bug in bugs()) >= 500
+
+
+def test_each_class_of_mistakes_has_bugs() -> None:
+    """The classes are those that docs/CORPUS.md names."""
+    topics = Counter(bug.topic for bug in bugs() if bug.expect != (ACCEPTED,))
+    text = (HERE.parents[1] / "docs" / "CORPUS.md").read_text()
+    assert "" not in topics
+    assert all(f"| {topic} |" in text for topic in topics)
+    assert all(count >= 2 for count in topics.values())
 
 
 def test_no_two_candidates_are_one() -> None:

@@ -1,25 +1,8 @@
-"""Seeded bugs: honest candidates with one piece of their text replaced, as data.
-
-Each is wrong for one reason, which it names. Those that are equivalent to the original say why:
-they must be accepted.
-"""
+"""Bugs on the families of operators: products, norms, softmax, pooling, losses, recurrences."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Bug:
-    """`find` must stand exactly once in the files of the honest candidate `of`."""
-
-    of: str
-    find: str
-    put: str
-    wrong: str
-    equivalent: str = ""
-    """Why it is no bug, on the shapes and values that the task declares."""
-
+from .bug import Bug
 
 BUGS: tuple[Bug, ...] = (
     Bug(

@@ -1,0 +1,32 @@
+"""Seeded bugs: honest candidates with one piece of their text replaced, as data.
+
+Each is wrong for one reason, which it names. Those that are equivalent to the original say why:
+they must be accepted. Each module holds one class of mistakes; `cuda` holds kernels for the GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import cuda, families, inputs, memory, missing, parameters, sums, tails, ties
+from .bug import Bug
+
+__all__ = ["BUGS", "Bug"]
+
+TOPICS: dict[str, tuple[Bug, ...]] = {
+    "families of operators": families.BUGS,
+    "inputs that never vary": inputs.BUGS,
+    "moderate tails": tails.BUGS,
+    "parameters as constructed": parameters.BUGS,
+    "ties of rounding": ties.BUGS,
+    "unwritten memory and races": memory.BUGS,
+    "NaN on purpose": missing.BUGS,
+    "long sums": sums.BUGS,
+    "kernels for the GPU": cuda.BUGS,
+}
+
+BUGS: tuple[Bug, ...] = tuple(
+    bug if bug.topic else replace(bug, topic=topic)
+    for topic, bugs in TOPICS.items()
+    for bug in bugs
+)

@@ -1,0 +1,187 @@
+"""Long prefix sums, recurrences and compensated sums."""
+
+from __future__ import annotations
+
+from .bug import Bug
+
+BUGS: tuple[Bug, ...] = (
+    Bug(
+        "exclusive_scan_blocks",
+        "float carry = 0;",
+        "_Float16 carry = 0;",
+        "the carry between blocks is in half precision",
+    ),
+    Bug("exclusive_scan_blocks", "carry += sum;", "carry = sum;", "only the block before counts"),
+    Bug(
+        "exclusive_scan_blocks",
+        ("y[i * width + d] = carry + sum;\n        sum += x[i * width + d];"),
+        ("sum += x[i * width + d];\n        y[i * width + d] = carry + sum;"),
+        "the element itself is added as well",
+    ),
+    Bug(
+        "exclusive_scan_blocks",
+        "float sum = 0;",
+        "_Float16 sum = 0;",
+        "sums of blocks in half precision",
+    ),
+    Bug(
+        "exclusive_scan_blocks",
+        "start < width; start",
+        "start + BLOCK <= width - BLOCK; start",
+        "the last block is never written",
+    ),
+    Bug(
+        "exclusive_scan_blocks",
+        "BLOCK = 512",
+        "BLOCK = 500",
+        "blocks that do not divide the row",
+        equivalent="the end of each block is clamped to the width",
+    ),
+    Bug(
+        "exclusive_scan_blocks",
+        "float carry = 0;",
+        "double carry = 0;",
+        "the carry in double precision",
+        equivalent="it is only more precise",
+    ),
+    Bug(
+        "exclusive_scan_sequential",
+        "double sum = 0;",
+        "_Float16 sum = 0;",
+        "a sum in half precision",
+    ),
+    Bug(
+        "exclusive_scan_sequential",
+        ("y[d] = sum;\n      sum += x[d];"),
+        ("y[d] = sum;\n      sum = static_cast<_Float16>(sum) + x[d];"),
+        "the sum passes through half precision at each step",
+    ),
+    Bug(
+        "exclusive_scan_sequential",
+        "double sum = 0;",
+        "float sum = 0;",
+        "a sum in single precision",
+        equivalent="the task is in single precision",
+    ),
+    Bug(
+        "moving_average_kernel",
+        "float state = 0;",
+        "float state = x[n * length * channels + c];",
+        "the state begins with the first step",
+    ),
+    Bug(
+        "moving_average_kernel",
+        "float state = 0;",
+        "_Float16 state = 0;",
+        "the state in half precision",
+    ),
+    Bug(
+        "moving_average_kernel",
+        "for (long t = 0; t < length; ++t) {",
+        ("for (long t = 0; t < length; ++t) {\n        if (t % 128 == 0) state = 0;"),
+        "the state is lost between blocks of 128 steps",
+    ),
+    Bug(
+        "moving_average_kernel",
+        "torch.sigmoid(self.rate), *x",
+        "torch.linspace(1, 4, x.shape[2]).sigmoid(), *x",
+        "rates as they are constructed",
+    ),
+    Bug(
+        "moving_average_kernel",
+        "const float share = 1 - keep[c];",
+        "const float share = keep[c] < 0.99f ? 1 - keep[c] : 0.01f;",
+        ("the share of a step is no less than a hundredth, which no rate is near at first"),
+    ),
+    Bug(
+        "moving_average_kernel",
+        "state + share * x[at];",
+        "state + x[at] - keep[c] * x[at];",
+        "the share is not computed first",
+        equivalent="it is one more rounding of a number of the same size",
+    ),
+    Bug(
+        "moving_average_chunks",
+        "state = y[:, -1]",
+        "state = part[:, -1]",
+        "the state is the last step of a chunk, not the last average",
+    ),
+    Bug("moving_average_chunks", "(steps + 1)", "steps", "the state fades one step too late"),
+    Bug(
+        "restarted_sums_kernel",
+        "if (start[at]) total = 0;",
+        "if (t % 12 == 0) total = 0;",
+        "sums begin anew where those of the task's own inputs do",
+    ),
+    Bug(
+        "restarted_sums_kernel",
+        ("if (start[at]) total = 0;\n      total += x[at];\n      y[at] = total;"),
+        ("total += x[at];\n      y[at] = total;\n      if (start[at]) total = 0;"),
+        "sums begin anew one step too late",
+    ),
+    Bug(
+        "restarted_sums_kernel",
+        "start[at]",
+        "start[t]",
+        "all rows begin anew where the first one does",
+    ),
+    Bug(
+        "restarted_sums_kernel", "float total = 0;", "_Float16 total = 0;", "sums in half precision"
+    ),
+    Bug(
+        "pooled_online_kernel",
+        "for (long d = 0; d < width; ++d) out[d] *= fade;",
+        "// the sum is enough",
+        "the result is not rescaled when the maximum grows",
+    ),
+    Bug(
+        "pooled_online_kernel",
+        "sum *= fade;",
+        "// the result is enough",
+        "the sum is not rescaled when the maximum grows",
+    ),
+    Bug(
+        "pooled_online_kernel",
+        ("largest = next;\n    }"),
+        ("}\n    largest = 0;"),
+        ("the maximum before stays at minus infinity, so that only the last block counts"),
+    ),
+    Bug(
+        "pooled_online_kernel",
+        "float largest = -INFINITY",
+        "float largest = 0",
+        "the maximum starts at zero",
+    ),
+    Bug(
+        "pooled_online_kernel",
+        "begin += BLOCK",
+        "begin += BLOCK - (begin > 128)",
+        "a score of each later block counts twice",
+    ),
+    Bug(
+        "long_totals_kahan",
+        "float sum = 0, lost = 0;",
+        ("_Float16 sum = 0;\n    float lost = 0;"),
+        ("the sum is in half precision, for which the compensation cannot make up"),
+    ),
+    Bug(
+        "long_totals_kahan",
+        "const float term = x[i * width + d] - lost;",
+        "const float term = x[i * width + d] + lost;",
+        "the compensation is added instead of taken off",
+        equivalent="what is left errs like a plain sum, twice at most",
+    ),
+    Bug(
+        "long_totals_kahan",
+        "// Compensated: what an addition loses is kept.",
+        "// cuagent: flags -ffast-math",
+        "with -ffast-math the compiler removes the compensation",
+        equivalent="what is left is a plain sum in vectors, which the task admits",
+    ),
+    Bug(
+        "long_totals_kahan",
+        "d < width; ++d",
+        "d < width - 1; ++d",
+        "the last number of a row is not added",
+    ),
+)

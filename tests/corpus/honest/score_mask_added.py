@@ -1,0 +1,15 @@
+"""The mask becomes zero and minus infinity, which are added to the scores.
+
+task: score_mask
+"""
+
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, q, k, v, mask):
+        hidden = torch.where(mask, 0.0, float("-inf")).to(q.dtype)
+        scores = (q * q.shape[-1] ** -0.5) @ k.mT + hidden
+        weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+        return (weights / weights.sum(-1, keepdim=True)) @ v

@@ -1,0 +1,21 @@
+"""A layer that each sample takes or skips, as a flag of it says."""
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, x, active):
+        return torch.where(active[:, None], x + torch.tanh(self.inner(x)), x)
+
+
+def get_inputs():
+    return [torch.randn(7, 24), torch.ones(7, dtype=torch.bool)]
+
+
+def get_init_inputs():
+    return [24]
