@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from cuagent import __version__
 from cuagent.agent.prompt import opening, skill, skill_digest
 from cuagent.agent.run import REFERENCE, Run, Tried, tokens_of
 from cuagent.agent.stop import Budget, Stop
-from cuagent.agent.tools.files import mark_seen
+from cuagent.agent.tools.files import confined, mark_seen, text_if_there
+from cuagent.agent.tools.tool import ToolError
 from cuagent.attempt import Attempt
 from cuagent.events import Emit, ignore
 from cuagent.message import Message, ToolCall, Usage
@@ -197,9 +199,11 @@ def _recall_seen(run: Run) -> None:
         call = calls.get(message.tool_call_id or "")
         if call is None or message.is_error or call.name not in ("read", *WRITERS):
             continue
-        path = run.work / str(message.data.get("path") or _path_of(call))
-        if path.is_file():
-            mark_seen(run, path.resolve(), path.read_bytes().decode("utf-8", "replace"))
+        with suppress(ToolError):  # it may be no text file any more
+            name = confined(run, str(message.data.get("path") or _path_of(call)))
+            text = text_if_there(run, name)
+            if text is not None:
+                mark_seen(run, name, text)
 
 
 def _path_of(call: ToolCall) -> str:

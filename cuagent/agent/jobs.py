@@ -8,8 +8,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
     from cuagent.agent.run import Run
@@ -22,8 +21,8 @@ class Job:
     name: str
     command: str
     process: subprocess.Popen[bytes]
-    output: Path
-    """Of the whole output, in the work folder."""
+    output: BinaryIO
+    """The whole output; its file in the work folder was opened before the command started."""
     kill: Callable[[], None]
     """Ends the process and whatever it has started."""
     shown: int = 0

@@ -113,7 +113,7 @@ class Run:
     todo: list[dict[str, str]] = field(default_factory=list)
     jobs: dict[str, Job] = field(default_factory=dict)
     """Background commands, by the name the model knows them by."""
-    seen: dict[Path, str] = field(default_factory=dict)
+    seen: dict[str, str] = field(default_factory=dict)
     """Files of the work folder that the model has read or written, with their sha256."""
     files: dict[str, Kept] = field(default_factory=dict)
     """The work folder after the last step that changed it."""

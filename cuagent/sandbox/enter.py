@@ -1,13 +1,14 @@
 """Enter the sandbox: what a process can do to itself before it runs untrusted code.
 
 For a forked child that has torch imported (a few ms) and, through `cuagent.sandbox.exec`, for any
-command. There is no way back. Not here: the file system of its own that only `wrap` with bubblewrap
-gives, the deadline, and the watch over memory on a GPU, which are the caller's.
+command. There is no way back. Not here: process numbers of its own, which only `wrap` with
+bubblewrap gives, the deadline, and the watch over memory and files, which are the caller's.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import stat
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from cuagent.sandbox import landlock, linux, seccomp
 from cuagent.sandbox.policy import (
+    GPU_FILES,
     PLAIN_DEVICES,
     PROC,
     PROC_GPU,
@@ -26,6 +28,7 @@ from cuagent.sandbox.policy import (
     gpu_devices,
     readable,
 )
+from cuagent.sandbox.view import enter_view
 
 FEW_UIDS = (61_000, 4_000)
 """First and number of the user ids that a user namespace has too, and no one usually uses."""
@@ -46,9 +49,16 @@ def enter(policy: Policy, tier: Tier) -> None:
         if known := sys.modules.get("tempfile"):
             known.tempdir = None  # type: ignore[attr-defined]
         os.umask(0o077)
-        _limit(policy, tier)
-        if tier is not Tier.NONE:
-            _isolate(policy, tier)
+        if tier is Tier.NONE:
+            _limit(policy, tier, viewed=False)
+            return
+        if _threads("self") > 1:
+            raise SandboxError("sandbox: entered with several threads; fork first, then enter")
+        read = readable(policy)
+        # bubblewrap has made such a view already.
+        viewed = tier is Tier.LANDLOCK and enter_view(read, policy.write, _devices(policy))
+        _limit(policy, tier, viewed=viewed)
+        _isolate(policy, tier, read, viewed=viewed)
     except OSError as error:
         raise SandboxError(f"sandbox: tier {tier} cannot be entered: {error}") from error
 
@@ -65,26 +75,34 @@ def own_uid_possible(policy: Policy) -> bool:
     return policy.own_uid and os.geteuid() == 0
 
 
-def _isolate(policy: Policy, tier: Tier) -> None:
-    if _threads("self") > 1:
-        raise SandboxError("sandbox: entered with several threads; fork first, then enter")
-    read = readable(policy)
+def _devices(policy: Policy) -> list[Path]:
+    return [Path(name) for name in PLAIN_DEVICES] + (gpu_devices() if policy.gpu else [])
+
+
+def _isolate(policy: Policy, tier: Tier, read: list[Path], *, viewed: bool) -> None:
     if own_uid_possible(policy):
         if not policy.network:
             linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
         _become_another(policy, read)
+    elif viewed and os.geteuid() != 0:
+        linux.keep_capabilities(0)  # those of the user namespace that the view needed
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     if landlock.abi():
         landlock.restrict(
             [*read, *_proc(policy)],
             # CUDA names its threads through /proc, and gives up (304) where it may not.
             [*policy.write, Path("/proc" if policy.children else f"/proc/{os.getpid()}/task")],
-            [Path(name) for name in PLAIN_DEVICES] + (gpu_devices() if policy.gpu else []),
+            _devices(policy),
             network=policy.network,
         )
     elif tier is Tier.LANDLOCK:
         raise SandboxError("sandbox: this kernel has no Landlock")
-    seccomp.install(network=policy.network)
+    seccomp.install(
+        network=policy.network,
+        gpu=policy.gpu,
+        metadata=viewed or tier is Tier.BUBBLEWRAP,
+    )
 
 
 def _proc(policy: Policy) -> list[Path]:
@@ -138,13 +156,13 @@ def _open_to_all(path: Path) -> bool:
     )
 
 
-def _limit(policy: Policy, tier: Tier) -> None:
+def _limit(policy: Policy, tier: Tier, *, viewed: bool) -> None:
     processes = policy.processes
-    if not (own_uid_possible(policy) and tier is not Tier.NONE):
+    if not _counted_alone(policy, tier, viewed=viewed):
         processes += _tasks_of(os.getuid())
     limits = {
         resource.RLIMIT_NPROC: processes,
-        resource.RLIMIT_NOFILE: policy.open_files,
+        resource.RLIMIT_NOFILE: max(policy.open_files, GPU_FILES if policy.gpu else 0),
         resource.RLIMIT_FSIZE: policy.file_bytes,
         resource.RLIMIT_CORE: 0,
     }
@@ -154,6 +172,15 @@ def _limit(policy: Policy, tier: Tier) -> None:
         hard = resource.getrlimit(kind)[1]
         value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(kind, (value, value))
+
+
+def _counted_alone(policy: Policy, tier: Tier, *, viewed: bool) -> bool:
+    """Whether the limit on processes counts no process but those that come of this one."""
+    if own_uid_possible(policy):
+        return tier is not Tier.NONE
+    # Since Linux 5.14 the limit counts in each user namespace apart.
+    release = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
+    return viewed and os.geteuid() != 0 and release >= (5, 14)
 
 
 def _tasks_of(uid: int) -> int:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 Targets = dict[str, Any]
-"""secret, verifier, neighbour: files; tcp, udp: ports; abstract: name; parent: pid; fd; most:
-processes; largest: bytes; scratch: the writable folder."""
+"""secret, verifier, neighbour, closed: files; tcp, udp: ports; abstract: name; socket, datagrams:
+socket files; parent: pid; fd; most: processes; largest: bytes; scratch: the writable folder."""
 
 
 def read_secret(t: Targets) -> str:
@@ -42,6 +42,62 @@ def replace_verifier(t: Targets) -> str:
     own.write_text("mine")
     own.rename(t["verifier"])
     return "replaced"
+
+
+def _unless_as_before(path: str, change: Callable[[], None]) -> str:
+    """Whether a change of metadata was made: a call that says so may have done nothing."""
+
+    def metadata() -> tuple[int, int, int]:
+        found = Path(path).stat()
+        return found.st_mode, found.st_mtime_ns, found.st_ctime_ns
+
+    before = metadata()
+    time.sleep(0.02)  # a change of its own would show in the time of the last change
+    change()
+    if metadata() == before:
+        raise PermissionError("nothing was changed")
+    return "changed"
+
+
+def change_mode(t: Targets) -> str:
+    """Of a file of the same user that may not even be read."""
+    return _unless_as_before(t["verifier"], lambda: Path(t["verifier"]).chmod(0o640))
+
+
+def change_times(t: Targets) -> str:
+    return _unless_as_before(t["verifier"], lambda: os.utime(t["verifier"], (1, 1)))
+
+
+def change_owner(t: Targets) -> str:
+    return _unless_as_before(
+        t["verifier"], lambda: os.chown(t["verifier"], os.getuid(), os.getgid())
+    )
+
+
+def set_attribute(t: Targets) -> str:
+    os.setxattr(t["verifier"], "user.cuagent", b"was here")
+    return "set"
+
+
+def change_library_mode(t: Targets) -> str:
+    """Through a descriptor: what may be read can be opened."""
+    with Path(t["readable"]).open() as file:
+        return _unless_as_before(t["readable"], lambda: os.fchmod(file.fileno(), 0o600))
+
+
+def stat_closed(t: Targets) -> str:
+    """A name, a size and a time in a folder of mode 0700."""
+    return str(Path(t["closed"]).stat().st_size)
+
+
+def watch_tmp(t: Targets) -> str:
+    """Learn what others do in a folder that may not be read."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    watch = libc.inotify_init1(0)
+    everything = 0xFFF
+    if watch >= 0 and libc.inotify_add_watch(watch, os.fsencode("/tmp"), everything) >= 0:
+        return "watched"
+    raise OSError(ctypes.get_errno(), "inotify")
 
 
 def list_tmp(_t: Targets) -> str:
@@ -90,6 +146,31 @@ def socket_file(t: Targets) -> str:
     with socket.socket(socket.AF_UNIX) as unix:
         unix.connect(t["socket"])
     return "connected"
+
+
+def datagram_to_file(t: Targets) -> str:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unix:
+        unix.sendto(b"data", t["datagrams"])
+    return "delivered"
+
+
+def datagram_of_a_pair(t: Targets) -> str:
+    """A socket of a pair need not send to the other one, and may send descriptors."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs, Path(__file__).open() as file:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, file.fileno().to_bytes(4, sys.byteorder))]
+        ours.sendmsg([b"data"], rights, 0, t["datagrams"])
+    return "delivered"
+
+
+def descriptor_in_flight(_t: Targets) -> str:
+    """Memory behind a descriptor that was sent and closed is in no process's list."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        held = os.memfd_create("held")
+        socket.send_fds(ours, [b"."], [held])
+        os.close(held)
+    return "sent"
 
 
 def inherited_descriptor(t: Targets) -> str:
@@ -196,6 +277,13 @@ ESCAPES: tuple[Callable[[Targets], str], ...] = (
     read_neighbour,
     write_verifier,
     replace_verifier,
+    change_mode,
+    change_times,
+    change_owner,
+    set_attribute,
+    change_library_mode,
+    stat_closed,
+    watch_tmp,
     list_tmp,
     list_shared_memory,
     list_home,
@@ -203,6 +291,9 @@ ESCAPES: tuple[Callable[[Targets], str], ...] = (
     send_udp,
     abstract_socket,
     socket_file,
+    datagram_to_file,
+    datagram_of_a_pair,
+    descriptor_in_flight,
     inherited_descriptor,
     inherited_environment,
     trace_parent,

@@ -7,6 +7,7 @@ seen from here.
 from __future__ import annotations
 
 import resource
+from collections.abc import Collection
 from pathlib import Path
 
 SHARE = 0.5
@@ -23,8 +24,8 @@ def memory_bound() -> int:
     return int(total * SHARE)
 
 
-def resident(pid: int) -> int:
-    """Bytes that the process group `pid` has resident: what a referee watches on a GPU."""
+def resident(pid: int, beside: Collection[int] = ()) -> int:
+    """Bytes that the process group `pid`, and the processes `beside` it, have resident."""
     total = 0
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -33,6 +34,6 @@ def resident(pid: int) -> int:
             after_name = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:  # it ended meanwhile
             continue
-        if int(after_name[2]) == pid:
+        if int(after_name[2]) == pid or int(entry.name) in beside:
             total += int(after_name[21]) * resource.getpagesize()
     return total

@@ -16,6 +16,9 @@ from typing import Any
 TASKS = 64 + 4 * (os.cpu_count() or 1)
 """Processes and threads: an OpenMP pool per core with room, and far from a fork bomb."""
 
+GPU_FILES = 1024
+"""Descriptors that CUDA and its tools may need."""
+
 
 class SandboxError(Exception):
     """The sandbox could not be set up; nothing untrusted may run. One line."""
@@ -49,7 +52,8 @@ class Policy:
     """Whether programs that the process starts may use /proc too, as CUDA must. Names and command
     lines of other processes can then be read; their memory and environment cannot."""
     processes: int = TASKS
-    open_files: int = 1024
+    open_files: int = 256
+    """Descriptors of each process. Under `gpu` at least `GPU_FILES`."""
     file_bytes: int = 1 << 30
     memory_bytes: int | None = None
     """Private writable memory of each process (RLIMIT_DATA, never the address space, of which CUDA

@@ -24,6 +24,9 @@ from cuagent.sandbox.wrap import bubblewrap, wrap
 
 ESCAPES = Path(__file__).with_name("escapes.py")
 PROCESSES, LARGEST = 32, 1 << 20
+WITHOUT_VIEW = frozenset({"stat_closed"})
+"""What a process learns of names outside where it cannot get a file system view of its own: no
+content. A tier holds all the same, and its stamp says it."""
 DEADLINE = 20.0
 """Seconds; a probe takes a fraction of one."""
 
@@ -49,19 +52,21 @@ def probe_forked() -> Tier:
 
 
 def holds(tier: Tier) -> bool:
-    """Whether the tier is there and no escape from it succeeds."""
+    """Whether the tier is there and no escape from it succeeds, but for `WITHOUT_VIEW`."""
     with _TURN:  # who asks meanwhile waits for the answer, and does not try it all again
-        return tried(tier)
+        found = tried(tier)
+    return found is not None and found <= WITHOUT_VIEW
 
 
 @cache
-def tried(tier: Tier) -> bool:
-    """`holds`, for one thread at a time."""
+def tried(tier: Tier) -> frozenset[str] | None:
+    """Names of the escapes that succeed, None where the tier does not start. For one thread."""
     there = bubblewrap() is not None if tier is Tier.BUBBLEWRAP else bool(landlock.abi())
     try:
-        return there and all(escape.got is None for escape in selftest(tier))
+        found = selftest(tier) if there else None
     except SandboxError:
-        return False
+        return None
+    return None if found is None else frozenset(e.name for e in found if e.got is not None)
 
 
 def stamp(tier: Tier, policy: Policy) -> str:
@@ -70,8 +75,13 @@ def stamp(tier: Tier, policy: Policy) -> str:
         return "UNISOLATED"
     own = tier is Tier.LANDLOCK and own_uid_possible(policy)
     uid = "own uid" if own else "same uid"
-    memory = "memory by watch" if policy.gpu or not policy.memory_bytes else "memory by rlimit"
-    return f"{tier.value} ({uid}, landlock abi {landlock.abi()}, seccomp, {memory})"
+    with _TURN:
+        found = tried(tier)
+    viewed = found is not None and not found & WITHOUT_VIEW
+    seen = "files outside hidden" if viewed else "names outside visible"
+    limited = policy.memory_bytes and not policy.gpu
+    memory = f"memory by {'rlimit and ' if limited else ''}watch, files by watch"
+    return f"{tier.value} ({uid}, {seen}, landlock abi {landlock.abi()}, seccomp, {memory})"
 
 
 def selftest(tier: Tier) -> list[Escape]:
@@ -79,7 +89,10 @@ def selftest(tier: Tier) -> list[Escape]:
     import subprocess  # here, because every sandboxed command imports this package
 
     with _targets() as (targets, scratch, inherited):
-        policy = Policy(read=(ESCAPES,), write=(scratch,), processes=PROCESSES, file_bytes=LARGEST)
+        readable = Path(str(targets["readable"]))
+        policy = Policy(
+            read=(ESCAPES, readable), write=(scratch,), processes=PROCESSES, file_bytes=LARGEST
+        )
         command = [sys.executable, "-I", "-S", str(ESCAPES), json.dumps(targets)]
         try:
             child = subprocess.run(
@@ -112,6 +125,8 @@ def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
         outside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cuagent-probe-")))
         shared = stack.enter_context(tempfile.NamedTemporaryFile(dir="/dev/shm"))
         files = {name: outside / name for name in ("secret", "verifier", "neighbour")}
+        (outside / "closed").mkdir(0o700)
+        files |= {"readable": outside / "readable", "closed": outside / "closed" / "file"}
         for name, file in files.items():
             file.write_text(name)
         secret = stack.enter_context(files["secret"].open())
@@ -122,6 +137,7 @@ def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
             "udp": socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
             "abstract": socket.socket(socket.AF_UNIX),
             "file": socket.socket(socket.AF_UNIX),
+            "datagrams": socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
         }
         for one in sockets.values():
             stack.enter_context(one)
@@ -129,6 +145,7 @@ def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
         sockets["udp"].bind(("127.0.0.1", 0))
         sockets["abstract"].bind(f"\0{outside.name}")
         sockets["file"].bind(str(outside / "socket"))
+        sockets["datagrams"].bind(str(outside / "datagrams"))
         for name in ("tcp", "abstract", "file"):
             sockets[name].listen()
         targets: dict[str, object] = {
@@ -139,6 +156,7 @@ def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
             "udp": sockets["udp"].getsockname()[1],
             "abstract": outside.name,
             "socket": str(outside / "socket"),
+            "datagrams": str(outside / "datagrams"),
             "fd": secret.fileno(),
             "parent": os.getpid(),
             "uid": os.getuid(),

@@ -72,6 +72,8 @@ DENIED: dict[str, tuple[int, int | None, str]] = {
     "quotactl": (179, 60, "administration"),
     "syslog": (103, 116, "reads the kernel's log"),
     "fanotify_init": (300, 262, "watches other processes' files"),
+    "inotify_init": (253, None, "watches folders that may not be read"),
+    "inotify_init1": (294, 26, "as above"),
     "settimeofday": (164, 170, "moves the clock"),
     "clock_settime": (227, 112, "moves the clock"),
     "clock_adjtime": (305, 266, "moves the clock"),
@@ -82,20 +84,59 @@ DENIED: dict[str, tuple[int, int | None, str]] = {
     "ioperm": (173, None, "as above"),
     "seccomp": (317, 277, "could trap and forge the calls of trusted code in this process"),
 }
+SUCCESS = 0
+METADATA: dict[str, tuple[int | None, int | None, int]] = {
+    # name: (number on x86-64, on AArch64, what the call says instead of being done)
+    # Compilers and copying programs set modes and times of their own files and give up on an error.
+    "chmod": (90, None, SUCCESS),
+    "fchmod": (91, 52, SUCCESS),
+    "fchmodat": (268, 53, SUCCESS),
+    "fchmodat2": (452, 452, SUCCESS),
+    "utime": (132, None, SUCCESS),
+    "utimes": (235, None, SUCCESS),
+    "futimesat": (261, None, SUCCESS),
+    "utimensat": (280, 88, SUCCESS),
+    "chown": (92, None, errno.EPERM),
+    "lchown": (94, None, errno.EPERM),
+    "fchown": (93, 55, errno.EPERM),
+    "fchownat": (260, 54, errno.EPERM),
+    # As on a file system without extended attributes.
+    "setxattr": (188, 5, errno.EOPNOTSUPP),
+    "lsetxattr": (189, 6, errno.EOPNOTSUPP),
+    "fsetxattr": (190, 7, errno.EOPNOTSUPP),
+    "setxattrat": (463, 463, errno.EOPNOTSUPP),
+    "removexattr": (197, 14, errno.EOPNOTSUPP),
+    "lremovexattr": (198, 15, errno.EOPNOTSUPP),
+    "fremovexattr": (199, 16, errno.EOPNOTSUPP),
+    "removexattrat": (466, 466, errno.EOPNOTSUPP),
+    "file_setattr": (469, 469, errno.EOPNOTSUPP),
+}
+"""Changes of metadata. Landlock does not govern them, and a filter cannot tell whose file is meant.
+Not done at all where the process has no file system view of its own."""
 CLONE3 = 435
 CLONE, IOCTL, PRLIMIT, PRCTL = (56, 16, 302, 157) if X86 else (220, 29, 261, 167)
-SOCKET, CONNECT, AF_UNIX = (41, 42, 1) if X86 else (198, 203, 1)
+SOCKET, CONNECT, SOCKETPAIR, FCNTL = (41, 42, 53, 72) if X86 else (198, 203, 199, 25)
+SENDMSG, SENDMMSG = (46, 307) if X86 else (211, 269)
+AF_UNIX, SOCKET_KIND, SOCK_DGRAM = 1, 0xF, 2
+WATCHES = (1024, 1026)
+"""F_SETLEASE, which holds up others who open a file; F_NOTIFY, which tells what they do."""
+FILE_FLAGS = (0x40086602, 0x40046602, 0x401C5820, 0x40087602)
+"""FS_IOC_SETFLAGS in both widths, FS_IOC_FSSETXATTR, FS_IOC_SETVERSION: metadata too."""
 NEW_NAMESPACES = 0x7E020000
 TERMINAL_INJECTION = (0x5412, 0x541C)
 """TIOCSTI, TIOCLINUX: type into the terminal of whoever started us."""
 PR_SET_SECCOMP = 22
 
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN, MASK = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 ALLOW, KILL_PROCESS, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 
 
-def program(*, network: bool) -> bytes:
-    """The filter as an array of `struct sock_filter`."""
+def program(*, network: bool, gpu: bool = False, metadata: bool = False) -> bytes:
+    """The filter as an array of `struct sock_filter`.
+
+    `network` allows all sockets, `gpu` those that CUDA needs to start, `metadata` changes of modes,
+    times, owners and attributes of files.
+    """
     code = [
         _op(LOAD, 4),
         _op(EQUAL, ARCHITECTURE, 1, 0),
@@ -107,6 +148,8 @@ def program(*, network: bool) -> bytes:
         *_argument(CLONE, 0, ANY_BIT, NEW_NAMESPACES),
         *_argument(PRCTL, 0, EQUAL, PR_SET_SECCOMP),
         *(op for request in TERMINAL_INJECTION for op in _argument(IOCTL, 1, EQUAL, request)),
+        *(op for request in FILE_FLAGS for op in _argument(IOCTL, 1, EQUAL, request)),
+        *(op for command in WATCHES for op in _argument(FCNTL, 1, EQUAL, command)),
         # Limits of another process (of the referee, under one uid); 0 is the caller itself.
         _op(EQUAL, PRLIMIT, 0, 4),
         _op(LOAD, 16),
@@ -115,17 +158,12 @@ def program(*, network: bool) -> bytes:
         _op(LOAD, 0),
     ]
     if not network:
-        # CUDA binds an AF_UNIX socket when it starts (cuInit fails with 304 otherwise), so these
-        # can be made. None connects: Landlock does not guard socket files such as a container
-        # daemon's. ENOENT is what CUDA expects where no MPS daemon runs. Pairs go on working.
-        code += [
-            _op(EQUAL, SOCKET, 0, 4),
-            _op(LOAD, 16),
-            _op(EQUAL, AF_UNIX, 1, 0),
-            _op(RETURN, FAIL | errno.EACCES),
-            _op(LOAD, 0),
-            *_when(EQUAL, CONNECT, errno.ENOENT),
-        ]
+        code += _sockets(gpu=gpu)
+    if not metadata:
+        for on_x86, on_arm, answer in METADATA.values():
+            call = on_x86 if X86 else on_arm
+            if call is not None:
+                code += _when(EQUAL, call, answer)
     for x86, arm, _why in DENIED.values():
         number = x86 if X86 else arm
         if number is not None:
@@ -133,9 +171,45 @@ def program(*, network: bool) -> bytes:
     return b"".join([*code, _op(RETURN, ALLOW)])
 
 
-def install(*, network: bool) -> None:
+def _sockets(*, gpu: bool) -> list[bytes]:
+    """Pairs of sockets go on working, but those of datagrams; no socket reaches anyone else.
+
+    Landlock does not guard socket files such as a container daemon's. A datagram needs no
+    connection: one to a socket file would carry data and descriptors out.
+    """
+    datagrams = [
+        _op(EQUAL, SOCKETPAIR, 0, 5),
+        _op(LOAD, 24),
+        _op(MASK, SOCKET_KIND),
+        _op(EQUAL, SOCK_DGRAM, 0, 1),
+        _op(RETURN, FAIL | errno.EACCES),
+        _op(LOAD, 0),
+    ]
+    # ENOENT is what CUDA expects where no MPS daemon runs.
+    connect = _when(EQUAL, CONNECT, errno.ENOENT)
+    if not gpu:
+        # A descriptor that was sent and not received is held by nobody, and by no limit either.
+        sent = [*_when(EQUAL, SENDMSG, errno.EPERM), *_when(EQUAL, SENDMMSG, errno.EPERM)]
+        return [*_when(EQUAL, SOCKET, errno.EACCES), *connect, *datagrams, *sent]
+    # CUDA binds an AF_UNIX socket when it starts (cuInit fails with 304 otherwise).
+    return [
+        _op(EQUAL, SOCKET, 0, 8),
+        _op(LOAD, 16),
+        _op(EQUAL, AF_UNIX, 1, 0),
+        _op(RETURN, FAIL | errno.EACCES),
+        _op(LOAD, 24),
+        _op(MASK, SOCKET_KIND),
+        _op(EQUAL, SOCK_DGRAM, 0, 1),
+        _op(RETURN, FAIL | errno.EACCES),
+        _op(LOAD, 0),
+        *connect,
+        *datagrams,
+    ]
+
+
+def install(*, network: bool, gpu: bool = False, metadata: bool = False) -> None:
     """Put the filter on every thread of this process; needs no_new_privs. Raises OSError."""
-    instructions = program(network=network)
+    instructions = program(network=network, gpu=gpu, metadata=metadata)
     buffer = ctypes.create_string_buffer(instructions, len(instructions))
     syscall(SECCOMP, SET_MODE_FILTER, EVERY_THREAD, _Program(len(instructions) // 8, buffer))
 

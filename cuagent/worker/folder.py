@@ -13,26 +13,28 @@ import subprocess
 from pathlib import Path
 
 
-def size(folder: Path) -> float:
-    """Bytes of the files below it; infinite where a name is too long to be asked about.
+def usage(folder: Path) -> tuple[float, float]:
+    """Bytes of the files below it, and how many files and folders there are.
 
-    What goes away meanwhile counts as nothing.
+    Both are infinite where a name is too long to be asked about. What goes away meanwhile counts as
+    nothing.
     """
-    total, waiting = 0, [str(folder)]
+    total, names, waiting = 0, 0, [str(folder)]
     while waiting:
         try:
             entries = list(os.scandir(waiting.pop()))
         except FileNotFoundError:
             continue
         except OSError:
-            return math.inf
+            return math.inf, math.inf
+        names += len(entries)
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
                 else:
                     total += entry.stat(follow_symlinks=False).st_blocks * 512
-    return total
+    return total, names
 
 
 def remove(folder: Path) -> None:

@@ -175,6 +175,11 @@ class ForkServer:
         with self._turn:
             return suspend.stop(child.pid, self.pid, self.living)
 
+    def family(self, child: Child) -> set[int]:
+        """It and all processes that came of it: `rest.family`."""
+        with self._turn:
+            return suspend.family(child.pid, self.pid, self.living)
+
     @property
     def threads(self) -> int:
         """That torch computes with in each child, which need not be as many as it has with us.

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from cuagent.attempt import Attempt
 from cuagent.kernels.compiler import BUILD
-from cuagent.sandbox import Policy, Tier, resident
+from cuagent.sandbox import Policy, Tier
 from cuagent.task import Device
 from cuagent.worker import suspend
 from cuagent.worker.arms import CANDIDATE, ModelSpec
@@ -38,8 +38,9 @@ from cuagent.worker.channel import (
     send_message,
 )
 from cuagent.worker.exit_reason import conclusion, how_it_died
-from cuagent.worker.folder import remove, size
+from cuagent.worker.folder import remove
 from cuagent.worker.fork_server import ForkServer, ForkServerError
+from cuagent.worker.holdings import File, holdings
 from cuagent.worker.memory.arena import Arena, settle
 from cuagent.worker.memory.device_use import DeviceExcess, DeviceUse
 from cuagent.worker.open_timeout import OPEN_S, opening_s
@@ -47,9 +48,8 @@ from cuagent.worker.open_timeout import OPEN_S, opening_s
 LIBRARIES = "libraries"
 """Where in its folder a candidate finds what was compiled."""
 WATCH_S = 1.0
-"""How often a candidate's memory and files are looked at, if a call lasts that long."""
-DISK_BYTES = 2 << 30
-"""Of files in its folder, whose size alone is limited one by one."""
+"""How often a candidate's memory and files are looked at: while a call lasts that long, and at rest
+after one."""
 LEAD = 2_400_000
 """Cycles that a GPU waits before a timed block, some 1.2 ms: after a pause its clocks have dropped,
 and so has the host's pace. Without this lead over the GPU the first call of a process that was just
@@ -101,6 +101,8 @@ class Session:
         """Its own, which it may write to."""
         self._ids = itertools.count()
         self._lent: dict[Arena, int] = {}
+        self._lent_files: set[File] = set()
+        self._looked = time.monotonic()
         self._apart: set[int] = set()
         self._open_s = OPEN_S
         self.closed = False
@@ -286,6 +288,9 @@ class Session:
         if arena not in self._lent:
             number = next(self._ids)
             description, descriptors = arena.describe()
+            for descriptor in descriptors:
+                about = os.fstat(descriptor)
+                self._lent_files.add((about.st_dev, about.st_ino))
             message = {"do": "attach", "arena": number, "description": description}
             self._command(message, OPEN_S, descriptors)
             self._lent[arena] = number
@@ -315,6 +320,7 @@ class Session:
             records = self._records(nonce, expected, time.monotonic() + seconds)
             wall = time.perf_counter() - begun
             self._suspend()
+            self._look()
             if self._device is not None:
                 self._device.end()
         except ForgedRecord as error:
@@ -358,8 +364,10 @@ class Session:
             if left <= 0:
                 raise TimeoutError
             ready = {descriptor for descriptor, _ in poll.poll(min(left, WATCH_S) * 1000)}
-            if not ready:
-                self._watch()
+            if channel.fileno() not in ready and pidfd not in ready:
+                if self._device is not None and not ready:
+                    self._device.look()
+                self._look()  # also at one that prints all the time
             if channel.fileno() in ready:
                 record = receive_record(channel)
                 if record is None:
@@ -370,16 +378,15 @@ class Session:
             if output in ready and not self._printed.drain():
                 poll.unregister(output)
 
-    def _watch(self) -> None:
-        """Look at what a candidate takes while it lets us wait. Raises _Excess, DeviceExcess."""
-        if self._device is not None:
-            self._device.look()
-        if self._memory_bytes is None:
+    def _look(self) -> None:
+        """Look at what a candidate holds, unless that was done just now. Raises _Excess."""
+        if self._memory_bytes is None or time.monotonic() - self._looked < WATCH_S:
             return
-        if resident(self._child.pid) > self._memory_bytes:
-            raise _Excess(f"used more than {self._memory_bytes >> 20} MiB of memory")
-        if size(self.folder) > DISK_BYTES:
-            raise _Excess(f"wrote more than {DISK_BYTES >> 20} MiB of files")
+        family = self._fork_server.family(self._child)
+        held = holdings(self._child.pid, family, self.folder, self._lent_files)
+        self._looked = time.monotonic()
+        if excess := held.excess(self._memory_bytes):
+            raise _Excess(excess)
 
     def _stop(self, status: Status, detail: str = "", suspect: DeviceUse | None = None) -> NoReturn:
         if status is Status.CRASHED and self._child.pidfd is not None:

@@ -57,6 +57,12 @@ def resume(pid: int, apart: Collection[int]) -> None:
     _send(pid, signal.SIGCONT, group=True)
 
 
+def family(pid: int, subreaper: int, known: Collection[int]) -> set[int]:
+    """All processes that came of `pid`, also those that left its group; arguments as of `stop`."""
+    strays = set(_children(subreaper)) - set(known)
+    return {process for one in (pid, *strays) for process in (one, *_descendants(one))}
+
+
 def _descendants(pid: int) -> Iterator[int]:
     for child in _children(pid):
         yield child

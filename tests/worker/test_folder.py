@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.worker.folder import remove, size
+from cuagent.worker.folder import remove, usage
 
 
 @pytest.mark.parametrize("depth", [3, 5000])
@@ -23,7 +23,7 @@ def test_a_folder_goes_however_deep_it_is(tmp_path: Path, depth: int) -> None:
         here = below
     os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here))
     os.close(here)
-    assert math.isinf(size(top)) == (depth > 1000)
+    assert math.isinf(usage(top)[0]) == (depth > 1000)
     remove(top)
     assert not top.exists()
 
@@ -32,4 +32,6 @@ def test_what_lies_in_folders_is_counted(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "file").write_bytes(bytes(1 << 20))
     (tmp_path / "link").symlink_to("/")
-    assert 1 << 20 <= size(tmp_path) < 1 << 21
+    size, names = usage(tmp_path)
+    assert 1 << 20 <= size < 1 << 21
+    assert names == 3

@@ -18,7 +18,7 @@ from typing import Any
 
 from cuagent.agent.jobs import Job
 from cuagent.agent.run import Run
-from cuagent.agent.tools.capped import OUTPUTS, Spool, output_file, tidy
+from cuagent.agent.tools.capped import OUTPUTS, Spool, discard_output, output_file, tidy
 from cuagent.agent.tools.shell import KEEPING, READING, Command, start
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 from cuagent.events import ToolOutput
@@ -42,9 +42,9 @@ def bash(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         return _in_background(context.run, arguments["command"])
     run = context.run
     timeout = min(arguments.get("timeout", DEFAULT_TIMEOUT), LONGEST_TIMEOUT)
-    file = output_file(run, "bash")
+    name, file = output_file(run, "bash")
     begun = time.monotonic()
-    with file.open("xb") as whole:
+    with file as whole:
         spool = Spool(whole)
         command = start(run, arguments["command"], KEEPING, subprocess.PIPE, LARGEST_FILE)
         how = INTERRUPTED
@@ -55,9 +55,9 @@ def bash(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         finally:
             command.kill()
     seconds = time.monotonic() - begun
-    text = spool.text(f"{OUTPUTS}/{file.name}").rstrip("\n")
+    text = spool.text(f"{OUTPUTS}/{name}").rstrip("\n")
     if not spool.is_long:
-        file.unlink()
+        discard_output(run, name)
     code = command.process.returncode if how == ENDED else None
     data = {"exit": code, "seconds": round(seconds, 3), "timed_out": how == TIMED_OUT}
     ending = _ending(how, code, timeout)
@@ -68,10 +68,13 @@ def _in_background(run: Run, command: str) -> ToolResult:
     running = [job.name for job in run.jobs.values() if job.process.poll() is None]
     if len(running) >= MOST_JOBS:
         raise ToolError(f"{', '.join(running)} are still running; kill one with bash_kill first")
-    file = output_file(run, "bash")
-    with file.open("xb") as out:
-        started = start(run, command, READING, out, LARGEST_OUTPUT)
-    job = Job(file.stem, command, started.process, file, started.kill)
+    name, file = output_file(run, "bash")
+    try:
+        started = start(run, command, READING, file, LARGEST_OUTPUT)
+    except BaseException:
+        file.close()
+        raise
+    job = Job(name.removesuffix(".txt"), command, started.process, file, started.kill)
     run.jobs[job.name] = job
     text = f"started {job.name}; see it with bash_output, end it with bash_kill"
     return ToolResult(text, {"job": job.name})

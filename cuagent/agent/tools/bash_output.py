@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Mapping
@@ -48,18 +49,17 @@ def _wait(run: Run, job: Job, seconds: float) -> None:
 
 def _fresh(job: Job) -> str:
     """What was not shown before, its head and tail where it is long."""
-    with job.output.open("rb") as file:
-        size = file.seek(0, 2)
-        new = size - job.shown
-        file.seek(job.shown)
-        if new <= LONGEST:
-            text = tidy(file.read(new))
-        else:
-            head = tidy(file.read(LONGEST // 3))
-            file.seek(size - 2 * LONGEST // 3)
-            tail = tidy(file.read(2 * LONGEST // 3))
-            whole = f"{OUTPUTS}/{job.output.name}"
-            text = head_and_tail(head, tail, new - LONGEST, size, whole)
+    file = job.output.fileno()
+    size = os.fstat(file).st_size
+    new = max(0, size - job.shown)  # the command may have cut it
+    # Read at a place of its own: the command writes at the one that it shares with this file.
+    if new <= LONGEST:
+        text = tidy(os.pread(file, new, job.shown))
+    else:
+        head = tidy(os.pread(file, LONGEST // 3, job.shown))
+        tail = tidy(os.pread(file, 2 * LONGEST // 3, size - 2 * LONGEST // 3))
+        whole = f"{OUTPUTS}/{job.name}.txt"
+        text = head_and_tail(head, tail, new - LONGEST, size, whole)
     job.shown = size
     return text
 

@@ -5,12 +5,17 @@ A single huge output must not fill the conversation; nor may it be lost.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO
 
 from cuagent.agent.run import Run
+from cuagent.agent.tools.files import opened_work
+from cuagent.agent.tools.tool import ToolError
+from cuagent.sandbox.beneath import create, make_folders
 
 LONGEST = 12_000
 """Characters of an output that go to the model; a third from its head, the rest from its tail."""
@@ -30,19 +35,41 @@ def tidy(raw: bytes) -> str:
     return text
 
 
-def output_file(run: Run, name: str) -> Path:
-    """The name of a fresh file for a whole output; open it with mode "x".
+def output_file(run: Run, name: str) -> tuple[str, BinaryIO]:
+    """The name of a fresh file for a whole output, and the file, open to write and to read.
 
-    A command may have left links here, and what we write must not follow them.
+    Commands may put links here, before and while it is written. So it is opened once, beneath the
+    work folder, and never by its name again.
     """
     run.outputs += 1
-    folder = run.work / OUTPUTS
-    if folder.is_symlink() or folder.is_file():
-        folder.unlink()
-    folder.mkdir(exist_ok=True)
-    file = folder / f"{name}-{run.outputs}.txt"
-    file.unlink(missing_ok=True)
-    return file
+    file = f"{name}-{run.outputs}.txt"
+    try:
+        with opened_work(run) as work, _opened_outputs(work) as folder:
+            with suppress(FileNotFoundError):
+                os.unlink(file, dir_fd=folder)
+            return file, os.fdopen(create(folder, file), "w+b")
+    except OSError as error:
+        raise ToolError(f"{OUTPUTS}/{file} cannot be made: {error.strerror}") from error
+
+
+def discard_output(run: Run, file: str) -> None:
+    """Remove an output that the model was shown whole."""
+    with opened_work(run) as work, suppress(OSError), _opened_outputs(work) as folder:
+        os.unlink(file, dir_fd=folder)
+
+
+@contextmanager
+def _opened_outputs(work: int) -> Iterator[int]:
+    """The folder of outputs; what lies at its place and is no folder is removed."""
+    try:
+        folder = make_folders(work, OUTPUTS)
+    except OSError:
+        os.unlink(OUTPUTS, dir_fd=work)
+        folder = make_folders(work, OUTPUTS)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def head_and_tail(head: str, tail: str, left_out: int, size: int, file: str) -> str:

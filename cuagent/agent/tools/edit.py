@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from cuagent.agent.tools.files import confined, require_seen, save, shown, text_of
+from cuagent.agent.tools.files import confined, require_seen, save, text_of
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 AROUND = 3
@@ -25,12 +25,11 @@ PATIENCE = 2.0
 
 def edit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     run = context.run
-    path = confined(run, arguments["path"])
-    name = shown(run, path)
-    text = text_of(path, name)
-    require_seen(run, path, name, text)
+    name = confined(run, arguments["path"])
+    text = text_of(run, name)
+    require_seen(run, name, text)
     change = changed(name, text, arguments)
-    save(run, path, change.text, name)
+    save(run, name, change.text)
     data = {"path": name, "count": change.count}
     return ToolResult(f"{change.title}:\n{change.region}", data)
 

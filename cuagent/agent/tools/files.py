@@ -1,114 +1,190 @@
-"""What the file tools share: paths confined to the work folder, and what the model has seen.
+"""What the file tools share: files of the work folder, and what the model has seen of them.
 
 `skills/...` may be read as well; nothing else outside of the work folder exists for these tools.
+Commands of the agent change the folder while a tool looks at it. So a path is a name relative to
+the work folder, and files are opened beneath it by the kernel (`cuagent.sandbox.beneath`).
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.resources
-from pathlib import Path
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 
 from cuagent.agent.run import Run
 from cuagent.agent.tools.tool import ToolError
+from cuagent.sandbox.beneath import (
+    files_beneath,
+    list_beneath,
+    open_folder,
+    read_beneath,
+    write_beneath,
+)
 
 SKILLS, REFERENCE = "skills", "reference.py"
 LARGEST = 4 << 20
 """Bytes of a file that is read as text."""
 HIDDEN = frozenset({".outputs", "__pycache__", ".git"})
+LINK = (
+    "a symbolic link, or a path through one, which may lead outside of your work folder; the file "
+    "tools open none: name the file itself, or use bash"
+)
 
 
-def confined(run: Run, path: str) -> Path:
-    """The path in the work folder, links followed. Raises ToolError."""
+def confined(run: Run, path: str) -> str:
+    """The path relative to the work folder, "" for the folder itself. Raises ToolError."""
     if "\0" in path:
         raise ToolError("the path holds a NUL character")
-    work = run.work.resolve()
-    target = (work / path).resolve()
-    if not target.is_relative_to(work):
-        raise ToolError(f"{path}: outside of your work folder; use paths relative to it")
-    return target
-
-
-def readable(run: Run, path: str) -> Path:
-    """Like `confined`, and the skill's own files under `skills/`."""
-    if Path(path).parts[:1] == (SKILLS,) and not (run.work / path).exists():
-        root = Path(str(importlib.resources.files("cuagent.skills"))).resolve()
-        target = root.joinpath(*Path(path).parts[1:]).resolve()
-        if target.is_relative_to(root):
-            return target
-    return confined(run, path)
-
-
-def shown(run: Run, path: Path) -> str:
-    """The path as the model writes it."""
-    work = run.work.resolve()
-    return path.relative_to(work).as_posix() if path.is_relative_to(work) else path.name
-
-
-def text_of(path: Path, name: str) -> str:
-    """The text of a file. Raises ToolError."""
     try:
-        if path.is_dir():
-            raise ToolError(f"{name}: a folder; use glob to list it")
-        if path.exists() and not path.is_file():
-            raise ToolError(f"{name}: not a regular file")
-        if path.stat().st_size > LARGEST:
-            raise ToolError(f"{name}: larger than {LARGEST >> 20} MiB; use bash to look at parts")
-        # newlines as they are: an edit must not change the lines that it does not touch
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ToolError(f"{name}: not a text file") from error
-    except FileNotFoundError as error:
-        raise ToolError(f"{name}: no such file{_near(path)}") from error
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise ToolError("the path holds a character that no file name can have") from error
+    # By its text alone: links are followed nowhere, so `a/..` is nothing else than the folder.
+    target = os.path.normpath(run.work.resolve() / path)
+    for work in (run.work.resolve(), run.work.absolute()):
+        if Path(target).is_relative_to(work):
+            name = Path(target).relative_to(work).as_posix()
+            return "" if name == "." else name
+    raise ToolError(f"{path}: outside of your work folder; use paths relative to it")
+
+
+@contextmanager
+def opened_work(run: Run) -> Iterator[int]:
+    """Descriptor of the work folder. Raises ToolError where it cannot be opened."""
+    try:
+        work = open_folder(run.work)
     except OSError as error:
-        raise ToolError(f"{name}: {error.strerror or error}") from error
+        raise ToolError(f"your work folder cannot be opened: {error.strerror}") from error
+    try:
+        yield work
+    finally:
+        os.close(work)
 
 
-def mark_seen(run: Run, path: Path, text: str) -> None:
+def text_of(run: Run, name: str) -> str:
+    """The text of a file of the work folder. Raises ToolError."""
+    text = text_if_there(run, name)
+    if text is None:
+        raise ToolError(f"{name}: no such file{_near(run, name)}")
+    return text
+
+
+def text_if_there(run: Run, name: str) -> str | None:
+    """Like `text_of`, and None where there is no such file. Raises ToolError."""
+    try:
+        with opened_work(run) as work:
+            data = read_beneath(work, name, LARGEST)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ToolError(f"{name or 'the path'}: {_why(error)}") from error
+    return _decoded(data, name)
+
+
+def skill_text(run: Run, path: str) -> str | None:
+    """The text of one of the skill's own files under `skills/`, None for another path.
+
+    Raises ToolError. A folder of that name in the work folder goes first.
+    """
+    if Path(path).parts[:1] != (SKILLS,) or os.path.lexists(run.work / SKILLS):
+        return None
+    root = Path(str(importlib.resources.files("cuagent.skills"))).resolve()
+    target = root.joinpath(*Path(path).parts[1:]).resolve()
+    if not target.is_relative_to(root):
+        return None
+    try:
+        with target.open("rb") as file:
+            return _decoded(file.read(LARGEST + 1), path)
+    except OSError as error:
+        raise ToolError(f"{path}: {_why(error)}") from error
+
+
+def mark_seen(run: Run, name: str, text: str) -> None:
     """Remember that the model knows the file as it now is."""
-    run.seen[path] = _digest(text)
+    run.seen[name] = _digest(text)
 
 
-def require_seen(run: Run, path: Path, name: str, text: str) -> None:
+def require_seen(run: Run, name: str, text: str) -> None:
     """Raise ToolError unless the model may change the file and has seen it as it now is."""
     _refuse_reference(name)
-    if path not in run.seen:
+    if name not in run.seen:
         raise ToolError(f"{name}: read it before you change it")
-    if run.seen[path] != _digest(text):
+    if run.seen[name] != _digest(text):
         raise ToolError(f"{name}: it has changed since you read it; read it again")
 
 
-def save(run: Run, path: Path, text: str, name: str) -> None:
+def save(run: Run, name: str, text: str) -> None:
     """Write a file whole or not at all. Raises ToolError."""
     _refuse_reference(name)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        partial.unlink(missing_ok=True)
-        with partial.open("xb") as file:  # never through a link that a command left there
-            file.write(text.encode("utf-8", "replace"))
-        partial.replace(path)
+        with opened_work(run) as work:
+            write_beneath(work, name, text.encode("utf-8", "replace"))
     except OSError as error:
-        raise ToolError(f"{name}: {error.strerror or error}") from error
-    mark_seen(run, path, text)
+        raise ToolError(f"{name}: {_why(error)}") from error
+    mark_seen(run, name, text)
 
 
-def listed(run: Run, pattern: str) -> list[Path]:
-    """Files of the work folder that match, sorted, without what is hidden. Raises ToolError."""
+def listed(run: Run, pattern: str) -> list[tuple[str, int]]:
+    """Name and size of the files that match, sorted, without what is hidden. Raises ToolError."""
     if Path(pattern).parts[:1] == (SKILLS,) and not (run.work / SKILLS).exists():
         raise ToolError("the skill's files are not in your work folder; open them with read")
-    work = run.work.resolve()
+    parts = PurePosixPath(pattern).parts
+    if not parts or parts[0] == "/" or any("**" in part and part != "**" for part in parts):
+        raise ToolError(f"{pattern!r}: not a pattern relative to the work folder")
+    with opened_work(run) as work:
+        found = sorted(files_beneath(work, HIDDEN))
+    return [(name, size) for name, size in found if _fits(parts, name.split("/"))]
+
+
+def _fits(parts: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether the components of a file's name match those of a pattern, as in `Path.glob`."""
+    if parts[-1] == "**":  # which stands for folders alone
+        return False
+    states = {0}
+    """How many parts may have been used up by the names so far."""
+    for name in names:
+        for state in sorted(states):
+            while state < len(parts) and parts[state] == "**":  # it also stands for no folder
+                state += 1
+                states.add(state)
+        states = {
+            after
+            for state in states
+            if state < len(parts)
+            for after in _next(state, parts[state], name)
+        }
+    return len(parts) in states
+
+
+def _next(state: int, part: str, name: str) -> tuple[int, ...]:
+    if part == "**":
+        return (state,)
+    return (state + 1,) if fnmatchcase(name, part) else ()
+
+
+def _decoded(data: bytes, name: str) -> str:
+    if len(data) > LARGEST:
+        raise ToolError(f"{name}: larger than {LARGEST >> 20} MiB; use bash to look at parts")
     try:
-        found = sorted(work.glob(pattern))
-    except (ValueError, NotImplementedError, IndexError) as error:
-        raise ToolError(f"{pattern!r}: not a pattern relative to the work folder") from error
-    return [
-        path
-        for path in found
-        if path.is_file()
-        and path.resolve().is_relative_to(work)
-        and not HIDDEN.intersection(path.relative_to(work).parts)
-    ]
+        # newlines as they are: an edit must not change the lines that it does not touch
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ToolError(f"{name}: not a text file") from error
+
+
+def _why(error: OSError) -> str:
+    if error.errno in (errno.ELOOP, errno.EXDEV):
+        return LINK
+    if error.errno == errno.EISDIR:
+        return "a folder; use glob to list it"
+    if error.errno == errno.ENXIO:
+        return "not a regular file"
+    return error.strerror or str(error)
 
 
 def _refuse_reference(name: str) -> None:
@@ -120,8 +196,11 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _near(path: Path) -> str:
-    if not path.parent.is_dir():
+def _near(run: Run, name: str) -> str:
+    try:
+        with opened_work(run) as work:
+            found = list_beneath(work, name.rpartition("/")[0])
+    except OSError:
         return ""
-    names = sorted(p.name for p in path.parent.iterdir() if p.name not in HIDDEN)
+    names = sorted(entry.name for entry in found if entry.name not in HIDDEN)
     return f"; its folder holds {', '.join(names[:12])}" if names else "; its folder is empty"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cuagent.agent.tools.files import listed, shown
+from cuagent.agent.tools.files import listed
 from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
 
 MOST = 200
@@ -14,8 +14,7 @@ MOST = 200
 def glob(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     run = context.run
     found = [
-        f"{shown(run, run.work.resolve() / path)}  {path.stat().st_size:,} bytes"
-        for path in listed(run, arguments.get("pattern", "**/*"))
+        f"{name}  {size:,} bytes" for name, size in listed(run, arguments.get("pattern", "**/*"))
     ]
     if not found:
         return ToolResult("no file matches", {"count": 0})

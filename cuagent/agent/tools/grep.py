@@ -1,10 +1,13 @@
-"""grep: lines that match a regular expression, by ripgrep where there is one."""
+"""grep: lines of the work folder's files that match a regular expression of Python.
+
+The search runs in a process of its own, because an expression that backtracks without end can only
+be killed. It opens the files beneath the work folder's descriptor, so no link leads it elsewhere.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.agent.run import Run
-from cuagent.agent.tools.files import LARGEST, listed, shown
+from cuagent.agent.tools.files import LARGEST, listed, opened_work
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 MOST = 200
 LONGEST_LINE = 240
 PATIENCE = 20.0
-"""Seconds for ripgrep."""
+"""Seconds for the search."""
 
 
 def grep(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
@@ -28,69 +31,43 @@ def grep(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     except (re.error, RecursionError, OverflowError) as error:
         raise ToolError(f"{pattern[:200]!r}: not a regular expression ({error})") from error
     wanted = arguments.get("files", "**/*")
-    files = listed(run, wanted)
-    if not files:
+    names = [name for name, _ in listed(run, wanted)]
+    if not names:
         return ToolResult(f"no file matches {wanted[:200]!r}", {"count": 0})
-    ripgrep = shutil.which("rg")
-    found = _by_ripgrep(ripgrep, run, pattern, files) if ripgrep else None
-    lines, count = found or _by_python(run, pattern, files)
+    lines, count = _search(run, pattern, names)
     if not count:
-        return ToolResult(f"no line matches in {len(files)} files", {"count": 0})
+        return ToolResult(f"no line matches in {len(names)} files", {"count": 0})
     more = [f"... and {count - MOST} more"] if count > MOST else []
     return ToolResult("\n".join(lines[:MOST] + more), {"count": count})
 
 
-def _by_python(run: Run, pattern: str, files: list[Path]) -> tuple[list[str], int]:
+def _search(run: Run, pattern: str, names: list[str]) -> tuple[list[str], int]:
     """The first lines and how many there are. Raises ToolError."""
-    request = {
-        "pattern": pattern,
-        "files": [(shown(run, path), str(path)) for path in files],
-        "largest": LARGEST,
-        "longest_line": LONGEST_LINE,
-        "most": MOST,
-    }
-    argv = [sys.executable, "-I", "-S", str(Path(__file__).with_name("search.py"))]
-    try:
-        done = subprocess.run(
-            argv,
-            input=json.dumps(request),
-            env={},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=True,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ToolError(f"no answer in {PATIENCE:g} s; use a simpler expression") from error
+    with opened_work(run) as work:
+        request = {
+            "pattern": pattern,
+            "work": work,
+            "files": names,
+            "largest": LARGEST,
+            "longest_line": LONGEST_LINE,
+            "most": MOST,
+        }
+        argv = [sys.executable, "-I", "-S", str(Path(__file__).with_name("search.py"))]
+        try:
+            done = subprocess.run(
+                argv,
+                input=json.dumps(request),
+                env={},
+                pass_fds=(work,),
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=True,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ToolError(f"no answer in {PATIENCE:g} s; use a simpler expression") from error
     answer = json.loads(done.stdout)
     return answer["lines"], answer["count"]
-
-
-def _by_ripgrep(
-    ripgrep: str, run: Run, pattern: str, files: list[Path]
-) -> tuple[list[str], int] | None:
-    """Like `_by_python`; None where ripgrep cannot say (its expressions differ a little)."""
-    if not files:
-        return [], 0
-    argv = [ripgrep, "--line-number", "--no-heading", "--with-filename", "--color=never"]
-    argv += ["--no-config", "--no-ignore", "--sort=path", f"--max-columns={LONGEST_LINE}"]
-    names = [shown(run, path) for path in files]
-    try:
-        done = subprocess.run(
-            [*argv, "--regexp", pattern, "--", *names],
-            cwd=run.work,
-            env={},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode > 1:
-        return None
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
-    return [re.sub(r"^(.*?:\d+):", r"\1: ", line, count=1) for line in lines[:MOST]], len(lines)
 
 
 TOOL = Tool(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cuagent.agent.tools.files import mark_seen, readable, text_of
+from cuagent.agent.tools.files import confined, mark_seen, skill_text, text_of
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 DEFAULT_LINES = 600
@@ -16,9 +16,11 @@ LONGEST = 48_000
 
 def read(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     name, first = arguments["path"], arguments.get("first", 1)
-    path = readable(context.run, name)
-    text = text_of(path, name)
-    mark_seen(context.run, path, text)
+    text = skill_text(context.run, name)
+    if text is None:
+        path = confined(context.run, name)
+        text = text_of(context.run, path)
+        mark_seen(context.run, path, text)
     lines = text.splitlines()
     if not lines:
         return ToolResult(f"{name} is empty", {"lines": 0})

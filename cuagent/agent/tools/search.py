@@ -1,8 +1,7 @@
-"""`python -I -S search.py < REQUEST > ANSWER`: for `grep` where there is no ripgrep.
+"""`python -I -S search.py < REQUEST > ANSWER`: the process in which `grep` searches.
 
-A process of its own, because an expression that backtracks for ever can only be killed.
-Request: {"pattern", "files": [[shown name, path], ...], "largest", "longest_line", "most"};
-answer: {"lines": the first of them, "count": of all}.
+Request: {"pattern", "work": descriptor of the work folder, "files": names in it, "largest",
+"longest_line", "most"}; answer: {"lines": the first of them, "count": of all}.
 """
 
 import json
@@ -15,20 +14,24 @@ from typing import Any
 
 def matches(request: dict[str, Any]) -> Iterator[str]:
     """`name:number: line`, in the order of the files."""
+    from cuagent.sandbox.beneath import read_beneath
+
     expression = re.compile(request["pattern"])
-    for name, path in request["files"]:
+    for name in request["files"]:
         try:
-            if Path(path).stat().st_size > request["largest"]:
-                continue
-            text = Path(path).read_bytes().decode("utf-8", "replace")
+            data = read_beneath(request["work"], name, request["largest"])
         except OSError:
             continue
-        for number, line in enumerate(text.splitlines(), 1):
+        if len(data) > request["largest"]:
+            continue
+        for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
             if expression.search(line):
                 yield f"{name}:{number}: {line[: request['longest_line']]}"
 
 
 if __name__ == "__main__":
+    # -I leaves out the folder that holds cuagent, and it may be installed nowhere on the path.
+    sys.path.append(str(Path(__file__).resolve().parents[3]))
     given = json.load(sys.stdin)
     found = list(matches(given))
     json.dump({"lines": found[: given["most"]], "count": len(found)}, sys.stdout)

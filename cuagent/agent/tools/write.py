@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cuagent.agent.tools.files import confined, require_seen, save, shown, text_of
+from cuagent.agent.tools.files import confined, require_seen, save, text_if_there
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 
 def write(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     run, text = context.run, arguments["text"]
-    path = confined(run, arguments["path"])
-    if path == run.work.resolve():
+    name = confined(run, arguments["path"])
+    if not name:
         raise ToolError("the path names your work folder; add a file name")
-    name = shown(run, path)
-    existed = path.exists()
-    if existed:
-        require_seen(run, path, name, text_of(path, name))
-    save(run, path, text, name)
+    before = text_if_there(run, name)
+    if before is not None:
+        require_seen(run, name, before)
+    save(run, name, text)
     lines = len(text.splitlines())
-    verb = "replaced" if existed else "wrote"
+    verb = "wrote" if before is None else "replaced"
     return ToolResult(f"{verb} {name} ({lines} lines)", {"path": name, "lines": lines})
 
 

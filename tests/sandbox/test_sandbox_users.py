@@ -1,0 +1,107 @@
+"""The sandbox as root and as an ordinary user enters it, with and without namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuagent.sandbox import Tier, landlock
+from cuagent.sandbox.probe import WITHOUT_VIEW
+
+HERE = Path(__file__).parent
+NOBODY = 65534
+HONEST = """
+set -e
+echo '#include <vector>
+extern "C" int three() { return std::vector<int>(3).size(); }' > a.cpp
+g++ -shared -fPIC a.cpp -o a.so
+cp -p a.cpp b.cpp
+touch a.cpp
+cmp a.cpp b.cpp
+mkdir -p c && mv b.cpp c/
+python3 -I -c 'import shutil; shutil.copy2("a.cpp", "d.cpp"); shutil.copytree("c", "e")'
+python3 -I -c 'import ctypes; print(ctypes.CDLL("./a.so").three())'
+"""
+"""What compilers, shells and copies do to metadata of their own files."""
+
+
+def _interpreter(user: str) -> list[str]:
+    """A Python that the user may start, with what becomes that user. Skips where there is none."""
+    if user == "root":
+        if os.geteuid() != 0:
+            pytest.skip("the tests do not run as root")
+        return [sys.executable]
+    for program in (sys.executable, "/usr/bin/python3"):
+        ask = [program, "-I", "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+        try:
+            if subprocess.run(ask, check=False, **_become(user)).returncode == 0:
+                return [program]
+        except OSError:
+            continue
+    pytest.skip("no Python that an ordinary user may start")
+
+
+def _become(user: str) -> dict[str, Any]:
+    if user == "root" or os.geteuid() != 0:
+        return {}
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
+
+
+@pytest.fixture(params=["root", "ordinary user"])
+def user(request: pytest.FixtureRequest) -> str:
+    if not landlock.abi():
+        pytest.skip("this kernel has no Landlock")
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.mark.parametrize("view", ["view", "no view"])
+def test_escapes_fail_and_honest_commands_work(user: str, view: str, scratch: Path) -> None:
+    if user != "root" and os.geteuid() == 0:
+        os.chown(scratch, NOBODY, NOBODY)
+    command = [*_interpreter(user), "-I", str(HERE / "as_user.py"), view, str(scratch)]
+    done = subprocess.run(
+        [*command, "bash", "-c", HONEST],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **_become(user),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["code"], found["output"]) == (0, "3\n")
+    assert found["tier"] == Tier.LANDLOCK
+    if view == "view" and "names outside visible" not in found["stamp"]:
+        assert "files outside hidden" in found["stamp"]
+        assert found["succeeded"] == []
+    else:
+        assert set(found["succeeded"]) <= WITHOUT_VIEW
+        assert "names outside visible" in found["stamp"]
+
+
+def test_own_files_keep_their_modes_and_times_where_there_is_a_view(
+    user: str, scratch: Path
+) -> None:
+    if user != "root" and os.geteuid() == 0:
+        os.chown(scratch, NOBODY, NOBODY)
+    command = [*_interpreter(user), "-I", str(HERE / "as_user.py"), "view", str(scratch)]
+    own = "touch -d @1000 a; chmod 755 a; stat -c '%a %Y' a; ls -d /home/* /root/* 2>&1 | wc -l"
+    done = subprocess.run(
+        [*command, "bash", "-c", own],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        **_become(user),
+    )
+    found = json.loads(done.stdout)
+    if "names outside visible" in found["stamp"]:
+        pytest.skip("this machine gives out no mount namespace")
+    assert found["output"] == "755 1000\n2\n"

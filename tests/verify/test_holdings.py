@@ -1,0 +1,137 @@
+"""What a candidate holds beside what the kernel's limits count ends its verdict, not the machine.
+
+Each body takes a little more than is allowed, in pieces that no limit refuses. The bounds are
+lowered so that this takes a second or two.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+
+import pytest
+
+from cuagent.sandbox import Tier
+from cuagent.verify import Reason, Referee, Verdict
+
+Judged = Callable[[str], Verdict]
+holdings = import_module("cuagent.worker.holdings")
+MIB = 1 << 20
+FILL = """
+        import mmap, os, pathlib, socket, subprocess, sys, time
+        if not hasattr(self, "kept"):
+            self.kept = []
+            folder = os.environ["TMPDIR"]
+            for number in range(24):
+"""
+THEN = """
+            end = time.monotonic() + {seconds}
+            while time.monotonic() < end:
+                time.sleep(0.05)
+                {meanwhile}
+        return self.honest(x)
+"""
+WAYS = {
+    "unlinked files": """
+                file = os.open(f"{folder}/{number}", os.O_RDWR | os.O_CREAT)
+                os.write(file, bytes(16 << 20))
+                os.unlink(f"{folder}/{number}")
+                self.kept.append(file)
+    """,
+    "unlinked files that are mapped and closed": """
+                file = os.open(f"{folder}/{number}", os.O_RDWR | os.O_CREAT)
+                os.write(file, bytes(16 << 20))
+                os.unlink(f"{folder}/{number}")
+                self.kept.append(mmap.mmap(file, 16 << 20))
+                os.close(file)
+    """,
+    "empty files": """
+                for other in range(100):
+                    open(f"{folder}/{number}-{other}", "w").close()
+    """,
+}
+MEMORY = """
+                file = os.memfd_create("kept")
+                for _ in range(4):
+                    os.write(file, bytes(16 << 20))
+                self.kept.append(file)
+"""
+
+
+@pytest.fixture
+def lowered(referee: Referee, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Bounds that the bodies pass and an honest candidate does not."""
+    if referee.tier is Tier.NONE:
+        pytest.skip("no sandbox here")
+    monkeypatch.setattr(holdings, "DISK_BYTES", 256 * MIB)
+    monkeypatch.setattr(holdings, "MOST_NAMES", 2000)
+    before = referee.processes.memory_bytes, referee.call_s
+    referee.processes.memory_bytes, referee.call_s = 1200 * MIB, 60.0
+    yield
+    referee.processes.memory_bytes, referee.call_s = before
+
+
+@pytest.mark.parametrize("meanwhile", ["pass", "print('.', flush=True)"])
+def test_memory_that_is_mapped_nowhere_is_counted(
+    lowered: None, judged: Judged, meanwhile: str
+) -> None:
+    """Also of one that prints all the time, so that the referee never waits a second in vain."""
+    body = FILL + MEMORY + THEN.format(seconds=20, meanwhile=meanwhile)
+    verdict = judged(body)
+    assert verdict.reason is Reason.CRASHED, verdict
+    assert "MiB of memory" in verdict.detail
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_files_without_a_name_and_names_without_a_file_are_counted(
+    lowered: None, judged: Judged, way: str
+) -> None:
+    verdict = judged(FILL + WAYS[way] + THEN.format(seconds=20, meanwhile="pass"))
+    assert verdict.reason is Reason.CRASHED, verdict
+    assert "files" in verdict.detail
+
+
+def test_many_short_calls_are_looked_at_in_between(lowered: None, judged: Judged) -> None:
+    body = """
+        import os, time
+        folder, self.calls = os.environ["TMPDIR"], getattr(self, "calls", 0) + 1
+        time.sleep(0.3)
+        for other in range(500):
+            open(f"{folder}/{self.calls}-{other}", "w").close()
+        return self.honest(x)
+    """
+    verdict = judged(body)
+    assert verdict.reason is Reason.CRASHED, verdict
+    assert "files" in verdict.detail
+
+
+def test_what_left_the_group_is_counted(lowered: None, judged: Judged) -> None:
+    body = """
+        import os, time
+        if not hasattr(self, "started"):
+            self.started = True
+            for _ in range(3):  # each within its own limit
+                if os.fork() == 0:
+                    os.setsid()
+                    held = bytearray(os.urandom(1 << 20)) * 500
+                    time.sleep(60)
+            time.sleep(20)
+        return self.honest(x)
+    """
+    verdict = judged(body)
+    assert "MiB of memory" in verdict.detail, verdict
+
+
+def test_an_honest_candidate_that_uses_a_little_of_all_is_accepted(
+    lowered: None, judged: Judged
+) -> None:
+    body = (FILL + WAYS["unlinked files"] + MEMORY).replace("range(24)", "range(3)")
+    assert judged(body + THEN.format(seconds=1.5, meanwhile="pass")).accepted
+
+
+def test_processes_of_others_are_read_as_far_as_they_last() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    assert holdings._nameless({gone.pid}, ()) == {}
