@@ -44,6 +44,24 @@ def replace_verifier(t: Targets) -> str:
     return "replaced"
 
 
+def follow_link(t: Targets) -> str:
+    """A link in the own folder to a file outside, as a candidate's header could be."""
+    link = Path(t["scratch"], "link.h")
+    link.symlink_to(t["secret"])
+    try:
+        return link.read_text()
+    finally:
+        link.unlink()
+
+
+def hard_link(t: Targets) -> str:
+    """A second name in the own folder for a file outside, which a reader takes for an own file."""
+    link = Path(t["scratch"], "hard.h")
+    link.hardlink_to(t["secret"])
+    link.unlink()
+    return "linked"
+
+
 def list_tmp(_t: Targets) -> str:
     """The shared folders that other processes leave their files in."""
     if Path(_t["secret"]).parent.name in (found := os.listdir("/tmp")):  # noqa: PTH208
@@ -196,6 +214,8 @@ ESCAPES: tuple[Callable[[Targets], str], ...] = (
     read_neighbour,
     write_verifier,
     replace_verifier,
+    follow_link,
+    hard_link,
     list_tmp,
     list_shared_memory,
     list_home,
