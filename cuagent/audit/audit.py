@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cuagent.record.evidence import EvidenceError, built, verifier_digest
@@ -90,7 +89,7 @@ def audit(
 
 def take_apart(data: Mapping[str, Any]) -> Recorded:
     """Raises EvidenceError."""
-    from cuagent.attempt import Attempt
+    from cuagent.attempt import Attempt, AttemptError
     from cuagent.timing import Timing
     from cuagent.verify import Verdict
     from cuagent.worker.arms import task_from_json
@@ -107,10 +106,21 @@ def take_apart(data: Mapping[str, Any]) -> Recorded:
         _forged(recorded)
         _elsewhere(data, recorded.verdict, recorded.verdict)
         _libraries(data)
-        _inside(recorded.attempt)
+        _require_seeds(recorded.verdict)
         return recorded
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise EvidenceError(f"the evidence is not whole: {type(error).__name__} {error}") from error
+    except (LookupError, TypeError, ArithmeticError, ValueError, AttributeError) as error:
+        raise EvidenceError(
+            f"the evidence is not whole: {type(error).__name__} {error!s:.200}"
+        ) from error
+    except (AttemptError, RecursionError) as error:
+        raise EvidenceError(f"the evidence is not whole: {error!s:.200}") from error
+
+
+def _require_seeds(said: Verdict) -> None:
+    """Raise ValueError for seeds that no generator takes."""
+    for seed in (*said.seeds, *(draw.seed for draw in said.draws)):
+        if not 0 <= seed < 1 << 63:
+            raise ValueError("a seed is not in 0 to 2**63 - 1")
 
 
 def judge_again(recorded: Recorded, made: Build, referee: Referee) -> list[Verdict]:
@@ -222,13 +232,6 @@ def _building(data: Mapping[str, Any], made: Build) -> list[str]:
 
 def _libraries(data: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     return {str(one["source"]): dict(one) for one in data.get("build", [])}
-
-
-def _inside(attempt: Attempt) -> None:
-    """Raises ValueError where a file would be written elsewhere than in the attempt's folder."""
-    for name, _ in attempt.files:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise ValueError(f"{name} lies outside of the attempt")
 
 
 def _timing(recorded: Recorded) -> list[str]:

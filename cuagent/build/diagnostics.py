@@ -7,17 +7,24 @@ Invariant: a failed compile yields at least one error, and every text is short.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuagent.attempt import Attempt
 from cuagent.build.resources import short_name
 from cuagent.build.result import Diagnostic
 
 MOST_ERRORS = 5
 MOST_WARNINGS = 3
+MOST_FOUND = 200
+"""Messages, before the first few are chosen."""
 LONGEST = 300
 """Characters of one message."""
+MOST_LINES, LONGEST_LINE = 20_000, 2_000
+"""Of the output that is read. Sources can make a compiler print anything of any length."""
 
 NO_TORCH = (
     'torch headers are not needed: export extern "C" launchers that take raw pointers and sizes, '
@@ -25,11 +32,11 @@ NO_TORCH = (
 )
 
 _GXX = re.compile(
-    r"^(?P<file>[^\s:][^:]*):(?P<line>\d+):(?:\d+:)? "
+    r"^(?P<file>[^\s:][^:]*):(?P<line>\d{1,9}):(?:\d+:)? "
     r"(?:fatal )?(?P<kind>error|warning): (?P<text>.*)"
 )
 _NVCC = re.compile(
-    r"^(?P<file>[^\s(][^(]*)\((?P<line>\d+)\): (?:catastrophic )?(?P<kind>error|warning)"
+    r"^(?P<file>[^\s(][^(]*)\((?P<line>\d{1,9})\): (?:catastrophic )?(?P<kind>error|warning)"
     r"(?: #[\w-]+)?: (?P<text>.*)"
 )
 _PTXAS = re.compile(r"^ptxas (?:[^,]*, line \d+; )?(?P<kind>error|fatal|warning)\s*: (?P<text>.*)")
@@ -41,8 +48,8 @@ _OTHER = re.compile(
     r"(?P<kind>fatal error|error|fatal|warning)\s*: (?P<text>.*)"
 )
 _REQUIRED = re.compile(
-    r"^(?P<file>[^\s:][^:]*):(?P<line>\d+):\d+:   required from here"
-    r"|instantiation of .* at line (?P<at>\d+)(?: of (?P<of>\S+))?"
+    r"^(?P<file>[^\s:][^:]*):(?P<line>\d{1,9}):\d+:   required from here"
+    r"|instantiation of .* at line (?P<at>\d{1,9})(?: of (?P<of>\S+))?"
 )
 _FOREIGN = re.compile(
     r"^[ \t]*#[ \t]*include[ \t]*[<\"](torch|ATen|c10|pybind11|Python\.h)\b", re.MULTILINE
@@ -58,31 +65,32 @@ def foreign_headers(source: str, text: str) -> list[Diagnostic]:
     return [Diagnostic(source, line, NO_TORCH, text.splitlines()[line - 1].strip())]
 
 
-def diagnose(output: str, folder: Path, source: str) -> list[Diagnostic]:
-    """The first errors and warnings in the compiler's output for `folder / source`.
+def diagnose(output: str, attempt: Attempt, source: str, folder: Path) -> list[Diagnostic]:
+    """The first errors and warnings in the compiler's output for `source`.
 
-    Relative names in it are taken as seen from the source's own folder.
+    `folder` is where the attempt lay. Relative names are seen from the source's own folder.
+    Source lines come from the attempt: no file is opened, whatever the output names.
     """
-    text = _Text(folder.resolve(), (folder / source).resolve())
-    found: list[Diagnostic] = []
-    lines = output.splitlines()
+    text = _Text(folder, source, dict(attempt.files))
+    found: dict[Diagnostic, None] = {}
+    lines = [line[:LONGEST_LINE] for line in output.splitlines()[:MOST_LINES]]
     for at, line in enumerate(lines):
+        if sum(d.severity == "error" for d in found) >= MOST_ERRORS or len(found) > MOST_FOUND:
+            break
         if (match := _GXX.match(line) or _NVCC.match(line)) is not None:
             file, number = match["file"], int(match["line"])
             if not text.holds(file):
                 file, number = _own_line(lines, at, text) or ("", 0)
-            found.append(text.diagnostic(file, number, match["text"], match["kind"]))
+            found[text.diagnostic(file, number, match["text"], match["kind"])] = None
         elif (match := _PTXAS.match(line)) is not None and "aborted" not in line:
-            found.append(
-                text.diagnostic("", 0, f"ptxas: {_demangled(match['text'])}", match["kind"])
-            )
+            said = f"ptxas: {_demangled(match['text'])}"
+            found[text.diagnostic("", 0, said, match["kind"])] = None
         elif (match := _LINKER.search(line)) is not None:
-            found.append(text.diagnostic("", 0, f"linker: {match['text']}", "error"))
+            found[text.diagnostic("", 0, f"linker: {match['text']}", "error")] = None
         elif (match := _OTHER.match(line)) is not None:
-            found.append(text.diagnostic("", 0, match["text"], match["kind"]))
-    unique = list(dict.fromkeys(found))
-    errors = [d for d in unique if d.severity == "error"]
-    warnings = [d for d in unique if d.severity == "warning"]
+            found[text.diagnostic("", 0, match["text"], match["kind"])] = None
+    errors = [d for d in found if d.severity == "error"]
+    warnings = [d for d in found if d.severity == "warning"]
     if not errors and not warnings and output.strip() and "ptxas info" not in output:
         errors = [Diagnostic(source, 0, " ".join(output.split())[:LONGEST], "")]
     return errors[:MOST_ERRORS] + warnings[: 0 if errors else MOST_WARNINGS]
@@ -90,27 +98,34 @@ def diagnose(output: str, folder: Path, source: str) -> list[Diagnostic]:
 
 @dataclass(frozen=True)
 class _Text:
-    """The attempt as laid down for the compiler: its folder and the source that was compiled."""
+    """The attempt as it lay before the compiler: its folder, the source, the texts by name."""
 
     folder: Path
-    source: Path
+    source: str
+    texts: Mapping[str, str]
 
-    def path(self, file: str) -> Path:
-        return (self.source.parent / file).resolve() if file else self.source
+    def name(self, file: str) -> str:
+        """Path in the attempt of a file that the compiler names; empty for any other."""
+        path = os.path.normpath(self.folder / Path(self.source).parent / file)
+        inside = path.removeprefix(f"{self.folder}/")
+        return inside if inside in self.texts else ""
 
     def holds(self, file: str) -> bool:
-        return self.path(file).is_relative_to(self.folder)
+        return bool(self.name(file))
 
     def diagnostic(self, file: str, line: int, message: str, kind: str) -> Diagnostic:
-        path = self.path(file) if self.holds(file) else self.source
-        texts = path.read_text(errors="replace").splitlines() if line and path.is_file() else []
+        name = (file and self.name(file)) or self.source
         return Diagnostic(
-            file=path.relative_to(self.folder).as_posix(),
+            file=name,
             line=line,
             message=message.replace(f"{self.folder}/", "")[:LONGEST],
-            source_line=texts[line - 1].strip()[:LONGEST] if 0 < line <= len(texts) else "",
+            source_line=self._line(name, line)[:LONGEST],
             severity="warning" if kind == "warning" else "error",
         )
+
+    def _line(self, name: str, line: int) -> str:
+        lines = self.texts.get(name, "").splitlines() if line else []
+        return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
 
 def _own_line(lines: list[str], at: int, text: _Text) -> tuple[str, int] | None:

@@ -14,6 +14,9 @@ _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) b
 _USED = re.compile(r"Used (\d+) registers(.*)")
 _SHARED = re.compile(r"(\d+) bytes smem")
 
+LONGEST_NAME = 1_000
+"""Characters. The demangler recurses over the name, which the author of a source chooses."""
+
 
 def resources(output: str) -> tuple[KernelResources, ...]:
     """One entry per kernel, in the compiler's order; empty where the output holds no report."""
@@ -41,7 +44,7 @@ def resources(output: str) -> tuple[KernelResources, ...]:
 
 def short_name(mangled: str) -> str:
     """`_Z4axpyIfEvPT_f` -> `axpy<float>`: demangled, without return type and parameters."""
-    plain = _demangle(mangled)
+    plain = _demangle(mangled) if len(mangled) <= LONGEST_NAME else mangled[:LONGEST_NAME]
     depth = 0
     for at, sign in enumerate(plain):
         depth += (sign == "<") - (sign == ">")

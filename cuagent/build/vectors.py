@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuagent.attempt import Attempt
-from cuagent.build.confine import Confine, runner, sandboxed
+from cuagent.build.confine import Confine, lay_down, runner, sandboxed
 from cuagent.build.result import Library
 from cuagent.kernels import compiler
 
@@ -47,9 +47,9 @@ class Loop:
 def reporting(run: compiler.Run, source: Path, library: Path) -> compiler.Run:
     """`run` for g++, whose report is put beside `library`."""
 
-    def asked(argv: list[str], scratch: Path) -> tuple[int, str]:
+    def asked(argv: list[str], scratch: Path, folder: Path) -> tuple[int, str]:
         report = scratch / "vectors"
-        status, text = run([*argv, f"-fopt-info-vec-optimized-missed={report}"], scratch)
+        status, text = run([*argv, f"-fopt-info-vec-optimized-missed={report}"], scratch, folder)
         if not status and report.is_file():
             with report.open(errors="replace") as file:
                 said = file.read(MOST_TEXT).replace(f"{source.parent}/", "")
@@ -83,13 +83,14 @@ def _ask(attempt: Attempt, library: Library, confine: Confine) -> None:
         tempfile.TemporaryDirectory(prefix="cuagent-vectors-") as folder,
         tempfile.TemporaryDirectory(prefix="cuagent-compile-") as scratch,
     ):
-        attempt.write(Path(folder))
+        lay_down(attempt, Path(folder))
         source = Path(folder) / library.source
         how = compiler.recipe(source)
         tools = compiler.toolchain(how.form)
         if reports(tools):
             run = reporting(runner(Path(folder), confine), source, library.path)
-            run(tools.argv(how, Path(scratch) / "unused.so", Path(scratch)), Path(scratch))
+            argv = tools.argv(how, Path(scratch) / "unused.so", Path(scratch))
+            run(argv, Path(scratch), source.parent)
 
 
 def read(text: str, source: str, code: str) -> tuple[Loop, ...]:

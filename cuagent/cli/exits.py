@@ -37,6 +37,7 @@ class Crash(Exception):
 FORESEEN = {
     "Refused": Exit.USAGE,
     "AttemptError": Exit.USAGE,
+    "CandidateFault": Exit.NO,
     "ConfigError": Exit.USAGE,
     "EngineError": Exit.INFRASTRUCTURE,
     "EvidenceError": Exit.USAGE,

@@ -132,7 +132,11 @@ def open_candidate(path: Path) -> Attempt:
     """The candidate, frozen. Raises AttemptError and Refused."""
     from cuagent.attempt import freeze
 
-    if not path.exists():
+    try:
+        there = path.exists()
+    except (OSError, ValueError):  # a name that is too long, or holds a null character
+        there = False
+    if not there:
         raise Refused(f"{path}: no such file or folder; name a candidate")
     return freeze(path)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,8 @@ FORMAT = "cuagent evidence 2"
 JUDGING = ("verify", "worker", "sandbox", "build", "task", "kernels")
 """Rooms whose sources decide a verdict."""
 RECORD = "record"
+LARGEST = 64 << 20
+"""Bytes of an evidence file that are read. Those of large tasks have 1 MB."""
 
 
 class EvidenceError(Exception):
@@ -64,19 +67,24 @@ def built(build: Build) -> list[dict[str, str]]:
 
 def read_evidence(path: Path) -> dict[str, Any]:
     """Raises EvidenceError."""
+    give = "give a file of verify --evidence"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            content = file.read(LARGEST + 1) or b""
+        if len(content) > LARGEST:
+            raise EvidenceError(f"{path}: larger than {LARGEST >> 20} MiB; {give}")
+        data = json.loads(content.decode())
     except UnicodeDecodeError as error:
-        raise EvidenceError(f"{path}: no text; give a file of verify --evidence") from error
+        raise EvidenceError(f"{path}: no text; {give}") from error
     except OSError as error:
         why = error.strerror or str(error)
-        raise EvidenceError(
-            f"{path}: cannot be read ({why}); give a file of verify --evidence"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise EvidenceError(
-            f"{path}: not JSON ({error}); give a file of verify --evidence"
-        ) from error
+        raise EvidenceError(f"{path}: cannot be read ({why}); {give}") from error
+    except RecursionError as error:
+        raise EvidenceError(f"{path}: nested too deeply; {give}") from error
+    except ValueError as error:  # not only JSONDecodeError: an integer may be too long
+        raise EvidenceError(f"{path}: not JSON ({error}); {give}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise EvidenceError(f"{path}: not {FORMAT!r}; give a file of cuagent verify --evidence")
     return data

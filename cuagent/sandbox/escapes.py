@@ -100,6 +100,24 @@ def watch_tmp(t: Targets) -> str:
     raise OSError(ctypes.get_errno(), "inotify")
 
 
+def follow_link(t: Targets) -> str:
+    """A link in the own folder to a file outside, as a candidate's header could be."""
+    link = Path(t["scratch"], "link.h")
+    link.symlink_to(t["secret"])
+    try:
+        return link.read_text()
+    finally:
+        link.unlink()
+
+
+def hard_link(t: Targets) -> str:
+    """A second name in the own folder for a file outside, which a reader takes for an own file."""
+    link = Path(t["scratch"], "hard.h")
+    link.hardlink_to(t["secret"])
+    link.unlink()
+    return "linked"
+
+
 def list_tmp(_t: Targets) -> str:
     """The shared folders that other processes leave their files in."""
     if Path(_t["secret"]).parent.name in (found := os.listdir("/tmp")):  # noqa: PTH208
@@ -284,6 +302,8 @@ ESCAPES: tuple[Callable[[Targets], str], ...] = (
     change_library_mode,
     stat_closed,
     watch_tmp,
+    follow_link,
+    hard_link,
     list_tmp,
     list_shared_memory,
     list_home,

@@ -70,7 +70,10 @@ class ModelSpec:
 
 
 def task_from_json(data: dict[str, Any]) -> Task:
-    """The inverse of `task_to_json`."""
+    """The inverse of `task_to_json`. Raises KeyError, TypeError or ValueError for other data."""
+    for name, value in data.items():
+        if not isinstance(value, str) and (value is not None or name not in ("inputs", "init")):
+            raise TypeError(f"{name} of the task is no text")
     kinds: dict[str, Any] = {
         "path": Path(data["path"]),
         "device": Device(data["device"]),

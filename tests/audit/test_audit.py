@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from cuagent.audit.audit import Recorded, compare, judge_again, take_apart
 from cuagent.build import build
 from cuagent.judge import Judgement
 from cuagent.measure.timing.timer import time_arms
-from cuagent.record.evidence import EvidenceError, evidence
+from cuagent.record.evidence import LARGEST, EvidenceError, evidence, read_evidence
 from cuagent.score import milestone
 from cuagent.task import load_task
 from cuagent.verify import Referee, Verdict
@@ -234,5 +236,65 @@ def test_a_record_of_other_forms_is_not_whole(
     for key in path[:-1]:
         inner = inner[key]
     inner[path[-1]] = value
+    with pytest.raises(EvidenceError, match="not whole"):
+        take_apart(data)
+
+
+BROKEN: dict[str, tuple[str, str]] = {
+    "nested deeply": ("[" * 200_000, "nested too deeply"),
+    "nested in a field": (
+        '{"format": "cuagent evidence 2", "task": ' + '{"a":' * 100_000,
+        "nested too deeply",
+    ),
+    "a long integer": ("1" * 10_000, "not JSON"),
+    "no text": ("\udcff", "no text"),
+    "a list": ("[]", "not 'cuagent evidence 2'"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), BROKEN.values(), ids=list(BROKEN))
+def test_a_file_that_is_no_evidence_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "evidence.json"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(EvidenceError, match=said) as caught:
+        read_evidence(file)
+    assert len(str(caught.value).removeprefix(str(file))) < 300
+
+
+@pytest.mark.timeout(20)
+def test_a_file_that_is_too_large_or_a_pipe_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(LARGEST + 1)
+    with pytest.raises(EvidenceError, match="larger than"):
+        read_evidence(tmp_path / "large")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(EvidenceError):
+        read_evidence(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("name", ["../../x.py", "/etc/x", "a" * 5000, "kernels/\0.h", ""])
+def test_an_attempt_in_a_record_names_no_file_elsewhere(honest: Data, name: str) -> None:
+    data = copy.deepcopy(honest)
+    data["attempt"][name] = ""
+    with pytest.raises(EvidenceError, match="no name for a file of an attempt") as caught:
+        take_apart(data)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "doctor",
+    [
+        _set("task", "source", to=None),
+        _set("task", "entry", to=[1]),
+        _set("task", "imported", to=7),
+        _set("verdict", "seeds", 0, to=-1),
+        _set("verdict", "draws", 0, "seed", to=1 << 200),
+    ],
+)
+def test_values_that_cannot_be_judged_are_refused_before_judging(
+    honest: Data, doctor: Callable[[Data], Any]
+) -> None:
+    data = copy.deepcopy(honest)
+    doctor(data)
     with pytest.raises(EvidenceError, match="not whole"):
         take_apart(data)

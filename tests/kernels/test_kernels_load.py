@@ -160,10 +160,10 @@ def test_the_path_is_relative_to_the_file_that_calls(cache: Path, tmp_path: Path
 def test_a_process_with_no_compiler_finds_the_library_that_was_built_for_it(
     kernels: Kernels, tmp_path: Path
 ):
-    (tmp_path / "k.cpp").write_text(SCALE)
+    (tmp_path / "scale.cpp").write_text(SCALE)
     out = run_python(
         tmp_path,
-        'from cuagent.kernels import load\nprint(load("k.cpp").library)',
+        'from cuagent.kernels import load\nprint(load("scale.cpp").library)',
         CUAGENT_BUILD=str(kernels.library.parent),
         XDG_CACHE_HOME=str(tmp_path / "empty"),
         PATH="/nonexistent",
@@ -181,7 +181,8 @@ def test_processes_that_compile_the_same_source_at_once_all_succeed(
     command = [*python, str(tmp_path / "main.py")]
     running = [subprocess.Popen(command, env=environment) for _ in range(2)]
     assert [process.wait() for process in running] == [0, 0]
-    assert len(list(tmp_path.glob("cache/cuagent/kernels/*/*"))) == 2  # the library and its log
+    made = tmp_path.glob("cache/cuagent/kernels/loaded/*/*")
+    assert sorted(path.suffix for path in made) == [".deps", ".log", ".so"]
 
 
 def test_kernels_share_the_openmp_runtime_of_torch(cache: Path, tmp_path: Path, python: list[str]):

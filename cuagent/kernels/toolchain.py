@@ -1,0 +1,229 @@
+"""The compilers of this machine with their base flags, and what identifies each one's results.
+
+Floating point: IEEE semantics, except that a*b+c may be contracted to one rounding (as nvcc and
+torch do). A source asks for more by a line `// cuagent: flags -ffast-math`.
+
+OpenMP: two runtimes in one process would start two thread pools and oversubscribe the cores.
+torch carries its own libgomp. Where that copy has the plain name `libgomp.so.1` the dynamic linker
+takes it for ours as well, if torch was loaded first; where its name carries a hash, it is linked by
+path ahead of the system's.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .compiler import Recipe
+
+FORMAT = "2"
+"""Counts up when keys made before no longer mean the same."""
+ARCH = "CUAGENT_CUDA_ARCH"
+"""Environment: compute capability to compile for instead of the present device's, such as 90a."""
+DEFAULT_ARCH = "90a"
+"""Where there is no device to ask: so that a source can at least be compiled."""
+
+CPU_FLAGS = (
+    *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-Wl,--no-undefined"),
+    # Keep IEEE results; give up only errno and floating-point traps, which block vectorising.
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+    "-Wunknown-pragmas",
+)
+CUDA_FLAGS = (
+    *("-shared", "-O3", "-lineinfo", "-std=c++17", "--resource-usage"),
+    *("-Xcompiler", "-fPIC", "-Xlinker", "--no-undefined"),
+)
+NVRTC_FLAGS = ("-lineinfo", "-std=c++17", "--ptxas-options=-v")
+CUBIN_FLAGS = ("-cubin", "-O3", "-lineinfo", "-std=c++17", "--resource-usage")
+
+# -ffast-math itself would link start-up code that flushes denormals in the whole process.
+FAST_MATH = (
+    *("-fassociative-math", "-fno-signed-zeros", "-freciprocal-math", "-ffinite-math-only"),
+    *("-fno-rounding-math", "-fcx-limited-range", "-D__FAST_MATH__=1"),
+)
+
+SHIM = """#include <cuda_runtime_api.h>
+extern "C" __attribute__((visibility("default"))) int cuagent_last_error() {
+  return (int)cudaGetLastError();
+}
+extern "C" __attribute__((visibility("default"))) const char* cuagent_error_name(int e) {
+  return cudaGetErrorName((cudaError_t)e);
+}
+"""
+"""Part of every .cu library: its runtime is linked statically and has its own error state."""
+
+DEPENDENCIES = ("dependencies.compiler", "dependencies.assembler")
+"""Files in the scratch folder."""
+
+
+class CompilerMissing(RuntimeError):
+    """The compiler that a source needs is not installed. One line."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler with its base flags; `name` changes whenever its results would."""
+
+    form: str
+    command: tuple[str, ...]
+    libraries: tuple[str, ...]
+    """Linker inputs, which must follow the source."""
+    target: str
+    """`sm_90a`, or `cpu-` and a digest of the processor's features."""
+    version: str
+    name: str
+
+    @property
+    def lists_incbin(self) -> bool:
+        """Whether the assembler can list the files of `.incbin`: GNU as can."""
+        return self.form == "g++" and "clang" not in self.version
+
+    def argv(self, how: Recipe, output: Path, scratch: Path) -> list[str]:
+        """The command that compiles `how` to `output`; `scratch` is an empty writable folder.
+
+        It must run in the folder of the source, so that `__FILE__` is the same everywhere.
+        """
+        more = [f for flag in how.asked for f in _expanded(flag, self.form)]
+        if self.form == "nvcc":
+            (scratch / "cuagent_shim.h").write_text(SHIM)
+            more += ["-include", str(scratch / "cuagent_shim.h")]
+        if self.form != "nvrtc":
+            more += ["-MD", "-MF", str(scratch / DEPENDENCIES[0])]
+        if self.lists_incbin:
+            more.append(f"-Wa,--MD,{scratch / DEPENDENCIES[1]}")
+        # "./": a name that begins with "-" is no option.
+        return [*self.command, *more, "-o", str(output), f"./{how.source.name}", *self.libraries]
+
+
+def _expanded(flag: str, form: str) -> tuple[str, ...]:
+    if form == "g++":
+        return FAST_MATH if flag == "-ffast-math" else (flag,)
+    if flag == "-ffast-math":
+        return ("--use_fast_math",)
+    # Flags of the host compiler only, which nvcc passes on by name.
+    return ("-Xcompiler", flag) if flag.startswith(("-f", "-mp")) and form == "nvcc" else (flag,)
+
+
+@functools.cache
+def toolchain(form: str) -> Toolchain:
+    """The compiler for a form of source, as installed here. Raises CompilerMissing."""
+    libraries: tuple[str, ...] = ()
+    command: tuple[str, ...]
+    if form == "g++":
+        compiler = _gxx()
+        command = (compiler, *CPU_FLAGS)
+        libraries = _openmp()
+    elif form == "nvrtc" and (nvrtc := _nvrtc()):
+        compiler = nvrtc
+        script = str(Path(__file__).with_name("nvrtc.py"))
+        command = (sys.executable, "-I", script, nvrtc, f"-arch={target(form)}", *NVRTC_FLAGS)
+    else:
+        compiler = nvcc()
+        arch = target(form).removeprefix("sm_")
+        code = ("-gencode", f"arch=compute_{arch},code=sm_{arch}")
+        command = (compiler, *(CUDA_FLAGS if form == "nvcc" else CUBIN_FLAGS), *code)
+    version = Path(compiler).name if ".so" in compiler else _version(compiler)
+    identity = [_identity(compiler), version]
+    if form in ("nvcc", "cubin") and (host := shutil.which(os.environ.get("NVCC_CCBIN") or "gcc")):
+        identity += [_identity(host), _version(host)]
+    parts = "\0".join((FORMAT, *identity, *command[1:], *libraries, SHIM))
+    name = f"{target(form)}-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
+    return Toolchain(form, command, libraries, target(form), version, name)
+
+
+def _gxx() -> str:
+    wanted = os.environ.get("CXX") or "g++"
+    found = shutil.which(wanted) or shutil.which("c++")
+    if found is None:
+        raise CompilerMissing("no C++ compiler found: install g++ or set CXX to one")
+    return found
+
+
+def nvcc() -> str:
+    """Path of nvcc. Raises CompilerMissing."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    found = shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
+    if found is None:
+        raise CompilerMissing("no nvcc found: install the CUDA toolkit or set CUDA_HOME")
+    return found
+
+
+def _nvrtc() -> str | None:
+    """Path of libnvrtc: the wheel's that torch came with, else the toolkit's."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    places = [f.glob("*/lib/libnvrtc.so.*") for f in folders] + [
+        Path(home).glob("lib64/libnvrtc.so.*")
+    ]
+    found = [str(p) for place in places for p in sorted(place) if "builtins" not in p.name]
+    return found[0] if found else None
+
+
+def _openmp() -> tuple[str, ...]:
+    spec = importlib.util.find_spec("torch")
+    home = Path(spec.origin).parent if spec and spec.origin else None
+    if home is None:
+        return ()
+    hashed = [*home.glob("lib/libgomp-*.so*"), *home.parent.glob("torch.libs/libgomp-*.so*")]
+    return ("-Wl,--as-needed", str(hashed[0])) if hashed else ()
+
+
+def _identity(compiler: str) -> str:
+    """Place and size of the program; another build may print the same version."""
+    path = Path(compiler).resolve()
+    return f"{path} {path.stat().st_size if path.is_file() else 0}"
+
+
+def _version(compiler: str) -> str:
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    return next((line for line in lines if "release" in line), lines[0] if lines else compiler)
+
+
+@functools.cache
+def target(form: str) -> str:
+    """What a result runs on: an architecture of a GPU, or the features of this processor."""
+    if form != "g++":
+        return f"sm_{os.environ.get(ARCH) or _device_arch() or DEFAULT_ARCH}"
+    info = Path("/proc/cpuinfo")
+    features = (
+        re.search(r"^(?:flags|Features).*$", info.read_text(), re.MULTILINE)
+        if info.exists()
+        else None
+    )
+    having = features[0] if features else platform.processor()
+    text = f"{platform.machine()} {platform.system()} {having}"
+    return f"cpu-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _device_arch() -> str | None:
+    """Compute capability of the current device, with the suffix for its own instructions."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        major, minor = torch.cuda.get_device_capability()
+    elif (smi := shutil.which("nvidia-smi")) is not None:
+        # Asked from outside: a process that may still fork must not touch CUDA.
+        query = [smi, "--query-gpu=compute_cap", "--format=csv,noheader"]
+        answer = re.match(
+            r"(\d+)\.(\d+)", subprocess.run(query, capture_output=True, text=True).stdout
+        )
+        if answer is None:
+            return None
+        major, minor = int(answer[1]), int(answer[2])
+    elif torch is not None and torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+    else:
+        return None
+    return f"{major}{minor}" + ("a" if major >= 9 else "")

@@ -1,0 +1,24 @@
+"""Sums in a header that a macro names, the ReLU in one behind a comment.
+
+task: linear
+"""
+
+import torch
+from torch import nn
+
+from cuagent.kernels import load
+
+kernel = load("kernels/linear.cpp")
+
+
+class ModelNew(nn.Module):
+    def __init__(self, width, out):
+        super().__init__()
+        self.linear = nn.Linear(width, out)
+
+    def forward(self, x):
+        y = torch.empty(x.shape[0], self.linear.out_features)
+        kernel.linear(
+            y, x, self.linear.weight, self.linear.bias, x.shape[0], x.shape[1], y.shape[1]
+        )
+        return y
