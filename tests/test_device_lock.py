@@ -20,7 +20,7 @@ from cuagent.device_lock import DeviceLock
 HOLDS = """
 import sys, time
 from pathlib import Path
-from cuagent.device_lock import Quiet
+from cuagent.device_lock import DeviceLock
 
 with getattr(DeviceLock(Path(sys.argv[1])), sys.argv[2])():
     print("held", flush=True)
