@@ -82,6 +82,8 @@ class LadderMeasured:
     """The ladder was measured, or more of it. `ladder` is a `cuagent.measure.ladder.Ladder`."""
 
     ladder: Any
+    shown: bool = True
+    """Whether views show it as a table; else what comes next does."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from cuagent.build import Build
 from cuagent.build import build as build_sources
 from cuagent.device_lock import DeviceLock
 from cuagent.events import Emit, Phase, ignore
-from cuagent.measure.ladder import Gains, Ladder, gains, ladder, measure_ladder
+from cuagent.measure.ladder import Gains, Ladder, confirmed, gains, ladder, measure_ladder
 from cuagent.measure.profile.profile import Profile
 from cuagent.measure.profile.session import Profiling
 from cuagent.measure.roofline.ceilings import describe
@@ -28,6 +28,7 @@ from cuagent.task import Device, Task
 from cuagent.timing import Effort, Ratio, Standing, Timing
 from cuagent.verdict import WHILE_TIMED, Reason, Verdict
 from cuagent.verify.admission import Admission, admit
+from cuagent.verify.domain import Domain
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
 from cuagent.worker import ForkServer, ForkServerError
@@ -46,6 +47,8 @@ class Judgement:
     score: Score
     gain: Gains | None = None
     """What came from where; None without a ladder or without a timing against its best rung."""
+    domain: Domain | None = None
+    """The calls that an accepted verdict covers; None where it was not accepted."""
 
     @property
     def standing(self) -> Standing | None:
@@ -57,6 +60,23 @@ class Judgement:
     def gains(self) -> bool:
         """Right, and surely faster than eager."""
         return self.standing is Standing.FASTER
+
+    @property
+    def slower_than(self) -> str:
+        """The baseline that it is surely slower than: eager, else the best rung; "" if neither.
+
+        Without a ladder torch.compile stands for the best rung.
+        """
+        ratios = self.timing.ratios if self.timing is not None else {}
+        names = (EAGER, self.gain.rung if self.gain is not None else COMPILE)
+        slower = (n for n in names if n in ratios and ratios[n].standing is Standing.SLOWER)
+        return next(slower, "")
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Larger is better: the milestone first, then the lowest of the ratios' lower limits."""
+        limits = [ratio.low for ratio in self.timing.ratios.values()] if self.timing else []
+        return self.score.reward, min(limits, default=0.0)
 
     @property
     def adds(self) -> bool:
@@ -98,7 +118,7 @@ class Judge:
     """Opens a task; a context manager. Raises TaskError, ForkServerError, OracleLost.
 
     `fork_server` is a warm process to share with judges of other tasks (`Referee`); `quiet` is for
-    judges of several processes on one device.
+    judges of several processes on one device. `fresh`: the ladder is measured, whatever is known.
     """
 
     def __init__(
@@ -109,12 +129,14 @@ class Judge:
         *,
         fork_server: ForkServer | None = None,
         device_lock: DeviceLock | None = None,
+        fresh: bool = False,
     ):
         self.task = task
         self.emit = emit
         self.device_lock = device_lock or DeviceLock()
         with self.device_lock.shared():
             self.referee = Referee(task, isolation, fork_server=fork_server)
+        self._fresh = fresh
         self.known: Ladder | None = None
         """What the attempts are measured against, once it was climbed."""
         self._timer = Timer(self.referee, emit=emit)
@@ -129,25 +151,30 @@ class Judge:
         """The ladder to start from: what opens quickly, all admitted rungs where `whole`."""
         if self.known is None or (whole and self.known.later):
             with self.device_lock.alone():
-                found = measure_ladder(self._timer, whole=whole)
-            self.start_from(found)
+                found = measure_ladder(self._timer, whole=whole, fresh=self._fresh)
+            self._fresh = self._fresh and bool(found.later)
+            self._attend_to(found)
         assert self.known is not None
         return self.known
 
     def start_from(self, found: Ladder) -> bool:
         """Measure attempts against a ladder known from before; False if it is of elsewhere."""
-        if (found.task, found.device) != (self.task.digest, describe(self.task.device)):
+        elsewhere = (found.task, found.device) != (self.task.digest, describe(self.task.device))
+        if elsewhere or self._fresh:
             return False
-        self.known = found
-        self._timer.turn_to(found.baselines)
+        self._attend_to(found)
         return True
 
+    def _attend_to(self, found: Ladder) -> None:
+        self.known = found
+        self._timer.turn_to(found.baselines)
+
     def confirm_rung(self) -> Ladder:
-        """The best rung measured afresh, for a claim, beside eager and torch.compile."""
-        names = self.measure_ladder().baselines
+        """The rungs that may be the best measured afresh, for a claim."""
+        names = self.measure_ladder().proposed
         with self.device_lock.alone():
             fresh = ladder(self.referee, effort=Effort.RECORD, only=names, timer=self._timer)
-        self.start_from(fresh)
+        self._attend_to(fresh)
         return fresh
 
     def open(self) -> None:
@@ -161,6 +188,15 @@ class Judge:
 
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
         """Build, verify, time if accepted and `effort` is given, and score."""
+        if self.known is not None and effort is Effort.RECORD:
+            self._timer.turn_to(self.known.proposed)
+        try:
+            return self._judged(attempt, effort)
+        finally:
+            if self.known is not None:
+                self._timer.turn_to(self.known.baselines)
+
+    def _judged(self, attempt: Attempt, effort: Effort | None) -> Judgement:
         with self.device_lock.shared():
             build, verdict = self._verified(attempt, effort)
         timing = None
@@ -176,9 +212,14 @@ class Judge:
                     if self.device_lock.lock is not None:
                         self._timer.release()
             verdict = _after_timing(verdict, timing)
-        known = self.known if verdict.accepted else None
-        gain = gains(timing, known) if timing is not None and known is not None else None
-        return Judgement(attempt.digest, build, verdict, timing, _score(verdict, timing), gain)
+        gain = None
+        if timing is not None and self.known is not None and verdict.accepted:
+            # The record decides which rung is the best, and what the kernel adds to that one.
+            self.known = confirmed(self.known, timing)
+            gain = gains(timing, self.known)
+        domain = self.referee.domain if verdict.accepted else None
+        score = _score(verdict, timing)
+        return Judgement(attempt.digest, build, verdict, timing, score, gain, domain)
 
     def _verified(self, attempt: Attempt, effort: Effort | None) -> tuple[Build, Verdict]:
         """What verifying says. For whoever waits, what timing would need is made ready meanwhile;

@@ -180,9 +180,11 @@ def _recall_judgement(run: Run, record: Record, texts: Mapping[int, Record]) -> 
     attempt = Attempt(tuple(sorted(text["files"].items())))
     tried = Tried(n, attempt, text["commit"], judgement_of(record))
     if record["effort"] == "record" and tried.accepted:
-        run.final = tried
-    else:
-        run.tried[n - 1 : n] = [tried]
+        run.settled[n] = tried
+        return
+    if record["effort"] == "record":
+        run.settled.pop(n, None)
+    run.tried[n - 1 : n] = [tried]
 
 
 def _recall_ladder(run: Run, records: Sequence[Record]) -> None:

@@ -7,12 +7,13 @@ measurements flatters it. Where no kernel adds to what is free, the best rung is
 from __future__ import annotations
 
 from cuagent.agent.attended import Interrupted
-from cuagent.agent.ladder import confirm_rung, measure_remaining_rungs
+from cuagent.agent.ladder import HURRIED, confirm_rung, measure_remaining_rungs
 from cuagent.agent.run import JudgeLost, Run, Tried
 from cuagent.agent.stop import Stop
 from cuagent.agent.wording import NAMES, ratio_over, ratios_line
 from cuagent.events import Emit, Notice, Phase, RunEnded
 from cuagent.judge import Judgement, Result, free_of, result_of
+from cuagent.measure.ladder import Ladder
 from cuagent.timing import Effort, Standing
 
 _WORTH = {
@@ -26,13 +27,18 @@ UNSCORED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.MODEL_FAILED, Stop.JUDGE_FAILE
 UNSETTLED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.JUDGE_FAILED)
 """What ends without judging the best attempt afresh: it may go on, or there is no judge."""
 
+MOST_AFRESH = 3
+"""Attempts judged for the record at the end: where one turns out worse, the next best is judged."""
+
 
 def conclude(run: Run, emit: Emit) -> None:
     """Judge what was not submitted, write the last record and say how it ended."""
     assert run.stop is not None
     if run.stop not in UNSETTLED:
         _settle(run, emit)
-    result = run.final or run.best
+    result = run.result
+    if run.stop is Stop.NO_GAIN and result is not None and result.judgement.gains:
+        run.stop = Stop.SUBMITTED
     summary = summarize(run)
     if run.error:
         emit(Notice(run.error, "error"))
@@ -42,15 +48,15 @@ def conclude(run: Run, emit: Emit) -> None:
 
 def reward_of(run: Run) -> int | None:
     """The milestone reward of the run; None where it says nothing about the policy."""
-    result = run.final or run.best
+    result = run.result
     if result:
         return result.judgement.score.reward
     return None if run.stop in UNSCORED else -1
 
 
 def result_judgement(run: Run) -> Judgement | None:
-    """On the attempt of record, else on the best one of the loop."""
-    result = run.final or run.best
+    """On the best attempt, of record where there is one."""
+    result = run.result
     return result.judgement if result else None
 
 
@@ -62,21 +68,33 @@ def summarize(run: Run) -> str:
 
 
 def _free_line(run: Run) -> str:
-    """What is handed over though no kernel adds to it."""
-    free = free_of(result_judgement(run), run.ladder)
-    rung = run.ladder.best if run.ladder is not None else None
+    """What is free, where no kernel adds to it; or that it could not be told."""
+    found = run.ladder
+    free = free_of(result_judgement(run), found)
+    rung = found.best if found is not None else None
     if rung is None or free is None or free.standing is not Standing.FASTER:
+        return _undecided_line(found)
+    how = "" if rung.effort is Effort.RECORD else " (quick timing)"
+    return f"{NAMES.get(rung.name, rung.name)} is {ratio_over('eager', free)}{how}"
+
+
+def _undecided_line(found: Ladder | None) -> str:
+    unsure = found.undecided if found is not None else None
+    if unsure is None or unsure.over_eager is None:
         return "nothing that is free beats the module"
-    return f"free: {NAMES.get(rung.name, rung.name)} is {ratio_over('eager', free)}"
+    name = NAMES.get(unsure.name, unsure.name)
+    return f"could not tell whether {name} is faster: {ratio_over('eager', unsure.over_eager)}"
 
 
 def _attempt_line(run: Run) -> str:
-    result = run.final or run.best
+    result = run.result
     if result is None:
         tried = len(run.tried)
-        return f"no accepted kernel ({tried} attempt{'s' * (tried != 1)})"
+        if not tried:
+            return "no kernel tried"
+        return f"no kernel accepted ({tried} tried)"
     judgement = result.judgement
-    fresh = "measured afresh" if run.final else "measured in the loop only"
+    fresh = "measured afresh" if result.n in run.settled else "measured in the loop only"
     gain = _WORTH[judgement.standing]
     if judgement.gains and judgement.gain is not None:
         gain = _WORTH[judgement.gain.kernel.standing].replace(":", " on top:")
@@ -84,14 +102,18 @@ def _attempt_line(run: Run) -> str:
 
 
 def _settle(run: Run, emit: Emit) -> None:
-    """Judge afresh what is to be the result: the best attempt, or else the best rung."""
+    """Judge afresh what is to be the result: the best attempt, or else what is free."""
     try:
-        if run.best and _is_better(run.best, run.final):
+        for _ in range(1 if run.stop in HURRIED else MOST_AFRESH):
+            best = run.result
+            if best is None or best.n in run.settled:
+                break
             measure_remaining_rungs(run)
-            _judge_best(run, run.best, emit)
-        elif run.final is None and run.ladder is not None and run.stop not in UNSCORED:
+            _judge_best(run, best, emit)
+        if run.result is None and run.ladder is not None and run.stop not in UNSCORED:
             measure_remaining_rungs(run)
-            if run.ladder.effort is Effort.QUICK and result_of(None, run.ladder) is Result.RUNG:
+            open_question = run.ladder.undecided or result_of(None, run.ladder) is Result.RUNG
+            if open_question and run.ladder.effort is Effort.QUICK:
                 confirm_rung(run)
     except (KeyboardInterrupt, Interrupted):
         run.notice("interrupted: the figures are those of the loop", "warning")
@@ -99,15 +121,7 @@ def _settle(run: Run, emit: Emit) -> None:
         run.notice(f"{error}: the figures are those of the loop", "error")
 
 
-def _is_better(best: Tried, final: Tried | None) -> bool:
-    """A run that went on after its result may have found a better one."""
-    return final is None or (best.n != final.n and best.rank > final.rank)
-
-
 def _judge_best(run: Run, best: Tried, emit: Emit) -> None:
     emit(Phase(f"judging attempt {best.n} afresh"))
-    former = run.final
     judgement = run.measured("record", lambda judge: judge.judge(best.attempt, Effort.RECORD))
-    settled = run.settle(best, judgement)
-    if former is not None and former.rank >= settled.rank:
-        run.final = former
+    run.settle(best, judgement)

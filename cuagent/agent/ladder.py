@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cuagent.agent.run import Run
 from cuagent.agent.stop import Stop
 from cuagent.agent.wording import ladder_text
-from cuagent.events import LadderMeasured, Phase
+from cuagent.events import Phase
 from cuagent.message import Message
 from cuagent.models.model import Model
 
@@ -37,21 +37,23 @@ def measure_ladder(run: Run, *, whole: bool = False) -> Ladder:
 
 
 def measure_remaining_rungs(run: Run) -> None:
-    """Before a judgement of record: the rungs that were left for later, if the run has a ladder."""
+    """Before a judgement of record: the rungs that were left for later, if the run has a ladder.
+
+    It proposes rungs for that judgement, which has a table of its own; so no table is shown here.
+    """
     if run.ladder is not None and run.ladder.later and run.stop not in HURRIED:
         run.emit(Phase(f"timing the rest of the ladder: {', '.join(run.ladder.later)}"))
-        measure_ladder(run, whole=True)
+        found = run.measured("ladder", lambda judge: judge.measure_ladder(whole=True))
+        _keep(run, found, shown=False)
 
 
 def confirm_rung(run: Run) -> Ladder:
-    """The best rung is to be the result: measure it afresh. Raises JudgeLost and Interrupted."""
-    run.emit(Phase("timing the best rung afresh"))
+    """What is free is to be the result: measure it afresh. Raises JudgeLost and Interrupted."""
+    run.emit(Phase("timing what is free afresh"))
     return _keep(run, run.measured("ladder", lambda judge: judge.confirm_rung()))
 
 
-def _keep(run: Run, found: Ladder) -> Ladder:
+def _keep(run: Run, found: Ladder, *, shown: bool = True) -> Ladder:
     if found != run.ladder:
-        run.ladder = found
-        run.log.write("ladder", **found.to_json())
-        run.emit(LadderMeasured(found))
+        run.keep_ladder(found, shown=shown)
     return found

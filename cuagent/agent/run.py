@@ -21,7 +21,7 @@ from cuagent.agent.attended import attend
 from cuagent.agent.shield import shielded
 from cuagent.agent.stop import Budget, Stop
 from cuagent.attempt import Attempt
-from cuagent.events import Emit, Judged, Notice, Spent, ignore
+from cuagent.events import Emit, Judged, LadderMeasured, Notice, Spent, ignore
 from cuagent.message import Message, Reply, Usage
 from cuagent.models.model import ToolSpec
 from cuagent.record import (
@@ -68,10 +68,8 @@ class Tried:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Larger is better: the milestone first, then the lowest of the ratios' lower limits."""
-        timing = self.judgement.timing
-        limits = [ratio.low for ratio in timing.ratios.values()] if timing is not None else []
-        return self.judgement.score.reward, min(limits, default=0.0)
+        """Larger is better (`Judgement.rank`)."""
+        return self.judgement.rank
 
 
 @dataclass
@@ -88,8 +86,8 @@ class Run:
     tried: list[Tried] = field(default_factory=list)
     ladder: Ladder | None = None
     """What is free; None until it was measured."""
-    final: Tried | None = None
-    """The attempt of record with its fresh judgement."""
+    settled: dict[int, Tried] = field(default_factory=dict)
+    """Attempts that were accepted when judged for the record, by number, with that judgement."""
     stop: Stop | None = None
     error: str = ""
     """What the provider said, if it failed."""
@@ -135,6 +133,17 @@ class Run:
     def best(self) -> Tried | None:
         """The best accepted attempt, by the numbers of the loop."""
         return max((t for t in self.tried if t.accepted), key=lambda t: t.rank, default=None)
+
+    @property
+    def final(self) -> Tried | None:
+        """The best attempt by the judgements of record; None where there is none."""
+        return max(self.settled.values(), key=lambda t: t.rank, default=None)
+
+    @property
+    def result(self) -> Tried | None:
+        """The best accepted attempt, each by its judgement of record where it has one."""
+        known = (self.settled.get(t.n, t) for t in self.tried)
+        return max((t for t in known if t.accepted), key=lambda t: t.rank, default=None)
 
     def spent(self) -> Spent:
         """Totals so far, for the views."""
@@ -263,12 +272,30 @@ class Run:
         """Record the fresh judgement on the attempt of record."""
         with shielded():
             settled = replace(tried, judgement=judgement)
+            self._confirm_ladder(judgement)
             self._judged(settled, "record")
             if settled.accepted:
-                self.final = settled
-            else:  # what a fresh judgement refuses is the best of nothing
+                self.settled[tried.n] = settled
+            else:  # a result that the judgement of record refuses is none
                 self.tried[tried.n - 1] = settled
+                self.settled.pop(tried.n, None)
         return settled
+
+    def _confirm_ladder(self, judgement: Judgement) -> None:
+        """The rungs in a record timing have its figures from now on, and the best is among them."""
+        from cuagent.measure.ladder import confirmed
+
+        if self.ladder is None or judgement.timing is None or not judgement.verdict.accepted:
+            return
+        found = confirmed(self.ladder, judgement.timing)
+        if found != self.ladder:
+            self.keep_ladder(found, shown=False)
+
+    def keep_ladder(self, found: Ladder, *, shown: bool = True) -> None:
+        """Take over what is free, and record it; `shown` as a table of its own."""
+        self.ladder = found
+        self.log.write("ladder", shown=shown, **found.to_json())
+        self.emit(LadderMeasured(found, shown))
 
     def end(self, summary: str, reward: int | None) -> None:
         """Write the last record."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,6 @@ from cuagent.cli.exits import Refused, complain
 from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read
 
 if TYPE_CHECKING:
-    from cuagent.attempt import Attempt
     from cuagent.judge import Judgement
 
 
@@ -27,37 +27,61 @@ def apply(
         int | None, typer.Option(metavar="N", help="Another accepted attempt than the best.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="Replace files that differ.")
+        bool,
+        typer.Option("--force", "-f", help="Replace files that differ; install a slower kernel."),
     ] = False,
     run_dir: RunDir = RUNS,
 ) -> None:
-    """Put the best attempt's files beside your module.
+    """Put the best attempt beside your module.
 
-    model_new.py and kernels/ are written; your own files are not changed, and a file of that name
-    that differs is replaced with --force only. For a package without cuagent use export.
+    model_new.py and the folder model_new_verified are written. Its kernel runs for the calls that
+    were verified, and your original module for all others. Your own files are not changed, and a
+    file of that name that differs is replaced with --force only. For a package without cuagent use
+    export.
     """
     from cuagent.config import resolve
+    from cuagent.package import ExportError
+    from cuagent.package.guarded import FOLDER, guarded_files
+    from cuagent.record import revive
+    from cuagent.task.task import Task
 
     folder, records = read(run, run_dir)
     judgement = _chosen(records, attempt, folder.id)
-    chosen = attempt_in(records, judgement.attempt)
-    place = to if to is not None else Path(records[0]["task"]["path"]).parent
-    differing = [name for name, text in chosen.files if _differs(place / name, text)]
+    refuse_slower(judgement, force=force)
+    task = revive(Task, records[0]["task"])
+    try:
+        chosen = attempt_in(records, judgement.attempt)
+        files = guarded_files(chosen, task, judgement.domain, f"{FOLDER}/reference.py")
+    except ExportError as error:
+        raise Refused(f"{folder.id}: {error}") from error
+    place = to if to is not None else task.path.parent
+    differing = [name for name, text in files.items() if _differs(place / name, text)]
     if differing and not force:
         raise Refused(
             f"{place}: {', '.join(differing)} would be replaced; look with "
             f"cuagent show {folder.id}, then give --force, or --to DIR"
         )
-    if resolve().approval == "ask" and not _agreed(chosen, place):
+    if resolve().approval == "ask" and not _agreed(files, place):
         raise Refused("nothing was written")
-    _put(chosen, place)
-    for name, _ in chosen.files:
+    _put(files, place)
+    for name in files:
         print(place / name)
-    if not judgement.gains:
-        complain("mind that it was not measured to be surely faster than eager")
-    elif not judgement.adds and judgement.gain is not None:
-        complain(f"mind that it was not measured to be surely faster than {judgement.gain.rung}")
-    print(f"use it with: from {Path(chosen.files[-1][0]).stem} import ModelNew")
+    if not judgement.adds:
+        rung = judgement.gain.rung if judgement.gain is not None else "eager"
+        complain(f"it was not measured to be surely faster than {rung}")
+    print("use it with: from model_new import ModelNew")
+
+
+def refuse_slower(judgement: Judgement, *, force: bool) -> None:
+    """Raises Refused for a kernel that was measured to be slower than what it would replace."""
+    from cuagent.ui.table import baseline_name
+
+    if judgement.slower_than and not force:
+        name = baseline_name(judgement.slower_than, 40)
+        raise Refused(
+            f"the kernel was measured to be slower than {name}, so nothing was written; "
+            "--force writes it all the same"
+        )
 
 
 def _chosen(records: list[dict[str, Any]], number: int | None, run: str) -> Judgement:
@@ -83,16 +107,15 @@ def _differs(path: Path, text: str) -> bool:
         return True
 
 
-def _agreed(attempt: Attempt, place: Path) -> bool:
-    names = ", ".join(name for name, _ in attempt.files)
-    complain(f"{names} will be written to {place}")
+def _agreed(files: Mapping[str, str], place: Path) -> bool:
+    complain(f"{', '.join(files)} will be written to {place}")
     return typer.confirm("go ahead?", err=True)
 
 
-def _put(attempt: Attempt, place: Path) -> None:
-    """Each file whole or not at all."""
+def _put(files: Mapping[str, str], place: Path) -> None:
+    """Each file whole or not at all; what users import comes last."""
     try:
-        for name, text in attempt.files:
+        for name, text in reversed(list(files.items())):
             target = place / name
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = target.with_name(f".{target.name}.{os.getpid()}")

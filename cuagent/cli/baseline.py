@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 """Columns where nobody looks on."""
-NEW_S = 60.0
-"""Seconds after which a measurement is said to be an earlier one."""
 LEFT = (0, 2)
 """Columns of words and of ratios; numbers end together."""
 
@@ -125,10 +122,8 @@ def lines(found: Ladder, width: int = WIDTH) -> list[str]:
     if found.floor is not None and any(found.floor.share(r.seconds) > 1 for r in found.rungs):
         text.append(ABOVE)
     text += [f"{found.device}; torch {found.versions.get('torch', '?')}", *found.notes]
-    age = time.time() - found.when
-    if found.when and age > NEW_S:
-        ago = f"{age / 3600:.0f} h" if age > 7200 else f"{age / 60:.0f} min"
-        text.append(f"measured {ago} ago; --fresh measures again")
+    if age := found.age():
+        text.append(f"{age}; --fresh measures again")
     return text
 
 
@@ -136,6 +131,11 @@ def _best(found: Ladder) -> str:
     from cuagent.worker.arms import EAGER
 
     best, eager = found.best, found.rung(EAGER)
+    if (unsure := found.undecided) is not None:
+        gain = _gain(unsure, "", " over eager")
+        return (
+            f"could not tell whether {unsure.name} beats eager: {gain}; time it again with --fresh"
+        )
     if best is not None:
         return f"best at precision {found.precision}: {best.name}{_gain(best, ', ', ' over eager')}"
     if eager is None:

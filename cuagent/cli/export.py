@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cuagent.cli import options
+from cuagent.cli.apply import refuse_slower
 from cuagent.cli.exits import Refused
 from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read
 
@@ -27,13 +28,17 @@ def export(
     attempt: Annotated[
         int | None, typer.Option(metavar="N", help="This accepted attempt, not the result.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Export a kernel that was measured to be slower.")
+    ] = False,
     run_dir: RunDir = RUNS,
 ) -> None:
     """Write the result of a run as a folder of its own.
 
     Of an attempt it holds model_new.py, the kernels, the small loader, a check and a README with
-    the measured figures. Where no kernel adds to what is free it holds a function that makes your
-    module run the best way without one. Both work without cuagent.
+    the measured figures; the kernels run for the calls that were verified, the original module for
+    all others. Where no kernel adds to what is free it holds a function that makes your module run
+    the best way without one. Both work without cuagent.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refused(f"{out}: exists already; name a folder that is empty or not there yet")
@@ -46,10 +51,15 @@ def export(
     task = revive(Task, records[0]["task"])
     if attempt is not None:
         chosen = chosen_attempt(records, attempt, folder.id)
+        refuse_slower(chosen, force=force)
         made = write_package(attempt_in(records, chosen.attempt), task, chosen, out)
         print(f"exported to {made}")
         return
     best = best_of(records)
+    if best is not None and force:
+        made = write_package(attempt_in(records, best.attempt), task, best, out)
+        print(f"exported to {made}")
+        return
     attempts = {} if best is None else {best.attempt: attempt_in(records, best.attempt)}
     print(write_result(task, best, ladder_of(records), attempts, out))
 
@@ -72,6 +82,7 @@ def write_result(
 
     result = result_of(best, found)
     if best is not None and (result is Result.KERNEL or found is None):
+        refuse_slower(best, force=False)
         made = write_package(attempts[best.attempt], task, best, out)
         return f"exported to {made}"
     if result is Result.RUNG and found is not None and found.best is not None:
@@ -81,4 +92,10 @@ def write_result(
     if best is None and found is None:
         raise Refused(f"{out}: not made: no attempt was accepted, so there is nothing to export")
     other = "; cuagent export --attempt N exports an attempt all the same" if best else ""
+    unsure = found.undecided if found is not None else None
+    if unsure is not None:
+        raise Refused(
+            f"{out}: not made: could not tell whether {unsure.name} beats your module; time it "
+            f"again with --fresh when the machine is quiet{other}"
+        )
     raise Refused(f"{out}: not made: nothing beats your module{other}")

@@ -100,7 +100,7 @@ def sit(plan: Plan) -> tuple[Run, Stop]:
         prompt.names = lambda: tuple(run.files)
         for line in said:
             run.inbox.put(line)
-        latest = [*run.tried, *([run.final] if run.final else [])]
+        latest = [run.settled.get(tried.n, tried) for tried in run.tried]
         view.recall(((tried.n, tried.judgement) for tried in latest), run.ladder)
         tools = approved(TOOLS, plan.settings.approval, asker(prompt, view, plan.settings))
         session = Session(run, plan.model, tools, plan.settings, view, prompt)

@@ -44,6 +44,7 @@ def optimize(
     message: options.Message = None,
     goes_on: options.Continue = False,
     resume: options.Resume = None,
+    fresh: options.Fresh = False,
     headless: options.Headless = False,
     run_dir: options.RunDir = RUNS,
     out: options.Out = None,
@@ -68,7 +69,7 @@ def optimize(
     settings = resolve(given | limits | {"max_device_time": max_device_time})
     opening = _task(task, inputs, init, settings, again)
     voice = speaker(_name(settings, again), opening, settings)
-    plan = Plan(opening, voice, settings, run_dir, again, message, output_format, headless)
+    plan = Plan(opening, voice, settings, run_dir, again, message, output_format, headless, fresh)
     talks = _talks(interactive, plan)
     _refuse_unpriced(plan)
     if talks:
@@ -204,7 +205,7 @@ def _result(run: Run, stop: Stop) -> dict[str, Any]:
     from cuagent.judge import result_of
     from cuagent.record import plain, plain_judgement
 
-    best = run.final or run.best
+    best = run.result
     judgement = best.judgement if best else None
     return {
         "run": run.folder.id,

@@ -88,6 +88,9 @@ Continue = Annotated[bool, typer.Option("--continue", "-c", help="Take up the ne
 Resume = Annotated[
     str | None, typer.Option("--resume", "-r", metavar="RUN", help="Take up that run again.")
 ]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Time what is free again, whatever was measured before.")
+]
 Headless = Annotated[
     bool, typer.Option("--print", "-p", help="The result alone on stdout, the rest on stderr.")
 ]

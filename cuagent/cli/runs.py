@@ -115,10 +115,10 @@ def attempt_in(records: list[dict[str, Any]], digest: str) -> Attempt:
 
 
 def chosen_attempt(records: list[dict[str, Any]], number: int, run: str) -> Judgement:
-    """The last judgement on an accepted attempt. Raises Refused."""
-    from cuagent.record import judgement_of
+    """The judgement that holds of an accepted attempt. Raises Refused."""
+    from cuagent.record import judgements_of
 
-    latest = {r["attempt"]: judgement_of(r) for r in records if r["type"] == "judgement"}
+    latest = judgements_of(records)
     accepted = [n for n, judgement in latest.items() if judgement.verdict.accepted]
     if number not in accepted:
         have = f"accepted are {', '.join(map(str, accepted))}" if accepted else "none is accepted"

@@ -52,6 +52,8 @@ class Plan:
     """What the user says to the model as it begins."""
     output_format: str
     headless: bool
+    fresh: bool = False
+    """Whether what is free is timed again, whatever is known of it."""
 
 
 def left(name: str | None, run_dir: Path) -> Left:
@@ -106,7 +108,10 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
         emit(Phase(f"greeting {plan.model.name}"))
         greet()
     emit(Phase(f"opening {task.name} on {task.device}"))
-    with interrupts_kept() as wished, Judge(task, settings.isolation, emit) as judge:
+    with (
+        interrupts_kept() as wished,
+        Judge(task, settings.isolation, emit, fresh=plan.fresh) as judge,
+    ):
         heed(wished)
         if again is None:
             _admit(judge, emit)

@@ -48,6 +48,7 @@ def verify(
     settings = resolve({"device": device, "precision": precision})
     opened = options.open_task(task, inputs, init, settings)
     attempt = options.open_candidate(candidate)
+    from cuagent.events import Notice
     from cuagent.judge import Judge
 
     begun = time.monotonic()
@@ -55,6 +56,8 @@ def verify(
         options.activity(f"judging {candidate} on {opened.device}", silent=json) as emit,
         Judge(opened, settings.isolation, emit) as judge,
     ):
+        if note := judge.referee.about["training"]:
+            emit(Notice(note, "warning"))
         judgement = judge.judge(attempt, effort)
     if evidence is not None:
         _write(evidence, opened, attempt, judgement)

@@ -41,6 +41,12 @@ class Kernels:
             f"it has {', '.join(self._names)}"
         )
 
+    def __deepcopy__(self, memo: object) -> Kernels:
+        return self
+
+    def __reduce__(self) -> Any:
+        return load, (self.__file__,)
+
     def __repr__(self) -> str:
         return f"<kernels {self.__file__}: {', '.join(self._names)}>"
 

@@ -39,9 +39,15 @@ from cuagent.worker.arms import COMPILE, EAGER
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 5
+FORMAT = 6
 """Raise it when what is measured changes: older cache entries are then not read."""
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
+POSSIBLE = 0.05
+"""A rung whose interval allows a larger gain than this, and no gain too, is undecided."""
+PROPOSED = 2
+"""Number of rungs, the quickest by a quick look, that a record timing compares in any case."""
+NEW_S = 60.0
+"""Seconds after which a measurement is said to be an earlier one."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,8 @@ class Rung:
     admitted: bool
     """By the task's precision policy."""
     failed: str = ""
+    effort: Effort = Effort.QUICK
+    """Of the timing that `seconds` and `over_eager` are from."""
 
     @property
     def admissible(self) -> bool:
@@ -96,8 +104,13 @@ class Ladder:
 
     @property
     def best(self) -> Rung | None:
-        """The quickest admissible rung; eager stays unless another is surely quicker."""
-        admissible = [rung for rung in self.rungs if rung.admissible]
+        """The quickest admissible rung; eager stays unless another is surely quicker.
+
+        Where a record timing was made, only the rungs in it are compared.
+        """
+        every = [rung for rung in self.rungs if rung.admissible]
+        recorded = [rung for rung in every if rung.effort is Effort.RECORD]
+        admissible = recorded if any(rung.name == EAGER for rung in recorded) else every
         quicker = [r for r in admissible if r.over_eager is not None and r.over_eager.low > 1]
         eager = [rung for rung in admissible if rung.name == EAGER]
         return min(quicker or eager, key=lambda rung: rung.seconds, default=None)
@@ -108,6 +121,38 @@ class Ladder:
         best = self.best
         return tuple(dict.fromkeys([EAGER, COMPILE, *([best.name] if best else [])]))
 
+    @property
+    def proposed(self) -> tuple[str, ...]:
+        """What a record timing compares: the baselines, and what may be the best by a quick look.
+
+        A quick look proposes rungs only; which one is the best the record timing decides.
+        """
+        admissible = [r for r in self.rungs if r.admissible and not math.isnan(r.seconds)]
+        quickest = sorted(admissible, key=lambda rung: rung.seconds)[:PROPOSED]
+        return tuple(dict.fromkeys([*self.baselines, *(rung.name for rung in quickest)]))
+
+    @property
+    def undecided(self) -> Rung | None:
+        """The quickest rung that may be a gain or none, where no rung surely is one."""
+        best = self.best
+        if best is None or best.name != EAGER:
+            return None
+        pool = [r for r in self.rungs if r.admissible and r.over_eager and r.effort is best.effort]
+        found = [
+            rung
+            for rung in pool
+            if rung.over_eager and rung.over_eager.low <= 1 < 1 + POSSIBLE < rung.over_eager.high
+        ]
+        return min(found, key=lambda rung: rung.seconds, default=None)
+
+    def age(self) -> str:
+        """`measured 12 min ago`; "" where it was measured just now."""
+        seconds = time.time() - self.when
+        if not self.when or seconds <= NEW_S:
+            return ""
+        ago = f"{seconds / 3600:.0f} h" if seconds > 7200 else f"{seconds / 60:.0f} min"
+        return f"measured {ago} ago"
+
     def rung(self, name: str) -> Rung | None:
         return next((rung for rung in self.rungs if rung.name == name), None)
 
@@ -115,7 +160,11 @@ class Ladder:
     def from_json(data: dict[str, Any]) -> Ladder:
         """The inverse of `to_json`. Raises KeyError, TypeError, ValueError."""
         rungs = tuple(
-            Rung(**(rung | {"over_eager": Ratio(**r) if (r := rung["over_eager"]) else None}))
+            Rung(
+                **rung
+                | {"over_eager": Ratio(**r) if (r := rung["over_eager"]) else None}
+                | {"effort": Effort(rung["effort"])}
+            )
             for rung in data["rungs"]
         )
         named = {
@@ -159,6 +208,23 @@ def gains(timing: Timing, ladder: Ladder) -> Gains | None:
     end, kernel = timing.ratios[EAGER], timing.ratios[best.name]
     free = over_eager(timing, best.name, best.over_eager)
     return Gains(best.name, free, kernel, end, timing.ratios.get(COMPILE))
+
+
+def confirmed(found: Ladder, timing: Timing) -> Ladder:
+    """The ladder with the figures of a record timing; the same where the timing is of no record."""
+    if timing.effort is not Effort.RECORD or EAGER not in timing.ratios:
+        return found
+    return replace(found, rungs=tuple(_confirmed(rung, timing) for rung in found.rungs))
+
+
+def _confirmed(rung: Rung, timing: Timing) -> Rung:
+    arm = timing.arm(rung.name)
+    if arm is None or arm.failed or rung.name not in timing.ratios:
+        return replace(rung, effort=Effort.QUICK)
+    over = Ratio(1.0, 1.0, 1.0)
+    if rung.name != EAGER:
+        over = over_eager(timing, rung.name, rung.over_eager)
+    return replace(rung, seconds=arm.median, over_eager=over, effort=Effort.RECORD)
 
 
 def over_eager(timing: Timing, name: str, seen: Ratio | None) -> Ratio:
@@ -227,18 +293,23 @@ def ladder(
     return made
 
 
-def measure_ladder(timer: Timer, *, whole: bool, cache: Path | None = None) -> Ladder:
+def measure_ladder(
+    timer: Timer, *, whole: bool, fresh: bool = False, cache: Path | None = None
+) -> Ladder:
     """The admitted rungs for a run to start from: those that open quickly, all where `whole`.
 
-    What is known of all of them already is taken as it is. Raises ForkServerError.
+    What is known of all of them already is taken as it is, with its age in the notes, unless
+    `fresh`. Raises ForkServerError.
     """
     referee = timer.referee
     every = rungs_of(referee.task, _convolves(referee))
     wanted = tuple(name for name in every if admitted(referee.task, name))
-    found = _known(referee.task, Effort.QUICK, [wanted, every], cache)
+    found = None if fresh else _known(referee.task, Effort.QUICK, [wanted, every], cache)
     if found is None:
         names = wanted if whole else tuple(name for name in wanted if _opens_quickly(name))
-        found = ladder(referee, only=names, cache=cache, timer=timer)
+        found = ladder(referee, only=names, fresh=fresh, cache=cache, timer=timer)
+    if age := found.age():
+        found = replace(found, notes=(*found.notes, f"{age}; --fresh measures again"))
     return replace(found, later=tuple(name for name in wanted if found.rung(name) is None))
 
 
@@ -292,6 +363,7 @@ def _rung(
         None if timed_arm is None else timed_arm.memory,
         admitted(task, name),
         arm.failed,
+        timing.effort,
     )
 
 
@@ -351,9 +423,9 @@ def _known(
 
 
 def _serves(known: Ladder, device: Device) -> bool:
-    """Not what a busy machine made of it long ago: it may tell more by now."""
+    """Not what was undecided, or measured on a busy machine, long ago: it may tell more by now."""
     noisy = device is Device.CPU and known.busy >= CALM
-    return not noisy or time.time() - known.when < AGAIN_S
+    return not (noisy or known.undecided) or time.time() - known.when < AGAIN_S
 
 
 def _file(task: Task, effort: Effort, names: tuple[str, ...], cache: Path | None) -> Path:

@@ -1,8 +1,8 @@
 """An attempt becomes a folder that stands alone: model, kernels, loader, check, measured figures.
 
 The folder is a Python package and an installable project at once, and `model_new.py` in it can be
-imported by path as well. Not covered: attempts that need other packages than
-torch.
+imported by path as well. Its kernel runs for verified calls only (`guarded.py`). Not covered:
+attempts that need other packages than torch.
 Invariant: nothing in the folder imports cuagent unless the loader's copy is missing beside it.
 """
 
@@ -18,13 +18,17 @@ import cuagent.kernels
 from cuagent.attempt import ENTRY, MODULE, Attempt
 from cuagent.build.result import Build
 from cuagent.package import check
-from cuagent.package.folder import made_whole, package_name, pyproject, write_original
+from cuagent.package.check import INPUTS, REFERENCE
+from cuagent.package.folder import made_whole, package_name, pyproject, write_files
+from cuagent.package.guarded import FOLDER, guarded_files
+from cuagent.package.inputs import inputs_text
 from cuagent.package.readme import readme
 from cuagent.package.vendor import LOADER, vendored
 from cuagent.score import Score
 from cuagent.task.task import Task
 from cuagent.timing import Timing
 from cuagent.verdict import Verdict
+from cuagent.verify.domain import Domain
 
 
 class Figures(Protocol):
@@ -36,11 +40,13 @@ class Figures(Protocol):
     def timing(self) -> Timing | None: ...
     @property
     def score(self) -> Score | None: ...
+    @property
+    def domain(self) -> Domain | None: ...
 
 
-NOTICE = """The folder `_kernels` is part of cuagent, under the Apache License, Version 2.0
-(https://www.apache.org/licenses/LICENSE-2.0). `model_new.py` and `kernels/` were made for
-the owner of the module that they replace, and cuagent claims no right in them.
+NOTICE = """`check.py` and, in `model_new_verified`, `_kernels`, `guard.py` and `forms.py` are part
+of cuagent, under the Apache License, Version 2.0 (https://www.apache.org/licenses/LICENSE-2.0). The
+rest was made for the owner of the module that it replaces, and cuagent claims no right in it.
 """
 
 
@@ -56,7 +62,8 @@ def export(
     """Write the package to `out` and return it.
 
     With `build`, its libraries go along, for machines of this kind.
-    Raises ExportError where `out` already holds something.
+    Raises ExportError where `out` already holds something, and where it is not recorded which
+    calls were verified.
     """
     with made_whole(out) as folder:
         _write(attempt, task, figures, folder, build, measured)
@@ -72,13 +79,16 @@ def _write(
     measured: date | None,
 ) -> None:
     name = package_name(task)
-    attempt.write(out)
-    text, uses_loader = vendored(dict(attempt.files)[MODULE])
-    (out / MODULE).write_text(text)
+    files = guarded_files(attempt, task, figures.domain, REFERENCE)
+    inside = out / FOLDER
+    files[f"{FOLDER}/{MODULE}"], uses_loader = vendored(dict(attempt.files)[MODULE])
+    write_files(files, out)
+    if inputs := inputs_text(task):
+        (out / INPUTS).write_text(inputs)
     if uses_loader:
         loader = Path(cuagent.kernels.__file__).parent
-        shutil.copytree(loader, out / LOADER, ignore=shutil.ignore_patterns("__pycache__"))
-        (out / "NOTICE").write_text(NOTICE)
+        shutil.copytree(loader, inside / LOADER, ignore=shutil.ignore_patterns("__pycache__"))
+    (out / "NOTICE").write_text(NOTICE)
     (out / "__init__.py").write_text(
         f'"""{task.entry} of {task.path.name}, made faster with kernels of its own."""\n\n'
         f'from .{MODULE.removesuffix(".py")} import {ENTRY}\n\n__all__ = ["{ENTRY}"]\n'
@@ -86,13 +96,11 @@ def _write(
     shutil.copy(check.__file__, out / "check.py")
     about = {"name": name, "entry": task.entry, "device": task.device, "task": task.digest}
     (out / "task.json").write_text(json.dumps(about, indent=2) + "\n")
-    write_original(task, out)
-    (out / "pyproject.toml").write_text(pyproject(name, [LOADER] if uses_loader else []))
-    (out / "README.md").write_text(
-        readme(name, attempt, task, figures.verdict, figures.timing, figures.score, measured)
-    )
+    inner = [FOLDER, *([f"{FOLDER}.{LOADER}"] if uses_loader else [])]
+    (out / "pyproject.toml").write_text(pyproject(name, inner))
+    (out / "README.md").write_text(readme(name, attempt, task, figures, measured))
     for library in build.libraries if build else ():
-        _prebuilt(library.path, (out / library.source).parent)
+        _prebuilt(library.path, (inside / library.source).parent)
 
 
 def _prebuilt(library: Path, kernels: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +44,14 @@ def package_name(task: Task) -> str:
     return f"{'m_' if slug[0].isdigit() else ''}{slug}_fast"
 
 
+def write_files(files: Mapping[str, str], folder: Path) -> None:
+    """Write texts to paths below `folder`."""
+    for name, text in files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+
+
 def write_original(task: Task, folder: Path) -> None:
     """What `check.py` compares with: the user's file, and the inputs that came from elsewhere."""
     (folder / REFERENCE).write_text(task.source)
@@ -54,7 +62,11 @@ def write_original(task: Task, folder: Path) -> None:
 def pyproject(name: str, inner: Sequence[str] = ()) -> str:
     """Of a package that lies beside its project file, with packages inside."""
     packages = [name, *(f"{name}.{package}" for package in inner)]
-    folders = ", ".join(f'"{p}" = "{p.removeprefix(name).lstrip(".") or "."}"' for p in packages)
+    places = {p: p.removeprefix(name).lstrip(".").replace(".", "/") or "." for p in packages}
+    folders = ", ".join(f'"{package}" = "{place}"' for package, place in places.items())
+    data = "".join(
+        f'"{package}" = ["kernels/**/*", "imports/**/*", "*.json"]\n' for package in packages[1:2]
+    )
     return f"""[build-system]
 requires = ["setuptools>=68"]
 build-backend = "setuptools.build_meta"
@@ -70,5 +82,5 @@ packages = {json.dumps(packages)}
 package-dir = {{ {folders} }}
 
 [tool.setuptools.package-data]
-{name} = ["kernels/**/*", "README.md", "NOTICE", "task.json"]
-"""
+{name} = ["README.md", "NOTICE", "task.json"]
+{data}"""

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from datetime import date
+from typing import TYPE_CHECKING
 
 from cuagent.attempt import ENTRY, Attempt
+from cuagent.package.check import REFERENCE
 from cuagent.score import Score
-from cuagent.task.task import Task
+from cuagent.task import Spec, Task
 from cuagent.timing import Effort, Timing
 from cuagent.verdict import Verdict
+from cuagent.verify.domain import Domain, TensorForm, packed
+
+if TYPE_CHECKING:
+    from cuagent.package.export import Figures
 
 
 def readme(
     name: str,
     attempt: Attempt,
     task: Task,
-    verdict: Verdict | None,
-    timing: Timing | None,
-    score: Score | None,
+    figures: Figures,
     measured: date | None,
 ) -> str:
     """Markdown; what was not measured is named as such."""
+    verdict, timing, score, domain = figures.verdict, figures.timing, figures.score, figures.domain
     day = (measured or date.today()).isoformat()
     kernels = ", ".join(f"`{source}`" for source in attempt.kernels) or "none"
     return "\n".join(
@@ -42,8 +49,15 @@ def readme(
             f"`from model_new import {ENTRY}` works with this folder on the path. Measured under "
             "`torch.no_grad()`; the kernels have no backward pass.",
             "",
+            "## Verified calls",
+            "",
+            *_verified(task, verdict, domain),
+            "",
+            "## Build",
+            "",
             "A kernel is compiled on first use (" + _compiler(attempt) + ") and cached by content; "
-            "libraries under `kernels/prebuilt/` are used on machines of the same kind.",
+            "libraries under `model_new_verified/kernels/prebuilt/` are used on machines of the "
+            "same kind.",
             "",
             "## Speed",
             "",
@@ -57,6 +71,58 @@ def readme(
             "",
         ]
     )
+
+
+def _verified(task: Task, verdict: Verdict | None, domain: Domain | None) -> list[str]:
+    """Which calls run the kernel, and what happens to the others."""
+    if domain is None:
+        return ["Not recorded."]
+    tensors = iter(domain.tensors)
+    items = json.loads(domain.nesting)["items"]
+    names = [*domain.names, *(str(number) for number in range(len(domain.names), len(items)))]
+    arguments, named = json.loads(domain.init)["items"]
+    parts = [_form(item, tensors) for item in arguments["items"]]
+    pairs = zip(named["keys"], named["items"], strict=True)
+    parts += [f"{key}={_form(item, tensors)}" for key, item in pairs]
+    lines = [
+        f"On {domain.device}, in eval mode, under `torch.no_grad()`, without autocast, and with "
+        "exactly these arguments:",
+        "",
+        "| argument | verified |",
+        "|---|---|",
+        *(
+            f"| {name} | `{_form(item, tensors)}` |"
+            for name, item in zip(names, items, strict=False)
+        ),
+        f"| constructor | `{task.entry}({', '.join(parts)})` |",
+        "",
+        f"Every other call runs the original module (`{REFERENCE}`) with the same parameters, and "
+        "a `RuntimeWarning` says why, once for each reason: another shape, dtype, stride or "
+        "device, training mode, gradients. `model.why_original(x)` tells before a call. The values "
+        "that were verified:",
+        "",
+    ]
+    if verdict is None or not verdict.draws:
+        return [*lines, "- not recorded"]
+    kinds = ", ".join(dict.fromkeys(draw.kind.split(", ")[0] for draw in verdict.draws))
+    lines.append(f"- {len(verdict.draws)} secret draws of these kinds: {kinds}")
+    return lines + [f"- {note}" for note in verdict.notes]
+
+
+def _form(item: Spec, tensors: Iterator[TensorForm]) -> str:
+    """An argument as text: `float32[4, 128]` for a tensor."""
+    match item["kind"]:
+        case "tensor":
+            form = next(tensors)
+            strides = f" strides {list(form.stride)}" if form.stride != packed(form.shape) else ""
+            return f"{form.dtype}{list(form.shape)}{strides}"
+        case "const":
+            return repr(item["value"])
+    inner = [_form(each, tensors) for each in item["items"]]
+    if item["kind"] == "dict":
+        inner = [f"{key!r}: {text}" for key, text in zip(item["keys"], inner, strict=True)]
+        return f"{{{', '.join(inner)}}}"
+    return f"[{', '.join(inner)}]" if item["kind"] == "list" else f"({', '.join(inner)})"
 
 
 def _compiler(attempt: Attempt) -> str:

@@ -8,7 +8,7 @@ Records of `log.jsonl`, one JSON object a line, each with `type`, `id` and `time
 - call: parent, model, sampling, finish, usage (four disjoint counts), cost, ms, tokens (prompt,
   completion, logprobs) where the server gave them
 - attempt: n, digest, commit, files (path to text)
-- ladder: rungs, best, later, precision, device, versions, effort (the last one holds)
+- ladder: rungs, best, later, precision, device, versions, effort, shown (the last one holds)
 - judgement: attempt, effort, verdict, timing, score, build, worth
 - checkpoint: message, files (path in the work folder to the digest of its blob)
 - device: what, seconds (of judging, timing or profiling)
@@ -34,7 +34,7 @@ from cuagent.record.history import (
 from cuagent.record.log import RunLog, leaf_of, read_records
 from cuagent.record.plain import plain, plain_judgement
 from cuagent.record.redact import is_secret_name, redactor
-from cuagent.record.revive import ending, judgement_of, ladder_of, revive
+from cuagent.record.revive import ending, judgement_of, judgements_of, ladder_of, revive
 from cuagent.record.snapshot import Kept, restore_snapshot, take_snapshot
 from cuagent.record.work import commit_work, diff_work, init_work, restore_work, unlock_work
 
@@ -55,6 +55,7 @@ __all__ = [
     "init_work",
     "is_secret_name",
     "judgement_of",
+    "judgements_of",
     "keep_evidence",
     "ladder_of",
     "leaf_of",

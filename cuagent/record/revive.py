@@ -28,6 +28,24 @@ def judgement_of(record: Mapping[str, Any]) -> Judgement:
     return judgement
 
 
+def judgements_of(records: Records) -> dict[int, Judgement]:
+    """What holds of each attempt of a run: its judgement of record, else the last quick one."""
+    quick: dict[int, Judgement] = {}
+    settled: dict[int, Judgement] = {}
+    for record in records:
+        if record["type"] != "judgement":
+            continue
+        n, judgement = record["attempt"], judgement_of(record)
+        if record["effort"] != "record":
+            quick[n] = judgement
+        elif judgement.verdict.accepted:
+            settled[n] = judgement
+        else:  # refused for the record: what was accepted before no longer is
+            settled.pop(n, None)
+            quick[n] = judgement
+    return quick | settled
+
+
 def ladder_of(records: Records) -> Ladder | None:
     """The ladder as it stands at the end of the log; None where it was not measured."""
     from cuagent.measure.ladder import Ladder

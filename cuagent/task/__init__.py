@@ -1,7 +1,7 @@
 """What is to be made faster: `Task` describes, `load_task` reads, `open_reference` opens."""
 
 from cuagent.task.load import load_task
-from cuagent.task.reference import Reference, check_runs, open_reference
+from cuagent.task.reference import Reference, check_runs, open_reference, training_note
 from cuagent.task.task import Device, Precision, Task, TaskError
 from cuagent.task.tree import Spec, TreeError, flatten, unflatten
 
@@ -17,5 +17,6 @@ __all__ = [
     "flatten",
     "load_task",
     "open_reference",
+    "training_note",
     "unflatten",
 ]

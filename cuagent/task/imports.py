@@ -25,14 +25,19 @@ def package_of(path: Path) -> tuple[Path, str]:
 def imported_digest(path: Path) -> str:
     """sha256 over every file that `path` imports from its own folder or package, and what those
     import; "" where there is none."""
+    texts = sorted(imported_texts(path).items())
+    return hashlib.sha256(repr(texts).encode()).hexdigest() if texts else ""
+
+
+def imported_texts(path: Path) -> dict[str, str]:
+    """The files that `imported_digest` covers: path below the folder to import from, and text."""
     root = package_of(path)[0]
     left, seen = [path], {path}
     while left:
         found = {file for file in _imports(left.pop(), root) if file.is_relative_to(root)} - seen
         seen |= found
         left += found
-    texts = [(str(file.relative_to(root)), _text(file)) for file in sorted(seen - {path})]
-    return hashlib.sha256(repr(texts).encode()).hexdigest() if texts else ""
+    return {str(file.relative_to(root)): _text(file) for file in seen - {path}}
 
 
 def _imports(path: Path, root: Path) -> Iterator[Path]:

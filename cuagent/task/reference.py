@@ -9,6 +9,7 @@ found, and no file is written (no .pyc beside the user's).
 from __future__ import annotations
 
 import random
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -26,6 +27,9 @@ from cuagent.task.tree import TreeError, flatten, unflatten
 
 if TYPE_CHECKING:
     import torch
+
+SHOWN = 3
+"""Parts of a module that one line names."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,40 @@ def check_runs(reference: Reference, seed: int = 0) -> None:
                 f"are on {task.device}; create tensors on the device of an input"
             )
     _can_be_compared(task, leaves, fed)
+
+
+def training_note(task: Task, model: torch.nn.Module) -> str:
+    """One line on what training mode would change; "" where the module has no such part.
+
+    A task is judged in eval mode, whatever mode its module is left in by its constructor.
+    """
+    found = [f"{path} ({type(module).__name__})" for path, module in _moody(model)]
+    if re.search(r"\bself\.training\b|\bF\.(alpha_|feature_alpha_)?dropout", task.source):
+        found.append("forward")
+    if not found:
+        return ""
+    shown = ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" * (len(found) > SHOWN))
+    return (
+        f"judged in eval mode: {shown} may do something else in training mode, for which nothing "
+        "is verified or timed"
+    )
+
+
+def _moody(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The parts of a module that compute something else in training mode."""
+    import torch
+
+    drops = torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU
+    for path, module in model.named_modules():
+        name = path or type(model).__name__
+        rate = getattr(module, "dropout", 0.0)
+        norm = isinstance(module, torch.nn.modules.batchnorm._NormBase)
+        if (
+            (norm and module.track_running_stats)
+            or (isinstance(module, drops) and getattr(module, "p", 1.0))
+            or (isinstance(rate, float) and rate > 0)
+        ):
+            yield name, module
 
 
 def _has_values(task: Task, model: torch.nn.Module) -> None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 CANDIDATE = "candidate"
 EAGER, COMPILE = "eager", "compile"
+OF_RECORD = "timed for the record, in fresh processes"
+"""Title of the table that a submitted attempt has."""
+ALL = "all attempts, each by its latest timing"
 MOST_ROWS = 12
 """Attempts in the table at the end."""
 MOST_BARS = 40
@@ -91,13 +94,17 @@ class Board:
     def news(
         self, number: int, width: int, glyphs: Glyphs = UNICODE, *, fresh: bool = False
     ) -> list[Text]:
-        """What is to be printed of an attempt just kept; `fresh`: the baselines too are of now."""
+        """What is to be printed of an attempt just kept; `fresh`: its baselines are of now too."""
         row = self.attempts[number]
         line = row_line(row, width, glyphs, self.rung)
         if row.said:
             return [line]
+        if fresh:
+            timed = [b for b in self.baselines if b.name in row.ratios]
+            above = [row_line(b, width, glyphs, self.rung) for b in timed]
+            return [Text(OF_RECORD, "bold"), head_line(width, self.rung), *above, line]
         first = sum(not other.said for other in self.attempts.values()) == 1
-        shown = self.baselines if fresh or (first and not self.climbed) else []
+        shown = self.baselines if first and not self.climbed else []
         above = [row_line(b, width, glyphs, self.rung) for b in shown]
         return [head_line(width, self.rung), *above, line]
 
@@ -110,7 +117,8 @@ class Board:
         rows = [row for _, row in sorted(self.attempts.items())]
         if len(rows) < fewest:
             return []
-        lines = table_lines(self.baselines, rows, width, glyphs, self.rung)
+        title = Text(clip(ALL, width, glyphs.more), "bold")
+        lines = [title, *table_lines(self.baselines, rows, width, glyphs, self.rung)]
         if grown := trend(rows, width - 8, glyphs):
             lines.append(Text.assemble(("  best ", "dim"), (grown, "green")))
         return lines

@@ -24,7 +24,7 @@ from cuagent.events import (
     UserSaid,
 )
 from cuagent.message import Message, ToolCall
-from cuagent.record import RunFolder, ending, judgement_of, ladder_of, message_of
+from cuagent.record import RunFolder, judgement_of, judgements_of, ladder_of, message_of
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
@@ -80,7 +80,7 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
             case "ladder":
                 found = ladder_of([record])
                 assert found is not None
-                yield LadderMeasured(found)
+                yield LadderMeasured(found, record.get("shown", True))
             case "notice" if "tool" not in record:  # that is a traceback, for the log only
                 yield Notice(record["text"], record.get("level", "info"))
             case "end":
@@ -100,13 +100,9 @@ def _started(call: ToolCall) -> ToolStarted:
 
 
 def best_of(records: Records) -> Judgement | None:
-    """The judgement on the attempt of record; else the last one on the best accepted attempt."""
-    latest = {r["attempt"]: judgement_of(r) for r in records if r["type"] == "judgement"}
-    end = ending(records)
-    if end is not None and end.get("attempt") in latest:
-        return latest[end["attempt"]]
-    accepted = [judgement for judgement in latest.values() if judgement.verdict.accepted]
-    return max(accepted, key=lambda j: (j.score.reward, j.score.over_eager or 0.0), default=None)
+    """The judgement on the best accepted attempt, each by its judgement of record if it has one."""
+    accepted = [j for j in judgements_of(records).values() if j.verdict.accepted]
+    return max(accepted, key=lambda judgement: judgement.rank, default=None)
 
 
 def _is_users(record: Mapping[str, Any]) -> bool:

@@ -151,7 +151,7 @@ def _other(event: Event, width: int, glyphs: Glyphs) -> Iterator[Text]:
             yield Text()
             for line in clean(text).strip().split("\n"):
                 yield Text(f"> {line}", "bold cyan")
-        case LadderMeasured(found):
+        case LadderMeasured(found, True):
             yield Text("  the ladder", "bold")
             yield head_line(width)
             yield from (row_line(row, width, glyphs) for row in ladder_rows(found))

@@ -14,13 +14,20 @@ from cuagent.judge import Result, free_of, result_of
 from cuagent.record import RUNS
 from cuagent.timing import Effort, Ratio, Standing
 from cuagent.ui.table import NARROW, baseline_name, label_lines, share_facts
-from cuagent.ui.text import UNICODE, Glyphs, one_line, ratio, wrap
+from cuagent.ui.text import UNICODE, Glyphs, one_line, ratio, times, wrap
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
     from cuagent.measure.ladder import Ladder
 
 EAGER, COMPILE = "eager", "compile"
+CUT_SHORT = {
+    "interrupted": "interrupted",
+    "model failed": "the model failed",
+    "judge failed": "the judge failed",
+    "unfinished": "it has not ended",
+}
+"""Ends before which nothing was tried to the end."""
 
 
 def summary_lines(
@@ -37,18 +44,19 @@ def summary_lines(
     name = f"attempt {number}" if number is not None else "the attempt"
     result = result_of(best, found)
     rows = [] if best is None else _evidence(best, found, width)
+    tried = len(attempts)
     if result is Result.RUNG and found is not None and found.best is not None:
-        head = f"{glyphs.yes} {_without_kernel(best)}: {called(found.best.name)} is the result"
-        rows = [*_free_rows(best, found), *_vain_rows(best, name), *rows]
+        sign = glyphs.yes if tried and ended.stop not in CUT_SHORT else glyphs.unsure
+        head = f"{sign} {_rung_head(ended, found, tried)}"
+        rows = [*_free_rows(best, found), *_vain_rows(best, name, tried), *rows]
     elif best is not None and result is Result.KERNEL:
         head = f"{glyphs.yes} best: {name}"
-        rows = [*_gain_rows(best), *rows]
+        rows = [*_gain_rows(best, found), *rows]
     elif found is not None and found.best is not None:
-        yet = "" if ended.stop in FINISHED else " yet"
-        head = f"{glyphs.unsure} nothing beats your module{yet}"
-        rows = [*_vain_rows(best, name), *rows]
+        head = f"{glyphs.unsure} {_module_head(ended, found, tried)}"
+        rows = [*_unsure_rows(found), *_vain_rows(best, name, tried), *rows]
     elif best is None:
-        head = f"{glyphs.unsure} no gain: {one_line(ended.summary)}"
+        head = f"{glyphs.unsure} {one_line(ended.summary)}{_cut(ended)}"
     else:
         head = f"{glyphs.unsure} {_no_gain(best, name)}"
     colour = "yellow" if head.startswith(glyphs.unsure) else "green"
@@ -68,8 +76,53 @@ def handle(run: RunStarted) -> str:
     return run.run_id if run.folder.parent == RUNS.resolve() else short_path(run.folder)
 
 
-def _without_kernel(best: Judgement | None) -> str:
-    return "no kernel surely adds to what is free" if _may_add(best) else "no kernel needed"
+def _rung_head(ended: RunEnded, found: Ladder, tried: int) -> str:
+    """What is handed over though no kernel is, and what was tried before that was decided."""
+    rung, best = found.best, ended.best
+    assert rung is not None
+    name = called(rung.name)
+    if not tried:
+        free = free_of(best, found)
+        gain = "" if free is None else f" {times(free.value)}"
+        how = "timed for the record" if rung.effort is Effort.RECORD else "quick timing"
+        return f"no kernel tried{_cut(ended)}; {name} is{gain} ({how})"
+    if _may_add(best):
+        return f"no kernel surely adds to what is free; {name} is the result{_cut(ended)}"
+    if best is None:
+        return f"{name} is the best found; no kernel was accepted{_cut(ended)}"
+    return f"{name} is the best found; no kernel beat it{_cut(ended)}"
+
+
+def _module_head(ended: RunEnded, found: Ladder, tried: int) -> str:
+    """Neither a kernel nor a rung is handed over: why."""
+    unsure = found.undecided
+    kernel = "" if tried else f"no kernel tried{_cut(ended)}; "
+    if unsure is not None:
+        return f"{kernel}could not tell whether {called(unsure.name)} beats your module"
+    if _may_beat(ended.best):
+        return "could not tell whether the kernel beats your module"
+    yet = "" if ended.stop in FINISHED else " yet"
+    kernel = kernel if tried == 0 and ended.stop in CUT_SHORT else ""
+    return f"{kernel}nothing beats your module{yet}"
+
+
+def _cut(ended: RunEnded) -> str:
+    """What ended the run before its time, to be put in brackets behind what it had found."""
+    return f" ({CUT_SHORT[ended.stop]})" if ended.stop in CUT_SHORT else ""
+
+
+def _may_beat(best: Judgement | None) -> bool:
+    """Whether the times leave open if the attempt is faster than eager."""
+    return best is not None and best.standing is Standing.INCONCLUSIVE
+
+
+def _unsure_rows(found: Ladder) -> list[tuple[str, str]]:
+    rung = found.undecided
+    if rung is None or rung.over_eager is None:
+        return []
+    how = "timed for the record" if rung.effort is Effort.RECORD else "a quick look"
+    again = "cuagent optimize TASK --fresh, when the machine is quiet"
+    return [("free", f"{called(rung.name)}: {_said(rung.over_eager)}, {how}"), ("again", again)]
 
 
 def _may_add(best: Judgement | None) -> bool:
@@ -90,11 +143,14 @@ def _no_gain(best: Judgement, name: str) -> str:
     return f"no gain: {name} is right, but not faster than eager"
 
 
-def _gain_rows(best: Judgement) -> list[tuple[str, str]]:
+def _gain_rows(best: Judgement, found: Ladder | None) -> list[tuple[str, str]]:
     """What is free and what the kernel adds to it: their product is end to end."""
     if (gain := best.gain) is None:
         return []
     free = ("free", "nothing: eager is the best rung")
+    unsure = found.undecided if found is not None else None
+    if unsure is not None and unsure.over_eager is not None:
+        free = ("free", f"nothing sure: {called(unsure.name)} {_said(unsure.over_eager)}")
     if gain.rung != EAGER:
         free = ("free", f"{_said(gain.free)}: {called(gain.rung)}, no kernel")
     return [free, ("kernel on top", _said(gain.kernel)), ("end to end", _said(gain.end_to_end))]
@@ -102,15 +158,17 @@ def _gain_rows(best: Judgement) -> list[tuple[str, str]]:
 
 def _free_rows(best: Judgement | None, found: Ladder) -> list[tuple[str, str]]:
     free = free_of(best, found)
-    of_record = found.effort is Effort.RECORD or (best is not None and best.gain is not None)
-    how = "measured afresh" if of_record else "a quick look"
+    of_record = found.best is not None and found.best.effort is Effort.RECORD
+    how = "timed for the record" if of_record else "a quick look"
+    if age := found.age() if not of_record else "":
+        how += f", {age}"
     return [] if free is None else [("free", f"{_said(free)} over eager, {how}")]
 
 
-def _vain_rows(best: Judgement | None, name: str) -> list[tuple[str, str]]:
+def _vain_rows(best: Judgement | None, name: str, tried: int) -> list[tuple[str, str]]:
     """What the best attempt came to, where it is not the result."""
     if best is None:
-        return [("kernels", "none was accepted")]
+        return [("kernels", f"none of {tried} was accepted" if tried else "none was tried")]
     if best.gain is not None:
         return [("kernels", f"{name}: {_said(best.gain.kernel)} over {called(best.gain.rung)}")]
     return [("kernels", _no_gain(best, name))]
@@ -154,7 +212,9 @@ def _whereabouts(
     if run is not None:
         rows.append(("run", short_path(run.folder)))
         rows.append(("look", f"cuagent show {handle(run)}"))
-        if ended.best is not None and result is not Result.RUNG:
+        unmeasured = ended.ladder is None and ended.best is not None
+        worse = ended.best is not None and ended.best.slower_than
+        if result is Result.KERNEL or (unmeasured and not worse):
             rows.append(("apply", f"cuagent apply {handle(run)}"))
         if result is not Result.MODULE or (ended.best is not None and ended.ladder is None):
             rows.append(("export", f"cuagent export {handle(run)} --out DIR"))

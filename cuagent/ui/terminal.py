@@ -197,8 +197,10 @@ class Terminal:
                 self._tool_output(event)
             case ToolFinished():
                 self._tool_finished(event)
-            case LadderMeasured(found):
+            case LadderMeasured(found, True):
                 self._show_ladder(found)
+            case LadderMeasured(found):
+                self.board.measure_ladder(found)
             case Judged():
                 self._show_judged(event)
             case Spent():

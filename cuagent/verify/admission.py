@@ -123,7 +123,7 @@ def _hidden(findings: dict[str, Any]) -> str:
 
 
 def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
-    notes = []
+    notes = [referee.about["training"]] if referee.about["training"] else []
     if 0 < findings["noise"] <= NOISE:
         notes.append("the reference is not deterministic to the last digit")
     if findings["changed_inputs"]:

@@ -26,6 +26,7 @@ from cuagent.task import Device, Task, TaskError
 from cuagent.verdict import Reason, RuleResult, Verdict
 from cuagent.verify.batch import Batch
 from cuagent.verify.context import LOGIC_SPREAD_S, VerifyContext, bytes_per_call, layouts_of
+from cuagent.verify.domain import Domain, domain_of
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
@@ -104,6 +105,11 @@ class Referee:
         self._told: tuple[int, Answered] | None = None
         """Of what was checked last, the seed and what was said; the answer lies on the stage."""
         self.processes.load_timed_weights()
+
+    @property
+    def domain(self) -> Domain:
+        """The calls that its verdicts cover."""
+        return domain_of(self.task, self.about)
 
     @property
     def bytes_per_call(self) -> int:

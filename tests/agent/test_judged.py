@@ -132,6 +132,10 @@ def test_an_optimization_from_a_compile_error_to_the_result_of_record(judged_run
     assert stop in (Stop.SUBMITTED, Stop.NO_GAIN)
     assert judged_run.final is not None
     assert judged_run.final.n == 2
+    domain = judged_run.final.judgement.domain
+    assert domain is not None
+    assert domain.names == ("x",)
+    assert len(domain.tensors) == 1
     assert isinstance(events[-1], RunEnded)
     assert sum(isinstance(e, Judged) for e in events) >= 3
 

@@ -16,14 +16,21 @@ from cuagent.score import Score
 from cuagent.task import Task
 from cuagent.timing import Arm, Effort, Ratio, Timing
 from cuagent.verdict import Reason, Verdict
+from cuagent.verify.domain import Domain
 
 WRONG = Attempt((("kernels/a.cpp", "int wrong;\n"), ("model_new.py", "class ModelNew: ...\n")))
 RIGHT = Attempt((("kernels/a.cpp", "int right;\n"), ("model_new.py", "class ModelNew: ...\n")))
+GAIN = Ratio(2.0, 1.9, 2.1)
+VERIFIED = "model_new_verified"
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with the user's module, and a run on it with a wrong and a right attempt."""
+    return made(tmp_path, GAIN)
+
+
+def made(tmp_path: Path, ratio: Ratio) -> Path:
     (tmp_path / "task.py").write_text("class Model: ...\n")
     task = Task(tmp_path / "task.py", "Model", "class Model: ...\n")
     with RunLog(new_run("task", tmp_path / ".cuagent" / "runs")) as log:
@@ -35,34 +42,39 @@ def project(tmp_path: Path) -> Path:
             said = Message("assistant", f"I try {n}.", (ToolCall(f"{n}", "verify", "{}"),))
             log.message(said, call)
             log.write("attempt", n=n, digest=attempt.digest, commit="", files=dict(attempt.files))
-            log.write("judgement", effort="quick", **plain(judged(attempt)) | {"attempt": n})
+            log.write("judgement", effort="quick", **plain(judged(attempt, ratio)) | {"attempt": n})
             log.message(Message("tool", "text for the model", tool_call_id=f"{n}"))
         log.write("end", stop="submitted", summary="attempt 2", attempt=2)
     return tmp_path
 
 
-def judged(attempt: Attempt) -> Judgement:
+def judged(attempt: Attempt, ratio: Ratio = GAIN) -> Judgement:
     right = attempt is RIGHT
     reason = Reason.ACCEPTED if right else Reason.WRONG_VALUES
     verdict = Verdict(right, reason, "", "t", attempt.digest)
     arms = (Arm("candidate", 1e-3, ()), Arm("eager", 2e-3, ()))
-    timing = Timing(arms, {"eager": Ratio(2.0, 1.9, 2.1)}, Effort.QUICK, "a CPU", 1.0)
+    timing = Timing(arms, {"eager": ratio}, Effort.QUICK, "a CPU", 1.0)
     build = Build(attempt.digest, (), (), True, 0.1)
-    return Judgement(
-        attempt.digest, build, verdict, timing if right else None, Score(2 if right else -1, 2.0)
-    )
+    score = Score(2 if right else -1, ratio.value)
+    nothing = '{"kind": "list", "items": []}'
+    none = '{"kind": "dict", "keys": [], "items": []}'
+    init = f'{{"kind": "list", "items": [{nothing}, {none}]}}'
+    domain = Domain("cpu", (), nothing, (), init)
+    return Judgement(attempt.digest, build, verdict, timing if right else None, score, None, domain)
 
 
 def test_the_best_attempt_is_put_beside_the_module(cuagent: Cuagent, project: Path) -> None:
     done = cuagent("apply")
     assert done.returncode == 0, done.stderr
-    assert (project / "kernels" / "a.cpp").read_text() == "int right;\n"
-    assert (project / "model_new.py").read_text() == "class ModelNew: ...\n"
+    assert (project / VERIFIED / "kernels" / "a.cpp").read_text() == "int right;\n"
+    assert (project / VERIFIED / "model_new.py").read_text() == "class ModelNew: ...\n"
+    assert (project / VERIFIED / "reference.py").read_text() == "class Model: ...\n"
+    assert "guard.Guarded" in (project / "model_new.py").read_text()
     assert (project / "task.py").read_text() == "class Model: ...\n"
     assert {path.name for path in project.iterdir()} == {
         ".cuagent",
-        "kernels",
         "model_new.py",
+        VERIFIED,
         "task.py",
     }
     assert cuagent("apply").returncode == 0, "what is there already is no obstacle"
@@ -73,12 +85,25 @@ def test_nothing_of_the_users_is_replaced_unless_forced(cuagent: Cuagent, projec
     done = cuagent("apply")
     assert done.returncode == 2
     assert "model_new.py would be replaced" in done.stderr
-    assert not (project / "kernels").exists(), "all or nothing"
+    assert not (project / VERIFIED).exists(), "all or nothing"
     assert (project / "model_new.py").read_text() == "mine\n"
     assert cuagent("apply", "--to", "elsewhere").returncode == 0
     assert (project / "elsewhere" / "model_new.py").exists()
     assert cuagent("apply", "--force").returncode == 0
-    assert (project / "model_new.py").read_text() == "class ModelNew: ...\n"
+    assert "guard.Guarded" in (project / "model_new.py").read_text()
+
+
+@pytest.mark.parametrize("command", [["apply"], ["export", "latest", "--out", "out"]])
+def test_a_slower_kernel_is_refused_unless_forced(
+    command: list[str], cuagent: Cuagent, tmp_path: Path
+) -> None:
+    made(tmp_path, Ratio(0.5, 0.45, 0.55))
+    attempt = [] if command[0] == "apply" else ["--attempt", "2"]
+    done = cuagent(*command, *attempt)
+    assert done.returncode == 2
+    assert "measured to be slower than eager" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} <= {".cuagent", "task.py", "home"}
+    assert cuagent(*command, *attempt, "--force").returncode == 0
 
 
 def test_a_rejected_attempt_is_not_applied(cuagent: Cuagent, project: Path) -> None:

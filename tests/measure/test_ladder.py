@@ -67,15 +67,20 @@ def test_what_a_busy_machine_measured_is_measured_again_later(
     ladder(referee, only=names, cache=tmp_path)
     (file,) = tmp_path.glob("ladder-*.json")
 
-    def when_asked_again(busy: float, age: float) -> float:
+    decided, undecided = Ratio(1.0, 0.99, 1.01), Ratio(1.57, 0.58, 4.2)
+
+    def when_asked_again(busy: float, age: float, over: Ratio = decided) -> float:
         known = Ladder.from_json(json.loads(file.read_text()))
-        aged = replace(known, busy=busy, when=time.time() - age)
+        rungs = (known.rungs[0], replace(known.rungs[1], over_eager=over))
+        aged = replace(known, busy=busy, when=time.time() - age, rungs=rungs)
         file.write_text(json.dumps(aged.to_json()))
         return time.time() - ladder(referee, only=names, cache=tmp_path).when
 
     assert when_asked_again(busy=0.0, age=4000) > 3000
     assert when_asked_again(busy=0.8, age=100) > 90
     assert when_asked_again(busy=0.8, age=4000) < 3000
+    assert when_asked_again(busy=0.0, age=100, over=undecided) > 90
+    assert when_asked_again(busy=0.0, age=4000, over=undecided) < 3000, "not for good"
 
 
 def test_a_run_starts_with_what_opens_quickly_and_takes_the_rest_later(
@@ -97,6 +102,31 @@ def test_a_run_starts_with_what_opens_quickly_and_takes_the_rest_later(
         )
         timer.turn_to(whole.baselines)
         assert set(timer.opened()) <= set(whole.baselines)
+
+
+def test_a_ladder_from_before_tells_its_age_and_is_measured_again_on_request(
+    referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: ("eager",))
+    with Timer(referee) as timer:
+        assert measure_ladder(timer, whole=False, cache=tmp_path).age() == ""
+        (file,) = tmp_path.glob("ladder-*.json")
+        known = Ladder.from_json(json.loads(file.read_text()))
+        aged = replace(known, when=time.time() - 1800, busy=0.0)
+        file.write_text(json.dumps(aged.to_json()))
+        notes = measure_ladder(timer, whole=False, cache=tmp_path).notes
+        assert notes[-1] == "measured 30 min ago; --fresh measures again"
+        assert measure_ladder(timer, whole=False, fresh=True, cache=tmp_path).age() == ""
+
+
+def test_a_record_timing_compares_what_a_quick_look_leaves_open() -> None:
+    eager = rung("eager", 4e-3, 1.0)
+    unsure = rung("reduce-overhead", 3e-3, 0.9)
+    found = made(eager, rung("compile", 3.8e-3, 0.9), unsure)
+    assert found.best == eager
+    assert found.baselines == ("eager", "compile")
+    assert found.proposed == ("eager", "compile", "reduce-overhead")
+    assert found.undecided == unsure
 
 
 def test_a_rung_that_does_not_run_says_why_and_is_not_admissible(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,9 +18,11 @@ from cuagent.build import build
 from cuagent.package import ExportError, export
 from cuagent.package.vendor import vendored
 from cuagent.score import Score
+from cuagent.task.imports import imported_digest
 from cuagent.task.task import Device, Precision, Task
 from cuagent.timing import Arm, Effort, Ratio, Timing
 from cuagent.verdict import Reason, RuleResult, Verdict
+from cuagent.verify.domain import Domain, TensorForm
 
 REFERENCE = """
 import torch
@@ -63,11 +66,23 @@ Run = Callable[[str, Path, dict[str, str]], Done]
 Check = Callable[..., tuple[int, str]]
 
 
+INIT = '[{"kind": "list", "items": [{"kind": "const", "value": 3}]}, '
+INIT += '{"kind": "dict", "keys": [], "items": []}]'
+DOMAIN = Domain(
+    "cpu",
+    ("x",),
+    '{"kind": "list", "items": [{"kind": "tensor"}]}',
+    (TensorForm("float32", (4, 8), (8, 1)),),
+    f'{{"kind": "list", "items": {INIT}}}',
+)
+
+
 @dataclass(frozen=True)
 class Measured:
     verdict: Verdict | None = None
     timing: Timing | None = None
     score: Score | None = None
+    domain: Domain | None = DOMAIN
 
 
 MEASURED = Measured(
@@ -129,14 +144,20 @@ def run(python: list[str]) -> Run:
     return run
 
 
-USE = "import torch; m = ModelNew(3); print(m(torch.ones(2)).tolist())"
+USE = """import torch; m = ModelNew(3).eval()
+with torch.no_grad():
+    x = torch.ones(4, 8)
+    assert not m.why_original(x)
+    print(m(x)[0, :2].tolist(), m(torch.ones(2)).tolist())
+"""
+SAID = "[4.0, 4.0] [4.0, 4.0]\n"
 
 
 @pytest.mark.parametrize(
     "imported",
     [
-        "sys.path.insert(0, {parent!r}); from out import ModelNew; ",
-        "sys.path.insert(0, {out!r}); from model_new import ModelNew; ",
+        "sys.path.insert(0, {parent!r}); from out import ModelNew\n",
+        "sys.path.insert(0, {out!r}); from model_new import ModelNew\n",
     ],
     ids=["as a package", "by path"],
 )
@@ -147,7 +168,7 @@ def test_the_folder_works_without_cuagent(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     done = run(program, elsewhere, without_cuagent)
-    assert done.stdout == "[4.0, 4.0]\n", done.stderr
+    assert done.stdout == SAID, done.stderr
 
 
 @pytest.fixture
@@ -167,6 +188,7 @@ def test_its_check_agrees_with_the_original_and_notices_another(
     status, text = check(out, without_cuagent)
     assert status == 0, text
     assert "agrees" in text
+    assert "the original ran" not in text
     other = out.parent / "other.py"
     other.write_text(REFERENCE.replace("+ 1", "+ 1.5"))
     status, text = check(out, without_cuagent, str(other))
@@ -197,6 +219,35 @@ def test_the_readme_holds_the_figures_as_measured(out: Path):
     assert "Precision: match" in text
 
 
+def test_the_readme_names_the_verified_calls(out: Path):
+    text = (out / "README.md").read_text()
+    assert "| x | `float32[4, 8]` |" in text
+    assert "| constructor | `Model(3)` |" in text
+    assert "Every other call runs the original module (`reference.py`)" in text
+
+
+def test_a_record_without_the_verified_calls_is_refused(tmp_path: Path):
+    with pytest.raises(ExportError, match="which calls this kernel was verified for"):
+        export(ATTEMPT, TASK, replace(MEASURED, domain=None), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_the_original_imports_go_along(without_cuagent, tmp_path: Path, run: Run):
+    project = tmp_path / "project"
+    (project / "net").mkdir(parents=True)
+    (project / "net" / "__init__.py").write_text("")
+    (project / "net" / "one.py").write_text("ONE = 1\n")
+    path = project / "net" / "task.py"
+    source = "from .one import ONE\n" + REFERENCE.replace("+ 1", "+ ONE")
+    path.write_text(source)
+    task = replace(TASK, path=path, source=source, imported=imported_digest(path))
+    out = export(ATTEMPT, task, MEASURED, tmp_path / "out")
+    program = f"sys.path.insert(0, {str(out.parent)!r}); from out import ModelNew\n{USE}"
+    shutil.rmtree(project)
+    done = run(program, tmp_path, without_cuagent)
+    assert done.stdout == SAID, done.stderr
+
+
 def test_what_was_not_measured_is_said(tmp_path: Path):
     text = (export(ATTEMPT, TASK, Measured(), tmp_path / "out") / "README.md").read_text()
     assert "Not measured." in text
@@ -220,10 +271,10 @@ def test_an_export_that_fails_midway_leaves_nothing(tmp_path: Path):
 def test_a_prebuilt_library_is_used_where_there_is_no_compiler(tmp_path: Path, run: Run):
     built = build(ATTEMPT, Device.CPU, cache=tmp_path / "cache")
     out = export(ATTEMPT, TASK, MEASURED, tmp_path / "out", build=built)
-    program = f"sys.path.insert(0, {str(out.parent)!r}); from out import ModelNew; {USE}"
+    program = f"sys.path.insert(0, {str(out.parent)!r}); from out import ModelNew\n{USE}"
     environment = {"PATH": "/nonexistent", "HOME": str(tmp_path / "home")}
     done = run(program, tmp_path, environment)
-    assert done.stdout == "[4.0, 4.0]\n", done.stderr
+    assert done.stdout == SAID, done.stderr
 
 
 def test_the_folder_installs_with_pip(out: Path, without_cuagent, tmp_path: Path, run: Run):
@@ -231,9 +282,9 @@ def test_the_folder_installs_with_pip(out: Path, without_cuagent, tmp_path: Path
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     options = ["--no-build-isolation", "--disable-pip-version-check", "--target", str(target)]
     subprocess.run([*command, *options, str(out)], check=True, capture_output=True)
-    program = f"sys.path.insert(0, {str(target)!r}); from affine_task_fast import ModelNew; {USE}"
+    program = f"sys.path.insert(0, {str(target)!r}); from affine_task_fast import ModelNew\n{USE}"
     done = run(program, tmp_path, without_cuagent)
-    assert done.stdout == "[4.0, 4.0]\n", done.stderr
+    assert done.stdout == SAID, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuagent.task import Reference, TaskError, check_runs, load_task, open_reference
+from cuagent.task import (
+    Reference,
+    TaskError,
+    check_runs,
+    load_task,
+    open_reference,
+    training_note,
+)
 
 MODEL = """
 import torch
@@ -219,6 +226,31 @@ def test_a_task_that_is_too_large(tmp_path: Path, source: str, inputs: str, plac
     assert place in message
     assert "needs 3.64 TiB at once, and " in message
     assert message.endswith("of memory are free; make the task smaller")
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ("self.part = torch.nn.Dropout(0.1)", "part (Dropout)"),
+        ("self.part = torch.nn.BatchNorm1d(4)", "part (BatchNorm1d)"),
+        ("self.part = torch.nn.MultiheadAttention(4, 2, dropout=0.1)", "part (Multihead"),
+        ("self.part = None if self.training else 1", "forward"),
+        ("self.part = torch.nn.Dropout(0.0)", ""),
+        ("self.part = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))", ""),
+    ],
+)
+def test_parts_that_training_mode_changes_are_named(tmp_path: Path, part: str, named: str) -> None:
+    source = f"""
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        {part}
+    def forward(self, x): return x
+"""
+    reference = opened(tmp_path, source, inputs="f32[4]")
+    note = training_note(reference.task, reference.model(0))
+    assert note.startswith(f"judged in eval mode: {named}") if named else not note
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,8 @@ from samples import GAIN, LADDER, ON_TOP, SLOWER
 
 from cuagent.events import RunEnded, RunStarted
 from cuagent.judge import Judgement
-from cuagent.measure.ladder import Ladder, gains
-from cuagent.timing import Ratio
+from cuagent.measure.ladder import Ladder, Rung, confirmed, gains
+from cuagent.timing import Effort, Ratio
 from cuagent.ui.summary import summary_lines
 
 RUN = RunStarted("20261121-softmax", Path("runs/x"), "softmax", "cuda", "expert")
@@ -42,7 +43,7 @@ def test_free_kernel_on_top_and_end_to_end_are_told_apart() -> None:
 
 def test_where_no_kernel_adds_the_best_rung_is_handed_over() -> None:
     text = said(on_top(Ratio(0.9, 0.88, 0.92)), LADDER)
-    assert text.startswith("✓ no kernel needed: CUDA graphs is the result")
+    assert text.startswith("✓ CUDA graphs is the best found; no kernel beat it")
     assert "attempt 3: 0.90x [0.88, 0.92] over CUDA graphs" in text
     assert "cuagent export runs/x --out DIR" in text
     assert "cuagent apply" not in text
@@ -50,7 +51,7 @@ def test_where_no_kernel_adds_the_best_rung_is_handed_over() -> None:
 
 def test_an_attempt_that_may_be_better_is_offered_beside_the_rung() -> None:
     text = said(on_top(Ratio(1.3, 0.8, 2.1)), LADDER)
-    assert text.startswith("✓ no kernel surely adds to what is free: CUDA graphs is the result")
+    assert text.startswith("✓ no kernel surely adds to what is free; CUDA graphs is the result")
     assert "(inconclusive)" in text
     assert "cuagent export runs/x --attempt 3 --out DIR" in text
     assert "--attempt" not in said(on_top(Ratio(0.7, 0.4, 1.1)), LADDER)
@@ -58,9 +59,9 @@ def test_an_attempt_that_may_be_better_is_offered_beside_the_rung() -> None:
 
 def test_without_an_accepted_attempt_the_rung_stands_alone() -> None:
     text = said(None, LADDER)
-    assert text.startswith("✓ no kernel needed: CUDA graphs is the result")
+    assert text.startswith("? no kernel tried; CUDA graphs is 2.00x (quick timing)")
     assert "2.00x [1.94, 2.06] over eager, a quick look" in text
-    assert "none was accepted" in text
+    assert "none was tried" in text
     assert "cuagent export runs/x --out DIR" in text
 
 
@@ -70,7 +71,67 @@ def test_where_nothing_is_quicker_than_eager_it_is_said() -> None:
         text = said(best, eager)
         assert text.startswith("? nothing beats your module\n")
         assert "cuagent export" not in text
-        assert said(best, eager, "interrupted").startswith("? nothing beats your module yet\n")
+        assert "cuagent apply" not in text, "a slower kernel is not recommended"
+    assert said(SLOWER, eager, "interrupted").startswith("? nothing beats your module yet\n")
+    text = said(None, eager, "interrupted")
+    assert text.startswith("? no kernel tried (interrupted); nothing beats your module yet\n")
+
+
+def test_an_end_before_its_time_is_named() -> None:
+    text = said(None, LADDER, "interrupted")
+    assert text.startswith("? no kernel tried (interrupted); CUDA graphs is 2.00x (quick timing)")
+    text = said(None, LADDER, "model failed")
+    assert text.startswith("? no kernel tried (the model failed); CUDA graphs is 2.00x")
+    slower = on_top(Ratio(0.9, 0.88, 0.92))
+    text = said(slower, LADDER, "model failed")
+    assert text.startswith("? CUDA graphs is the best found; no kernel beat it (the model failed)")
+
+
+def test_a_run_that_ended_before_the_ladder_says_so() -> None:
+    ended = RunEnded("interrupted", None, "no kernel tried", None)
+    first, *_ = summary_lines(ended, RUN, {}, 80)
+    assert first.plain == "? no kernel tried (interrupted)"
+
+
+def test_undecided_data_is_no_no() -> None:
+    eager, compiled, _ = LADDER.rungs
+    unsure = replace(compiled, over_eager=Ratio(1.57, 0.58, 4.20))
+    found = replace(LADDER, rungs=(eager, unsure), later=())
+    text = said(None, found)
+    assert text.startswith("? no kernel tried; could not tell whether torch.compile beats your")
+    assert "torch.compile: 1.57x [0.58, 4.20] (inconclusive), a quick look" in text
+    assert "--fresh" in text
+    narrow = replace(compiled, over_eager=Ratio(1.0, 0.98, 1.02))
+    assert "nothing beats" in said(None, replace(found, rungs=(eager, narrow)))
+
+
+def test_an_earlier_measurement_is_said_to_be_one() -> None:
+    found = replace(LADDER, when=time.time() - 1800)
+    assert "a quick look, measured 30 min ago" in " ".join(said(None, found).split())
+
+
+def test_a_record_that_contradicts_the_quick_ladder_wins() -> None:
+    quick = replace(LADDER, rungs=(*LADDER.rungs[:1], unsure_rung(LADDER.rungs[1])), later=())
+    assert quick.best == quick.rungs[0]
+    timing = ON_TOP.timing
+    assert timing is not None
+    record = replace(
+        timing,
+        effort=Effort.RECORD,
+        ratios={"eager": Ratio(2.4, 2.3, 2.5), "compile": Ratio(1.95, 1.8, 2.1)},
+        free={"compile": Ratio(1.24, 1.09, 1.6)},
+    )
+    found = confirmed(quick, record)
+    assert found.best is not None
+    assert found.best.name == "compile"
+    best = replace(ON_TOP, timing=record, gain=gains(record, found))
+    text = " ".join(said(best, found).split())
+    assert "free 1.23x [1.09, 1.60]: torch.compile, no kernel" in text
+    assert "kernel on top 1.95x [1.80, 2.10]" in text
+
+
+def unsure_rung(rung: Rung) -> Rung:
+    return replace(rung, over_eager=Ratio(1.2, 0.9, 1.7))
 
 
 def test_a_suspect_time_is_no_gain() -> None:

@@ -107,13 +107,27 @@ def test_baselines_come_with_the_first_attempt_and_are_not_repeated() -> None:
     board.keep(3, GAIN)
     assert len(board.news(3, 80)) == 2, "a head and the attempt"
     whole = [line.plain.strip() for line in board.whole(80)]
-    assert [line.split("  ")[0] for line in whole[1:]] == [
+    assert whole[0] == "all attempts, each by its latest timing"
+    assert [line.split("  ")[0] for line in whole[2:]] == [
         "eager",
         "torch.compile",
         "✓ attempt 1",
         "✗ attempt 2",
         "✓ attempt 3",
     ]
+
+
+def test_a_submitted_attempt_has_one_table_with_a_title() -> None:
+    """Of what was timed with it alone: rows of another timing would contradict it."""
+    board = Board()
+    board.measure_ladder(LADDER)
+    timing = GAIN.timing
+    assert timing is not None
+    board.keep(1, replace(GAIN, timing=replace(timing, effort=Effort.RECORD)))
+    lines = [line.plain for line in board.news(1, 80, fresh=True)]
+    assert lines[0] == "timed for the record, in fresh processes"
+    names = [line[2:].split("  ")[0].strip() for line in lines[2:]]
+    assert names == ["eager", "torch.compile", "attempt 1"]
 
 
 def test_the_ladder_is_the_first_rows_its_best_rung_marked() -> None:

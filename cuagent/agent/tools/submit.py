@@ -33,7 +33,11 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
             "Judged afresh it was refused, so the run goes on: correct it, or submit another."
         )
         return ToolResult("\n".join(lines), data, is_error=True)
-    run.stop = Stop.SUBMITTED if settled.judgement.gains else Stop.NO_GAIN
+    result = run.result
+    assert result is not None
+    run.stop = Stop.SUBMITTED if result.judgement.gains else Stop.NO_GAIN
+    if result.n != settled.n:
+        lines.append(f"Attempt {result.n} was better and remains the result.")
     lines.append(f"The run ends: {run.stop}.")
     return ToolResult("\n".join(lines), data)
 

@@ -7,12 +7,13 @@ is fit to be judged by (`examine`, `hidden`), which is asked apart.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
-from cuagent.task import Device, Reference, TaskError, check_runs, flatten
+from cuagent.task import Device, Reference, TaskError, check_runs, flatten, training_note
 from cuagent.task.memory import large
 from cuagent.verify.inputs.ranges import ends_of, ranges_of
 from cuagent.verify.inputs.repertoire import Repertoire, Runs, repertoire
@@ -97,6 +98,8 @@ def describe(given: Reference) -> Described:
         "inputs": spec,
         "output": output_spec,
         "init": init,
+        "names": _parameters(model),
+        "training": training_note(given.task, model),
         "traced": [number for number, traced in enumerate(followed.traced) if traced],
         "terms": astuple(first.terms),
         "peak": first.peak,
@@ -131,6 +134,16 @@ def _peak(device: Device) -> int:
     import torch
 
     return torch.cuda.max_memory_allocated() if device is Device.CUDA else 0
+
+
+def _parameters(model: nn.Module) -> list[str]:
+    """Names of the arguments of forward that a call may give by position."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # a builtin: its arguments have no names
+        return []
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind in by_position]
 
 
 def _init_form(reference: Reference) -> Any:

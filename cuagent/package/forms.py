@@ -1,0 +1,139 @@
+"""Forms of arguments that a kernel was verified on, and whether an argument has that form.
+
+Travels with an exported or applied kernel, beside `guard.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ALIGNMENT = 16
+"""Bytes. Verified tensors were aligned; vector loads of a misaligned view may fail."""
+PLAIN = (Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter))
+"""Classes of tensors that hold plain memory; a subclass may hold anything."""
+
+
+class Form:
+    """What one input tensor must look like."""
+
+    __slots__ = ("contiguous", "dtype", "shape", "stride")
+
+    def __init__(self, dtype: str, shape: list[int], stride: list[int]) -> None:
+        self.dtype = getattr(torch, dtype)
+        self.shape = torch.Size(shape)
+        self.stride = tuple(stride)
+        packed, run = [], 1
+        for size in reversed(shape):
+            packed.append(run)
+            run *= max(size, 1)
+        self.contiguous = self.stride == tuple(reversed(packed))
+
+    def fits(self, value: Any, device: torch.device) -> bool:
+        return (
+            value.__class__ in PLAIN
+            and value.shape == self.shape
+            and value.dtype is self.dtype
+            and value.device == device
+            and (value.is_contiguous() if self.contiguous else value.stride() == self.stride)
+            and not value.data_ptr() % ALIGNMENT
+            and not value.is_neg()
+            and not value.is_conj()
+        )
+
+    def __str__(self) -> str:
+        text = f"{dtype_name(self.dtype)}{list(self.shape)}"
+        return text if self.contiguous else f"{text} with strides {list(self.stride)}"
+
+
+def nested(spec: dict[str, Any], tensors: Iterator[Any]) -> Any:
+    """Values where they stood, and forms where tensors stood."""
+    match spec["kind"]:
+        case "tensor":
+            return next(tensors)
+        case "const":
+            return spec["value"]
+    items = [nested(item, tensors) for item in spec["items"]]
+    if spec["kind"] == "dict":
+        return dict(zip(spec["keys"], items, strict=True))
+    return items if spec["kind"] == "list" else tuple(items)
+
+
+def matches(value: Any, form: Any, device: torch.device) -> bool:
+    """Whether an argument has the verified form, or the verified value where it is no tensor."""
+    if isinstance(form, Form):
+        return form.fits(value, device)
+    if isinstance(form, (list, tuple)):
+        kind = list if isinstance(form, list) else tuple
+        return (
+            isinstance(value, kind)
+            and len(value) == len(form)
+            and all(matches(v, f, device) for v, f in zip(value, form, strict=True))
+        )
+    if isinstance(form, dict):
+        return (
+            isinstance(value, dict)
+            and value.keys() == form.keys()
+            and all(matches(value[key], form[key], device) for key in form)
+        )
+    return type(value) is type(form) and value == form
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in type and value, all the way down; lists and tuples count as one."""
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if type(one) is not type(other):
+        return False
+    return one is other or (isinstance(one, (bool, int, float, str)) and one == other)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+
+
+def form_of(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def wanted(form: Any, device: torch.device) -> str:
+    return f"{form} on {device}" if form.__class__ is Form else form_text(form)
+
+
+def form_text(form: Any) -> str:
+    """A form, or a nest of them."""
+    if form.__class__ is Form:
+        return str(form)
+    if isinstance(form, dict):
+        return f"{{{', '.join(f'{key!r}: {form_text(item)}' for key, item in form.items())}}}"
+    if isinstance(form, (list, tuple)):
+        return f"[{', '.join(map(form_text, form))}]"
+    return repr(form)
+
+
+def shown(value: Any) -> str:
+    """An argument in a few words."""
+    if not isinstance(value, Tensor):
+        text = repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
+        return text[:60]
+    notes = [f"{dtype_name(value.dtype)}{list(value.shape)} on {value.device}"]
+    if value.__class__ not in PLAIN:
+        return f"{notes[0]} ({type(value).__name__})"
+    notes += [] if value.is_contiguous() else [f"strides {list(value.stride())}"]
+    notes += [f"not aligned to {ALIGNMENT} bytes"] if value.data_ptr() % ALIGNMENT else []
+    return ", ".join(notes)

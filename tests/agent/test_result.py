@@ -1,0 +1,119 @@
+"""The best accepted attempt is the result, whatever is submitted after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cuagent.agent import Run, Stop, resume_run
+from cuagent.agent.conclude import conclude, summarize
+from cuagent.attempt import Attempt
+from cuagent.build.result import Build
+from cuagent.events import LadderMeasured, ignore
+from cuagent.judge import Judgement, gains
+from cuagent.measure.ladder import Ladder, Rung
+from cuagent.record import read_records
+from cuagent.score import milestone
+from cuagent.timing import Arm, Effort, Ratio, Timing
+from cuagent.ui.recorded import best_of
+from cuagent.verdict import Reason, Verdict
+
+FAST = Attempt((("model_new.py", "fast"),))
+SLOW = Attempt((("model_new.py", "slow"),))
+EVEN = Ratio(1.0, 1.0, 1.0)
+
+
+def judged(attempt: Attempt, eager: float, effort: Effort, *, accepted: bool = True) -> Judgement:
+    ratios = {"eager": Ratio(eager, 0.95 * eager, 1.05 * eager)}
+    arms = (Arm("candidate", 1e-3 / eager, ()), Arm("eager", 1e-3, ()), Arm("compile", 1e-3, ()))
+    if effort is Effort.RECORD:
+        ratios["compile"] = Ratio(eager / 1.5, 0.93 * eager / 1.5, 1.06 * eager / 1.5)
+    free = {"compile": Ratio(1.5, 1.4, 1.6)}
+    timing = Timing(arms, ratios, effort, "a CPU", 1.0, free=free)
+    reason = Reason.ACCEPTED if accepted else Reason.WRONG_VALUES
+    verdict = Verdict(accepted, reason, "", "t", attempt.digest)
+    score = milestone(accepted, ratios["eager"].low)
+    return Judgement(
+        attempt.digest, Build(attempt.digest, (), (), True, 0.1), verdict, timing, score
+    )
+
+
+def test_a_worse_attempt_that_is_submitted_later_is_not_the_result(run: Run) -> None:
+    first = run.register(FAST, judged(FAST, 4.0, Effort.QUICK))
+    run.settle(first, judged(FAST, 4.2, Effort.RECORD))
+    second = run.register(SLOW, judged(SLOW, 0.5, Effort.QUICK))
+    run.settle(second, judged(SLOW, 0.45, Effort.RECORD))
+    assert run.final is not None
+    assert run.final.n == 1
+    run.stop = Stop.NO_GAIN
+    conclude(run, ignore)
+    assert run.stop is Stop.SUBMITTED
+    records = read_records(run.folder)
+    assert records[-1]["attempt"] == 1
+    assert "attempt 1, 4.20x over eager" in records[-1]["summary"]
+    best = best_of(records)
+    assert best is not None
+    assert best.attempt == FAST.digest, "apply and export take it"
+
+
+def test_it_is_known_again_when_the_run_is_taken_up(run: Run) -> None:
+    first = run.register(FAST, judged(FAST, 4.0, Effort.QUICK))
+    run.settle(first, judged(FAST, 4.2, Effort.RECORD))
+    run.log.close()
+    again = resume_run(run.folder, run.task, run.judge, model="expert")
+    second = again.register(SLOW, judged(SLOW, 0.5, Effort.QUICK))
+    again.settle(second, judged(SLOW, 0.45, Effort.RECORD))
+    assert again.result is not None
+    assert again.result.n == 1
+    best = best_of(read_records(run.folder))
+    assert best is not None
+    assert best.attempt == FAST.digest
+
+
+def test_a_better_attempt_without_a_record_timing_is_judged_for_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.register(FAST, judged(FAST, 4.0, Effort.QUICK))
+    second = run.register(SLOW, judged(SLOW, 0.5, Effort.QUICK))
+    run.settle(second, judged(SLOW, 0.45, Effort.RECORD))
+    asked = []
+
+    def measured(what: str, work: Any) -> Judgement:
+        asked.append(what)
+        return judged(FAST, 3.9, Effort.RECORD)
+
+    monkeypatch.setattr(run, "measured", measured)
+    run.stop = Stop.NO_GAIN
+    conclude(run, ignore)
+    assert asked == ["record"]
+    assert "attempt 1, 3.90x over eager" in summarize(run)
+
+
+def test_what_the_record_refuses_is_no_result(run: Run) -> None:
+    first = run.register(FAST, judged(FAST, 4.0, Effort.QUICK))
+    run.settle(first, judged(FAST, 4.2, Effort.RECORD))
+    run.settle(first, judged(FAST, 4.2, Effort.RECORD, accepted=False))
+    assert run.result is None
+    assert best_of(read_records(run.folder)) is None
+
+
+def test_the_best_rung_is_that_of_the_record(run: Run, events: list[Any]) -> None:
+    unsure = Ratio(1.1, 0.8, 1.5)
+    eager = Rung("eager", 1e-3, EVEN, 0.0, True, 1.0, None, True)
+    compiled = Rung("compile", 0.9e-3, unsure, 0.0, True, 1.0, None, True)
+    quick = Ladder(run.task.digest, "match", "a CPU", {}, (eager, compiled), 1.0)
+    run.keep_ladder(quick)
+    assert quick.best == eager
+    first = run.register(FAST, judged(FAST, 4.0, Effort.QUICK))
+    record = judged(FAST, 4.2, Effort.RECORD)
+    run.settle(first, record)
+    assert run.ladder is not None
+    assert run.ladder.best is not None
+    assert run.ladder.best.name == "compile"
+    assert record.timing is not None
+    gain = gains(record.timing, run.ladder)
+    assert gain is not None
+    assert (gain.rung, round(gain.kernel.value, 2)) == ("compile", 2.8)
+    climbed = [event for event in events if isinstance(event, LadderMeasured)]
+    assert [event.shown for event in climbed] == [True, False], "no second table"
