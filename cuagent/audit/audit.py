@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cuagent.record.evidence import EvidenceError, built, verifier_digest
-from cuagent.record.revive import revive
+from cuagent.record.inside import RecordError
+from cuagent.record.revive import attempt_of, revive
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
@@ -90,7 +90,6 @@ def audit(
 
 def take_apart(data: Mapping[str, Any]) -> Recorded:
     """Raises EvidenceError."""
-    from cuagent.attempt import Attempt
     from cuagent.timing import Timing
     from cuagent.verify import Verdict
     from cuagent.worker.arms import task_from_json
@@ -99,7 +98,7 @@ def take_apart(data: Mapping[str, Any]) -> Recorded:
         recorded = Recorded(
             data,
             task_from_json(dict(data["task"])),
-            Attempt(tuple(sorted(data["attempt"].items()))),
+            attempt_of(data["attempt"]),
             revive(Verdict, data["verdict"]),
             revive(Timing | None, data["timing"]),
         )
@@ -107,8 +106,9 @@ def take_apart(data: Mapping[str, Any]) -> Recorded:
         _forged(recorded)
         _elsewhere(data, recorded.verdict, recorded.verdict)
         _libraries(data)
-        _inside(recorded.attempt)
         return recorded
+    except RecordError as error:
+        raise EvidenceError(f"the evidence is not whole: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise EvidenceError(f"the evidence is not whole: {type(error).__name__} {error}") from error
 
@@ -222,13 +222,6 @@ def _building(data: Mapping[str, Any], made: Build) -> list[str]:
 
 def _libraries(data: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     return {str(one["source"]): dict(one) for one in data.get("build", [])}
-
-
-def _inside(attempt: Attempt) -> None:
-    """Raises ValueError where a file would be written elsewhere than in the attempt's folder."""
-    for name, _ in attempt.files:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise ValueError(f"{name} lies outside of the attempt")
 
 
 def _timing(recorded: Recorded) -> list[str]:

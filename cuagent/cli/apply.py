@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,11 +9,13 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Refused, complain
-from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read
+from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read, readable
+from cuagent.cli.trust import require_trusted_run
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
     from cuagent.judge import Judgement
+    from cuagent.record import RunFolder
 
 
 def apply(
@@ -29,6 +30,7 @@ def apply(
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Replace files that differ.")
     ] = False,
+    trust: options.Trust = False,
     run_dir: RunDir = RUNS,
 ) -> None:
     """Put the best attempt's files beside your module.
@@ -39,10 +41,15 @@ def apply(
     from cuagent.config import resolve
 
     folder, records = read(run, run_dir)
-    judgement = _chosen(records, attempt, folder.id)
-    chosen = attempt_in(records, judgement.attempt)
-    place = to if to is not None else Path(records[0]["task"]["path"]).parent
-    differing = [name for name, text in chosen.files if _differs(place / name, text)]
+    made_here = require_trusted_run(folder, "Its kernels would be put into your tree", trust)
+    with readable(folder):
+        judgement = _chosen(records, attempt, folder.id)
+        chosen = attempt_in(records, judgement.attempt)
+        beside = Path(records[0]["task"]["path"]).parent
+    if to is None and not made_here:
+        _refuse_elsewhere(beside, folder)
+    place = (beside if to is None else to).resolve()
+    differing = [name for name, text in chosen.files if _differs(place, name, text)]
     if differing and not force:
         raise Refused(
             f"{place}: {', '.join(differing)} would be replaced; look with "
@@ -51,13 +58,26 @@ def apply(
     if resolve().approval == "ask" and not _agreed(chosen, place):
         raise Refused("nothing was written")
     _put(chosen, place)
+    from cuagent.ui.console import say
+
     for name, _ in chosen.files:
-        print(place / name)
+        say(str(place / name))
     if not judgement.gains:
         complain("mind that it was not measured to be surely faster than eager")
     elif not judgement.adds and judgement.gain is not None:
         complain(f"mind that it was not measured to be surely faster than {judgement.gain.rung}")
     print(f"use it with: from {Path(chosen.files[-1][0]).stem} import ModelNew")
+
+
+def _refuse_elsewhere(place: Path, folder: RunFolder) -> None:
+    """A log of another origin does not choose a place outside of the project. Raises Refused."""
+    holder = folder.path.parents[1]
+    project = holder.parent if holder.name == ".cuagent" else Path.cwd()
+    if not place.resolve().is_relative_to(project):
+        raise Refused(
+            f"{folder.id}: its module is said to lie in {place}, outside of {project}; name the "
+            "folder with --to DIR"
+        )
 
 
 def _chosen(records: list[dict[str, Any]], number: int | None, run: str) -> Judgement:
@@ -74,12 +94,14 @@ def _chosen(records: list[dict[str, Any]], number: int | None, run: str) -> Judg
     return chosen_attempt(records, number, run)
 
 
-def _differs(path: Path, text: str) -> bool:
+def _differs(place: Path, name: str, text: str) -> bool:
+    from cuagent.record import read_file
+
     try:
-        return path.read_text(encoding="utf-8") != text
+        return read_file(place, name) != text.encode("utf-8")
     except FileNotFoundError:
         return False
-    except (OSError, UnicodeDecodeError):
+    except OSError:
         return True
 
 
@@ -90,13 +112,12 @@ def _agreed(attempt: Attempt, place: Path) -> bool:
 
 
 def _put(attempt: Attempt, place: Path) -> None:
-    """Each file whole or not at all."""
+    """Each file whole or not at all, and none through a link below `place`."""
+    from cuagent.record import write_file
+
     try:
+        place.mkdir(parents=True, exist_ok=True)
         for name, text in attempt.files:
-            target = place / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(f".{target.name}.{os.getpid()}")
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(target)
+            write_file(place, name, text.encode("utf-8"))
     except OSError as error:
         raise Refused(f"{place}: cannot be written ({error.strerror or error})") from error

@@ -10,7 +10,8 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Refused
-from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read
+from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read, readable
+from cuagent.cli.trust import require_trusted_run
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
@@ -27,6 +28,7 @@ def export(
     attempt: Annotated[
         int | None, typer.Option(metavar="N", help="This accepted attempt, not the result.")
     ] = None,
+    trust: options.Trust = False,
     run_dir: RunDir = RUNS,
 ) -> None:
     """Write the result of a run as a folder of its own.
@@ -38,20 +40,23 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refused(f"{out}: exists already; name a folder that is empty or not there yet")
     folder, records = read(run, run_dir)
+    require_trusted_run(folder, f"What it holds would be written to {out} to be run", trust)
     from cuagent.package import export as write_package
     from cuagent.record import ladder_of, revive
     from cuagent.task.task import Task
+    from cuagent.ui.console import say
     from cuagent.ui.recorded import best_of
 
-    task = revive(Task, records[0]["task"])
-    if attempt is not None:
-        chosen = chosen_attempt(records, attempt, folder.id)
-        made = write_package(attempt_in(records, chosen.attempt), task, chosen, out)
-        print(f"exported to {made}")
+    with readable(folder):
+        task = revive(Task, records[0]["task"])
+        best = best_of(records) if attempt is None else chosen_attempt(records, attempt, folder.id)
+        attempts = {} if best is None else {best.attempt: attempt_in(records, best.attempt)}
+        found = ladder_of(records)
+    if attempt is not None and best is not None:
+        made = write_package(attempts[best.attempt], task, best, out)
+        say(f"exported to {made}")
         return
-    best = best_of(records)
-    attempts = {} if best is None else {best.attempt: attempt_in(records, best.attempt)}
-    print(write_result(task, best, ladder_of(records), attempts, out))
+    say(write_result(task, best, found, attempts, out))
 
 
 def write_result(
