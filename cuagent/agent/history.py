@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from difflib import unified_diff
+from pathlib import Path
 from typing import Any
 
 from cuagent.agent.compaction import OPENING
@@ -16,7 +17,14 @@ from cuagent.agent.run import Run, Tried
 from cuagent.agent.stop import Stop
 from cuagent.attempt import KERNELS, MODULE, Attempt, AttemptError, freeze
 from cuagent.message import Message
-from cuagent.record import RecordError, branch_of, message_of, read_records, restore_snapshot
+from cuagent.record import (
+    RecordError,
+    branch_of,
+    message_of,
+    read_records,
+    restore_snapshot,
+    write_file,
+)
 
 
 @dataclass(frozen=True)
@@ -33,9 +41,13 @@ def restore(run: Run, n: int) -> Tried:
     """Put the files of attempt `n` into the work folder; others stay. Raises RecordError."""
     tried = _attempt(run, n)
     run.snapshot()
-    shutil.rmtree(run.work / KERNELS, ignore_errors=True)
-    (run.work / MODULE).unlink(missing_ok=True)
-    tried.attempt.write(run.work)
+    try:
+        _remove(run.work / KERNELS)
+        _remove(run.work / MODULE)
+        for name, content in tried.attempt.files:
+            write_file(run.work, name, content.encode("utf-8"), replace_links=True)
+    except OSError as error:
+        raise RecordError(f"{run.work}: attempt {n} cannot be put back ({error})") from error
     run.snapshot()
     text = f"I have put the files of attempt {n} back into your work folder; go on from there."
     run.add(Message("user", text, data={"from": "user"}))
@@ -88,6 +100,14 @@ def _attempt(run: Run, n: int) -> Tried:
         have = f"there are {len(run.tried)}" if run.tried else "there is none yet"
         raise RecordError(f"no attempt {n}; {have}")
     return run.tried[n - 1]
+
+
+def _remove(path: Path) -> None:
+    """A folder with all in it, a file, or a link but not where it leads. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)  # follows no links
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _current(run: Run) -> Attempt:

@@ -38,13 +38,18 @@ def opening(task: Task, project: Path | None = None) -> list[Message]:
 def project_rules(folder: Path) -> str:
     """The AGENTS.md files from the repository's root down to `folder`; the nearest come last.
 
-    Where they are longer than `LONGEST_RULES` together, the farthest are left out.
+    Where they are longer than `LONGEST_RULES` together, the farthest are left out. A link that
+    leads out of the repository is passed over: what it shows would be sent to the model's provider.
     """
     found: list[str] = []
     room = LONGEST_RULES
-    for place in _upward(folder.resolve()):
+    places = list(_upward(folder.resolve()))
+    for place in places:
+        path = (place / "AGENTS.md").resolve()
+        if not (path.is_file() and path.is_relative_to(places[-1])):
+            continue
         try:
-            raw = (place / "AGENTS.md").read_bytes()[:room]
+            raw = path.read_bytes()[:room]
         except OSError:
             continue
         if text := raw.decode("utf-8", "ignore").strip():

@@ -42,6 +42,14 @@ Precision = Annotated[
 Timing = Annotated[
     str, typer.Option(metavar="none|quick|record", help="Time it as well, once it is right.")
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Accept without asking what was not made here: a run or evidence of another origin, "
+        "and what a project's file sets though it is for you to decide.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="An ID or a part of one, a path, or `latest`.")

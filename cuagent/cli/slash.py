@@ -167,7 +167,7 @@ def _of(spent: Any, limit: Any, words: Callable[[Any], str]) -> str:
 
 def _model(session: Session, words: list[str]) -> None:
     if words:
-        session.model = speaker(words[0], session.run.task, session.settings)
+        session.model = speaker(words[0], session.run.task, session.settings, ask=False)
     session.say(f"the model is {session.model.name}")
 
 

@@ -21,6 +21,8 @@ from cuagent.verdict import Draw, Reason, Verdict
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
 
+WIDEST = 120
+"""Columns; no more small print is put on a line, even of a file."""
 NARROW = 50
 """Columns; below it names are short and nothing is indented."""
 SHOWN_DIAGNOSTICS = SHOWN_DRAWS = 3
@@ -206,8 +208,13 @@ def label_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
     first = max((cell_len(name) for name, _ in pairs), default=0)
     lines = []
     for name, value in pairs:
-        whole = name in COPIED
-        for i, piece in enumerate([value] if whole else wrap(value, max(width - first - 4, 8))):
+        room = max(width - first - 4, 8)
+        pieces = [value] if name in COPIED else wrap(value, room)
+        if name in COPIED and cell_len(value) > room:  # below its name, where it has more room
+            lines.append(Text(f"  {name}", "dim"))
+            lines.append(Text(value if cell_len(value) > width - 4 else f"    {value}"))
+            continue
+        for i, piece in enumerate(pieces):
             label = f"  {name if i == 0 else '':<{first}}  "
             lines.append(Text.assemble((label, "dim"), piece))
     return lines
@@ -245,7 +252,7 @@ def _facts(facts: Sequence[str], width: int, glyphs: Glyphs) -> list[Text]:
     lines: list[str] = []
     for fact in facts:
         joined = f"{lines[-1]} {glyphs.dot} {fact}" if lines else fact
-        if lines and cell_len(joined) <= width - 2:
+        if lines and cell_len(joined) <= min(width, WIDEST) - 2:
             lines[-1] = joined
         else:
             lines.append(fact)

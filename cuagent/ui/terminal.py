@@ -2,14 +2,13 @@
 
 What has been printed is never touched again; only what stands below it is redrawn in place, in one
 write, so nothing flickers and scrolling back works: one line, or both sides of `ui.live` where the
-terminal is wide. Without a terminal there is nothing live and no control character, and the figures
-come as a line for each step.
+terminal is wide. Without a terminal there is nothing live and no control character, nothing is
+cut, and the figures come as a line for each step.
 Invariant: every write goes through `_write`, under the lock that the ticking live line shares.
 """
 
 from __future__ import annotations
 
-import io
 import threading
 import time
 from collections.abc import Iterable
@@ -18,7 +17,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
 from rich.text import Text
 
 from cuagent.events import (
@@ -39,7 +37,8 @@ from cuagent.events import (
 )
 from cuagent.timing import Effort, Standing
 from cuagent.ui.attempts import Board
-from cuagent.ui.code import written
+from cuagent.ui.code import LINES, written
+from cuagent.ui.console import UNCUT, make_console
 from cuagent.ui.flow import Flow
 from cuagent.ui.keys import silent_keys
 from cuagent.ui.live import panel_lines, two_sided
@@ -47,7 +46,7 @@ from cuagent.ui.region import Region
 from cuagent.ui.status import Status
 from cuagent.ui.summary import short_path, summary_lines
 from cuagent.ui.table import least_worth, why_lines
-from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, one_line, wrap
+from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, harmless, one_line, wrap
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
@@ -75,9 +74,7 @@ class Terminal:
     """
 
     def __init__(self, stream: TextIO, *, recorded: bool = False, foot: bool = False) -> None:
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what a tool prints may not fit the encoding
-        self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        self.console = make_console(stream, foot=foot)
         self.glyphs = glyphs_for(stream.encoding)
         self.status = Status()
         self.board = Board()
@@ -128,7 +125,13 @@ class Terminal:
 
     @property
     def width(self) -> int:
-        return min(self.console.width, WIDEST)
+        """Columns of the transcript; `UNCUT` in a file or a pipe."""
+        width = self.console.width
+        return width if width == UNCUT else min(width, WIDEST)
+
+    @property
+    def _uncut(self) -> bool:
+        return self.console.width == UNCUT
 
     def __call__(self, event: Event) -> None:
         """Show one event, from whatever thread."""
@@ -143,8 +146,10 @@ class Terminal:
             status = self.status.line(self._seconds(), width, self.glyphs, tick)
             if two_sided(self.board, width, self.console.height):
                 doing = Status(activity=self.status.activity)  # the figures come last
-                return [*(line.plain for line in self._panel(width, None, doing)), status]
-            return [clip(self._held, width, self.glyphs.more), status] if self._held else [status]
+                panel = self._panel(width, None, doing)
+                return [*(harmless(line.plain) for line in panel), harmless(status)]
+            held = [clip(self._held, width, self.glyphs.more)] if self._held else []
+            return [harmless(line) for line in (*held, status)]
 
     def say(self, lines: Iterable[Text]) -> None:
         """Add lines that are no event of the run."""
@@ -225,9 +230,9 @@ class Terminal:
                 self._print([Text(), *table, *([Text()] if table else []), *lines])
 
     def _header(self, run: RunStarted) -> list[Text]:
-        text = f"{run.task} on {run.device}, by {run.model}"
-        folder = clip(f"run {short_path(run.folder)}", self.width, self.glyphs.more)
-        return [self._line(text, "bold"), Text(folder, "dim")]
+        text = one_line(f"{run.task} on {run.device}, by {run.model}")
+        folder = wrap(one_line(f"run {short_path(run.folder)}"), self.width)
+        return [self._line(text, "bold"), *(Text(piece, "dim") for piece in folder)]
 
     def _stream(self, event: TextDelta) -> None:
         style = "dim" if event.kind == "reasoning" else ""
@@ -287,7 +292,8 @@ class Terminal:
         if self._judged:
             return []  # the judgement above says it better than the text made for the model
         if started is not None and not event.is_error:
-            code = written(started.name, started.arguments, self.width, self.glyphs)
+            most = UNCUT if self._uncut else LINES
+            code = written(started.name, started.arguments, self.width, self.glyphs, most)
             if code:
                 return code
         if event.name == "baseline" and self.board.baselines and not event.is_error:
@@ -296,7 +302,7 @@ class Terminal:
             return []
         head, tail = OF_ERROR if event.is_error else KEPT.get(event.name, OTHERS)
         style = "red" if event.is_error else "dim"
-        folded = fold(event.output, head, tail, self.glyphs.more)
+        folded = fold(event.output, UNCUT if self._uncut else head, tail, self.glyphs.more)
         return [self._line(f"  {line}", style) for line in folded]
 
     def _show_judged(self, event: Judged) -> None:

@@ -257,6 +257,9 @@ def test_the_projects_rules_are_told_from_the_root_to_the_folder(
     assert told.startswith("rootxxx")
     assert told.endswith("\n\ninner é")
     assert len(told.encode()) <= LONGEST_RULES + 2
+    (inner / "AGENTS.md").unlink()
+    (inner / "AGENTS.md").symlink_to(tmp_path / "AGENTS.md")
+    assert "outside" not in project_rules(inner), "a link does not send other files to a provider"
 
 
 def test_a_resumed_run_knows_the_files_that_it_wrote_before(run: Run) -> None:

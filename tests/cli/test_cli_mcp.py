@@ -60,7 +60,14 @@ def test_another_agent_can_use_the_verifier(tmp_path: Path, with_client: WithCli
         (tmp_path / name / "model_new.py").write_text(text)
 
     async def talk(client: Client) -> None:
-        names = {tool.name for tool in (await client.list_tools()).tools}
+        tools = (await client.list_tools()).tools
+        for tool in tools:  # each imports the task's file with the user's rights
+            hints = tool.annotations
+            assert hints is not None
+            assert hints.read_only_hint is False
+            assert hints.destructive_hint is True
+            assert hints.open_world_hint is True
+        names = {tool.name for tool in tools}
         assert names == {"check", "baseline", "compile", "verify", "profile", "export"}
         told: list[str | None] = []
 

@@ -97,7 +97,9 @@ class Profile:
         room = 10 if self.kernels else 24
         tables += _table("operator", self.operators[:room], width, self.roofline)
         tables += [_resource_line(resource) for resource in self.resources[:12]]
-        tables += [f"{_short(c.kernel, 40)}: {c.line()}" for c in self.counters[:12]]
+        tables += [
+            f"{_short(c.kernel, max(40, width - 100))}: {c.line()}" for c in self.counters[:12]
+        ]
         missing = self.missing or ("" if self.counters or not self.on_cuda else NOT_ASKED)
         tables += [f"no hardware counters: {missing}"] if missing else []
         tables += [f"loop {loop}"[: max(width, 100)] for loop in self.loops[:16]]
@@ -159,7 +161,7 @@ class Profile:
         longest = max(self.kernels, key=lambda kernel: kernel.gap)
         return [
             f"launch gaps: the GPU waits {seconds_text(gaps)} between kernels under the profiler, "
-            f"{seconds_text(longest.gap)} of it before {_short(longest.name, 40)}"
+            f"{seconds_text(longest.gap)} of it before {_short(longest.name, 120)}"
         ]
 
     def to_json(self) -> dict[str, Any]:
