@@ -12,6 +12,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+LIBRARIES = "libraries"
+"""Where in its folder a candidate finds what was compiled."""
+
 
 def size(folder: Path) -> float:
     """Bytes of the files below it; infinite where a name is too long to be asked about.

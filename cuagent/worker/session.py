@@ -38,14 +38,12 @@ from cuagent.worker.channel import (
     send_message,
 )
 from cuagent.worker.exit_reason import conclusion, how_it_died
-from cuagent.worker.folder import remove, size
+from cuagent.worker.folder import LIBRARIES, remove, size
 from cuagent.worker.fork_server import ForkServer, ForkServerError
 from cuagent.worker.memory.arena import Arena, settle
 from cuagent.worker.memory.device_use import DeviceExcess, DeviceUse
 from cuagent.worker.open_timeout import OPEN_S, opening_s
 
-LIBRARIES = "libraries"
-"""Where in its folder a candidate finds what was compiled."""
 WATCH_S = 1.0
 """How often a candidate's memory and files are looked at, if a call lasts that long."""
 DISK_BYTES = 2 << 30
