@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cuagent.task import Device, Precision, Task
 from cuagent.verify.inputs.kinds import EXACT, Inputs
 from cuagent.verify.inputs.repertoire import Turns
+from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.client import SensitivityQuery
 from cuagent.verify.oracle.perturb import real
 from cuagent.verify.rules.bounds import round_numbers
@@ -60,6 +61,8 @@ class VerifyContext:
     traced: frozenset[int]
     """Outputs whose indices can be followed to what they were chosen from."""
     kinds: frozenset[Inputs]
+    grown: tuple[Weights, ...]
+    """Kinds of grown weights that the model has a use for."""
     turns: Mapping[Inputs, Turns]
     terms: Terms
 
@@ -93,6 +96,7 @@ class VerifyContext:
             state=tuple(about["state"]),
             traced=frozenset(about["traced"]),
             kinds=frozenset(Inputs(kind) for kind in about["kinds"]),
+            grown=tuple(Weights(kind) for kind in about["grown"]),
             turns={Inputs(kind): Turns(*n) for kind, n in about["turns"].items()},
             terms=Terms(*about["terms"]),
         )

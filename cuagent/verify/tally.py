@@ -62,6 +62,7 @@ ROUNDS = (
             Inputs.OTHER_CORNERS,
             Inputs.INFINITE,
             Inputs.NAN,
+            Inputs.MISSING,
             Inputs.SORTED,
             Inputs.TIES,
             Inputs.ENDS,
@@ -73,15 +74,22 @@ ROUNDS = (
         again=3,
         sweeps=SWEEPS,
     ),
+    Round(Weights.GROWN, (Inputs.OWN,)),
+    Round(Weights.PAST, (Inputs.OWN,)),
     Round(Weights.SMALL, (Inputs.MIXED,)),
     Round(Weights.SUNK, (Inputs.OWN,)),
-    Round(Weights.INTEGER, (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW), fresh=False),
+    Round(
+        Weights.INTEGER,
+        (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW),
+        fresh=False,
+        sweeps=(Inputs.HALVES,),
+    ),
 )
 
 
 def most_calls(turns: Mapping[Inputs, Turns]) -> int:
     """Calls of a verdict in which every kind of draw is used, with so many turns of each sweep."""
-    swept = sum(turns[kind].made for part in ROUNDS for kind in part.sweeps)
+    swept = sum(turns[k].made for part in ROUNDS for k in part.sweeps if k in turns)
     return swept + sum(2 * len(part.kinds) + part.again for part in ROUNDS)
 
 

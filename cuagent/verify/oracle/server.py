@@ -39,7 +39,7 @@ from cuagent.worker.memory.arena import Arena, fill, settle
 from cuagent.worker.memory.heap import give_back, keep_memory
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 MOST_PERTURBATIONS, FEWEST_PERTURBATIONS = 8, 2
 
@@ -141,17 +141,28 @@ class _Oracle:
         """Construct a model from `seed`, move its weights to `kind`, write its state dict."""
         model = self.reference.opened.model(seed)
         parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
-        state = shake(kind, model.state_dict(), parameters, seed)
+        given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        state = shake(kind, given, parameters, seed, self.known.roles)
         model.load_state_dict(state)
+        if kind in (Weights.GROWN, Weights.PAST) and not self._finite(model, seed):
+            state = shake(kind, given, parameters, seed, self.known.roles, positive=True)
+            model.load_state_dict(state)
         self.spread = Spread(self.reference, seed)
         self.reference.take(model)
         for view, tensor in zip(target, state.values(), strict=True):
             view.copy_(tensor)
 
+    def _finite(self, model: nn.Module, seed: int) -> bool:
+        """Whether a model is, on the task's own inputs."""
+        results = self.reference.run(model, self.reference.own(seed))
+        return all(bool(x.isfinite().all()) for x in results)
+
     def draw(self, kind: Inputs, seed: int, target: list[Tensor]) -> None:
         """Write inputs of `kind` from `seed`."""
         base = self._base(kind, seed, target)
         drawn = self.known.repertoire.drawn(kind, base, seed)
+        if kind is Inputs.VARIED and not (self.known.takes and self.known.takes(drawn)):
+            drawn = base  # the samples at first were taken, this one would not be
         for view, tensor in zip(target, drawn, strict=True):
             fill(view, tensor)
 

@@ -54,6 +54,7 @@ from cuagent.task import Precision
 from cuagent.verdict import RuleResult
 from cuagent.verify.inputs.kinds import EXACT, LENIENT, ROUND, Inputs
 from cuagent.verify.oracle.perturb import in_blocks, pairs, real
+from cuagent.verify.rows import worst_line
 from cuagent.verify.rules.bounds import (
     UNITS,
     Gates,
@@ -238,7 +239,8 @@ class _Drawn:
     @property
     def decides_truth(self) -> bool:
         """Whether no near-tie excuses a truth value."""
-        return self.kind in EXACT and (self.certain or self.kind is not Inputs.BRINK)
+        sure = self.certain or self.kind not in (Inputs.BRINK, Inputs.HALVES)
+        return self.kind in EXACT and sure
 
     @property
     def firm(self) -> bool:
@@ -278,11 +280,22 @@ def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) 
     left = Sums.of(_left(map(finite, blocks), most), carried) if len(tensors) >= IN_DOUBT else sums
     farthest, where = _farthest(_left(map(finite, blocks), most), bound)
     ratio = max(left.rms("error") / bound.rms, farthest)
+    line, which = worst_line(tensors, kind, terms, drawn.unit)
     unmoved = 0.0
     if kind in EXACT and len(tensors) > IN_DOUBT:
         still = [_still(block, sums.rms("value")) for block in map(finite, blocks)]
         unmoved = _farthest(still, _gates_of(still, tensors[0].dtype, drawn))[0]
         ratio = max(ratio, unmoved)
+    if line > max(1.0, ratio):
+        return Finding(
+            passed=False,
+            ratio=line,
+            max_error=sums.largest["error"],
+            rms_error=sums.rms("error"),
+            precision=None,
+            note=f"output {index}, line {which} of a prefix sum",
+            rms_bound=bound.rms,
+        )
     steep = ratio > 1 >= unmoved and most is not NOTHING and len(tensors) >= IN_DOUBT
     return Finding(
         passed=ratio <= 1,

@@ -60,6 +60,21 @@ COMPARING = frozenset(
 """Which do one thing on this side of a number and another on that."""
 JUMPING = frozenset(("gt", "ge", "lt", "le", "eq", "ne", "threshold", "hardshrink"))
 """Those of them whose result is another right beside the number."""
+SCALING = frozenset(("mul", "div"))
+"""Which scale by a number, as before a rounding."""
+SEARCHING = {"bucketize": 1, "searchsorted": 0}
+"""Position of the boundaries among the arguments."""
+MOST_BOUNDARIES = 64
+LEAST_SCALE, MOST_SCALE = 2.0**-10, 2.0**10
+ROUNDED = frozenset(
+    ("round", "floor", "ceil", "trunc", "frac", "floor_divide", "remainder", "fmod")
+)
+"""Which jump between whole numbers, or half way between them."""
+EQUALITY = frozenset(("eq", "ne"))
+NAN_AWARE = frozenset(
+    ("isnan", "isinf", "isfinite", "nan_to_num", "nansum", "nanmean", "nanmedian", "fmax", "fmin")
+)
+"""Which are there for inputs that hold NaN or infinities."""
 KEPT = 1 << 22
 """Elements of what decides; more are taken for what roundoff may move."""
 FINEST, LARGEST_ROUND = 2.0**-4, 2.0**8
@@ -133,6 +148,16 @@ class Followed:
     makes another one."""
     edges: tuple[float, ...] = ()
     """Those of them where the result jumps."""
+    scales: tuple[float, ...] = ()
+    """Numbers by which something was scaled: whole ones, and powers of two."""
+    handles_nan: bool = False
+    """Whether something asks for NaN: by an operator for it, or by comparing a tensor with itself.
+    """
+
+    @property
+    def rounds(self) -> bool:
+        """Whether something is rounded to whole numbers."""
+        return self.casts or bool(ROUNDED & {name.rstrip("_") for name in self.names})
 
 
 def follow(run: Callable[[], list[Tensor]]) -> Followed:
@@ -145,15 +170,21 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
     thresholds: set[float] = set()
     casts: list[bool] = []
     edges: set[float] = set()
+    scales: set[float] = set()
+    itself = False
     known: dict[int, tuple[Tensor, Traced]] = {}
     """By identity; the tensor is kept, so that its number is not given to another."""
 
     def pursue(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        nonlocal itself
         names.add(_name(function, args))
+        itself |= _is_one_of(EQUALITY, function) and len(args) > 1 and args[0] is args[1]
         chosen = selection(function, args, kwargs)
         result = function(*args, **kwargs)
         compared = _thresholds(function, args, kwargs)
         thresholds.update(compared)
+        thresholds.update(_boundaries(function, args))
+        scales.update(_scales(function, args))
         edges.update(compared if _is_one_of(JUMPING, function) else ())
         if _casts(function, args, result):
             casts.append(_holds(result.dtype, args[0]))
@@ -188,6 +219,8 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         bool(casts),
         all(casts),
         tuple(sorted(edges)),
+        tuple(sorted(scales)),
+        itself or bool(NAN_AWARE & {name.rstrip("_") for name in names}),
     )
 
 
@@ -212,6 +245,29 @@ def _thresholds(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> l
         return []
     numbers = [x for x in (*args, *kwargs.values()) if isinstance(x, int | float)]
     return [float(x) for x in numbers if abs(x) <= LARGEST_ROUND and x / FINEST == x // FINEST]
+
+
+def _boundaries(function: Any, args: Sequence[Any]) -> list[float]:
+    """Some of those between which numbers are sorted in."""
+    at = SEARCHING.get(function.overloadpacket.__name__)
+    if at is None or not args[at].is_floating_point():
+        return []
+    values = args[at].detach().reshape(-1)
+    step = -(-values.numel() // MOST_BOUNDARIES)
+    return [float(value) for value in values[:: max(1, step)] if math.isfinite(value)]
+
+
+def _scales(function: Any, args: Sequence[Any]) -> list[float]:
+    if not _is_one_of(SCALING, function):
+        return []
+    sizes = [abs(float(x)) for x in args if isinstance(x, int | float) and x]
+    return [
+        size
+        for size in sizes
+        if LEAST_SCALE <= size <= MOST_SCALE
+        and size != 1
+        and (size.is_integer() or math.frexp(size)[0] == 1 / 2)
+    ]
 
 
 def _casts(function: Any, args: Sequence[Any], result: Any) -> bool:
