@@ -30,7 +30,7 @@ from train_throughput import decoder
 
 from cuagent.training.continuous import ContinuousEngine
 from cuagent.training.engine import Engine, LocalEngine, Request
-from cuagent.training.model import parameters
+from cuagent.training.model import count_parameters
 from cuagent.training.rollout import Batcher
 
 NEVER = -1
@@ -47,13 +47,13 @@ class Size:
     """Tokens that all conversations begin with."""
     reply: int
     """Tokens of a turn at most, a quarter of them at least."""
-    heard: int
+    observation: int
     """Tokens of what a tool says."""
     rounds: int
 
     @property
     def context(self) -> int:
-        return self.prompt + self.turns * (self.reply + self.heard)
+        return self.prompt + self.turns * (self.reply + self.observation)
 
 
 PRESETS = {
@@ -89,11 +89,11 @@ def figures(size: Size, device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "weights": parameters(one),
+        "weights": count_parameters(one),
         "size": asdict(size),
         "sampled": sum(map(sum, (lengths(size, n) for n in range(size.conversations)))),
     }
-    arms = {name: playing(size, shape.vocabulary, engine) for name, engine in engines.items()}
+    arms = {name: player(size, shape.vocabulary, engine) for name, engine in engines.items()}
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for number in range(size.rounds + 1):
         for name, arm in arms.items():
@@ -117,36 +117,36 @@ def figures(size: Size, device: str) -> dict[str, Any]:
 
 def lengths(size: Size, number: int) -> list[int]:
     """Tokens of each turn of a conversation."""
-    luck = random.Random(number)
-    return [luck.randint(max(1, size.reply // 4), size.reply) for _ in range(size.turns)]
+    rng = random.Random(number)
+    return [rng.randint(max(1, size.reply // 4), size.reply) for _ in range(size.turns)]
 
 
-def playing(size: Size, vocabulary: int, engine: Engine) -> Callable[[], float]:
+def player(size: Size, vocabulary: int, engine: Engine) -> Callable[[], float]:
     """A function that plays all conversations and returns the seconds that it took."""
 
     def ids(seed: int, count: int) -> tuple[int, ...]:
-        luck = random.Random(seed)
-        return tuple(luck.randrange(3, vocabulary) for _ in range(count))
+        rng = random.Random(seed)
+        return tuple(rng.randrange(3, vocabulary) for _ in range(count))
 
     start = ids(0, size.prompt)
 
     def one(number: int, batcher: Batcher) -> None:
-        said = start
+        context = start
         with batcher.live():
             for turn, most in enumerate(lengths(size, number)):
                 seed = number * size.turns + turn
-                said += batcher.sample(Request(said, most, seed)).ids
-                said += ids(1 + seed, size.heard)
+                context += batcher.sample(Request(context, most, seed)).ids
+                context += ids(1 + seed, size.observation)
 
-    def all_of_them() -> float:
-        begun = time.perf_counter()
-        batcher = Batcher(engine, 1.0 if engine.gathers else 0.0)
+    def play_all() -> float:
+        started = time.perf_counter()
+        batcher = Batcher(engine, 1.0 if engine.needs_batches else 0.0)
         with engine.open(), ThreadPoolExecutor(size.conversations) as threads:
             for played in [threads.submit(one, n, batcher) for n in range(size.conversations)]:
                 played.result()
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
 
-    return all_of_them
+    return play_all
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from cuagent.task import Device, Task
 from cuagent.timing import Effort
 from cuagent.training.gym import make_chains, make_tasks
 from cuagent.training.pool import JudgePool
-from cuagent.training.teacher import given, teacher_of
+from cuagent.training.teacher import initial_files, teacher_of
 from cuagent.worker.arms import COMPILE, EAGER
 
 Work = Sequence[tuple[Task, Attempt]]
@@ -73,8 +73,8 @@ def main() -> None:
         for owners in size.owners:
             found[f"{owners} beside"], passes[owners] = arm(size, owners, work)
             found["agreement"] = agreement(passes)
-            told = {k: v for k, v in found[f"{owners} beside"].items() if k != "kernels"}
-            print(owners, json.dumps(told), flush=True)
+            summary = {k: v for k, v in found[f"{owners} beside"].items() if k != "kernels"}
+            print(owners, json.dumps(summary), flush=True)
             if options.out:
                 write(options.out, found)
     print(json.dumps(found["agreement"], indent=1))
@@ -87,7 +87,7 @@ def kernels(size: Size, folder: Path) -> Work:
     for task in tasks:
         seed = 0
         while sum(key[0] == task.digest for key in work) < size.kernels:
-            attempt = teacher_of(task, seed).attempt(given(task))
+            attempt = teacher_of(task, seed).attempt(initial_files(task))
             work[task.digest, attempt.digest] = task, attempt
             seed += 1
     with ThreadPoolExecutor(8) as threads:
@@ -97,15 +97,20 @@ def kernels(size: Size, folder: Path) -> Work:
 
 def arm(size: Size, owners: int, work: Work) -> tuple[dict[str, Any], list[list[Judgement]]]:
     """A pool with so many owners: seconds, verdicts a second, where a verdict's time went."""
-    with JudgePool(Effort.GLANCE, beside=owners) as pool, ThreadPoolExecutor(AT_ONCE) as threads:
-        begun = time.perf_counter()
+    with (
+        JudgePool(Effort.GLANCE, judges_per_gpu=owners) as pool,
+        ThreadPoolExecutor(AT_ONCE) as threads,
+    ):
+        started = time.perf_counter()
         pool.open(list({task.digest: task for task, _ in work}.values()))
-        seconds = [time.perf_counter() - begun]
+        seconds = [time.perf_counter() - started]
         passes = []
         for _ in range(2):
-            begun = time.perf_counter()
-            passes.append(list(threads.map(lambda one: pool.afresh(*one, Effort.GLANCE), work)))
-            seconds.append(time.perf_counter() - begun)
+            started = time.perf_counter()
+            passes.append(
+                list(threads.map(lambda one: pool.judge_uncached(*one, Effort.GLANCE), work))
+            )
+            seconds.append(time.perf_counter() - started)
     right = [j for j in passes[1] if j.verdict.accepted]
     wrong = [j for j in passes[1] if not j.verdict.accepted]
     found = {
@@ -119,12 +124,12 @@ def arm(size: Size, owners: int, work: Work) -> tuple[dict[str, Any], list[list[
         "median seconds, timing": round(
             statistics.median([j.timing.seconds for j in right if j.timing] or [0.0]), 3
         ),
-        "kernels": [list(map(told_of, both)) for both in zip(*passes, strict=True)],
+        "kernels": [list(map(verdict_row, both)) for both in zip(*passes, strict=True)],
     }
     return found, passes
 
 
-def told_of(found: Judgement) -> dict[str, Any]:
+def verdict_row(found: Judgement) -> dict[str, Any]:
     """One verdict: speedups with their limits, microseconds of each arm, what failed."""
     row: dict[str, Any] = {"right": found.verdict.accepted, "why": found.verdict.reason}
     if found.timing is not None:

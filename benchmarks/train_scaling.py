@@ -55,16 +55,16 @@ from cuagent.training.demonstrations import first_turns, rendered
 from cuagent.training.engine import LocalEngine, Request, Sampled
 from cuagent.training.gym import make_chains, make_tasks, opening
 from cuagent.training.metrics import episode_metrics
-from cuagent.training.model import new_critic, parameters
+from cuagent.training.model import count_parameters, new_critic
 from cuagent.training.optimize import make_optimizer
 from cuagent.training.placement import Dtype, Placement, place
 from cuagent.training.pool import JudgePool
 from cuagent.training.ppo import PpoConfig, update
 from cuagent.training.presets import DemoConfig, GymConfig
-from cuagent.training.reward import worth
+from cuagent.training.reward import with_reward
 from cuagent.training.rollout import Play
 from cuagent.training.segments import require_logprobs
-from cuagent.training.teacher import given, teacher_of
+from cuagent.training.teacher import initial_files, teacher_of
 
 Row = dict[str, Any]
 TURN = "<|im_start|>"
@@ -122,7 +122,7 @@ def main() -> None:
     if math.gcd(size.tasks, processes) > 1 or processes > options.shares:
         parser.error(f"{size.tasks} tasks and {options.shares} shares for {processes} processes")
     free = share(
-        sorted(os.sched_getaffinity(0), key=physical),
+        sorted(os.sched_getaffinity(0), key=physical_core),
         options.shares,
         int(os.environ.get("LOCAL_RANK", "0")),
         options.processors,
@@ -130,11 +130,11 @@ def main() -> None:
     measure(size, free, 60 * options.minutes, options.out)
 
 
-def physical(processor: int) -> tuple[int, int]:
+def physical_core(processor: int) -> tuple[int, int]:
     """An order in which the processors of one physical core are neighbours."""
-    about = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+    run_facts = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
     with suppress(OSError, ValueError):
-        return int(re.split("[,-]", about.read_text())[0]), processor
+        return int(re.split("[,-]", run_facts.read_text())[0]), processor
     return processor, processor
 
 
@@ -153,7 +153,7 @@ class TeacherEngine:
     """An `Engine`: the actor decodes as many tokens as the teacher's turn has, the ids are the
     teacher's. Log-probabilities are the actor's, of what it decoded."""
 
-    gathers = True
+    needs_batches = True
 
     def __init__(self, actor: Any, chat: Chat, tasks: Sequence[Task]) -> None:
         self.local = LocalEngine(actor, NEVER)
@@ -169,12 +169,12 @@ class TeacherEngine:
         return self.local.open()
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         said = [self.says(request) for request in requests]
-        asked = [replace(r, most=len(ids)) for r, ids in zip(requests, said, strict=True)]
+        asked = [replace(r, max_tokens=len(ids)) for r, ids in zip(requests, said, strict=True)]
         decoded = self.local.sample(asked)
         self.ended = time.perf_counter()
-        self.seconds += self.ended - begun
+        self.seconds += self.ended - started
         self.decoded += sum(len(ids) for ids in said)
         return [
             Sampled(ids, own.logprobs, cut=ids[-1] != self.chat.end)
@@ -189,13 +189,17 @@ class TeacherEngine:
         """
         text = self.chat.tokenizer.decode(list(request.prompt))
         task = self.tasks[text.partition(f"{TURN}user\n")[2].partition(self.chat.end_text)[0]]
-        heard = Message("tool", "") if f"{TURN}tool\n" in text else opening(task)[0]
-        turn = teacher_of(task, request.seed).query([heard], (), lambda text, kind: None).message
-        calls = tuple(numbered(call, request.seed) for call in turn.tool_calls)
-        return self.chat.turn(replace(turn, tool_calls=calls))[: request.most]
+        last_message = Message("tool", "") if f"{TURN}tool\n" in text else opening(task)[0]
+        turn = (
+            teacher_of(task, request.seed)
+            .query([last_message], (), lambda text, kind: None)
+            .message
+        )
+        calls = tuple(with_number(call, request.seed) for call in turn.tool_calls)
+        return self.chat.assistant_ids(replace(turn, tool_calls=calls))[: request.max_tokens]
 
 
-def numbered(call: ToolCall, number: int) -> ToolCall:
+def with_number(call: ToolCall, number: int) -> ToolCall:
     """The call with a number in the text of a kernel that it writes."""
     arguments = json.loads(call.arguments)
     if "text" not in arguments:
@@ -229,7 +233,7 @@ class Trainer:
         }
         self.pool = pool
         self.engine = TeacherEngine(self.actor, chat, tasks)
-        play = Play(TOOLS, opening, turns=4, context=2048, reply=512, given=given)
+        play = Play(TOOLS, opening, turns=4, context=2048, reply=512, initial_files=initial_files)
         self.collect = Collector(
             tasks, chat, self.engine, pool, play, out, size.episodes * processes, 0, say=say
         )
@@ -238,43 +242,43 @@ class Trainer:
         """What `ppo` does in one, with a clock; the same row on every process."""
         engine, judged = self.engine, self.pool.judged
         engine.seconds, engine.decoded = 0.0, 0
-        begun = together_now()
+        started = synchronized_time()
         self.actor.eval()
         episodes = self.collect(number)
         require_logprobs(episodes)
         metrics = episode_metrics(episodes)
         played = time.perf_counter()
-        worthy = worth(episodes, self.config.reward)
-        metrics |= update(self.actor, self.critic, self.optimizers, worthy, self.config, number)
-        ended = together_now()
+        rewarded = with_reward(episodes, self.config.reward)
+        metrics |= update(self.actor, self.critic, self.optimizers, rewarded, self.config, number)
+        ended = synchronized_time()
         own = {
             "decoding": round(engine.seconds, 4),
             "decoded": engine.decoded,
-            "last turn": round(engine.ended - begun, 4),
+            "last turn": round(engine.ended - started, 4),
             "judged": self.pool.judged - judged,
             "lost so far": sum(self.collect.lost.values()),
             "peak GiB": round(peak(), 2),
         }
         return {
-            "seconds": round(ended - begun, 4),
-            "rollouts": round(played - begun, 4),
+            "seconds": round(ended - started, 4),
+            "rollouts": round(played - started, 4),
             "updates": round(ended - played, 4),
             "episodes": len(episodes),
             "tokens": sum(e.tokens for e in episodes),
             "action tokens": sum(e.action_tokens for e in episodes),
             "correct": metrics["correct"],
             "finite": math.isfinite(metrics["actor_loss"] + metrics["critic_loss"]),
-            "of each process": parallel.together([own]),
+            "of each process": parallel.gather_interleaved([own]),
         }
 
     def equal(self) -> bool:
         """Whether all processes hold the same weights, as replicas must."""
         models = (self.actor, self.critic)
         own = [float(p.detach().double().sum()) for m in models for p in m.parameters()]
-        return all(theirs == own for theirs in parallel.together([own]))
+        return all(theirs == own for theirs in parallel.gather_interleaved([own]))
 
 
-def together_now() -> float:
+def synchronized_time() -> float:
     """The time at which all processes and their GPUs have done what they were told."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -295,7 +299,7 @@ def say(text: str) -> None:
 
 def measure(size: Size, free: Sequence[int], seconds: float, out: Path | None) -> None:
     """All iterations; the file is whole after each."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     judging = list(free[: max(1, min(size.owners, len(free) - 1))])
     os.sched_setaffinity(0, set(free) - set(judging) or set(free))
     # torchrun gives several processes one thread each, a single one all; here it is one for all.
@@ -311,21 +315,21 @@ def measure(size: Size, free: Sequence[int], seconds: float, out: Path | None) -
             trainer = Trainer(size, tasks, pool, folder / "played", device)
             for verdict in opened:
                 verdict.result()
-            found = about(size, trainer, free, judging, device)
-            found["seconds to open"] = round(time.monotonic() - began, 1)
+            found = run_facts(size, trainer, free, judging, device)
+            found["seconds to open"] = round(time.monotonic() - started_at, 1)
             if parallel.rank() == 0:
                 say(f"opened in {found['seconds to open']:.0f} s")
-            run(trainer, found, size.iterations, began + seconds, out)
+            run(trainer, found, size.iterations, started_at + seconds, out)
     del trainer
     parallel.stop()
 
 
 def first_verdict(pool: JudgePool, task: Task) -> None:
     """Open a task in its owner."""
-    pool.judge(task, teacher_of(task, 0).attempt(given(task)))
+    pool.judge(task, teacher_of(task, 0).attempt(initial_files(task)))
 
 
-def about(
+def run_facts(
     size: Size, trainer: Trainer, free: Sequence[int], judging: Sequence[int], device: str
 ) -> Row:
     return {
@@ -333,7 +337,7 @@ def about(
         "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
         "processes": parallel.size(),
         "size": asdict(size),
-        "weights": parameters(trainer.actor),
+        "weights": count_parameters(trainer.actor),
         "processors": len(free),
         "judging": len(judging),
         "iterations": [],
@@ -350,33 +354,33 @@ def run(trainer: Trainer, found: Row, iterations: int, end: float, out: Path | N
         else:
             found["iterations"].append(row)
             found["median"] = medians(found)
-        late = parallel.summed(float(time.monotonic() > end)) > 0  # all end together
+        stop = parallel.sum_number(float(time.monotonic() > end)) > 0  # all end together
         found["replicas are equal"] = trainer.equal()
         if parallel.rank() == 0:
-            say(told(number, row))
+            say(describe(number, row))
             if out:
                 write(out, found)
-        if late and number:
+        if stop and number:
             break
-    found["seconds of adding gradients"] = adding(trainer)
+    found["seconds of adding gradients"] = time_gradient_sums(trainer)
     if parallel.rank() == 0:
         say(f"adding the gradients of both models: {found['seconds of adding gradients']} s")
         if out:
             write(out, found)
 
 
-def adding(trainer: Trainer, times: int = 3) -> list[float]:
+def time_gradient_sums(trainer: Trainer, times: int = 3) -> list[float]:
     """Seconds of what the processes say to each other in an update, the part that scaling adds."""
     found = []
     for _ in range(times):
-        begun = together_now()
+        started = synchronized_time()
         for model in (trainer.actor, trainer.critic):
             parallel.add_gradients(model)
-        found.append(round(together_now() - begun, 4))
+        found.append(round(synchronized_time() - started, 4))
     return found
 
 
-def told(number: int, row: Mapping[str, Any]) -> str:
+def describe(number: int, row: Mapping[str, Any]) -> str:
     """One line for a person."""
     each = row["of each process"]
     decoding = max(own["decoding"] for own in each)

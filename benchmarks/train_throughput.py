@@ -30,7 +30,7 @@ import torch
 from cuagent.training import parallel
 from cuagent.training.batch import collate
 from cuagent.training.losses import imitation_loss
-from cuagent.training.model import logprobs_of, new_critic, parts
+from cuagent.training.model import device_microbatches, logprobs_of, new_critic
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
 from cuagent.training.placement import Dtype, Placement, place
 from cuagent.training.ppo import PpoConfig, update
@@ -90,8 +90,8 @@ def figures(size: Size, device: str) -> dict[str, Any]:
 
 def episodes(size: Size, shortest: float) -> list[Episode]:
     """Random ids: a prompt, then two turns, each followed by twice as many tokens of a tool."""
-    luck = torch.Generator().manual_seed(0)
-    shares = torch.linspace(shortest, 1.0, size.rows)[torch.randperm(size.rows, generator=luck)]
+    rng = torch.Generator().manual_seed(0)
+    shares = torch.linspace(shortest, 1.0, size.rows)[torch.randperm(size.rows, generator=rng)]
     kinds = (Kind.PROMPT, Kind.ACTION, Kind.OBSERVATION, Kind.ACTION, Kind.OBSERVATION)
     found = []
     for number, share in enumerate(shares.tolist()):
@@ -99,7 +99,7 @@ def episodes(size: Size, shortest: float) -> list[Episode]:
         segments = []
         for kind in kinds:
             n = 2 * part if kind is Kind.OBSERVATION else part
-            ids = tuple(torch.randint(3, size.vocabulary, (n,), generator=luck).tolist())
+            ids = tuple(torch.randint(3, size.vocabulary, (n,), generator=rng).tolist())
             segments.append(Segment(kind, ids, (-10.0,) * n if kind is Kind.ACTION else None))
         found.append(
             Episode(f"e{number}", "t", "t", tuple(segments), float(number % 4), "submitted")
@@ -166,7 +166,7 @@ def ours(size: Size, rows: list[Episode], placement: Placement, device: str) -> 
     def step() -> None:
         batch = collate(rows)
         losses = []
-        for _, part in parts(batch, size.micro * size.tokens, actor):
+        for _, part in device_microbatches(batch, size.micro * size.tokens, actor):
             loss = imitation_loss(logprobs_of(actor, part), part.action, batch.action_tokens)
             loss.backward()
             losses.append(loss.detach())

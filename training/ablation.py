@@ -18,20 +18,20 @@ from statistics import fmean
 from typing import Any
 
 from cuagent.training.config import ConfigError, configure
-from cuagent.training.demo import Demo, Say, judges
-from cuagent.training.files import write_whole
+from cuagent.training.demo import Demo, Say, open_pool
+from cuagent.training.files import write_atomic
 from cuagent.training.metrics import episode_metrics, read_metrics
-from cuagent.training.paired import difference, means, table
-from cuagent.training.pool_server import lend
+from cuagent.training.paired import difference, mean_by_task, rewards_by_task
+from cuagent.training.pool_server import serve_pool
 from cuagent.training.presets import DemoConfig
 from cuagent.training.trial import (
-    allow_files,
-    begin_seeds,
-    evaluated,
-    left,
-    opening,
-    places,
+    minutes_left,
+    open_seeds_manifest,
+    opened_in_background,
+    raise_file_limit,
+    read_evaluation,
     train_seeds,
+    training_places,
 )
 
 
@@ -72,24 +72,28 @@ def run_ablations(
     for name in names:
         if name not in ABLATIONS:
             raise ConfigError(f"--ablation {name}: there are {', '.join(ABLATIONS)}")
-    begun = time.time()
-    absent = [s for s in seeds if not evaluated(full / f"seed-{s}", "ppo")]
+    started = time.time()
+    absent = [s for s in seeds if not read_evaluation(full / f"seed-{s}", "ppo")]
     if absent:
         raise ConfigError(f"no finished seed {absent[0]} in {full}; run it with --seeds first")
-    begin_seeds(full, config)
+    open_seeds_manifest(full, config)
 
-    def note() -> None:
+    def write_summary() -> None:
         for name in names:
-            said = {"rehearsal": config.rehearsal, **against(full, full / name, seeds)}
-            write_whole(full / name / "trial.json", json.dumps(said, indent=1))
+            summary = {"rehearsal": config.rehearsal, **compare_with_full(full, full / name, seeds)}
+            write_atomic(full / name / "trial.json", json.dumps(summary, indent=1))
 
-    allow_files()
-    with judges(config, full) as pool, lend(pool) as address:
+    raise_file_limit()
+    with open_pool(config, full) as pool, serve_pool(pool) as address:
         train, heldout = Demo(config, device, full, pool, full, say).tasks()
-        with opening([*train, *heldout], pool):
-            arms = arms_of(names, replace(config, minutes=left(config, begun)), seeds, full)
-            train_seeds(address, arms, places(config, device, pool), full, say, note)
-    found = {name: against(full, full / name, seeds) for name in names}
+        with opened_in_background([*train, *heldout], pool):
+            arms = arms_of(
+                names, replace(config, minutes=minutes_left(config, started)), seeds, full
+            )
+            train_seeds(
+                address, arms, training_places(config, device, pool), full, say, write_summary
+            )
+    found = {name: compare_with_full(full, full / name, seeds) for name in names}
     for name in names:
         say(describe(name, found[name]))
     return found
@@ -102,44 +106,44 @@ def arms_of(
     found = []
     for name in names:
         for seed in seeds:
-            theirs, own = full / f"seed-{seed}", full / name / f"seed-{seed}"
-            share(theirs, own, ABLATIONS[name].after)
-            iterations = f"ppo.iterations={len(curve(theirs))}"
+            full_seed, arm_seed = full / f"seed-{seed}", full / name / f"seed-{seed}"
+            copy_stages(full_seed, arm_seed, ABLATIONS[name].after)
+            iterations = f"ppo.iterations={len(ppo_metrics(full_seed))}"
             # A collapse is what is looked for, so none is taken back.
             besides = [f"seed={seed}", iterations, "ppo.on_alarm=warn"]
             sets = [*ABLATIONS[name].sets, *besides, "more_rounds=0", "audited=false"]
-            found.append((configure(config, None, sets), own))
+            found.append((configure(config, None, sets), arm_seed))
     return found
 
 
-def share(full: Path, own: Path, last: str) -> None:
+def copy_stages(full: Path, arm_seed: Path, last: str) -> None:
     """Copy the stages up to `last`, each whole or not at all, where they are not there yet."""
-    own.mkdir(parents=True, exist_ok=True)
+    arm_seed.mkdir(parents=True, exist_ok=True)
     for stage in STAGES[: STAGES.index(last) + 1]:
-        if not (own / stage).exists():
-            begun = own / f"{stage}.partial"
-            shutil.copytree(full / stage, begun, dirs_exist_ok=True)
-            begun.rename(own / stage)
+        if not (arm_seed / stage).exists():
+            started = arm_seed / f"{stage}.partial"
+            shutil.copytree(full / stage, started, dirs_exist_ok=True)
+            started.rename(arm_seed / stage)
 
 
-def curve(folder: Path) -> list[dict[str, Any]]:
+def ppo_metrics(folder: Path) -> list[dict[str, Any]]:
     """What PPO's iterations of a seed were like; none where it has made none."""
     path = folder / "ppo" / "metrics.jsonl"
     return read_metrics(path) if path.exists() else []
 
 
-def against(full: Path, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
+def compare_with_full(full: Path, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
     """The end points, for the arm and for the full one, over the seeds that are through."""
-    done = [seed for seed in seeds if evaluated(out / f"seed-{seed}", "ppo")]
+    done = [seed for seed in seeds if read_evaluation(out / f"seed-{seed}", "ppo")]
     if not done:
         return {"seeds": []}
     folders = {"full": [full / f"seed-{s}" for s in done], "arm": [out / f"seed-{s}" for s in done]}
     rewards = {
-        arm: [means(table(evaluated(folder, "ppo"))) for folder in each]
+        arm: [mean_by_task(rewards_by_task(read_evaluation(folder, "ppo"))) for folder in each]
         for arm, each in folders.items()
     }
     # An arm that ran out of minutes made fewer: areas are those of what both made.
-    both = [min(map(len, map(curve, pair))) for pair in zip(*folders.values(), strict=True)]
+    both = [min(map(len, map(ppo_metrics, pair))) for pair in zip(*folders.values(), strict=True)]
     return {
         "seeds": done,
         "arm_less_full": asdict(difference(rewards["arm"], rewards["full"])),
@@ -149,8 +153,8 @@ def against(full: Path, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
 
 def end_points(folder: Path, both: int) -> dict[str, Any]:
     """Of one seed: on held-out tasks after PPO, over its iterations, and over the first `both`."""
-    rows = curve(folder)
-    last = episode_metrics(evaluated(folder, "ppo"))
+    rows = ppo_metrics(folder)
+    last = episode_metrics(read_evaluation(folder, "ppo"))
     rewards = [row["reward"] for row in rows]
     return {
         "iterations": len(rows),
@@ -177,12 +181,12 @@ def describe(name: str, found: dict[str, Any]) -> str:
     if not found["seeds"]:
         return f"{name}: no seed came to its end"
     d = found["arm_less_full"]
-    said = f"{name} less full: {d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]"
+    summary = f"{name} less full: {d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]"
     area = {arm: fmean(end["area"] for end in found[arm]) for arm in ("full", "arm")}
     fell = sum(end["collapsed"] for end in found["arm"])
     made = {arm: sum(end["iterations"] for end in found[arm]) for arm in ("full", "arm")}
     return (
-        f"{said} after {made['arm']} iterations, {made['full']} in full; mean training reward "
+        f"{summary} after {made['arm']} iterations, {made['full']} in full; mean training reward "
         f"{area['arm']:+.2f}, {area['full']:+.2f} in full; "
         f"{fell} of {len(found['arm'])} collapsed"
     )

@@ -17,7 +17,7 @@ from cuagent.attempt import MODULE, SOURCES, Attempt
 from cuagent.task import Task
 from cuagent.timing import Effort
 from cuagent.training.pool import JudgePool
-from cuagent.training.pool_server import Borrowed
+from cuagent.training.pool_server import PoolClient
 from cuagent.training.segments import Episode, RecordError
 
 
@@ -40,8 +40,8 @@ class Audit:
 def audit(
     episodes: Sequence[Episode],
     tasks: Sequence[Task],
-    given: Callable[[Task], Mapping[str, str]],
-    pool: JudgePool | Borrowed,
+    initial_files: Callable[[Task], Mapping[str, str]],
+    pool: JudgePool | PoolClient,
     effort: Effort | None = Effort.QUICK,
 ) -> Audit:
     """Judge again what `episodes` scored with, in processes of its own for each kernel."""
@@ -49,9 +49,11 @@ def audit(
     found: dict[tuple[str, str], Attempt] = {}
     for e in episodes:
         if e.reward > 0 and (e.task, e.solution) not in found:
-            found[e.task, e.solution] = solution_of(e, given(by_digest[e.task]))
+            found[e.task, e.solution] = solution_of(e, initial_files(by_digest[e.task]))
     with ThreadPoolExecutor(64) as threads:
-        judged = threads.map(lambda k: pool.afresh(by_digest[k[0]], found[k], effort), found)
+        judged = threads.map(
+            lambda k: pool.judge_uncached(by_digest[k[0]], found[k], effort), found
+        )
         again = dict(zip(found, judged, strict=True))
     refused = Counter(j.verdict.reason.value for j in again.values() if not j.verdict.accepted)
     rewards = [
@@ -70,9 +72,9 @@ def audit(
     )
 
 
-def solution_of(episode: Episode, given: Mapping[str, str]) -> Attempt:
+def solution_of(episode: Episode, initial_files: Mapping[str, str]) -> Attempt:
     """The attempt that an episode was scored by, from its calls of `write`. Raises RecordError."""
-    files = dict(given)
+    files = dict(initial_files)
     for call in episode.calls:
         if call.name != "write" or not call.valid:
             continue

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cuagent.training.files import write_whole
+from cuagent.training.files import write_atomic
 
 SECONDS = "seconds.json"
 EVALUATION = "evaluation"
-LIKE_PPO = 1.2
+RFT_OVER_PPO = 1.2
 """Further RFT plays as many episodes as PPO, and sharpens less, so that fewer are remembered."""
 
 
@@ -32,7 +32,7 @@ class Budget:
     end: float | None = None
     spent: dict[str, float] = field(default_factory=dict)
     """Seconds by stage."""
-    begun: dict[str, float] = field(default_factory=dict)
+    started: dict[str, float] = field(default_factory=dict)
     """Stages that are under way, by time.time()."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -44,39 +44,41 @@ class Budget:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """What happens meanwhile counts for `name`; stages do not contain each other."""
-        self.begun[name] = time.time()
+        self.started[name] = time.time()
         try:
             yield
         finally:
             with self._lock:
-                self.spent[name] = self.so_far(name)
-                del self.begun[name]
+                self.spent[name] = self.elapsed(name)
+                del self.started[name]
             self.write()
 
     def write(self) -> None:
         """Keep what was spent, on stages under way too: after a kill it is reckoned with."""
         with self._lock:  # an audit may end beside an evaluation
-            names = dict.fromkeys([*self.spent, *self.begun])
-            rounded = {name: round(self.so_far(name), 1) for name in names}
-            write_whole(self.out / SECONDS, json.dumps(rounded))
+            names = dict.fromkeys([*self.spent, *self.started])
+            rounded = {name: round(self.elapsed(name), 1) for name in names}
+            write_atomic(self.out / SECONDS, json.dumps(rounded))
 
-    def so_far(self, name: str) -> float:
+    def elapsed(self, name: str) -> float:
         """Seconds of a stage, up to now where it is under way."""
         now = time.time()
-        return self.spent.get(name, 0.0) + now - self.begun.get(name, now)
+        return self.spent.get(name, 0.0) + now - self.started.get(name, now)
 
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds until the end; infinite where there is none."""
         return float("inf") if self.end is None else self.end - time.time()
 
-    def after_ppo(self, evaluation: float, refinements: float) -> float:
+    def seconds_after_ppo(self, evaluation: float, further_rft: float) -> float:
         """Seconds of what follows PPO: its evaluation and audit and, where there is further RFT,
         that and its evaluation. `evaluation` is what the last one took; `refinements` is how much
         longer than the first RFT the further ones train."""
-        if not refinements:
+        if not further_rft:
             return 2 * evaluation
-        return 3 * evaluation + refinements * self.so_far("rft") + LIKE_PPO * self.so_far("ppo")
+        return (
+            3 * evaluation + further_rft * self.elapsed("rft") + RFT_OVER_PPO * self.elapsed("ppo")
+        )
 
-    def shares(self) -> str:
+    def summary(self) -> str:
         """All stages in the order in which they ended; for a person."""
         return ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self.spent.items())

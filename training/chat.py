@@ -24,9 +24,9 @@ from cuagent.message import Message, ToolCall
 from cuagent.models.model import ToolSpec
 from cuagent.training.segments import Kind, RecordError, Segment
 
-STAND_IN = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+PLACEHOLDER = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
+THINKING = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 UNPARSABLE = "unparsable"
 """Name of a call that cannot be read; no tool has it, so the loop answers with an error."""
 
@@ -44,21 +44,21 @@ class Chat:
         self.end_text: str = tokenizer.eos_token
         self.end: int = tokenizer.eos_token_id
         self.pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end
-        closed = self.render(STAND_IN)
+        closed = self.render(PLACEHOLDER)
         if self.end_text not in closed:
             raise RecordError(
                 f"the chat template of {tokenizer.name_or_path} does not end a turn with "
                 f"{self.end_text}, the tokenizer's eos_token; set the one that it ends it with"
             )
-        self._stand_in = closed[: closed.rindex(self.end_text) + len(self.end_text)]
+        self._prefix = closed[: closed.rindex(self.end_text) + len(self.end_text)]
         """Up to the end of a turn, as the policy ends it."""
         self.check()
 
     def check(self) -> None:
         """Raise RecordError unless turns can be appended to what stands. (TRL and verl make the
         same demand of a template.)"""
-        later = [*STAND_IN, {"role": "tool", "content": "."}]
-        if not self.render(later, ask=True).startswith(self._stand_in):
+        later = [*PLACEHOLDER, {"role": "tool", "content": "."}]
+        if not self.render(later, generate=True).startswith(self._prefix):
             raise RecordError(
                 f"the chat template of {self.tokenizer.name_or_path or 'this tokenizer'} rewrites "
                 "an assistant turn when a tool result follows; use one that only appends"
@@ -74,7 +74,7 @@ class Chat:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[ToolSpec] = (),
-        ask: bool = False,
+        generate: bool = False,
     ) -> str:
         """The template's text; with `ask`, up to where an assistant turn begins."""
         specs = [
@@ -89,34 +89,36 @@ class Chat:
             for t in tools
         ]
         return self.tokenizer.apply_chat_template(
-            list(messages), tools=specs or None, tokenize=False, add_generation_prompt=ask
+            list(messages), tools=specs or None, tokenize=False, add_generation_prompt=generate
         )
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
         """The prompt of a context window, up to where the policy begins."""
-        return self.encode(self.render([plain(m) for m in messages], tools, ask=True))
+        return self.encode(
+            self.render([template_message(m) for m in messages], tools, generate=True)
+        )
 
-    def between(self, messages: Sequence[Message], ended: bool) -> tuple[int, ...]:
+    def continuation_ids(self, messages: Sequence[Message], ended: bool) -> tuple[int, ...]:
         """What follows a turn of the policy, up to where its next turn begins.
 
         `messages` are the tool results and others that came; `ended` says whether the policy
         sampled its end-of-turn token (one that was cut off gets it from here).
         """
-        later = self.render([*STAND_IN, *(plain(m) for m in messages)], ask=True)
-        if not later.startswith(self._stand_in):
+        later = self.render([*PLACEHOLDER, *(template_message(m) for m in messages)], generate=True)
+        if not later.startswith(self._prefix):
             raise RecordError("the chat template does not append; see Chat.check")
-        return self.encode(("" if ended else self.end_text) + later[len(self._stand_in) :])
+        return self.encode(("" if ended else self.end_text) + later[len(self._prefix) :])
 
-    def turn(self, message: Message) -> tuple[int, ...]:
+    def assistant_ids(self, message: Message) -> tuple[int, ...]:
         """An assistant message as the policy would have sampled it, end-of-turn included.
 
         For runs of API models, of which only the text is known.
         """
-        before = self.render(STAND_IN[:1], ask=True)
-        whole = self.render([STAND_IN[0], plain(message)])
+        before = self.render(PLACEHOLDER[:1], generate=True)
+        whole = self.render([PLACEHOLDER[0], template_message(message)])
         if not whole.startswith(before) or self.end_text not in whole[len(before) :]:
             raise RecordError("the chat template does not begin or end an assistant turn as asked")
         return self.encode(whole[len(before) : whole.rindex(self.end_text) + len(self.end_text)])
@@ -129,13 +131,15 @@ class Chat:
         first = next((i for i, m in enumerate(messages) if m.sampled), None)
         if first is None:
             raise RecordError("no message was sampled")
-        found = [Segment(Kind.PROMPT, self.opening(messages[:first], tools))]
+        found = [Segment(Kind.PROMPT, self.prompt_ids(messages[:first], tools))]
         since: list[Message] = []
         for message in messages[first:]:
             if message.sampled:
                 if len(found) > 1:
-                    found.append(Segment(Kind.OBSERVATION, self.between(since, ended=True)))
-                found.append(Segment(Kind.ACTION, self.turn(message)))
+                    found.append(
+                        Segment(Kind.OBSERVATION, self.continuation_ids(since, ended=True))
+                    )
+                found.append(Segment(Kind.ACTION, self.assistant_ids(message)))
                 since = []
             else:
                 since.append(message)
@@ -145,13 +149,13 @@ class Chat:
         """The message in sampled ids; malformed calls come back as such for the loop to answer."""
         kept = ids[:-1] if ids and ids[-1] == self.end else ids
         text = self.tokenizer.decode(list(kept), skip_special_tokens=False)
-        thought = THOUGHT.match(text)
-        said = text[thought.end() :] if thought else text
+        thinking = THINKING.match(text)
+        answer = text[thinking.end() :] if thinking else text
         calls = tuple(
-            read_call(block, f"c{n}") for n, block in enumerate(BLOCK.findall(said), start=1)
+            parse_call(block, f"c{n}") for n, block in enumerate(BLOCK.findall(answer), start=1)
         )
-        content = said.partition("<tool_call>")[0].strip()
-        reasoning = thought.group(1).strip() if thought else ""
+        content = answer.partition("<tool_call>")[0].strip()
+        reasoning = thinking.group(1).strip() if thinking else ""
         return Message("assistant", content, calls, reasoning=reasoning, sampled=True)
 
     def save(self, folder: Path) -> None:
@@ -165,7 +169,7 @@ def load_chat(folder: str | Path) -> Chat:
     return Chat(AutoTokenizer.from_pretrained(folder))
 
 
-def read_call(block: str, id: str) -> ToolCall:
+def parse_call(block: str, id: str) -> ToolCall:
     """One `{"name": ..., "arguments": ...}`; the arguments stay byte for byte."""
     reader = json.JSONDecoder(strict=False)
     try:
@@ -182,14 +186,18 @@ def read_call(block: str, id: str) -> ToolCall:
     return ToolCall(id, name, raw)
 
 
-def plain(message: Message) -> dict[str, Any]:
+def template_message(message: Message) -> dict[str, Any]:
     """A message as templates take it."""
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         found["reasoning_content"] = message.reasoning
     if message.tool_calls:
         found["tool_calls"] = [
-            {"type": "function", "id": c.id, "function": {"name": c.name, "arguments": readable(c)}}
+            {
+                "type": "function",
+                "id": c.id,
+                "function": {"name": c.name, "arguments": parsed_arguments(c)},
+            }
             for c in message.tool_calls
         ]
     if message.tool_call_id:
@@ -197,7 +205,7 @@ def plain(message: Message) -> dict[str, Any]:
     return found
 
 
-def readable(call: ToolCall) -> Any:
+def parsed_arguments(call: ToolCall) -> Any:
     """Arguments as an object where they are one: templates serialize them themselves."""
     try:
         return json.loads(call.arguments or "{}", strict=False)

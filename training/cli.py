@@ -24,17 +24,17 @@ app = typer.Typer(
 )
 
 
-def a_folder(out: Path) -> Path:
+def folder_option(out: Path) -> Path:
     """Refuses what lies below a file, before anything is computed for it."""
-    begun = next(path for path in (out, *out.parents) if path.exists())
-    if not begun.is_dir():
-        raise typer.BadParameter(f"{begun} is not a folder")
+    nearest = next(path for path in (out, *out.parents) if path.exists())
+    if not nearest.is_dir():
+        raise typer.BadParameter(f"{nearest} is not a folder")
     return out
 
 
 Out = Annotated[
     Path,
-    typer.Option("--out", help="Folder for checkpoints and metrics.", callback=a_folder),
+    typer.Option("--out", help="Folder for checkpoints and metrics.", callback=folder_option),
 ]
 Policy = Annotated[Path, typer.Option("--policy", help="Hugging Face folder of the policy.")]
 Tasks = Annotated[Path, typer.Option("--tasks", help="A task file, or a folder of them.")]
@@ -113,7 +113,7 @@ def collect(
     set: Sets = None,
 ) -> None:
     """Play tasks with a policy and keep the episodes: for RFT, for value pretraining."""
-    played(policy, tasks, out, episodes, device, config, set)
+    run_collect(policy, tasks, out, episodes, device, config, set)
 
 
 @app.command()
@@ -127,10 +127,10 @@ def evaluate(
     set: Sets = None,
 ) -> None:
     """Play held-out tasks with a policy; figures in evaluation.json."""
-    played(policy, tasks, out, episodes, device, config, set)
+    run_collect(policy, tasks, out, episodes, device, config, set)
 
 
-def played(
+def run_collect(
     policy: Path,
     tasks: Path,
     out: Path,
@@ -222,7 +222,7 @@ def export_verl(
     policy: Policy,
     critic: Annotated[Path, typer.Option(help="From `train value`.")],
     tasks: Tasks,
-    out: Annotated[Path, typer.Option(help="A folder that all nodes see.", callback=a_folder)],
+    out: Annotated[Path, typer.Option(help="A folder that all nodes see.", callback=folder_option)],
     nodes: Annotated[int, typer.Option(min=1)] = 1,
     gpus: Annotated[int, typer.Option(min=1, help="Of each node, for training and sampling.")] = 6,
     judges: Annotated[int, typer.Option(min=1, help="GPUs of the cluster that only time.")] = 2,

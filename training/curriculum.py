@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuagent.training import parallel
-from cuagent.training.files import read_lines, write_whole
+from cuagent.training.files import read_lines, write_atomic
 from cuagent.training.segments import Episode
 
 
@@ -32,7 +32,7 @@ class Curriculum:
     """Of the reward scale; 1 where nothing is timed."""
 
 
-def weights(
+def task_weights(
     tasks: Sequence[str], outcomes: Iterable[tuple[str, float]], settings: Curriculum
 ) -> dict[str, float]:
     """p (1 - p) + floor of each task, p the mean reward as a share of the scale; 1/2 if unseen."""
@@ -48,12 +48,12 @@ def weights(
     return out
 
 
-def choose(shares: Mapping[str, float], count: int, seed: int) -> list[str]:
+def sample_tasks(shares: Mapping[str, float], count: int, seed: int) -> list[str]:
     """`count` tasks; each gets its expected number, rounded at random, so no draw starves one."""
-    luck = random.Random(seed)
+    rng = random.Random(seed)
     total = sum(shares.values())
     chosen: list[str] = []
-    at, offset = 0.0, luck.random()
+    at, offset = 0.0, rng.random()
     for task, share in shares.items():  # systematic sampling: one offset, `count` equal strides
         at += share / total * count
         while len(chosen) + offset < at and len(chosen) < count:
@@ -63,7 +63,7 @@ def choose(shares: Mapping[str, float], count: int, seed: int) -> list[str]:
     return chosen
 
 
-def remember(path: Path, iteration: int, episodes: Sequence[Episode]) -> None:
+def append_outcomes(path: Path, iteration: int, episodes: Sequence[Episode]) -> None:
     """Append the outcomes of an iteration."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
@@ -71,7 +71,7 @@ def remember(path: Path, iteration: int, episodes: Sequence[Episode]) -> None:
             out.write(json.dumps([iteration, e.task, e.reward]) + "\n")
 
 
-def recall(path: Path, before: int) -> list[tuple[str, float]]:
+def read_outcomes(path: Path, before: int) -> list[tuple[str, float]]:
     """Outcomes of the iterations before `before`; later lines (of a run that was interrupted and
     goes on from an earlier checkpoint) are cut off."""
     if not path.exists():
@@ -79,5 +79,5 @@ def recall(path: Path, before: int) -> list[tuple[str, float]]:
     rows = [row for row in read_lines(path) if row[0] < before]
     parallel.barrier()  # all have read before one writes
     if parallel.rank() == 0:
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+        write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
     return [(task, reward) for _, task, reward in rows]

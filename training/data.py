@@ -25,7 +25,7 @@ from cuagent.models.model import ToolSpec
 from cuagent.record import RunFolder, ending, list_runs, message_of, read_records
 from cuagent.training.chat import Chat
 from cuagent.training.segments import Call, Episode, Kind, RecordError, Segment, check
-from cuagent.training.windows import Window, calls_in, told, windows_of
+from cuagent.training.windows import Window, calls_in, unique_messages, windows_of
 
 Record = Mapping[str, Any]
 
@@ -38,7 +38,7 @@ class Loaded:
     left_out: Mapping[str, int]
 
 
-class Unusable(Exception):
+class UnusableRun(Exception):
     """This run cannot become an episode; the text says why, in a few words that can be counted."""
 
 
@@ -48,7 +48,7 @@ def load_runs(root: Path, chat: Chat) -> Loaded:
     for folder in list_runs(root):
         try:
             episodes.append(episode_of(folder, chat))
-        except Unusable as why:
+        except UnusableRun as why:
             left_out[str(why)] += 1
     return Loaded(tuple(episodes), left_out)
 
@@ -57,24 +57,24 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
     """The episode in one run. Raises Unusable or record.RecordError."""
     records = read_records(folder)
     if not records or records[0]["type"] != "session":
-        raise Unusable("no session")
+        raise UnusableRun("no session")
     session = records[0]
     end = ending(records)
     if end is None:
-        raise Unusable("still running or killed")
+        raise UnusableRun("still running or killed")
     reward = end["rewards"]["milestone"]["score"]
     if reward is None:
-        raise Unusable(f"no reward, {why_it_ended(end)}")
+        raise UnusableRun(f"no reward, {why_it_ended(end)}")
     tools = [ToolSpec(**t) for t in session["tools"]] or [t.spec for t in TOOLS]
     windows = windows_of(records)
-    said = told(windows)
+    messages = unique_messages(windows)
     traces = [call for window in windows for call in calls_in(window, records)]
     if not traces:
-        raise Unusable(f"the model never answered, {why_it_ended(end)}")
+        raise UnusableRun(f"the model never answered, {why_it_ended(end)}")
     try:
         if any(r.get("tokens") for r in traces):
             if session.get("tokenizer") not in (None, chat.fingerprint):
-                raise Unusable("token ids of another tokenizer")
+                raise UnusableRun("token ids of another tokenizer")
             segments = native_segments(folder.id, traces)
         else:
             segments = text_segments(windows, tools, chat)
@@ -86,7 +86,7 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
             segments=segments,
             reward=float(reward),
             stop=end["stop"],
-            calls=calls_of(said, tools),
+            calls=calls_of(messages, tools),
             solution=attempts.get(end.get("attempt"), ""),
             policy=session["model"],
             tokenizer=chat.fingerprint,
@@ -94,7 +94,7 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
         )
         check(episode)
     except RecordError as error:
-        raise Unusable(str(error).partition(": ")[2] or str(error)) from error
+        raise UnusableRun(str(error).partition(": ")[2] or str(error)) from error
     return episode
 
 
@@ -144,20 +144,20 @@ def text_segments(
     )
 
 
-def calls_of(said: Window, tools: Sequence[ToolSpec]) -> tuple[Call, ...]:
+def calls_of(messages: Window, tools: Sequence[ToolSpec]) -> tuple[Call, ...]:
     """Every call that was sampled, judged against the tools that the run had."""
     schemas = {t.name: t.schema for t in tools}
     found: list[Call] = []
-    for turn, record in enumerate(r for r in said if r["sampled"]):
+    for turn, record in enumerate(r for r in messages if r["sampled"]):
         for call in message_of(record).tool_calls:
             known = call.name in schemas
             found.append(
-                Call(turn, call.name, call.arguments, known, known and fits(call, schemas))
+                Call(turn, call.name, call.arguments, known, known and arguments_fit(call, schemas))
             )
     return tuple(found)
 
 
-def fits(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
+def arguments_fit(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether the tool itself would take the arguments."""
     try:
         parse(call.arguments, schemas[call.name])

@@ -18,9 +18,9 @@ from cuagent.agent.loop import run_agent
 from cuagent.message import Message
 from cuagent.record import RunFolder, message_of, read_records
 from cuagent.task import Task
-from cuagent.training.chat import Chat, plain, train_tokenizer
+from cuagent.training.chat import Chat, template_message, train_tokenizer
 from cuagent.training.data import load_runs
-from cuagent.training.files import whole_folder
+from cuagent.training.files import atomic_folder
 from cuagent.training.gym import Chain, chain_of, draw_chain, opening_of
 from cuagent.training.metrics import episode_metrics
 from cuagent.training.pool import Pool
@@ -29,7 +29,7 @@ from cuagent.training.rollout import Play, start_episode
 from cuagent.training.segments import Episode, write_episodes
 from cuagent.training.teacher import Teacher, teacher_of
 
-SPOKEN = 1000
+TOKENIZER_CONVERSATIONS = 1000
 """Conversations that the tokenizer learns from."""
 
 
@@ -59,17 +59,17 @@ def demonstrate(
     with ThreadPoolExecutor(32) as threads:
         folders = list(threads.map(one, range(config.demonstrations)))
     first = list(first_turns(config, {chain_of(task) for task in heldout}))
-    spoken = [*conversations(folders), *first[:SPOKEN]]
+    conversations_ = [*conversations(folders), *first[:TOKENIZER_CONVERSATIONS]]
     d = config.decoder
-    chat = train_tokenizer(rendered(spoken), d.vocabulary, d.pieces)
+    chat = train_tokenizer(rendered(conversations_), d.vocabulary, d.pieces)
     loaded = load_runs(runs, chat)
     # In the order of the teacher's seeds: names of runs, and so theirs, depend on the clock.
-    place = {folder.id: n for n, folder in enumerate(folders)}
-    whole = sorted(loaded.episodes, key=lambda episode: place[episode.id])
+    position = {folder.id: n for n, folder in enumerate(folders)}
+    whole = sorted(loaded.episodes, key=lambda episode: position[episode.id])
     write_episodes(out / "episodes.jsonl", whole)
     turns = [as_episode(n, messages, play, chat) for n, messages in enumerate(first)]
     write_episodes(out / "first.jsonl", turns)
-    with whole_folder(out / "tokenizer") as partial:  # last: it says that the stage is done
+    with atomic_folder(out / "tokenizer") as partial:  # last: it says that the stage is done
         chat.save(partial)
     m = episode_metrics(loaded.episodes)
     say(
@@ -80,10 +80,10 @@ def demonstrate(
 
 def first_turns(config: DemoConfig, heldout: set[Chain]) -> Iterator[list[Message]]:
     """What the teacher does first on chains at random, none of them held out."""
-    luck, kernels = random.Random(0), config.kernels
+    rng, kernels = random.Random(0), config.kernels
     n = 0
     while n < config.first_turns:
-        chain = draw_chain(config.gym.chain, luck)
+        chain = draw_chain(config.gym.chain, rng)
         if chain not in heldout or config.gym.chain == 1:
             yield Teacher(kernels, chain, 1_000_000 + n).first_turn(opening_of(kernels, chain))
             n += 1
@@ -96,11 +96,11 @@ def conversations(runs: Sequence[RunFolder]) -> list[list[Message]]:
     ]
 
 
-def rendered(spoken: Sequence[Sequence[Message]]) -> Iterator[str]:
+def rendered(conversations_: Sequence[Sequence[Message]]) -> Iterator[str]:
     """Conversations as the tokenizer will see them, to learn from."""
-    stand_in = train_tokenizer([], 300)
-    for messages in spoken:
-        text = stand_in.render([plain(m) for m in messages])
+    tokenizer = train_tokenizer([], 300)
+    for messages in conversations_:
+        text = tokenizer.render([template_message(m) for m in messages])
         # Special tokens cut text anyway; the words between them are what is to be learned.
         yield re.sub(r"</?tool_call>|<\|im_\w+\|>", "\n", text)
 

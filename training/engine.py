@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Turn = Callable[[], AbstractContextManager[None]]
+DeviceGuard = Callable[[], AbstractContextManager[None]]
 """What is held while a device computes, for who may not do so at any time."""
 
 
@@ -31,7 +31,7 @@ class Request:
     """One continuation to sample."""
 
     prompt: tuple[int, ...]
-    most: int
+    max_tokens: int
     """Tokens at most."""
     seed: int
     temperature: float = 1.0
@@ -50,7 +50,7 @@ class Sampled:
 class Engine(Protocol):
     """Samples continuations."""
 
-    gathers: bool
+    needs_batches: bool
     """Whether it wants the requests of all threads in one call; else each thread may ask alone."""
 
     def open(self) -> AbstractContextManager[None]:
@@ -70,16 +70,16 @@ class EngineError(Exception):
 class LocalEngine:
     """Batched decoding of a transformers model in this process."""
 
-    gathers = True
+    needs_batches = True
 
     def __init__(
-        self, actor: Any, end: int, most_rows: int = 256, turn: Turn = nullcontext
+        self, actor: Any, end: int, max_rows: int = 256, guard: DeviceGuard = nullcontext
     ) -> None:
         """`turn` is taken for each batch, where others time on the actor's device."""
         self.actor = actor
         self.end = end
-        self.most_rows = most_rows
-        self.turn = turn
+        self.max_rows = max_rows
+        self.guard = guard
         self._over = False
 
     @contextmanager
@@ -94,9 +94,9 @@ class LocalEngine:
         # Equal lengths beside each other: less padding, and rows end at similar times.
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt))
         results: dict[int, Sampled] = {}
-        for at in range(0, len(order), self.most_rows):
-            chosen = order[at : at + self.most_rows]
-            with self.turn():
+        for at in range(0, len(order), self.max_rows):
+            chosen = order[at : at + self.max_rows]
+            with self.guard():
                 decoded = self._decode([requests[i] for i in chosen])
             results |= zip(chosen, decoded, strict=True)
         return [results[i] for i in range(len(requests))]
@@ -113,15 +113,15 @@ class LocalEngine:
             ids[i, width - len(request.prompt) :] = torch.tensor(request.prompt)
             real[i, width - len(request.prompt) :] = 1
         ids, real = ids.to(device), real.to(device)
-        longest = max(r.most for r in requests)
-        most = torch.tensor([r.most for r in requests], device=device)
-        heat = torch.tensor([r.temperature for r in requests], device=device)
+        longest = max(r.max_tokens for r in requests)
+        limits = torch.tensor([r.max_tokens for r in requests], device=device)
+        temperatures = torch.tensor([r.temperature for r in requests], device=device)
         # One number a step and request, drawn beforehand from the request's own seed.
-        luck = np.stack([np.random.default_rng(r.seed).random(longest) for r in requests])
-        draws = torch.from_numpy(luck).to(device)
+        draws = np.stack([np.random.default_rng(r.seed).random(longest) for r in requests])
+        uniform = torch.from_numpy(draws).to(device)
 
         cache = DynamicCache()
-        places = (real.cumsum(1) - 1).clamp(min=0)
+        position_ids = (real.cumsum(1) - 1).clamp(min=0)
         rows = torch.arange(n, device=device)  # which request each row of the cache belongs to
         tokens = torch.full((n, longest), self.end, device=device)
         logps = torch.zeros(n, longest, device=device)
@@ -133,28 +133,33 @@ class LocalEngine:
             out = self.actor(
                 input_ids=ids,
                 attention_mask=real,
-                position_ids=places,
+                position_ids=position_ids,
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
             ).logits[:, -1]
-            chosen, logp = choose(out, heat[rows], draws[rows, step])
-            alive = ~ended[rows] & (lengths[rows] < most[rows])
+            chosen, logp = sample_tokens(out, temperatures[rows], uniform[rows, step])
+            alive = ~ended[rows] & (lengths[rows] < limits[rows])
             at = rows[alive]
             tokens[at, step], logps[at, step] = chosen[alive], logp[alive]
             lengths[at] += 1
             ended[at] = chosen[alive] == self.end
-            going = ~ended[rows] & (lengths[rows] < most[rows])
+            going = ~ended[rows] & (lengths[rows] < limits[rows])
             left = int(going.sum())
             if left == 0:
                 break
             if left <= len(rows) // 2:  # drop rows that are done: the tail is short of company
                 kept = going.nonzero().flatten()
                 cache.batch_select_indices(kept)
-                rows, chosen, real, places = rows[kept], chosen[kept], real[kept], places[kept]
+                rows, chosen, real, position_ids = (
+                    rows[kept],
+                    chosen[kept],
+                    real[kept],
+                    position_ids[kept],
+                )
             ids = chosen[:, None]
             real = torch.cat([real, real.new_ones(len(rows), 1)], 1)
-            places = places[:, -1:] + 1
+            position_ids = position_ids[:, -1:] + 1
         counts = lengths.tolist()
         all_ids, all_logps, all_ended = tokens.tolist(), logps.tolist(), ended.tolist()
         return [
@@ -165,7 +170,7 @@ class LocalEngine:
         ]
 
 
-def choose(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """(token [n], log-probability [n]) by the inverse of the distribution function at `u` [n].
 
     `logits` [n, V], `temperature` [n]. In fp64, so that rare tokens of a large vocabulary keep

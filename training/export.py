@@ -15,9 +15,9 @@ from typing import Any
 
 from cuagent.message import Message
 from cuagent.record import RunFolder, ending, message_of, read_records
-from cuagent.training.chat import plain, readable
+from cuagent.training.chat import parsed_arguments, template_message
 from cuagent.training.segments import Episode, Kind, RecordError
-from cuagent.training.windows import told, windows_of
+from cuagent.training.windows import unique_messages, windows_of
 
 
 def chat_rows(folder: RunFolder) -> list[dict[str, Any]]:
@@ -29,7 +29,9 @@ def chat_rows(folder: RunFolder) -> list[dict[str, Any]]:
         {
             "id": folder.id,
             "window": number,
-            "messages": [plain(m) | {"sampled": m.sampled} for m in map(message_of, window)],
+            "messages": [
+                template_message(m) | {"sampled": m.sampled} for m in map(message_of, window)
+            ],
             "tools": [{"type": "function", "function": function(t)} for t in records[0]["tools"]],
             "reward": reward,
         }
@@ -50,7 +52,7 @@ def atif(folder: RunFolder) -> dict[str, Any]:
     session, end = records[0], end_of(folder, records)
     calls = {r["id"]: r for r in records if r["type"] == "call"}
     steps: list[dict[str, Any]] = []
-    for record in told(windows_of(records)):
+    for record in unique_messages(windows_of(records)):
         message = message_of(record)
         if message.role == "tool":
             result = {"source_call_id": message.tool_call_id, "content": message.content}
@@ -104,7 +106,9 @@ def atif_step(
             {
                 "tool_call_id": c.id,
                 "function_name": c.name,
-                "arguments": args if isinstance(args := readable(c), dict) else {"raw": args},
+                "arguments": args
+                if isinstance(args := parsed_arguments(c), dict)
+                else {"raw": args},
             }
             for c in message.tool_calls
         ]

@@ -16,7 +16,7 @@ from typing import Any
 from cuagent.training.segments import RecordError
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Replace the file in one step."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
@@ -24,7 +24,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """Where to write what then takes the folder's name, and the place of what had it."""
     partial, gone = (folder.with_name(folder.name + end) for end in (".partial", ".gone"))
     for left in (partial, gone):

@@ -58,7 +58,7 @@ class Funnel:
         return [f"{name:<32}{n:>8}" for name, n in rows]
 
 
-def keep(episodes: Iterable[Episode], filters: Filters) -> tuple[list[Episode], Funnel]:
+def filter_episodes(episodes: Iterable[Episode], filters: Filters) -> tuple[list[Episode], Funnel]:
     """The episodes to imitate, best first within a task where `per_task` limits it."""
     left = list(episodes)
     came = len(left)

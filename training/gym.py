@@ -60,18 +60,18 @@ OPS: tuple[Op, ...] = (
 )
 WIDTH = 4
 """Columns of every task."""
-_MIXED = """\
+_PRODUCT_C = """\
 float s[4] = {{}}; for (int k = 0; k < 16; ++k) s[{column}] += r[{row}] * w[k];
     for (int k = 0; k < 4; ++k) r[k] = s[k];"""
-MIX = Op(
+PRODUCT = Op(
     "x = x @ self.w",
-    _MIXED.format(column="k % 4", row="k / 4"),
-    _MIXED.format(column="k / 4", row="k % 4"),
+    _PRODUCT_C.format(column="k % 4", row="k / 4"),
+    _PRODUCT_C.format(column="k / 4", row="k % 4"),
 )
 """The product of each row with a matrix of weights; the wrong one is with its transpose."""
-LEAST = 0.02
+MIN_CHANGE = 0.02
 """Share of the largest output by which an operator must change something."""
-LARGEST = 1e4
+MAX_OUTPUT = 1e4
 
 TASK = """\
 import torch
@@ -104,46 +104,48 @@ def make_chains(length: int, count: int, seed: int) -> list[Chain]:
     for chain in _shuffled(length, random.Random(seed)):
         if len(found) == count:
             break
-        if chain not in seen and sound(chain):
+        if chain not in seen and is_sound(chain):
             found.append(chain)
         seen.add(chain)
     return found
 
 
-def _shuffled(length: int, luck: random.Random) -> Iterator[Chain]:
+def _shuffled(length: int, rng: random.Random) -> Iterator[Chain]:
     """All of them where they are few, else draws that may repeat."""
     if length < 3:
-        every = [mixed(ops, at) for ops in permutations(OPS, length) for at in range(length + 1)]
-        luck.shuffle(every)
+        every = [
+            insert_product(ops, at) for ops in permutations(OPS, length) for at in range(length + 1)
+        ]
+        rng.shuffle(every)
         yield from every
         return
     while True:
-        yield draw_chain(length, luck)
+        yield draw_chain(length, rng)
 
 
-def draw_chain(length: int, luck: random.Random) -> Chain:
+def draw_chain(length: int, rng: random.Random) -> Chain:
     """Any chain of so many pointwise operators and the product; not every one is sound."""
-    return mixed(luck.sample(OPS, length), luck.randrange(length + 1))
+    return insert_product(rng.sample(OPS, length), rng.randrange(length + 1))
 
 
-def mixed(ops: Sequence[Op], at: int) -> Chain:
+def insert_product(ops: Sequence[Op], at: int) -> Chain:
     """The operators with the product put before the one at `at`."""
-    return (*ops[:at], MIX, *ops[at:])
+    return (*ops[:at], PRODUCT, *ops[at:])
 
 
-def sound(chain: Chain) -> bool:
+def is_sound(chain: Chain) -> bool:
     """Whether every operator matters, the outputs differ, and none is huge."""
     import torch
 
-    luck = torch.Generator().manual_seed(0)
-    x = 2 * torch.randn(64, WIDTH, generator=luck)
-    w = torch.randn(WIDTH, WIDTH, generator=luck)
+    rng = torch.Generator().manual_seed(0)
+    x = 2 * torch.randn(64, WIDTH, generator=rng)
+    w = torch.randn(WIDTH, WIDTH, generator=rng)
     whole = apply(chain, x, w)
     scale = float(whole.abs().max())
-    if not scale < LARGEST or float(whole.std()) < LEAST * scale:
+    if not scale < MAX_OUTPUT or float(whole.std()) < MIN_CHANGE * scale:
         return False
-    without = [apply(chain[:i] + chain[i + 1 :], x, w) for i in range(len(chain))]
-    return all(float((whole - other).abs().max()) > LEAST * scale for other in without)
+    shortened = [apply(chain[:i] + chain[i + 1 :], x, w) for i in range(len(chain))]
+    return all(float((whole - other).abs().max()) > MIN_CHANGE * scale for other in shortened)
 
 
 def apply(chain: Chain, x: Tensor, w: Tensor) -> Tensor:
@@ -161,7 +163,7 @@ def make_tasks(folder: Path, chains: Sequence[Chain], device: Device, rows: int)
     folder.mkdir(parents=True, exist_ok=True)
     tasks = []
     for chain in chains:
-        name = "chain_" + "_".join("w" if op is MIX else str(OPS.index(op)) for op in chain)
+        name = "chain_" + "_".join("w" if op is PRODUCT else str(OPS.index(op)) for op in chain)
         body = "\n        ".join(op.torch for op in chain)
         path = folder / f"{name}.py"
         text = TASK.format(body=body, rows=rows, width=WIDTH)
@@ -173,7 +175,7 @@ def make_tasks(folder: Path, chains: Sequence[Chain], device: Device, rows: int)
 
 def chain_of(task: Task) -> Chain:
     """The operators of a gym task, from its source."""
-    by_line = {op.torch: op for op in (*OPS, MIX)}
+    by_line = {op.torch: op for op in (*OPS, PRODUCT)}
     lines = (line.strip() for line in task.source.splitlines())
     return tuple(by_line[line] for line in lines if line in by_line)
 

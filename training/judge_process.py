@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cuagent.measure.profile.profile import Profile
     from cuagent.verify.referee import Isolation
 
-MOST_OPEN = 24
+MAX_OPEN_TASKS = 24
 """Tasks that an owner keeps warm; each has processes and memory of its own, and all of them one
 process that has imported torch."""
 TASK_BYTES = 4 << 30
@@ -56,17 +56,17 @@ class JudgeProcess:
         gpu: int | None,
         core: int | None,
         device_lock: DeviceLock,
-        beside: int = 1,
+        judges_per_gpu: int = 1,
     ) -> None:
         """`beside`: owners that share the GPU, this one included."""
         context = multiprocessing.get_context("spawn")
-        sees = None if gpu is None else visible(gpu)
-        self._pipe, theirs = context.Pipe()
-        given = (theirs, isolation, sees, core, device_lock, beside)
-        self._process = context.Process(target=serve, args=given)
+        visible = None if gpu is None else visible_device(gpu)
+        self._pipe, child_pipe = context.Pipe()
+        arguments = (child_pipe, isolation, visible, core, device_lock, judges_per_gpu)
+        self._process = context.Process(target=serve, args=arguments)
         self._process.start()
-        theirs.close()
-        self._turn = threading.Lock()
+        child_pipe.close()
+        self._lock = threading.Lock()
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
         """Have them open before anything is judged on them, all at once. Raises PoolError where the
@@ -82,7 +82,7 @@ class JudgeProcess:
         return self._ask("profile", task, attempt)
 
     def _ask(self, *question: Any) -> Any:
-        with self._turn:
+        with self._lock:
             try:
                 self._pipe.send(question)
                 answer = self._pipe.recv()
@@ -93,62 +93,65 @@ class JudgeProcess:
         return answer
 
     def close(self) -> None:
-        with self._turn:
+        with self._lock:
             self._pipe.close()
         self._process.join(timeout=30)
         if self._process.is_alive():
             self._process.terminate()
 
 
-class Bench:
+class JudgeCache:
     """The judges that an owner holds open; of too many, the one not asked for longest is closed."""
 
     def __init__(
-        self, isolation: Isolation, device_lock: DeviceLock | None = None, of_gpu: int | None = None
+        self,
+        isolation: Isolation,
+        device_lock: DeviceLock | None = None,
+        sharing_gpu: int | None = None,
     ) -> None:
         """`of_gpu`: owners that share the memory of a GPU; None where nothing is judged on one."""
         self.isolation = isolation
         self.device_lock = device_lock or DeviceLock()
-        self.of_gpu = of_gpu
+        self.sharing_gpu = sharing_gpu
         self._judges: OrderedDict[str, Judge] = OrderedDict()
         self._fork_server: ForkServer | None = None
-        self._crippled: set[str] = set()
+        self._without_baseline: set[str] = set()
         """Tasks with a baseline that does not open, a second time either."""
 
     @cached_property
-    def most(self) -> int:
+    def max_open(self) -> int:
         """Tasks that may be open at once."""
-        if self.of_gpu is None:
-            return MOST_OPEN
+        if self.sharing_gpu is None:
+            return MAX_OPEN_TASKS
         with self.device_lock.shared():  # this asks the driver, and somebody may be timing
-            total = memory_of_gpu()
-        return MOST_OPEN if total is None else most_open(total, self.of_gpu)
+            total = gpu_memory()
+        return MAX_OPEN_TASKS if total is None else max_open_tasks(total, self.sharing_gpu)
 
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
         """Where a baseline was lost, which a judge times no more, a new judge has the last word:
         for want of it all kernels of the task would be worth less from then on."""
-        found = self._of(task).judge(attempt, effort)
-        if lacks_baseline(found) and task.digest not in self._crippled:
+        found = self._get(task).judge(attempt, effort)
+        if missing_baseline(found) and task.digest not in self._without_baseline:
             self._judges.pop(task.digest).close()
-            found = self._of(task).judge(attempt, effort)
-            if lacks_baseline(found):
-                self._crippled.add(task.digest)
+            found = self._get(task).judge(attempt, effort)
+            if missing_baseline(found):
+                self._without_baseline.add(task.digest)
         return found
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        return self._of(task).profile(attempt)
+        return self._get(task).profile(attempt)
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
         """All at once, as many as there is room for: it is mostly waiting for compilers."""
-        room = max(0, self.most - len(self._judges))
+        room = max(0, self.max_open - len(self._judges))
         tasks = [task for task in tasks if task.digest not in self._judges][:room]
         if tasks:
             with ThreadPoolExecutor(len(tasks)) as threads:
-                fork_server = self._warm()
-                opened = threads.map(lambda task: self._opened(task, timed, fork_server), tasks)
+                fork_server = self._live_fork_server()
+                opened = threads.map(lambda task: self._open_judge(task, timed, fork_server), tasks)
                 for task, judge in zip(tasks, opened, strict=True):
                     if judge is not None:
-                        self._keep(task, judge)
+                        self._add(task, judge)
 
     def close(self) -> None:
         for judge in self._judges.values():
@@ -156,7 +159,7 @@ class Bench:
         if self._fork_server is not None:
             self._fork_server.close()
 
-    def _warm(self) -> ForkServer:
+    def _live_fork_server(self) -> ForkServer:
         """For judges that are opened now; one that died its judges have replaced for themselves."""
         if self._fork_server is None or not self._fork_server.alive:
             if self._fork_server is not None:
@@ -164,7 +167,7 @@ class Bench:
             self._fork_server = ForkServer()
         return self._fork_server
 
-    def _opened(self, task: Task, timed: bool, fork_server: ForkServer) -> Judge | None:
+    def _open_judge(self, task: Task, timed: bool, fork_server: ForkServer) -> Judge | None:
         """None where it failed: whoever judges on the task will try again, and be told."""
         from cuagent.judge import Judge
         from cuagent.verify.oracle.client import OracleLost
@@ -182,18 +185,21 @@ class Bench:
             return None
         return judge
 
-    def _of(self, task: Task) -> Judge:
+    def _get(self, task: Task) -> Judge:
         from cuagent.judge import Judge
         from cuagent.verify.memory_plan import TooLarge
 
         while task.digest not in self._judges:
-            while len(self._judges) >= self.most:  # before, for there may be no room for both
+            while len(self._judges) >= self.max_open:  # before, for there may be no room for both
                 self._close_oldest()
             try:
                 judge = Judge(
-                    task, self.isolation, fork_server=self._warm(), device_lock=self.device_lock
+                    task,
+                    self.isolation,
+                    fork_server=self._live_fork_server(),
+                    device_lock=self.device_lock,
                 )
-                self._keep(task, judge)
+                self._add(task, judge)
             except (TooLarge, CudaMemoryError):
                 if not self._judges:
                     raise
@@ -204,11 +210,11 @@ class Bench:
     def _close_oldest(self) -> None:
         self._judges.popitem(last=False)[1].close()
 
-    def _keep(self, task: Task, judge: Judge) -> None:
+    def _add(self, task: Task, judge: Judge) -> None:
         self._judges[task.digest] = judge
 
 
-def lacks_baseline(found: Judgement) -> bool:
+def missing_baseline(found: Judgement) -> bool:
     """Whether a right attempt was timed against fewer baselines than it should have been."""
     timing = found.timing
     if timing is None or not found.verdict.accepted:
@@ -216,7 +222,7 @@ def lacks_baseline(found: Judgement) -> bool:
     return any(arm.failed for arm in timing.arms if arm.name != CANDIDATE)
 
 
-def memory_of_gpu(index: int = 0) -> int | None:
+def gpu_memory(index: int = 0) -> int | None:
     """Bytes of a GPU that this process is shown; None where there is none, which whoever opens a
     task is told."""
     import torch
@@ -227,38 +233,38 @@ def memory_of_gpu(index: int = 0) -> int | None:
         return None
 
 
-def most_open(total: int, beside: int) -> int:
+def max_open_tasks(total: int, judges_per_gpu: int) -> int:
     """Tasks that each of so many owners may hold open on a GPU of `total` bytes; one at least."""
-    return max(1, min(MOST_OPEN, (total // TASK_BYTES - 1) // beside))
+    return max(1, min(MAX_OPEN_TASKS, (total // TASK_BYTES - 1) // judges_per_gpu))
 
 
 def serve(
     pipe: Connection,
     isolation: Isolation,
-    sees: str | None,
+    visible: str | None,
     core: int | None,
     device_lock: DeviceLock,
-    beside: int,
+    judges_per_gpu: int,
 ) -> None:
     """The owner's process: answers until the pipe closes. `sees` is the GPU that it is shown."""
-    follow_parent()
+    exit_with_parent()
     if core is not None:
-        stay_on(core)
-    if sees is not None:
-        os.environ[VISIBLE] = sees
+        pin_to_core(core)
+    if visible is not None:
+        os.environ[VISIBLE] = visible
         # Every open task has a torch.compile of its own: with a compiler process for each processor
         # in each, they would be a thousand.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     from cuagent.measure.profile.profile import ProfileError
     from cuagent.verify.oracle.client import OracleLost
 
-    bench = Bench(isolation, device_lock, None if sees is None else beside)
+    cache = JudgeCache(isolation, device_lock, None if visible is None else judges_per_gpu)
     answer: object
     try:
         while True:
-            what, subject, *arguments = pipe.recv()
+            method, subject, *arguments = pipe.recv()
             try:
-                answer = getattr(bench, what)(subject, *arguments)
+                answer = getattr(cache, method)(subject, *arguments)
             except ProfileError as error:
                 answer = error
             except (TaskError, ForkServerError, OracleLost, CudaMemoryError) as error:
@@ -267,10 +273,10 @@ def serve(
     except (EOFError, OSError, KeyboardInterrupt):
         pass  # the pool closed the pipe, or the user interrupted everything
     finally:
-        bench.close()
+        cache.close()
 
 
-def visible(gpu: int) -> str:
+def visible_device(gpu: int) -> str:
     """How CUDA is told to see only the device that it counts as `gpu` now. Raises PoolError."""
     seen = os.environ.get(VISIBLE)
     if seen is None:
@@ -281,7 +287,7 @@ def visible(gpu: int) -> str:
     return names[gpu].strip()
 
 
-def follow_parent() -> None:
+def exit_with_parent() -> None:
     """End at once when the process that started this one is gone, even if it was killed: what it
     wanted done here nobody waits for. Judges end with their owner."""
     parent = multiprocessing.parent_process()
@@ -294,7 +300,7 @@ def follow_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def stay_on(core: int) -> None:
+def pin_to_core(core: int) -> None:
     """Hold this process, and what it starts, on one processor, with one thread each."""
     import torch
 

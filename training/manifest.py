@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.training.config import ConfigError
-from cuagent.training.files import write_whole
+from cuagent.training.files import write_atomic
 
-BEGUN = "begun.json"
-FREE = {
+MANIFEST = "manifest.json"
+CHANGEABLE = {
     *("minutes", "tokens_per_microbatch", "sharded", "recompute"),
     *("gpus", "beside", "cores", "ray", "server", "together", "judgements", "audited"),
     *("save_every", "evaluate_every", "stop_after", "on_alarm", "rollbacks", "limits"),
@@ -29,18 +29,20 @@ MOST_NAMED = 3
 Names = Mapping[str, Any]
 
 
-def begin(out: Path, command: str, of: Names, config: Names, first: bool = True) -> Names | None:
+def open_manifest(
+    out: Path, command: str, inputs: Names, config: Names, first: bool = True
+) -> Names | None:
     """What was written down of the folder, where something lies there that was made in the same
     way; else the `first` process writes it down now. `of` tells apart what it is made from.
 
     Raises ConfigError where something was made in another way.
     """
-    path = out / BEGUN
-    now = json.loads(json.dumps({"command": command, "of": of, "settings": config}))
-    if not made(out):
+    path = out / MANIFEST
+    now = json.loads(json.dumps({"command": command, "of": inputs, "settings": config}))
+    if not has_results(out):
         if first:
             out.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(now))
+            write_atomic(path, json.dumps(now))
         return None
     before: Names = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if "command" not in before:
@@ -54,33 +56,33 @@ def begin(out: Path, command: str, of: Names, config: Names, first: bool = True)
 
 def finish(out: Path, step: int) -> None:
     """Write down that all is there, up to a step."""
-    path = out / BEGUN
+    path = out / MANIFEST
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if "command" in before:
-        write_whole(path, json.dumps(before | {"finished": step}))
+        write_atomic(path, json.dumps(before | {"finished": step}))
 
 
-def made(out: Path) -> bool:
+def has_results(out: Path) -> bool:
     """Whether anything lies there that could be lost, or be taken for another command's."""
     # A file of begun episodes has a first line before there is any.
-    played = (p.read_bytes().count(b"\n") > 1 for p in out.glob("episodes/*.begun"))
+    played = (p.read_bytes().count(b"\n") > 1 for p in out.glob("episodes/*.incomplete"))
     return any(any(out.glob(product)) for product in PRODUCTS) or any(played)
 
 
-def settings(config: Any, *but: str) -> dict[str, Any]:
+def fixed_settings(config: Any, *excluded: str) -> dict[str, Any]:
     """All settings by their full names, but for those that may change, and `but`."""
     return {
         name: value
-        for name, value in flat(asdict(config), "").items()
-        if name not in but and FREE.isdisjoint(name.split("."))
+        for name, value in flatten(asdict(config), "").items()
+        if name not in excluded and CHANGEABLE.isdisjoint(name.split("."))
     }
 
 
-def flat(found: Names, where: str) -> dict[str, Any]:
+def flatten(found: Names, where: str) -> dict[str, Any]:
     names = dict[str, Any]()
     for name, value in found.items():
-        deeper = isinstance(value, Mapping)
-        names |= flat(value, f"{where}{name}.") if deeper else {where + name: value}
+        nested = isinstance(value, Mapping)
+        names |= flatten(value, f"{where}{name}.") if nested else {where + name: value}
     return names
 
 
@@ -88,15 +90,15 @@ def differences(before: Names, now: Names) -> list[str]:
     """In words, after "was made". A setting that only one of them knows is none."""
     if before["command"] != now["command"]:
         return [f"by train {before['command']}, not train {now['command']}"]
-    of = [name for name in now["of"] if before["of"].get(name) != now["of"][name]]
+    inputs = [name for name in now["of"] if before["of"].get(name) != now["of"][name]]
     known = [name for name in now["settings"] if name in before["settings"]]
-    return [f"from {'other' if name.endswith('s') else 'another'} {name}" for name in of] + [
-        f"with {name}={shown(was)}, not {shown(asked)}"
+    return [f"from {'other' if name.endswith('s') else 'another'} {name}" for name in inputs] + [
+        f"with {name}={format_value(was)}, not {format_value(asked)}"
         for name in known
         if (was := before["settings"][name]) != (asked := now["settings"][name])
     ]
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """As `--set` takes it."""
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value)

@@ -22,7 +22,7 @@ from torch import Tensor
 from cuagent.agent.stop import Stop
 from cuagent.training import parallel, tensorboard
 from cuagent.training.advantage import actions
-from cuagent.training.files import read_lines, write_whole
+from cuagent.training.files import read_lines, write_atomic
 from cuagent.training.segments import Episode
 
 Metrics = dict[str, float]
@@ -111,7 +111,7 @@ def log_metrics(path: Path, step: int, metrics: Mapping[str, float], stage: str)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
         out.write(json.dumps({"step": step, "stage": stage, **figures}) + "\n")
-    tensorboard.show(path.parent, stage, step, metrics)
+    tensorboard.write_scalars(path.parent, stage, step, metrics)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -122,11 +122,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def drop_metrics_from(path: Path, step: int) -> list[Metrics]:
     """Cut the lines of `step` and later, which a resumed run writes again; returns the others."""
     if parallel.rank() == 0:
-        tensorboard.begin(path.parent, step)
+        tensorboard.open_writer(path.parent, step)
     if not path.exists():
         return []
     kept = [m for m in read_metrics(path) if m["step"] < step]
     parallel.barrier()  # all have read before one writes
     if parallel.rank() == 0:
-        write_whole(path, "".join(json.dumps(m) + "\n" for m in kept))
+        write_atomic(path, "".join(json.dumps(m) + "\n" for m in kept))
     return [{k: math.nan if v is None else v for k, v in m.items()} for m in kept]

@@ -18,10 +18,10 @@ from torch import Tensor
 from cuagent.training import parallel
 from cuagent.training.batch import Batch, microbatches, take
 from cuagent.training.losses import token_entropy, token_logprobs
-from cuagent.training.placement import is_sharded, whole_weights
+from cuagent.training.placement import full_state_dict, is_sharded
 from cuagent.training.segments import RecordError
 
-FIRST = torch.tensor([0])
+FIRST_ROW = torch.tensor([0])
 """Row 0."""
 
 
@@ -58,7 +58,7 @@ def load_actor(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     """An actor from a Hugging Face folder or name."""
     from transformers import AutoModelForCausalLM
 
-    quiet()
+    quiet_libraries()
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
 
 
@@ -74,7 +74,7 @@ def new_critic(actor: Any, from_actor: bool = True) -> Any:
     critic.to(actor.dtype)
     if from_actor:
         critic.base_model.load_state_dict(actor.base_model.state_dict())
-    for parameter in head(critic).parameters():
+    for parameter in value_head(critic).parameters():
         torch.nn.init.zeros_(parameter)
     return critic.to(actor.device)
 
@@ -83,7 +83,7 @@ def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     """A critic from a Hugging Face folder. Raises RecordError where it is something else."""
     from transformers import AutoModelForTokenClassification
 
-    quiet()
+    quiet_libraries()
     check_critic(folder)
     return AutoModelForTokenClassification.from_pretrained(
         folder, dtype=dtype, attn_implementation="sdpa"
@@ -101,14 +101,14 @@ def check_critic(folder: str | Path) -> None:
 
 def save_model(model: Any, folder: Path) -> None:
     """A Hugging Face folder, weights as safetensors. All processes call it, the first writes."""
-    quiet()
-    weights = whole_weights(model)
+    quiet_libraries()
+    weights = full_state_dict(model)
     if parallel.rank() == 0:
         model.save_pretrained(folder, state_dict=weights)
     parallel.barrier()
 
 
-def quiet() -> None:
+def quiet_libraries() -> None:
     """No progress bars in our own output, and no word of each try to reach the hub."""
     from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
@@ -117,7 +117,7 @@ def quiet() -> None:
     hub.set_verbosity_error()
 
 
-def head(critic: Any) -> torch.nn.Module:
+def value_head(critic: Any) -> torch.nn.Module:
     """The value head: the one linear layer outside the backbone."""
     outside = [m for name, m in critic.named_children() if name != critic.base_model_prefix]
     linear = [m for m in outside if isinstance(m, torch.nn.Linear)]
@@ -152,7 +152,7 @@ def values(critic: Any, batch: Batch) -> Tensor:
     return torch.nn.functional.pad(out[:, :-1, 0].float(), (1, 0))
 
 
-def parts(batch: Batch, budget: int, model: Any) -> Iterator[tuple[Tensor, Batch]]:
+def device_microbatches(batch: Batch, budget: int, model: Any) -> Iterator[tuple[Tensor, Batch]]:
     """(rows, microbatch on the model's device) until this process' share of the batch is done.
 
     Processes that share a sharded model must make equally many passes: those with less to do pass
@@ -160,45 +160,51 @@ def parts(batch: Batch, budget: int, model: Any) -> Iterator[tuple[Tensor, Batch
     """
     groups = list(microbatches(batch.real.sum(1), budget))
     # All are on the device before the first is computed on: a copy waits for what runs there.
-    yield from [(rows, take(batch, rows).to(model.device)) for rows in parallel.mine(groups)]
+    yield from [(rows, take(batch, rows).to(model.device)) for rows in parallel.local_share(groups)]
     if is_sharded(model) and parallel.rank() >= len(groups) % parallel.size() > 0:
-        yield FIRST, take(batch, FIRST, width=1).to(model.device)
+        yield FIRST_ROW, take(batch, FIRST_ROW, width=1).to(model.device)
 
 
 @torch.no_grad()
-def score(
-    model: Any, batch: Batch, budget: int, of: Callable[[Any, Batch], Tensor], kinds: int = 1
+def per_token(
+    model: Any,
+    batch: Batch,
+    budget: int,
+    compute: Callable[[Any, Batch], Tensor],
+    channels: int = 1,
 ) -> Tensor:
     """`of(model, microbatch)` for the whole batch, on the CPU on every process.
 
     [b, l] becomes [B, L]; [kinds, b, l] becomes [kinds, B, L].
     """
-    shape = batch.ids.shape if kinds == 1 else (kinds, *batch.ids.shape)
+    shape = batch.ids.shape if channels == 1 else (channels, *batch.ids.shape)
     out = torch.zeros(shape)
-    for rows, part in parts(batch, budget, model):
-        found = of(model, part).float().cpu()
+    for rows, part in device_microbatches(batch, budget, model):
+        found = compute(model, part).float().cpu()
         out[..., rows, : found.shape[-1]] += found
-    return parallel.total(out)
+    return parallel.sum_tensor(out)
 
 
 def logprobs_of(actor: Any, batch: Batch) -> Tensor:
     """Log-probability of action token t at index t, 0 elsewhere. [B, L] fp32."""
     found = token_logprobs(action_logits(actor, batch), batch.ids.flatten()[batch.drawn])
-    return laid_out(found, batch)
+    return scatter_tokens(found, batch)
 
 
 def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
     """Both for action token t at index t, of one forward pass. [2, B, L] fp32."""
     found = action_logits(actor, batch)
     logprobs = token_logprobs(found, batch.ids.flatten()[batch.drawn])
-    return torch.stack([laid_out(logprobs, batch), laid_out(token_entropy(found), batch)])
+    return torch.stack(
+        [scatter_tokens(logprobs, batch), scatter_tokens(token_entropy(found), batch)]
+    )
 
 
-def laid_out(x: Tensor, batch: Batch) -> Tensor:
+def scatter_tokens(x: Tensor, batch: Batch) -> Tensor:
     """One number for each action token, [N], at its place in [B, L]."""
     return x.new_zeros(batch.ids.numel()).index_copy(0, batch.drawn, x).view_as(batch.ids)
 
 
-def parameters(model: Any) -> int:
+def count_parameters(model: Any) -> int:
     """How many numbers are trained."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cuagent.training.config import above, at_least, below
-from cuagent.training.placement import sum_gradients, whole
+from cuagent.training.placement import sum_gradients, unshard
 from cuagent.training.segments import RecordError
 
 
@@ -52,11 +52,11 @@ def apply_gradients(
     Where that is not finite nothing is applied: Adam's moments would keep it for good.
     """
     sum_gradients(model)
-    rate = settings.lr * share_of_rate(settings, step)
+    rate = settings.lr * rate_factor(settings, step)
     for group in optimizer.param_groups:
         group["lr"] = rate
     clipped = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
-    norm = float(whole(clipped))
+    norm = float(unshard(clipped))
     if math.isfinite(norm):
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -66,7 +66,7 @@ def apply_gradients(
 def weight_norm(model: Any) -> float:
     """Of all that is trained; not finite once a single weight is not."""
     trained = [p.detach() for p in model.parameters() if p.requires_grad]
-    return float(whole(torch.nn.utils.get_total_norm(trained)))
+    return float(unshard(torch.nn.utils.get_total_norm(trained)))
 
 
 def require_finite(model: Any, loss: float, rate: str) -> None:
@@ -78,7 +78,7 @@ def require_finite(model: Any, loss: float, rate: str) -> None:
         )
 
 
-def share_of_rate(settings: AdamW, step: int) -> float:
+def rate_factor(settings: AdamW, step: int) -> float:
     """What of the rate holds at a step, counted from 0."""
     up = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
     down = min(1.0, max(0.0, 2 - 2 * step / settings.last)) if settings.last else 1.0

@@ -34,7 +34,7 @@ class Difference:
     seeds: tuple[float, ...]
 
 
-def table(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+def rewards_by_task(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     """Rewards by task."""
     found: dict[str, list[float]] = {}
     for episode in episodes:
@@ -42,12 +42,12 @@ def table(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     return found
 
 
-def means(rewards: Table) -> dict[str, float]:
+def mean_by_task(rewards: Table) -> dict[str, float]:
     """The mean reward of each task."""
     return {task: fmean(each) for task, each in rewards.items()}
 
 
-def fast(rewards: Table) -> dict[str, float]:
+def fast_share_by_task(rewards: Table) -> dict[str, float]:
     """The share of kernels faster than torch.compile, for each task."""
     return {task: fmean(r >= FASTER for r in each) for task, each in rewards.items()}
 
@@ -74,10 +74,10 @@ def difference(
     gaps = np.array(
         [[a[task] - b[task] for task in tasks] for a, b in zip(arm, other, strict=True)]
     )
-    luck = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     seeds, count = gaps.shape
-    drawn = luck.integers(seeds, size=(DRAWS, seeds, 1))
-    chosen = luck.integers(count, size=(DRAWS, seeds, count))
+    drawn = rng.integers(seeds, size=(DRAWS, seeds, 1))
+    chosen = rng.integers(count, size=(DRAWS, seeds, count))
     low, high = np.quantile(gaps[drawn, chosen].mean((1, 2)), [0.025, 0.975])
     each = tuple(float(g) for g in gaps.mean(1))
     return Difference(float(gaps.mean()), float(low), float(high), each)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(hours=2)
+TIMEOUT = timedelta(hours=2)
 """How long a process waits for the others: one may still be playing its episodes."""
 BUCKET = 1 << 25
 """Gradients added in one message, so that no second copy of all of them is needed."""
@@ -33,11 +33,11 @@ def start(device: str) -> str:
         return device
     local = int(os.environ["LOCAL_RANK"])
     if device != "cuda":
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        dist.init_process_group("gloo", timeout=TIMEOUT)
         return device
     torch.cuda.set_device(local)
     own = torch.device("cuda", local)
-    dist.init_process_group("nccl", timeout=PATIENCE, device_id=own)
+    dist.init_process_group("nccl", timeout=TIMEOUT, device_id=own)
     return str(own)
 
 
@@ -61,12 +61,12 @@ def barrier() -> None:
         dist.barrier()
 
 
-def mine(items: Sequence[T]) -> Sequence[T]:
+def local_share(items: Sequence[T]) -> Sequence[T]:
     """This process' share: every n-th."""
     return items[rank() :: size()]
 
 
-def together(items: Sequence[T]) -> list[T]:
+def gather_interleaved(items: Sequence[T]) -> list[T]:
     """What `mine` took apart, whole and in order, on every process."""
     if size() == 1:
         return list(items)
@@ -78,18 +78,18 @@ def together(items: Sequence[T]) -> list[T]:
     return whole
 
 
-def total(x: Tensor) -> Tensor:
+def sum_tensor(x: Tensor) -> Tensor:
     """The sum over all processes, on the device where `x` lies."""
     if size() == 1:
         return x
-    there = x.to(_device())
-    dist.all_reduce(there)
-    return there.to(x.device)
+    on_device = x.to(_device())
+    dist.all_reduce(on_device)
+    return on_device.to(x.device)
 
 
-def summed(number: float) -> float:
+def sum_number(number: float) -> float:
     """The sum of a plain number over all processes."""
-    return float(total(torch.tensor(number, dtype=torch.float64)))
+    return float(sum_tensor(torch.tensor(number, dtype=torch.float64)))
 
 
 def add_gradients(model: Any) -> None:

@@ -108,10 +108,10 @@ def copy_weights(model: Any, into: Any) -> None:
     """
     theirs = dict(into.named_parameters())
     for name, weight in model.named_parameters():
-        theirs[name].copy_(whole(weight))
+        theirs[name].copy_(unshard(weight))
 
 
-def whole_weights(model: Any) -> dict[str, Any] | None:
+def full_state_dict(model: Any) -> dict[str, Any] | None:
     """All weights on the CPU of the first process, for saving; None where nothing is sharded."""
     if not is_sharded(model):
         return None
@@ -122,6 +122,6 @@ def whole_weights(model: Any) -> dict[str, Any] | None:
     )
 
 
-def whole(x: Tensor) -> Tensor:
+def unshard(x: Tensor) -> Tensor:
     """A tensor from its shards, on every process."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x

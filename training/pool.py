@@ -46,7 +46,7 @@ class Pool(Protocol):
         ...
 
     @property
-    def remembered(self) -> int:
+    def cache_hits(self) -> int:
         """Questions whose answer was known."""
         ...
 
@@ -82,30 +82,30 @@ class JudgePool:
         effort: Effort | None = Effort.QUICK,
         isolation: str = "auto",
         gpus: Sequence[int] = (0,),
-        memory: Path | None = None,
+        cache_file: Path | None = None,
         cores: Sequence[int] = (),
-        beside: int = 1,
+        judges_per_gpu: int = 1,
     ) -> None:
         self.effort = effort
         self.isolation = isolation
         self.gpus = gpus
         self.cores = cores
-        self.beside = beside
+        self.judges_per_gpu = judges_per_gpu
         self.judged = 0
-        self.remembered = 0
+        self.cache_hits = 0
         self._judge_processes: dict[tuple[bool, int], JudgeProcess] = {}
         """By whether they judge on a GPU, and by place among their like."""
         self._places: dict[str, int] = {}
-        self._memory: dict[tuple[str, str], Future[Judgement]] = {}
+        self._cache: dict[tuple[str, str], Future[Judgement]] = {}
         self._lock = threading.RLock()
-        self._file = memory
+        self._cache_file = cache_file
         self._locks: TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> JudgePool:
-        if self._file is not None and self._file.exists():
-            for key, judgement in kept(self._file):
-                self._memory[key] = Future()
-                self._memory[key].set_result(judgement)
+        if self._cache_file is not None and self._cache_file.exists():
+            for key, judgement in read_judgements(self._cache_file):
+                self._cache[key] = Future()
+                self._cache[key].set_result(judgement)
         return self
 
     def __exit__(
@@ -119,23 +119,23 @@ class JudgePool:
         if self._locks is not None:
             self._locks.cleanup()
 
-    def open(self, tasks: Sequence[Task], enough: Callable[[], bool] = lambda: False) -> None:
+    def open(self, tasks: Sequence[Task], should_stop: Callable[[], bool] = lambda: False) -> None:
         """All owners at once, each as many tasks at a time as there are processors for it, until
         `enough`. Raises PoolError where an owner died."""
-        of_owner: dict[JudgeProcess, list[Task]] = {}
+        by_process: dict[JudgeProcess, list[Task]] = {}
         for task in tasks:
-            of_owner.setdefault(self._judge_process(task), []).append(task)
-        if not of_owner:
+            by_process.setdefault(self._judge_process(task), []).append(task)
+        if not by_process:
             return
-        free = 1 if self.cores else len(os.sched_getaffinity(0)) // len(of_owner)
+        free = 1 if self.cores else len(os.sched_getaffinity(0)) // len(by_process)
 
         def work(judge_process: JudgeProcess) -> None:
-            for some in batched(of_owner[judge_process], max(1, free)):
-                if not enough():
-                    judge_process.open(some, self.effort is not None)
+            for part in chunks(by_process[judge_process], max(1, free)):
+                if not should_stop():
+                    judge_process.open(part, self.effort is not None)
 
-        with ThreadPoolExecutor(len(of_owner)) as threads:
-            list(threads.map(work, of_owner))
+        with ThreadPoolExecutor(len(by_process)) as threads:
+            list(threads.map(work, by_process))
 
     def judge_for(self, task: Task) -> Judge:
         """What an episode's run takes for its judge."""
@@ -146,30 +146,30 @@ class JudgePool:
         """Judge once, remember, and let whoever asks the same meanwhile wait for that."""
         key = (task.digest, attempt.digest)
         with self._lock:
-            known = self._memory.get(key)
-            mine: Future[Judgement] = known or Future()
-            self._memory[key] = mine
-            self.remembered += known is not None
-            self.judged += known is None
-        if known is not None:
-            return known.result()
+            cached = self._cache.get(key)
+            future: Future[Judgement] = cached or Future()
+            self._cache[key] = future
+            self.cache_hits += cached is not None
+            self.judged += cached is None
+        if cached is not None:
+            return cached.result()
         try:
             if os.sched_getaffinity(0).isdisjoint(self.cores):
                 build(attempt, task.device)  # in this thread, beside others; the owner finds it
             found = self._judge_process(task).judge(task, attempt, self.effort if timed else None)
         except BaseException as error:
-            self._forget(key)
-            mine.set_exception(error)
+            self._drop(key)
+            future.set_exception(error)
             raise
         if found.verdict.reason is Reason.INFRASTRUCTURE:
-            self._forget(key)
-        elif self._file is not None:
-            with self._lock, self._file.open("ab") as out:
+            self._drop(key)
+        elif self._cache_file is not None:
+            with self._lock, self._cache_file.open("ab") as out:
                 pickle.dump((key, found), out)
-        mine.set_result(found)
+        future.set_result(found)
         return found
 
-    def afresh(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+    def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
         """Judge as if nothing were remembered, and remember nothing."""
         return self._judge_process(task).judge(task, attempt, effort)
 
@@ -184,9 +184,9 @@ class JudgePool:
                 self._locks = TemporaryDirectory(prefix="cuagent-turns-")
             return DeviceLock(Path(self._locks.name) / f"gpu-{gpu}")
 
-    def throttle(self) -> str:
+    def describe_cost(self) -> str:
         """What a kernel that was right has cost its owner, in the median; for a person."""
-        done = [f.result() for f in list(self._memory.values()) if f.done() and not f.exception()]
+        done = [f.result() for f in list(self._cache.values()) if f.done() and not f.exception()]
         right = [j for j in done if j.verdict.accepted]
         if not right:
             return "no kernel was right yet"
@@ -194,13 +194,13 @@ class JudgePool:
         timing = median(j.timing.seconds if j.timing else 0.0 for j in right)
         return f"a right kernel takes {verdict:.1f} s to verify and {timing:.1f} s to time"
 
-    def _forget(self, key: tuple[str, str]) -> None:
+    def _drop(self, key: tuple[str, str]) -> None:
         with self._lock:
-            del self._memory[key]
+            del self._cache[key]
 
     def _judge_process(self, task: Task) -> JudgeProcess:
         cuda = task.device == Device.CUDA
-        devices = [*self.gpus] * self.beside if cuda else self.cores or (None,)
+        devices = [*self.gpus] * self.judges_per_gpu if cuda else self.cores or (None,)
         with self._lock:
             # The same task always goes to the same owner, which has it open; new ones take turns.
             place = self._places.setdefault(task.digest, len(self._places) % len(devices))
@@ -209,7 +209,7 @@ class JudgePool:
                 gpu, core = (index, None) if cuda else (None, index)
                 device_lock = DeviceLock() if gpu is None else self.device_lock(gpu)
                 self._judge_processes[cuda, place] = JudgeProcess(
-                    self.isolation, gpu, core, device_lock, self.beside
+                    self.isolation, gpu, core, device_lock, self.judges_per_gpu
                 )
             return self._judge_processes[cuda, place]
 
@@ -233,18 +233,18 @@ class PooledJudge:
         return self.pool.profile(self.task, attempt)
 
 
-def batched(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
+def chunks(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
     """One part after the other."""
     for at in range(0, len(tasks), most):
         yield tasks[at : at + most]
 
 
-def kept(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
+def read_judgements(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
     """What was judged; what a killed writer left half written is cut off, for more is to follow."""
-    found, whole = [], 0
+    found, end = [], 0
     with path.open("rb") as source, suppress(EOFError, pickle.UnpicklingError):
         while True:
             found.append(pickle.load(source))
-            whole = source.tell()
-    os.truncate(path, whole)
+            end = source.tell()
+    os.truncate(path, end)
     return found

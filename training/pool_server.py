@@ -26,23 +26,27 @@ if TYPE_CHECKING:
     from cuagent.measure.profile.profile import Profile
 
 
-class _Desk(BaseManager):
+class _ClientManager(BaseManager):
     """Where the pool is asked for."""
 
 
-_Desk.register("pool")
+_ClientManager.register("pool")
 
 
 @contextmanager
-def lend(pool: JudgePool | Rehearsal) -> Iterator[str]:
+def serve_pool(pool: JudgePool | Rehearsal) -> Iterator[str]:
     """While it lasts, the address under which children borrow the pool."""
 
-    class Open(BaseManager):
+    class ServerManager(BaseManager):
         pass
 
-    Open.register("pool", callable=lambda: pool, exposed=("judge", "afresh", "profile"))
-    server: Any = Open(authkey=bytes(multiprocessing.current_process().authkey)).get_server()
-    said = sys.stdout, sys.stderr
+    ServerManager.register(
+        "pool", callable=lambda: pool, exposed=("judge", "judge_uncached", "profile")
+    )
+    server: Any = ServerManager(
+        authkey=bytes(multiprocessing.current_process().authkey)
+    ).get_server()
+    streams = sys.stdout, sys.stderr
     thread = threading.Thread(target=_serve, args=(server,), daemon=True)
     thread.start()
     try:
@@ -50,7 +54,7 @@ def lend(pool: JudgePool | Rehearsal) -> Iterator[str]:
     finally:
         server.stop_event.set()
         thread.join()
-        sys.stdout, sys.stderr = said  # the server, made for a process of its own, resets them
+        sys.stdout, sys.stderr = streams  # the server, made for a process of its own, resets them
 
 
 def _serve(server: Any) -> None:
@@ -58,13 +62,13 @@ def _serve(server: Any) -> None:
         server.serve_forever()
 
 
-class Borrowed:
+class PoolClient:
     """`JudgePool` of another process, for as long as it is lent there."""
 
     def __init__(self, address: str) -> None:
-        desk: Any = _Desk(address, bytes(multiprocessing.current_process().authkey))
-        desk.connect()
-        self._pool = desk.pool()
+        manager: Any = _ClientManager(address, bytes(multiprocessing.current_process().authkey))
+        manager.connect()
+        self._pool = manager.pool()
         self._asked: set[tuple[str, str]] = set()
         self._count = 0
 
@@ -74,7 +78,7 @@ class Borrowed:
         return len(self._asked)
 
     @property
-    def remembered(self) -> int:
+    def cache_hits(self) -> int:
         """Questions asked again here."""
         return self._count - len(self._asked)
 
@@ -91,9 +95,9 @@ class Borrowed:
         self._asked.add((task.digest, attempt.digest))
         return cast("Judgement", self._pool.judge(task, attempt, timed))
 
-    def afresh(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+    def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
         """As `JudgePool.afresh`."""
-        return cast("Judgement", self._pool.afresh(task, attempt, effort))
+        return cast("Judgement", self._pool.judge_uncached(task, attempt, effort))
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
         """As `JudgePool.profile`."""

@@ -31,7 +31,7 @@ from cuagent.training.checkpoint import (
     save_checkpoint,
 )
 from cuagent.training.config import SEEDS, above, at_least, between
-from cuagent.training.engine import Turn
+from cuagent.training.engine import DeviceGuard
 from cuagent.training.losses import Clip, kl_to, policy_loss, truncated_weights
 from cuagent.training.metrics import (
     Metrics,
@@ -41,17 +41,23 @@ from cuagent.training.metrics import (
     log_metrics,
     ratio_metrics,
 )
-from cuagent.training.model import logprobs_and_entropy, logprobs_of, parts, score, values
+from cuagent.training.model import (
+    device_microbatches,
+    logprobs_and_entropy,
+    logprobs_of,
+    per_token,
+    values,
+)
 from cuagent.training.monitor import NOT_FINITE, Action, Limits, alarms
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer, weight_norm
-from cuagent.training.reward import Reward, worth
+from cuagent.training.reward import Reward, with_reward
 from cuagent.training.segments import Episode, require_logprobs
-from cuagent.training.trust import draw_back, kl_between, remembered
+from cuagent.training.trust import binary_kl, shrink_step, snapshot
 from cuagent.training.value import value_step
 
 Collect = Callable[[int], Sequence[Episode]]
 """Episodes of iteration i, sampled from the actor as it stands."""
-Enough = Callable[[], bool]
+ShouldStop = Callable[[], bool]
 Say = Callable[[str], None]
 
 
@@ -108,8 +114,8 @@ def ppo(
     out: Path,
     say: Say = print,
     reference: Any | None = None,
-    enough: Enough = lambda: False,
-    turn: Turn = nullcontext,
+    should_stop: ShouldStop = lambda: False,
+    guard: DeviceGuard = nullcontext,
 ) -> list[Metrics]:
     """Train both models in place; returns the metrics of all iterations.
 
@@ -141,8 +147,8 @@ def ppo(
     for iteration in range(first, config.iterations):
         # Slower after each rewind: the same rate would lead to the same place.
         rate = config.actor.lr / 2 ** position["rollbacks"]
-        now = replace(config, actor=replace(config.actor, lr=rate))
-        metrics = iterate(actor, critic, optimizers, collect, now, iteration, reference, turn)
+        current = replace(config, actor=replace(config.actor, lr=rate))
+        metrics = iterate(actor, critic, optimizers, collect, current, iteration, reference, guard)
         history.append(metrics)
         log_metrics(out / "metrics.jsonl", iteration, metrics, stage="ppo")
         say(describe(iteration, config.iterations, metrics))
@@ -150,7 +156,7 @@ def ppo(
         found_alarms = alarms(history, config.limits, position["rewound"])
         for alarm in found_alarms:
             say(f"  {'ALARM' if alarm.severe else 'warning'}: {alarm.text}")
-        last = iteration + 1 == config.iterations or enough()
+        last = iteration + 1 == config.iterations or should_stop()
         severe = [alarm for alarm in found_alarms if alarm.severe]
         if severe and rewinds:
             # Also where the run ends here: what it leaves is the model that its caller saves.
@@ -187,7 +193,7 @@ def iterate(
     config: PpoConfig,
     iteration: int,
     reference: Any | None = None,
-    turn: Turn = nullcontext,
+    guard: DeviceGuard = nullcontext,
 ) -> Metrics:
     """Fresh episodes, and what both models learn from them."""
     clock = time.perf_counter()
@@ -196,9 +202,9 @@ def iterate(
     require_logprobs(episodes)
     sampled = time.perf_counter() - clock
     metrics = episode_metrics(episodes)
-    worthy = worth(episodes, config.reward)
-    with turn():
-        metrics |= update(actor, critic, optimizers, worthy, config, iteration, reference)
+    rewarded = with_reward(episodes, config.reward)
+    with guard():
+        metrics |= update(actor, critic, optimizers, rewarded, config, iteration, reference)
     return metrics | {"seconds": time.perf_counter() - clock, "seconds_sampling": sampled}
 
 
@@ -216,9 +222,11 @@ def update(
     batch = collate(episodes)
     # The ratio is taken to what the *trainer* computes before the update: it is 1 at the first
     # minibatch whatever engine sampled, and the engine's error goes into `weights`, capped.
-    old, entropy = score(actor, batch, budget, logprobs_and_entropy, kinds=2)
-    baseline = score(critic, batch, budget, values)
-    home = score(reference, batch, budget, logprobs_of) if reference is not None else None
+    old, entropy = per_token(actor, batch, budget, logprobs_and_entropy, channels=2)
+    baseline = per_token(critic, batch, budget, values)
+    reference_logprobs = (
+        per_token(reference, batch, budget, logprobs_of) if reference is not None else None
+    )
     advantages, returns = estimate(batch, baseline, config)
     cap = config.importance_cap
     weights = truncated_weights(old, batch.logprobs, cap) if cap is not None else None
@@ -229,7 +237,7 @@ def update(
     metrics["sampler_gap"] = float((old - batch.logprobs)[batch.action].abs().max())
 
     limit = config.max_kl if iteration >= config.critic_only else None
-    before = remembered(actor) if limit is not None else []
+    before = snapshot(actor) if limit is not None else []
     moved: list[tuple[Tensor, Tensor]] = []
     sums: Metrics = {}
     steps = config.epochs * config.minibatches
@@ -248,7 +256,7 @@ def update(
         if iteration < config.critic_only:
             continue
         actor_loss, log_ratio, clipped = policy_step(
-            actor, mini, of(old), of(advantages), of(weights), of(home), config
+            actor, mini, of(old), of(advantages), of(weights), of(reference_logprobs), config
         )
         turn_of_actor = iteration - config.critic_only
         actor_norm = apply_gradients(actor, optimizers["actor"], config.actor, turn_of_actor)
@@ -260,10 +268,10 @@ def update(
         metrics |= ratio_metrics(torch.cat([r for r, _ in moved]), torch.cat([c for _, c in moved]))
     if limit is not None:
 
-        def far() -> float:
-            return kl_between(old, score(actor, batch, budget, logprobs_of), batch.action)
+        def distance() -> float:
+            return binary_kl(old, per_token(actor, batch, budget, logprobs_of), batch.action)
 
-        metrics |= draw_back(actor, before, far, limit)
+        metrics |= shrink_step(actor, before, distance, limit)
     metrics |= {"weight_norm_actor": weight_norm(actor), "weight_norm_critic": weight_norm(critic)}
     return metrics | sums
 
@@ -304,7 +312,7 @@ def policy_step(
     old: Tensor | None,
     advantages: Tensor | None,
     weights: Tensor | None,
-    home: Tensor | None,
+    reference_logprobs: Tensor | None,
     config: PpoConfig,
 ) -> tuple[float, Tensor, Tensor]:
     """Accumulate gradients over the minibatch; (loss, log ratios [N], clipped [N])."""
@@ -313,15 +321,15 @@ def policy_step(
     count = batch.action_tokens
     total = 0.0
     ratios, clips = [torch.zeros(0)], [torch.zeros(0, dtype=torch.bool)]
-    for rows, part in parts(batch, config.tokens_per_microbatch, actor):
+    for rows, part in device_microbatches(batch, config.tokens_per_microbatch, actor):
         width = part.ids.shape[1]
 
         def of(x: Tensor, rows: Tensor = rows, width: int = width) -> Tensor:
             return x[rows, :width].to(actor.device)
 
-        now = logprobs_of(actor, part)
+        current = logprobs_of(actor, part)
         result = policy_loss(
-            now,
+            current,
             of(old),
             of(advantages),
             part.action,
@@ -330,16 +338,18 @@ def policy_step(
             None if weights is None else of(weights),
         )
         loss = result.loss
-        if home is not None and config.kl_weight:
-            loss = loss + config.kl_weight * kl_to(now, of(home), part.action, count)
+        if reference_logprobs is not None and config.kl_weight:
+            loss = loss + config.kl_weight * kl_to(
+                current, of(reference_logprobs), part.action, count
+            )
         loss.backward()
         total += float(loss.detach())
         ratios.append(result.log_ratio.cpu())
         clips.append(result.clipped.cpu())
     # Tokens of all processes, for statistics alone; their order does not matter.
-    everywhere = parallel.together([(torch.cat(ratios), torch.cat(clips))])
+    everywhere = parallel.gather_interleaved([(torch.cat(ratios), torch.cat(clips))])
     ratios, clips = [r for r, _ in everywhere], [c for _, c in everywhere]
-    return parallel.summed(total), torch.cat(ratios), torch.cat(clips)
+    return parallel.sum_number(total), torch.cat(ratios), torch.cat(clips)
 
 
 def add(sums: Metrics, terms: Metrics) -> None:

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
     from cuagent.measure.profile.profile import Profile
 
-SPACE = "cuagent"
-AT_ONCE = 16
+NAMESPACE = "cuagent"
+MAX_CONCURRENCY = 16
 """Questions that an actor has open: one is timed, the others compile or wait."""
 
 
-class Seat:
+class JudgeActor:
     """What runs in an actor: the pool of one device."""
 
     def __init__(self, effort: Effort | None, isolation: str) -> None:
@@ -60,7 +60,7 @@ class RayPool:
 
     def __init__(
         self,
-        seats: int,
+        actors: int,
         effort: Effort | None = Effort.QUICK,
         gpus: bool = True,
         isolation: str = "auto",
@@ -72,13 +72,13 @@ class RayPool:
 
         if not ray.is_initialized():
             ray.init(os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
-        hold = {"num_cpus": 1, "num_gpus": int(gpus), "max_concurrency": AT_ONCE}
-        share = {"namespace": SPACE, "get_if_exists": True, "lifetime": "detached"}
-        self._seats: list[Any] = []
-        for number in range(seats):
-            named = {} if name is None else share | {"name": f"{name}-{number}"}
-            seat: Any = ray.remote(Seat).options(**hold, **named)
-            self._seats.append(seat.remote(effort, isolation))
+        resources = {"num_cpus": 1, "num_gpus": int(gpus), "max_concurrency": MAX_CONCURRENCY}
+        shared_options = {"namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
+        self._actors: list[Any] = []
+        for number in range(actors):
+            name_options = {} if name is None else shared_options | {"name": f"{name}-{number}"}
+            actor: Any = ray.remote(JudgeActor).options(**resources, **name_options)
+            self._actors.append(actor.remote(effort, isolation))
         self._ray = ray
         self._shared = name is not None
         self._asked: set[tuple[str, str]] = set()
@@ -95,9 +95,9 @@ class RayPool:
         tb: TracebackType | None,
     ) -> None:
         if not self._shared:
-            self._ray.wait([seat.close.remote() for seat in self._seats], timeout=60)
-            for seat in self._seats:
-                self._ray.kill(seat)
+            self._ray.wait([actor.close.remote() for actor in self._actors], timeout=60)
+            for actor in self._actors:
+                self._ray.kill(actor)
 
     @property
     def judged(self) -> int:
@@ -105,7 +105,7 @@ class RayPool:
         return len(self._asked)
 
     @property
-    def remembered(self) -> int:
+    def cache_hits(self) -> int:
         """Questions asked again here."""
         return self._count - len(self._asked)
 
@@ -131,9 +131,9 @@ class RayPool:
         from ray.exceptions import RayError
 
         # The same task always goes to the same seat, which has it open and remembers.
-        seat = self._seats[int(task.digest[:8], 16) % len(self._seats)]
+        actor = self._actors[int(task.digest[:8], 16) % len(self._actors)]
         try:
-            answer = self._ray.get(seat.ask.remote(*question))
+            answer = self._ray.get(actor.ask.remote(*question))
         except RayError as error:
             raise PoolError(f"a judging actor failed: {str(error).splitlines()[0]}") from error
         if isinstance(answer, Exception):

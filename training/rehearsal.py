@@ -41,19 +41,19 @@ class Rehearsal:
     gpus: tuple[int, ...] = ()
 
     def __init__(self) -> None:
-        self.remembered = 0
-        self._known: dict[tuple[str, str], Judgement] = {}
+        self.cache_hits = 0
+        self._judgements: dict[tuple[str, str], Judgement] = {}
 
     @property
     def judged(self) -> int:
         """Different kernels so far."""
-        return len(self._known)
+        return len(self._judgements)
 
     def device_lock(self, gpu: int) -> DeviceLock:
         """Nothing is timed."""
         return DeviceLock()
 
-    def open(self, tasks: Sequence[Task], enough: Callable[[], bool] = lambda: False) -> None:
+    def open(self, tasks: Sequence[Task], should_stop: Callable[[], bool] = lambda: False) -> None:
         """There is nothing to open."""
 
     def judge_for(self, task: Task) -> Judge:
@@ -65,25 +65,25 @@ class Rehearsal:
         if task.device is not Device.CPU:
             raise PoolError("rehearsal=true knows C++ kernels only; add --kernels cpu")
         key = task.digest, attempt.digest
-        self.remembered += key in self._known
-        if key not in self._known:
-            self._known[key] = said_of(task, attempt)
-        return self._known[key]
+        self.cache_hits += key in self._judgements
+        if key not in self._judgements:
+            self._judgements[key] = judge_by_rule(task, attempt)
+        return self._judgements[key]
 
-    def afresh(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+    def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
         """The same again."""
-        return said_of(task, attempt)
+        return judge_by_rule(task, attempt)
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
         """Raises PoolError."""
         raise PoolError("nothing runs in a rehearsal")
 
-    def throttle(self) -> str:
+    def describe_cost(self) -> str:
         """For a person."""
         return "rehearsal: a rule on the text judges, no kernel is run"
 
 
-def said_of(task: Task, attempt: Attempt) -> Judgement:
+def judge_by_rule(task: Task, attempt: Attempt) -> Judgement:
     """The judgement by the rule."""
     right, fast = rule(task, dict(attempt.files).get("kernels/f.cpp", ""))
     build = Build(attempt.digest, (), (), True, 0.0)
@@ -91,8 +91,8 @@ def said_of(task: Task, attempt: Attempt) -> Judgement:
     verdict = Verdict(right, reason, "", task.digest, attempt.digest)
     if not right:
         return Judgement(attempt.digest, build, verdict, None, milestone(False))
-    luck = random.Random(task.digest + attempt.digest)
-    over = luck.uniform(2.2, 3.0) if fast else luck.uniform(0.05, 0.6)
+    rng = random.Random(task.digest + attempt.digest)
+    over = rng.uniform(2.2, 3.0) if fast else rng.uniform(0.05, 0.6)
     arms = tuple(
         Arm(name, seconds, ())
         for name, seconds in (("candidate", COMPILE / over), ("eager", EAGER), ("compile", COMPILE))

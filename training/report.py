@@ -51,24 +51,26 @@ def write_report(folder: Path) -> Path:
         raise RecordError(f"{folder}: no metrics.jsonl of PPO; cuagent train ppo writes one")
     rows = iterations(path)
     figures = [
-        figure(title, {label: [m.get(name) for m in rows] for name, label in of.items()})
+        svg_figure(title, {label: [m.get(name) for m in rows] for name, label in of.items()})
         for title, of in CURVES
     ]
     results = folder / "results.json"
     stages = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
     head = f"PPO: {len(rows)} iterations"
-    return written(folder, head, table(stages), figures)
+    return write_page(folder, head, results_table(stages), figures)
 
 
-def write_seeds(folder: Path, found: Sequence[Path], said: Sequence[str]) -> Path:
+def write_seeds_report(folder: Path, folders: Sequence[Path], summary: Sequence[str]) -> Path:
     """Write `report.html` of several seeds, the folders `found`, and what they say together."""
-    runs = {run.name: iterations(run / "ppo" / "metrics.jsonl") for run in found}
+    runs = {run.name: iterations(run / "ppo" / "metrics.jsonl") for run in folders}
     figures = [
-        figure(title, {run: [m.get(next(iter(of))) for m in rows] for run, rows in runs.items()})
+        svg_figure(
+            title, {run: [m.get(next(iter(of))) for m in rows] for run, rows in runs.items()}
+        )
         for title, of in CURVES
     ]
-    lines = "".join(f"<li>{html.escape(line)}</li>" for line in said)
-    return written(folder, f"PPO: {len(runs)} seeds", f"<ul>{lines}</ul>", figures)
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in summary)
+    return write_page(folder, f"PPO: {len(runs)} seeds", f"<ul>{lines}</ul>", figures)
 
 
 def iterations(path: Path) -> list[Row]:
@@ -76,13 +78,13 @@ def iterations(path: Path) -> list[Row]:
     return [m for m in read_metrics(path) if m.get("stage") == "ppo"] if path.exists() else []
 
 
-def written(folder: Path, head: str, above: str, figures: Sequence[str]) -> Path:
+def write_page(folder: Path, head: str, above: str, figures: Sequence[str]) -> Path:
     out = folder / "report.html"
     out.write_text(PAGE.format(head=head, above=above, figures="".join(figures)), encoding="utf-8")
     return out
 
 
-def table(stages: dict[str, dict[str, Any]]) -> str:
+def results_table(stages: dict[str, dict[str, Any]]) -> str:
     """Held-out figures by stage."""
     if not stages:
         return ""
@@ -97,7 +99,7 @@ def table(stages: dict[str, dict[str, Any]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def figure(title: str, lines: Mapping[str, Sequence[float | None]]) -> str:
+def svg_figure(title: str, lines: Mapping[str, Sequence[float | None]]) -> str:
     """One diagram of a line for each name; a gap where a figure is not a number."""
     points = [v for values in lines.values() for v in values if v is not None]
     low, high = min([0.0, *points]), max([0.0, *points])

@@ -21,12 +21,12 @@ class Reward(StrEnum):
     paper's ablation, in which one lucky timing outweighs many right kernels."""
 
 
-def highest(timed: bool) -> float:
+def max_reward(timed: bool) -> float:
     """The best milestone that there is."""
     return 3.0 if timed else 1.0
 
 
-def worth(episodes: Sequence[Episode], reward: Reward) -> list[Episode]:
+def with_reward(episodes: Sequence[Episode], reward: Reward) -> list[Episode]:
     """The episodes with the reward that is to be learned from."""
     if reward is Reward.MILESTONE:
         return list(episodes)

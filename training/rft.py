@@ -21,10 +21,10 @@ from cuagent.training import parallel
 from cuagent.training.batch import batch_order, collate
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from cuagent.training.config import SEEDS, at_least, between
-from cuagent.training.engine import Turn
+from cuagent.training.engine import DeviceGuard
 from cuagent.training.losses import imitation_loss
 from cuagent.training.metrics import Metrics, drop_metrics_from, log_metrics
-from cuagent.training.model import logprobs_of, parts, score
+from cuagent.training.model import device_microbatches, logprobs_of, per_token
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer, require_finite
 from cuagent.training.segments import Episode
 from cuagent.training.throttle import Throttle
@@ -59,7 +59,7 @@ def rft(
     config: RftConfig,
     out: Path,
     say: Say = print,
-    turn: Turn = nullcontext,
+    guard: DeviceGuard = nullcontext,
 ) -> Metrics:
     """Train `actor` in place; writes metrics.jsonl and checkpoints under `out`, resumes from them.
 
@@ -76,7 +76,7 @@ def rft(
         chosen = batch_order(len(episodes), config.episodes_per_batch, config.seed, step)
         done = step + 1
         last = done == config.steps
-        with turn():
+        with guard():
             metrics = rft_step(actor, optimizer, [episodes[i] for i in chosen], config, step)
             if heldout and (last or done % config.evaluate_every == 0):
                 metrics["heldout_loss"] = imitation(actor, heldout, config.tokens_per_microbatch)
@@ -102,11 +102,11 @@ def rft_step(
     batch = collate(episodes)
     count = batch.action_tokens
     losses = []
-    for _, part in parts(batch, config.tokens_per_microbatch, actor):
+    for _, part in device_microbatches(batch, config.tokens_per_microbatch, actor):
         loss = imitation_loss(logprobs_of(actor, part), part.action, count)
         loss.backward()
         losses.append(loss.detach())  # as numbers only later: the device need not wait for us
-    total = parallel.summed(float(sum(losses)))
+    total = parallel.sum_number(float(sum(losses)))
     norm = apply_gradients(actor, optimizer, config.optimizer, step)
     return {"loss": total, "grad_norm": norm, "action_tokens": count}
 
@@ -114,7 +114,7 @@ def rft_step(
 def imitation(actor: Any, episodes: Sequence[Episode], budget: int) -> float:
     """Mean negative log-likelihood of the sampled tokens, in nats."""
     batch = collate(episodes)
-    found = score(actor, batch, budget, logprobs_of)
+    found = per_token(actor, batch, budget, logprobs_of)
     return -float(found[batch.action].mean())
 
 

@@ -32,14 +32,14 @@ from cuagent.models.model import ContextOverflow, ModelError, OnText, ToolSpec
 from cuagent.record import RunLog, new_run, plain
 from cuagent.task import Task
 from cuagent.training.chat import Chat
-from cuagent.training.data import Unusable, episode_of
+from cuagent.training.data import UnusableRun, episode_of
 from cuagent.training.engine import Engine, EngineError, Request, Sampled
 from cuagent.training.segments import Episode
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge
 
-Ask = Callable[[Request], Sampled]
+Sample = Callable[[Request], Sampled]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Play:
     temperature: float = 1.0
     seconds: float | None = None
     """Wall time of an episode; None, for waiting on the verdicts of others is not its fault."""
-    given: Callable[[Task], Mapping[str, str]] = lambda task: {}
+    initial_files: Callable[[Task], Mapping[str, str]] = lambda task: {}
     """Files that lie in the work folder from the start, beside reference.py."""
     together: float = 1.0
     """Share of the live episodes that must wait before the engine starts. At 1 nothing is judged
@@ -74,12 +74,12 @@ class Batcher:
     """
 
     def __init__(
-        self, engine: Engine, together: float = 1.0, over: threading.Event | None = None
+        self, engine: Engine, together: float = 1.0, stopping: threading.Event | None = None
     ) -> None:
         """Once `over` is set no batch begins any more."""
         self.engine = engine
         self.together = together
-        self.over = over or threading.Event()
+        self.stopping = stopping or threading.Event()
         self.seconds = 0.0
         """Spent in the engine."""
         self._changed = threading.Condition()
@@ -108,21 +108,21 @@ class Batcher:
 
     def sample(self, request: Request) -> Sampled:
         """Wait for a batch with this request in it. Raises EngineError."""
-        if self.together == 0 and not self.engine.gathers:
+        if self.together == 0 and not self.engine.needs_batches:
             [alone] = self._ask([request])
-            return taken(alone)
+            return unwrap(alone)
         answer: list[Sampled | Exception] = []
         with self._changed:
-            if self.over.is_set():
+            if self.stopping.is_set():
                 raise EngineError("stopped")
             self._waiting.append((request, answer))
             self._run_if_full()
             self._changed.wait_for(lambda: bool(answer))
-        return taken(answer[0])
+        return unwrap(answer[0])
 
     def _run_if_full(self) -> None:
         full = len(self._waiting) >= self.together * self._live
-        if self.over.is_set() or not self._waiting or not full:
+        if self.stopping.is_set() or not self._waiting or not full:
             return
         batch, self._waiting = self._waiting, []
         start = time.perf_counter()
@@ -144,7 +144,7 @@ class Batcher:
             return [error] * len(requests)
 
 
-def taken(result: Sampled | Exception) -> Sampled:
+def unwrap(result: Sampled | Exception) -> Sampled:
     """Raises EngineError where the request failed."""
     if isinstance(result, Exception):
         raise EngineError(f"sampling failed: {result}") from result
@@ -157,7 +157,7 @@ class TokenModel:
 
     name: str
     chat: Chat
-    ask: Ask
+    sample: Sample
     play: Play
     seed: int
     stream: tuple[int, ...] = ()
@@ -182,7 +182,7 @@ class TokenModel:
         # A seed for each turn; the odd factor keeps the turns of neighbouring episodes apart.
         seed = self.seed * 1009 + self.turns
         try:
-            sampled = self.ask(Request(prompt, room, seed, self.play.temperature))
+            sampled = self.sample(Request(prompt, room, seed, self.play.temperature))
         except EngineError as error:
             raise ModelError(str(error)) from error
         message = self.chat.parse(sampled.ids)
@@ -202,13 +202,13 @@ class TokenModel:
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
         """The stream and what came since; a whole new prompt where history was rewritten."""
-        known = len(self.seen)
-        if known and said(messages[:known]) == said(self.seen):
-            return self.stream + self.chat.between(messages[known:], self.ended)
-        return self.chat.opening(messages, tools)
+        seen = len(self.seen)
+        if seen and comparable(messages[:seen]) == comparable(self.seen):
+            return self.stream + self.chat.continuation_ids(messages[seen:], self.ended)
+        return self.chat.prompt_ids(messages, tools)
 
 
-def said(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
+def comparable(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
     """What makes messages equal to us; the loop may rename the ids of calls."""
     return [(m.role, m.content, [(c.name, c.arguments) for c in m.tool_calls]) for m in messages]
 
@@ -233,7 +233,7 @@ def start_episode(
         budget=budget,
     )
     (folder.work / REFERENCE).write_text(task.source, encoding="utf-8")
-    for name, text in play.given(task).items():
+    for name, text in play.initial_files(task).items():
         (folder.work / name).parent.mkdir(parents=True, exist_ok=True)
         (folder.work / name).write_text(text, encoding="utf-8")
     run = Run(task, folder, log, judge, budget)
@@ -247,7 +247,7 @@ def play_one(
     judge: Judge,
     name: str,
     chat: Chat,
-    ask: Ask,
+    sample: Sample,
     play: Play,
     seed: int,
     root: Path,
@@ -258,15 +258,15 @@ def play_one(
     run = start_episode(task, judge, name, play, root, chat.fingerprint)
     run.cancelled = cancelled or run.cancelled
     try:
-        run_agent(run, TokenModel(name, chat, ask, play, seed), play.tools, HOOKS)
+        run_agent(run, TokenModel(name, chat, sample, play, seed), play.tools, HOOKS)
     finally:
         run.log.close()
     if run.cancelled.is_set():
         raise Interrupted
-    return replace(episode_of(run.folder, chat), id=name_of(name, task, seed))
+    return replace(episode_of(run.folder, chat), id=episode_id(name, task, seed))
 
 
-def name_of(policy: str, task: Task, seed: int) -> str:
+def episode_id(policy: str, task: Task, seed: int) -> str:
     """Of an episode."""
     return f"{policy}-{task.name}-{seed}"
 
@@ -290,7 +290,7 @@ def play_many(
     play: Play,
     root: Path,
     keep_runs: bool = False,
-    done: Callable[[Episode | None], None] = lambda episode: None,
+    on_episode: Callable[[Episode | None], None] = lambda episode: None,
 ) -> Played:
     """Play all (task, seed) at once, a thread each; episodes come in the order of `jobs`.
 
@@ -306,12 +306,12 @@ def play_many(
         with batcher.live():
             started.wait()  # no batch before all episodes count as live
             try:
-                judge, ask = judges(task), batcher.sample
-                played = play_one(task, judge, name, chat, ask, play, seed, root, cancelled)
-            except Unusable as why:
-                done(None)
+                judge, sample = judges(task), batcher.sample
+                played = play_one(task, judge, name, chat, sample, play, seed, root, cancelled)
+            except UnusableRun as why:
+                on_episode(None)
                 return str(why)
-            done(played)
+            on_episode(played)
             return played
 
     started = threading.Barrier(len(jobs))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
-PLAIN = {"str": (str,), "int": (int,), "bool": (bool,), "float": (float, int)}
+JSON_TYPES = {"str": (str,), "int": (int,), "bool": (bool,), "float": (float, int)}
 """What JSON may give for a field, by its annotation; fields of other kinds are checked apart."""
 
 
@@ -187,18 +187,18 @@ def episode_from(data: dict[str, Any]) -> Episode:
     if version != VERSION:
         raise ValueError(f"version {version}, this cuagent reads {VERSION}")
     segments = tuple(_segment(s) for s in data.pop("segments"))
-    calls = tuple(Call(**typed(Call, c)) for c in data.pop("calls"))
-    if not math.isfinite(typed(Episode, data)["reward"]):
+    calls = tuple(Call(**check_types(Call, c)) for c in data.pop("calls"))
+    if not math.isfinite(check_types(Episode, data)["reward"]):
         raise ValueError(f"its reward is {data['reward']!r}")
     if not all(is_number(value) for value in data.get("figures", {}).values()):
         raise ValueError(f"its figures are {data['figures']!r}")
     return Episode(segments=segments, calls=calls, **data)
 
 
-def typed(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+def check_types(kind: type, data: dict[str, Any]) -> dict[str, Any]:
     """`data`, once its texts and numbers are what the fields of `kind` say. Raises ValueError."""
     for one in fields(kind):
-        wanted = PLAIN.get(str(one.type))
+        wanted = JSON_TYPES.get(str(one.type))
         if wanted and one.name in data and type(data[one.name]) not in wanted:
             raise ValueError(f"its {one.name} is {data[one.name]!r}")
     return data
@@ -218,5 +218,5 @@ def _segment(data: dict[str, Any]) -> Segment:
         Kind(data["kind"]),
         tuple(data["ids"]),
         None if logprobs is None else tuple(logprobs),
-        typed(Segment, data)["context"],
+        check_types(Segment, data)["context"],
     )

@@ -20,9 +20,9 @@ from typing import Any
 from cuagent.training.engine import EngineError, Request, Sampled
 
 SGLANG = "/generate"
-MOST_S = 1800.0
+TIMEOUT_S = 1800.0
 """For one answer: long turns wait behind many others."""
-UNWARPED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+UNFILTERED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Said each time: both servers else take what the model's generation_config.json recommends, and
 the log-probabilities would be of another distribution than was sampled from."""
 
@@ -30,7 +30,7 @@ the log-probabilities would be of another distribution than was sampled from."""
 class ServerEngine:
     """`model`: the name that the server knows the policy by; SGLang serves one and needs none."""
 
-    gathers = False
+    needs_batches = False
 
     def __init__(self, url: str, model: str, end: int, concurrency: int = 64) -> None:
         self.url = url.rstrip("/")
@@ -48,16 +48,16 @@ class ServerEngine:
     def load(self, folder: Path) -> None:
         """Have the weights of a Hugging Face folder served, which the server must see by the same
         name. Raises EngineError where it cannot."""
-        if not reloads(self.url):
+        if not can_reload(self.url):
             raise EngineError(f"{self.url}: only SGLang ({SGLANG}) takes new weights while it runs")
         route = self.url.removesuffix(SGLANG) + "/update_weights_from_disk"
-        said = post(route, {"model_path": str(folder), "flush_cache": True})
-        if said.get("success") is not True:
-            raise EngineError(f"{route}: {said.get('message', 'no success')}")
+        answer = post(route, {"model_path": str(folder), "flush_cache": True})
+        if answer.get("success") is not True:
+            raise EngineError(f"{route}: {answer.get('message', 'no success')}")
 
     def _ask(self, request: Request) -> Sampled:
         try:
-            found = self._generate(request) if reloads(self.url) else self._complete(request)
+            found = self._generate(request) if can_reload(self.url) else self._complete(request)
         except (KeyError, IndexError, TypeError) as error:
             raise EngineError(f"{self.url}: no usable answer ({error!r})") from error
         if not found.ids or len(found.ids) != len(found.logprobs):
@@ -71,14 +71,14 @@ class ServerEngine:
         body = {
             "model": self.model,
             "prompt": list(request.prompt),
-            "max_tokens": request.most,
+            "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "seed": request.seed,
             "logprobs": 0,
             "return_token_ids": True,
             "stop_token_ids": [self.end],
             "include_stop_str_in_output": True,
-            **UNWARPED,
+            **UNFILTERED,
         }
         choice = post(self.url + "/completions", body)["choices"][0]
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
@@ -87,22 +87,22 @@ class ServerEngine:
 
     def _generate(self, request: Request) -> Sampled:
         sampling = {
-            "max_new_tokens": request.most,
+            "max_new_tokens": request.max_tokens,
             "temperature": request.temperature,
             "sampling_seed": request.seed,
             "stop_token_ids": [self.end],
             "no_stop_trim": True,
-            **UNWARPED,
+            **UNFILTERED,
         }
         prompt = list(request.prompt)
         body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
-        about = post(self.url, body)["meta_info"]
-        each = about.get("output_token_logprobs") or ()  # [log-probability, id, text] of a token
-        cut = about["finish_reason"]["type"] == "length"
+        meta = post(self.url, body)["meta_info"]
+        each = meta.get("output_token_logprobs") or ()  # [log-probability, id, text] of a token
+        cut = meta["finish_reason"]["type"] == "length"
         return Sampled(tuple(e[1] for e in each), tuple(e[0] for e in each), cut)
 
 
-def reloads(url: str) -> bool:
+def can_reload(url: str) -> bool:
     """Whether the server behind a URL takes new weights while it runs."""
     return url.rstrip("/").endswith(SGLANG)
 
@@ -111,7 +111,9 @@ def post(url: str, body: Mapping[str, Any]) -> Any:
     """Raises EngineError."""
     data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, kind), timeout=MOST_S) as got:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data, kind), timeout=TIMEOUT_S
+        ) as got:
             return json.load(got)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise EngineError(f"{url}: no usable answer ({error or type(error).__name__})") from error

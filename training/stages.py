@@ -32,20 +32,20 @@ from cuagent.training.curriculum import Curriculum
 from cuagent.training.data import load_runs, split
 from cuagent.training.engine import Engine, LocalEngine
 from cuagent.training.export import write_atif, write_chat, write_parquet
-from cuagent.training.files import whole_folder, write_whole
-from cuagent.training.filters import Filters, keep
+from cuagent.training.files import atomic_folder, write_atomic
+from cuagent.training.filters import Filters, filter_episodes
 from cuagent.training.lora import Lora, adapt, merged
 from cuagent.training.metrics import Metrics, episode_metrics
-from cuagent.training.model import load_actor, load_critic, new_critic, quiet, save_model
+from cuagent.training.model import load_actor, load_critic, new_critic, quiet_libraries, save_model
 from cuagent.training.placement import Dtype, Placement, copy_weights, is_sharded, place
 from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import PpoConfig, ppo
 from cuagent.training.ray_pool import RayPool
-from cuagent.training.reward import highest
+from cuagent.training.reward import max_reward
 from cuagent.training.rft import RftConfig, rft
 from cuagent.training.rollout import Play
 from cuagent.training.segments import Episode, RecordError, read_episodes
-from cuagent.training.server import ServerEngine, reloads
+from cuagent.training.server import ServerEngine, can_reload
 from cuagent.training.value import ValueConfig, pretrain_value
 
 Say = Callable[[str], None]
@@ -135,26 +135,28 @@ def collect(
     """Play `episodes` episodes of a policy; they lie in `out/episodes/00000.jsonl`. One that was
     interrupted goes on, one that is finished is not played again."""
     chat, actor = load_policy(policy, config)
-    todo, path = load_tasks(tasks, device), out / "evaluation.json"
+    task_list, path = load_tasks(tasks, device), out / "evaluation.json"
     whole = out / "episodes" / "00000.jsonl"
-    of = {"policy": mark_of_policy(actor, chat), "tasks": mark_of_tasks(todo)}
-    parts = part_of(config, "seed", "dtype", "placement", "play") | {"episodes": episodes}
-    before = manifest.begin(out, "collect", of, parts)
+    of = {"policy": digest_of_policy(actor, chat), "tasks": digest_of_tasks(task_list)}
+    settings_used = settings_in(config, "seed", "dtype", "placement", "play") | {
+        "episodes": episodes
+    }
+    before = manifest.open_manifest(out, "collect", of, settings_used)
     if before is None and whole.exists():
         raise ConfigError(f"{whole} does not say what it was made with; take another --out")
     if before is not None and path.exists():
         say(f"{out} is finished; another --out begins anew")
         return report(json.loads(path.read_text(encoding="utf-8")), say)
-    if paged(config):
+    if samples_from_pages(config):
         actor = actor.to(device, config.placement.compute.torch)
     else:
         actor = place(actor, Placement(compute=config.placement.compute), device)
-    with judges(config, device) as pool:
-        plays = collector(todo, chat, actor, pool, out, episodes, config, say)
-        plays.of = {**of, **parts}
+    with make_pool(config, device) as pool:
+        plays = make_collector(task_list, chat, actor, pool, out, episodes, config, say)
+        plays.inputs = {**of, **settings_used}
         found = list(read_episodes(whole)) if whole.exists() else plays(0)
     metrics = episode_metrics(found)
-    write_whole(path, json.dumps(metrics, indent=1))
+    write_atomic(path, json.dumps(metrics, indent=1))
     return report(metrics, say)
 
 
@@ -170,20 +172,23 @@ def run_rft(
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
-    kept, funnel = keep(train, config.filters)
-    of = {"policy": mark_of_policy(actor, chat), "episodes": mark_of_episodes([*train, *heldout])}
-    parts = part_of(config, "dtype", "placement", "lora", "heldout", "filters", "rft")
-    reached = going_on(out, say, "rft", of, parts, config.rft.steps)
+    kept, funnel = filter_episodes(train, config.filters)
+    of = {
+        "policy": digest_of_policy(actor, chat),
+        "episodes": digest_of_episodes([*train, *heldout]),
+    }
+    settings_used = settings_in(config, "dtype", "placement", "lora", "heldout", "filters", "rft")
+    reached = resume_step(out, say, "rft", of, settings_used, config.rft.steps)
     if reached is None:
         return
     for line in funnel.lines():
         say(line)
     if parallel.rank() == 0 and not reached:  # what is gone on with has its own
-        write_whole(out / "funnel.json", json.dumps(asdict(funnel)))
+        write_atomic(out / "funnel.json", json.dumps(asdict(funnel)))
     if not kept:
         raise RecordError("no episode passes the filters; see the counts above")
-    actor = ready(actor, config, device)
-    rft(actor, kept, keep(heldout, config.filters)[0], config.rft, out, say)
+    actor = prepare_model(actor, config, device)
+    rft(actor, kept, filter_episodes(heldout, config.filters)[0], config.rft, out, say)
     save_final(actor, out / "model", chat)
     finish(out)
 
@@ -195,11 +200,14 @@ def run_value(
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
-    of = {"policy": mark_of_policy(actor, chat), "episodes": mark_of_episodes([*train, *heldout])}
-    parts = part_of(config, "dtype", "placement", "lora", "heldout", "value")
-    if going_on(out, say, "value", of, parts, config.value.steps) is None:
+    of = {
+        "policy": digest_of_policy(actor, chat),
+        "episodes": digest_of_episodes([*train, *heldout]),
+    }
+    settings_used = settings_in(config, "dtype", "placement", "lora", "heldout", "value")
+    if resume_step(out, say, "value", of, settings_used, config.value.steps) is None:
         return
-    critic = ready(new_critic(actor), config, device)
+    critic = prepare_model(new_critic(actor), config, device)
     pretrain_value(critic, train, heldout, config.value, out, say)
     save_final(critic, out / "model")
     finish(out)
@@ -216,7 +224,7 @@ def run_ppo(
 ) -> None:
     """PPO; without a critic from value pretraining it starts from a head of zeros."""
     server = config.play.server
-    if server is not None and not reloads(server):
+    if server is not None and not can_reload(server):
         raise RecordError(
             f"play.server={server}: PPO needs one that takes new weights while it runs, SGLang "
             "(http://HOST:PORT/generate); unset it to sample here"
@@ -230,31 +238,35 @@ def run_ppo(
     chat, actor = load_policy(policy, config)
     values = new_critic(actor)
     if critic is not None:
-        with reading(critic):
+        with policy_errors(critic):
             values = load_critic(critic, config.dtype.torch)
-    todo = load_tasks(tasks, device)
+    task_list = load_tasks(tasks, device)
     of = {
-        "policy": mark_of_policy(actor, chat),
-        "critic": mark_of_model(values),
-        "tasks": mark_of_tasks(todo),
+        "policy": digest_of_policy(actor, chat),
+        "critic": digest_of_model(values),
+        "tasks": digest_of_tasks(task_list),
     }
-    parts = part_of(config, "seed", "dtype", "placement", "lora", "play", "ppo", "ppo_episodes")
-    parts |= part_of(config, "single_turn", "curriculum")
-    if going_on(out, say, "ppo", of, parts, config.ppo.iterations) is None:
+    settings_used = settings_in(
+        config, "seed", "dtype", "placement", "lora", "play", "ppo", "ppo_episodes"
+    )
+    settings_used |= settings_in(config, "single_turn", "curriculum")
+    if resume_step(out, say, "ppo", of, settings_used, config.ppo.iterations) is None:
         return
-    values, actor = ready(values, config, device), ready(actor, config, device)
-    acting = player(actor, policy, config, device)
+    values, actor = prepare_model(values, config, device), prepare_model(actor, config, device)
+    sampler = sampling_actor(actor, policy, config, device)
     reference = None
     if config.ppo.kl_weight:
         reference = place(load_policy(policy, config)[1], config.placement, device)
-    with judges(config, device) as pool:
-        plays = collector(todo, chat, acting, pool, out, config.ppo_episodes, config, say)
+    with make_pool(config, device) as pool:
+        plays = make_collector(
+            task_list, chat, sampler, pool, out, config.ppo_episodes, config, say
+        )
         if config.curriculum:
-            plays.curriculum = Curriculum(highest=highest(config.play.timed))
+            plays.curriculum = Curriculum(highest=max_reward(config.play.timed))
 
         def collect(iteration: int) -> list[Episode]:
-            if acting is not actor:
-                copy_weights(actor, into=acting)
+            if sampler is not actor:
+                copy_weights(actor, into=sampler)
             if isinstance(plays.engine, ServerEngine):
                 save_final(actor, out / "served", chat)
                 if parallel.rank() == 0:
@@ -284,7 +296,7 @@ def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
         return write_atif(found, out)
     if policy is None:
         raise RecordError("parquet holds token ids: name the policy whose tokenizer they are for")
-    with reading(policy):
+    with policy_errors(policy):
         chat = load_chat(policy)
     return write_parquet(load_runs(runs, chat).episodes, out)
 
@@ -319,12 +331,12 @@ def check_ids(episodes: Sequence[Episode], actor: Any) -> None:
             raise RecordError(f"episode {episode.id}: token id {most}, the policy knows {size}")
 
 
-def going_on(
-    out: Path, say: Say, command: str, of: manifest.Names, parts: manifest.Names, steps: int
+def resume_step(
+    out: Path, say: Say, command: str, of: manifest.Names, settings_used: manifest.Names, steps: int
 ) -> int | None:
     """The step that a stage goes on from; None where all is there already. Raises ConfigError."""
     reached = step_of(newest := latest_checkpoint(out))
-    before = manifest.begin(out, command, of, parts, parallel.rank() == 0)
+    before = manifest.open_manifest(out, command, of, settings_used, parallel.rank() == 0)
     if reached > steps:
         raise ConfigError(f"{out} has come to step {reached}, past {steps}; take another --out")
     finished = before is not None and before.get("finished") == steps
@@ -347,13 +359,13 @@ def step_of(checkpoint: Path | None) -> int:
     return 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
 
 
-def part_of(config: TrainConfig, *names: str) -> dict[str, Any]:
+def settings_in(config: TrainConfig, *names: str) -> dict[str, Any]:
     """The settings in some of the tables, but for how far a stage goes."""
-    known = manifest.settings(config, "rft.steps", "value.steps", "ppo.iterations")
+    known = manifest.fixed_settings(config, "rft.steps", "value.steps", "ppo.iterations")
     return {name: value for name, value in known.items() if name.partition(".")[0] in names}
 
 
-def mark_of(parts: Iterable[bytes]) -> str:
+def digest_of(parts: Iterable[bytes]) -> str:
     """Tells apart what is too long to be written down. It says nothing of paths: folders move."""
     digest = hashlib.sha256()
     for part in parts:
@@ -361,24 +373,24 @@ def mark_of(parts: Iterable[bytes]) -> str:
     return digest.hexdigest()[:16]
 
 
-def mark_of_model(model: Any) -> str:
+def digest_of_model(model: Any) -> str:
     """By the first numbers of each tensor: training moves them all."""
-    return mark_of(
+    return digest_of(
         name.encode() + tensor.flatten()[:256].float().numpy().tobytes()
         for name, tensor in model.state_dict().items()
     )
 
 
-def mark_of_policy(actor: Any, chat: Chat) -> str:
-    return mark_of([mark_of_model(actor).encode(), chat.fingerprint.encode()])
+def digest_of_policy(actor: Any, chat: Chat) -> str:
+    return digest_of([digest_of_model(actor).encode(), chat.fingerprint.encode()])
 
 
-def mark_of_tasks(tasks: Sequence[Task]) -> str:
-    return mark_of(task.digest.encode() for task in tasks)
+def digest_of_tasks(tasks: Sequence[Task]) -> str:
+    return digest_of(task.digest.encode() for task in tasks)
 
 
-def mark_of_episodes(episodes: Sequence[Episode]) -> str:
-    return mark_of(
+def digest_of_episodes(episodes: Sequence[Episode]) -> str:
+    return digest_of(
         repr(replace(episode, segments=())).encode()
         + b"".join(array("q", segment.ids).tobytes() for segment in episode.segments)
         for episode in episodes
@@ -387,18 +399,18 @@ def mark_of_episodes(episodes: Sequence[Episode]) -> str:
 
 def load_policy(folder: Path, config: TrainConfig) -> tuple[Chat, Any]:
     """Tokenizer and actor of a Hugging Face folder; the actor on the CPU."""
-    with reading(folder):
+    with policy_errors(folder):
         return load_chat(folder), load_actor(folder, config.dtype.torch)
 
 
 @contextmanager
-def reading(folder: Path) -> Iterator[None]:
+def policy_errors(folder: Path) -> Iterator[None]:
     """What goes wrong with a Hugging Face folder, or name, in one line. Raises RecordError."""
     absent = not folder.exists()
     if absent and (len(folder.parts) != 2 or folder.parent.exists()):
         # No OWNER/NAME of a hub either; its few names of one word have no chat template.
         raise RecordError(f"{folder}: no such folder")
-    quiet()
+    quiet_libraries()
     try:
         yield
     except (OSError, ValueError) as error:
@@ -407,21 +419,21 @@ def reading(folder: Path) -> Iterator[None]:
         raise RecordError(f"{folder}: {also}not a Hugging Face model ({reason})") from error
 
 
-def ready(model: Any, config: TrainConfig, device: str) -> Any:
+def prepare_model(model: Any, config: TrainConfig, device: str) -> Any:
     """A model laid out for training as the settings say. Raises ConfigError."""
     if config.lora.rank and config.placement.sharded:
         raise ConfigError("lora.rank and placement.sharded: adapters are for models that fit a GPU")
     return place(adapt(model, config.lora), config.placement, device)
 
 
-def player(actor: Any, policy: Path, config: TrainConfig, device: str) -> Any:
+def sampling_actor(actor: Any, policy: Path, config: TrainConfig, device: str) -> Any:
     """The actor that plays: the trained one, or a whole copy on every process; beside shards, and
     where products are of another type than weights, for pages hold what comes of products.
 
     Raises ConfigError.
     """
     compute = config.placement.compute
-    apart = is_sharded(actor) or (paged(config) and compute is not config.dtype)
+    apart = is_sharded(actor) or (samples_from_pages(config) and compute is not config.dtype)
     if config.play.server is not None or not apart:
         return actor
     if config.lora.rank:
@@ -429,7 +441,7 @@ def player(actor: Any, policy: Path, config: TrainConfig, device: str) -> Any:
     return load_actor(policy, compute.torch).to(device)
 
 
-def paged(config: TrainConfig) -> bool:
+def samples_from_pages(config: TrainConfig) -> bool:
     """Whether the actor plays from pages of keys and values, which have the type of its weights."""
     return config.play.engine is Sampler.CONTINUOUS and config.play.server is None
 
@@ -445,7 +457,7 @@ def load_tasks(folder: Path, device: str) -> list[Task]:
     return [load_task(str(file), device=kind) for file in files]
 
 
-def collector(
+def make_collector(
     tasks: Sequence[Task],
     chat: Chat,
     actor: Any,
@@ -456,23 +468,23 @@ def collector(
     say: Say,
 ) -> Collector:
     p = config.play
-    engine = engine_of(actor.eval(), chat, min(episodes, Collector.at_once), config)
+    engine = make_engine(actor.eval(), chat, min(episodes, Collector.max_in_flight), config)
     limits = (p.turns, p.context, p.reply, p.temperature, p.seconds)
     play = Play(TOOLS, opening, *limits, together=p.together)
     return Collector(tasks, chat, engine, pool, play, out, episodes, config.seed, say=say)
 
 
-def engine_of(actor: Any, chat: Chat, at_once: int, config: TrainConfig) -> Engine:
+def make_engine(actor: Any, chat: Chat, max_in_flight: int, config: TrainConfig) -> Engine:
     """What samples the actor for so many conversations."""
     p = config.play
     if p.server is not None:
         return ServerEngine(p.server, actor.name_or_path, chat.end)
-    if paged(config):
-        return ContinuousEngine(actor, chat.end, at_once * p.context, p.temperature)
+    if samples_from_pages(config):
+        return ContinuousEngine(actor, chat.end, max_in_flight * p.context, p.temperature)
     return LocalEngine(actor, chat.end)
 
 
-def judges(config: TrainConfig, device: str) -> JudgePool | RayPool:
+def make_pool(config: TrainConfig, device: str) -> JudgePool | RayPool:
     """Where several processes train, each judges on the device that it trains on, or all of them
     share the actors of Ray."""
     effort = Effort.QUICK if config.play.timed else None
@@ -481,14 +493,14 @@ def judges(config: TrainConfig, device: str) -> JudgePool | RayPool:
         return RayPool(config.play.ray, effort, device.startswith("cuda"), name=shared)
     own = (int(os.environ.get("LOCAL_RANK", "0")),)
     gpus = config.play.gpus if parallel.size() == 1 else own
-    return JudgePool(effort, gpus=gpus, beside=config.play.beside)
+    return JudgePool(effort, gpus=gpus, judges_per_gpu=config.play.beside)
 
 
 def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
     """Write a finished model, whole or not at all; an adapter also by itself, beside it."""
     first = parallel.rank() == 0
     plain = merged(model, folder.with_name(f"{folder.name}-adapter"))
-    with whole_folder(folder) if first else nullcontext(folder) as partial:
+    with atomic_folder(folder) if first else nullcontext(folder) as partial:
         save_model(plain, partial)
         if chat is not None and first:
             chat.save(partial)

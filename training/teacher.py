@@ -97,7 +97,7 @@ GRIDS: Choices = (("1", 0.5), ("8", 0.3), ("(n + 255) // 256", 0.2))
 
 
 @dataclass(frozen=True)
-class Habits:
+class ErrorRates:
     """How often the teacher errs; each a probability."""
 
     wrong_line: float = 0.06
@@ -116,12 +116,12 @@ class Teacher:
     name = "teacher"
 
     def __init__(
-        self, device: Device, chain: Chain, seed: int, habits: Habits | None = None
+        self, device: Device, chain: Chain, seed: int, errors: ErrorRates | None = None
     ) -> None:
         self.cuda = device == Device.CUDA
         self.chain = chain
-        self.habits = habits or Habits()
-        self.luck = random.Random(seed)
+        self.errors = errors or ErrorRates()
+        self.rng = random.Random(seed)
 
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
@@ -129,7 +129,7 @@ class Teacher:
         last = messages[-1]
         if last.role != "tool":
             calls = self._write(careful=False)
-        elif last.is_error and self.luck.random() >= self.habits.gives_up:
+        elif last.is_error and self.rng.random() >= self.errors.gives_up:
             calls = self._write(careful=True)
         else:
             calls = [("submit", {})]
@@ -144,17 +144,17 @@ class Teacher:
         """The opening and what the teacher does first."""
         return [*opening, self.query(opening, (), lambda text, kind: None).message]
 
-    def attempt(self, given: Mapping[str, str]) -> Attempt:
+    def attempt(self, initial_files: Mapping[str, str]) -> Attempt:
         """What it would write now, without an agent."""
         written = {
             a["path"]: a["text"] for name, a in self._write(careful=False) if name == "write"
         }
-        return Attempt(tuple(sorted({**given, **written}.items())))
+        return Attempt(tuple(sorted({**initial_files, **written}.items())))
 
     def _write(self, careful: bool) -> list[tuple[str, dict[str, str]]]:
         """The files and a call of verify; a careful one errs no more."""
-        bound = "n - 1" if self._errs(self.habits.wrong_bound, careful) else "n"
-        check = "check" if self._errs(self.habits.wrong_tool, careful) else "verify"
+        bound = "n - 1" if self._errs(self.errors.wrong_bound, careful) else "n"
+        check = "check" if self._errs(self.errors.wrong_tool, careful) else "verify"
         lines = "".join(f"    {line}\n" for line in self._lines(careful))
         kind = self._pick(TYPES)
         if not self.cuda:
@@ -171,20 +171,20 @@ class Teacher:
 
     def _lines(self, careful: bool) -> list[str]:
         """The chain in C, with the mistakes of the day."""
-        wrong = self.habits.wrong_line
+        wrong = self.errors.wrong_line
         lines = [op.wrong if self._errs(wrong, careful) else op.c for op in self.chain]
-        if self._errs(self.habits.missing_line, careful):
-            lines.pop(self.luck.randrange(len(lines)))
-        if lines and self._errs(self.habits.syntax, careful):
+        if self._errs(self.errors.missing_line, careful):
+            lines.pop(self.rng.randrange(len(lines)))
+        if lines and self._errs(self.errors.syntax, careful):
             lines[0] = lines[0].rstrip(";")
         return lines
 
     def _errs(self, rate: float, careful: bool) -> bool:
-        return not careful and self.luck.random() < rate
+        return not careful and self.rng.random() < rate
 
     def _pick(self, choices: Choices) -> str:
         texts, shares = zip(*choices, strict=True)
-        return str(self.luck.choices(texts, shares)[0])
+        return str(self.rng.choices(texts, shares)[0])
 
 
 def teacher_of(task: Task, seed: int) -> Teacher:
@@ -192,7 +192,7 @@ def teacher_of(task: Task, seed: int) -> Teacher:
     return Teacher(task.device, chain_of(task), seed)
 
 
-def given(task: Task) -> dict[str, str]:
+def initial_files(task: Task) -> dict[str, str]:
     """What lies in the work folder. On a GPU the launch is worth choosing, so the policy writes
     model_new.py itself; on a CPU there is nothing in it to choose."""
     return {} if task.device == Device.CUDA else {"model_new.py": CPU_MODULE}

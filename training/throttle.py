@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-SAID_S = 30.0
+INTERVAL_S = 30.0
 """Between two lines."""
 
 
@@ -12,11 +12,11 @@ class Throttle:
     """Ask it after each piece of the work."""
 
     def __init__(self) -> None:
-        self._said = time.monotonic()
+        self._last = time.monotonic()
 
-    def due(self, anyway: bool = False) -> bool:
+    def due(self, force: bool = False) -> bool:
         """Whether to say a line now; `anyway` is a reason besides the time."""
-        due = anyway or time.monotonic() - self._said > SAID_S
+        due = force or time.monotonic() - self._last > INTERVAL_S
         if due:
-            self._said = time.monotonic()
+            self._last = time.monotonic()
         return due

@@ -23,17 +23,17 @@ from cuagent.training.metrics import Metrics
 
 HALVINGS = 6
 """A step of which a sixty-fourth still goes too far is not made at all."""
-LEAST = 1e-6
+MIN_PROBABILITY = 1e-6
 """What all other tokens together have at least: less fp32 cannot say of a token that is certain."""
 
 
-def remembered(model: Any) -> list[Tensor]:
+def snapshot(model: Any) -> list[Tensor]:
     """What is trained, as it stands now: a copy, of this process' shards where it is sharded."""
     return [p.detach().clone() for p in trained(model)]
 
 
-def draw_back(
-    model: Any, before: Sequence[Tensor], far: Callable[[], float], limit: float
+def shrink_step(
+    model: Any, before: Sequence[Tensor], distance: Callable[[], float], limit: float
 ) -> Metrics:
     """Halve the step since `before` until `far()`, the KL in nats a token, is within `limit`.
 
@@ -41,20 +41,22 @@ def draw_back(
     Returns `kl_made` by the whole step, `kl` as it is left, and the share of the step that was
     `kept`. Several processes must be told the same distances.
     """
-    kl_made = kl = far()
-    made = None if kl <= limit else remembered(model)
+    kl_made = kl = distance()
+    proposed = None if kl <= limit else snapshot(model)
     kept = 1.0
-    while made is not None and not kl <= limit:  # what is not a number is never within
+    while proposed is not None and not kl <= limit:  # what is not a number is never within
         kept = kept / 2 if kept > 0.5**HALVINGS else 0.0
-        put_between(model, before, made, kept)
-        kl = far() if kept else 0.0
+        interpolate(model, before, proposed, kept)
+        kl = distance() if kept else 0.0
     return {"kl_made": kl_made, "kl": kl, "kept": kept}
 
 
 @torch.no_grad()
-def put_between(model: Any, before: Sequence[Tensor], made: Sequence[Tensor], share: float) -> None:
+def interpolate(
+    model: Any, before: Sequence[Tensor], proposed: Sequence[Tensor], share: float
+) -> None:
     """The weights before, and `share` of the step from there to what was made."""
-    for now, then, there in zip(trained(model), before, made, strict=True):
+    for now, then, there in zip(trained(model), before, proposed, strict=True):
         now.copy_(then + share * (there - then) if share else then)
 
 
@@ -62,7 +64,7 @@ def trained(model: Any) -> list[Any]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def kl_between(old: Tensor, new: Tensor, action: Tensor) -> float:
+def binary_kl(old: Tensor, new: Tensor, action: Tensor) -> float:
     """KL(old || new) in nats an action token, of each sampled token against all others together.
 
     [B, L] log-probabilities. No more than the KL over the whole vocabulary (but for `LEAST`), and
@@ -70,7 +72,8 @@ def kl_between(old: Tensor, new: Tensor, action: Tensor) -> float:
     decide: from -9 to -0.1 it counts 7,000 nats by r - 1 - log r, and 2.4 by this.
     """
     others_p, others_q = (
-        (-torch.expm1(x[action].double())).clamp(LEAST, 1 - LEAST) for x in (old, new)
+        (-torch.expm1(x[action].double())).clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+        for x in (old, new)
     )
     sampled_p, sampled_q = 1 - others_p, 1 - others_q
     kl = sampled_p * (sampled_p / sampled_q).log() + others_p * (others_p / others_q).log()

@@ -21,12 +21,12 @@ from cuagent.training.advantage import advantages_and_returns
 from cuagent.training.batch import Batch, batch_order, collate
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from cuagent.training.config import SEEDS, at_least, between
-from cuagent.training.engine import Turn
+from cuagent.training.engine import DeviceGuard
 from cuagent.training.losses import value_loss
 from cuagent.training.metrics import Metrics, critic_metrics, drop_metrics_from, log_metrics
-from cuagent.training.model import parts, score, values
+from cuagent.training.model import device_microbatches, per_token, values
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer, require_finite
-from cuagent.training.reward import Reward, worth
+from cuagent.training.reward import Reward, with_reward
 from cuagent.training.segments import Episode
 from cuagent.training.throttle import Throttle
 
@@ -64,19 +64,19 @@ def pretrain_value(
     config: ValueConfig,
     out: Path,
     say: Say = print,
-    turn: Turn = nullcontext,
+    guard: DeviceGuard = nullcontext,
 ) -> Metrics:
     """Train `critic` in place; metrics.jsonl and checkpoints under `out`, resumed from them.
 
     Returns the last evaluation: loss and explained variances on `heldout` (or on `episodes`).
     `turn` is taken for each step.
     """
-    episodes, heldout = worth(episodes, config.reward), worth(heldout, config.reward)
+    episodes, heldout = with_reward(episodes, config.reward), with_reward(heldout, config.reward)
     optimizer = make_optimizer(critic, config.optimizer)
     found = latest_checkpoint(out)
     first = load_checkpoint(found, {"critic": critic}, {"critic": optimizer})[0] if found else 0
     drop_metrics_from(out / "metrics.jsonl", first + 1 if first else 0)
-    with turn():
+    with guard():
         metrics: Metrics = evaluate_critic(critic, heldout or episodes, config)
     if first == 0:
         log_metrics(out / "metrics.jsonl", 0, metrics, stage="value")
@@ -88,7 +88,7 @@ def pretrain_value(
         done = step + 1
         last = done == config.steps
         evaluates = last or done % config.evaluate_every == 0
-        with turn():
+        with guard():
             _, returns = targets(critic, batch, config)
             loss = value_step(critic, batch, returns, config.tokens_per_microbatch)
             norm = apply_gradients(critic, optimizer, config.optimizer, step)
@@ -108,7 +108,7 @@ def pretrain_value(
 
 def targets(critic: Any, batch: Batch, config: ValueConfig) -> tuple[Tensor, Tensor]:
     """(current values, targets), both [B, L] on the CPU."""
-    now = score(critic, batch, config.tokens_per_microbatch, values)
+    now = per_token(critic, batch, config.tokens_per_microbatch, values)
     _, returns = advantages_and_returns(
         now, batch.action, batch.row_episode, batch.rewards, 1.0, config.lam
     )
@@ -126,20 +126,20 @@ def value_step(
     """Accumulate gradients of the value loss over the batch; returns the loss."""
     count = batch.action_tokens
     losses = []
-    for rows, part in parts(batch, budget, critic):
+    for rows, part in device_microbatches(batch, budget, critic):
         width = part.ids.shape[1]
         before = None if old is None else old[rows, :width].to(critic.device)
         wanted = returns[rows, :width].to(critic.device)
         loss = value_loss(values(critic, part), wanted, part.action, count, before, clip)
         loss.backward()
         losses.append(loss.detach())
-    return parallel.summed(float(sum(losses)))
+    return parallel.sum_number(float(sum(losses)))
 
 
 def evaluate_critic(critic: Any, episodes: Sequence[Episode], config: ValueConfig) -> Metrics:
     """Explained variance of the Monte-Carlo return, whatever the training target."""
     batch = collate(episodes)
-    found = score(critic, batch, config.tokens_per_microbatch, values)
+    found = per_token(critic, batch, config.tokens_per_microbatch, values)
     return critic_metrics(found, batch.outcome, batch.action, batch.row_episode)
 
 

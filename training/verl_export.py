@@ -67,12 +67,12 @@ def export_verl(
 ) -> int:
     """Write the folder; returns the number of tasks. Raises RecordError, TaskError."""
     from cuagent.training.model import check_critic
-    from cuagent.training.stages import reading
+    from cuagent.training.stages import policy_errors
 
     for folder in (actor, critic):
         if not (folder / "config.json").is_file():
             raise RecordError(f"{folder}: not a Hugging Face folder (no config.json)")
-    with reading(critic):
+    with policy_errors(critic):
         check_critic(critic)
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def loop_settings(config: TrainConfig, cluster: Cluster, device: str) -> str:
         f"  turns: {play.turns}\n"
         f"  context: {play.context}\n"
         f"  reply: {play.reply}\n"
-        f"  seats: {cluster.judges}\n"
+        f"  actors: {cluster.judges}\n"
         f"  timed: {str(play.timed).lower()}\n"
     )
 

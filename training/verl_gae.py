@@ -49,18 +49,18 @@ def gae(
 
 def lam_actor(lam: float) -> float | None:
     """None is length-adaptive."""
-    said = os.environ.get(LAM_ACTOR, "")
-    return None if said == "adaptive" else float(said or lam)
+    setting = os.environ.get(LAM_ACTOR, "")
+    return None if setting == "adaptive" else float(setting or lam)
 
 
 def install() -> None:
     """Put `gae` in the place of verl's. Raises RuntimeError where verl's takes other arguments."""
     from verl.trainer.ppo import core_algos
 
-    theirs = list(inspect.signature(core_algos.compute_gae_advantage_return).parameters)
-    if theirs != ARGUMENTS:
+    parameters = list(inspect.signature(core_algos.compute_gae_advantage_return).parameters)
+    if parameters != ARGUMENTS:
         raise RuntimeError(
-            f"this verl's compute_gae_advantage_return takes {', '.join(theirs)}; cuagent knows "
-            f"{', '.join(ARGUMENTS)} (verl 0.9)"
+            f"this verl's compute_gae_advantage_return takes {', '.join(parameters)}; cuagent "
+            f"supports {', '.join(ARGUMENTS)} (verl 0.9)"
         )
     core_algos.compute_gae_advantage_return = gae

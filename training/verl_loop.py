@@ -37,9 +37,9 @@ EPISODES = ThreadPoolExecutor(256, thread_name_prefix="episode")
 
 
 @cache
-def judges(seats: int, timed: bool, gpus: bool) -> RayPool:
+def judges(actors: int, timed: bool, gpus: bool) -> RayPool:
     """The actors that all processes of verl share."""
-    return RayPool(seats, Effort.QUICK if timed else None, gpus, name="judge")
+    return RayPool(actors, Effort.QUICK if timed else None, gpus, name="judge")
 
 
 class CuagentLoop(AgentLoopBase):
@@ -52,14 +52,14 @@ class CuagentLoop(AgentLoopBase):
         turns: int,
         context: int,
         reply: int,
-        seats: int,
+        actors: int,
         timed: bool,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.device = Device(device)
         self.play = Play(TOOLS, opening, turns, context, reply)
-        self.pool = judges(seats, timed, self.device is Device.CUDA)
+        self.pool = judges(actors, timed, self.device is Device.CUDA)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """A window for each context of the episode; the last one has its reward."""
@@ -88,7 +88,7 @@ class CuagentLoop(AgentLoopBase):
         out = await self.server_manager.generate(
             request_id=name,
             prompt_ids=list(request.prompt),
-            sampling_params={**params, "max_tokens": request.most},
+            sampling_params={**params, "max_tokens": request.max_tokens},
         )
         if not out.token_ids or out.log_probs is None:
             raise EngineError("no ids or log-probabilities from verl (calculate_log_probs)")

@@ -11,7 +11,7 @@ from typing import Any
 
 from cuagent.agent.prompt import opening
 from cuagent.task import Task
-from cuagent.training.chat import plain
+from cuagent.training.chat import template_message
 from cuagent.training.segments import Episode, Kind
 
 
@@ -23,7 +23,7 @@ def task_row(number: int, task: Task, file: Path) -> dict[str, Any]:
     return {
         "data_source": "cuagent",
         "agent_name": "cuagent",
-        "prompt": [plain(m) for m in opening(task)],
+        "prompt": [template_message(m) for m in opening(task)],
         "ability": "kernel",
         "reward_model": {"style": "rule", "ground_truth": ""},
         "extra_info": {"index": number, "task": str(file), "digest": task.digest},

@@ -37,7 +37,7 @@ def windows_of(records: Sequence[dict[str, Any]]) -> list[Window]:
     return earlier + ([path] if any(r["sampled"] for r in path) else [])
 
 
-def told(windows: Sequence[Window]) -> Window:
+def unique_messages(windows: Sequence[Window]) -> Window:
     """All messages of the windows in order, each once: the opening is not repeated."""
     once = {r["id"]: r for window in windows for r in window}
     return list(once.values())

@@ -20,7 +20,7 @@ from cuagent.training.cli import app
 from cuagent.training.config import ConfigError
 from cuagent.training.model import load_actor, new_critic, save_model
 from cuagent.training.segments import Episode, Kind, RecordError, Segment, write_episodes
-from cuagent.training.stages import reading, save_final
+from cuagent.training.stages import policy_errors, save_final
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_name_that_the_hub_does_not_give_is_one_line(
     monkeypatch.chdir(tmp_path)
     logging.set_verbosity_warning()
     said = r"owner/name: no such folder here, and not a Hugging Face model \(no connection\)"
-    with pytest.raises(RecordError, match=said), reading(Path("owner/name")):
+    with pytest.raises(RecordError, match=said), policy_errors(Path("owner/name")):
         raise OSError("no connection")
     assert logging.get_verbosity() == logging.ERROR
 
@@ -179,7 +179,7 @@ def test_a_stage_in_a_folder_from_before_goes_on(
     asked = ["value", "--policy", policy, "--from", tmp_path / "e.jsonl", "--out", tmp_path / "v"]
     asked += ["--set", "heldout=0", "--set"]
     call(*asked, "value.steps=1")
-    (tmp_path / "v" / "begun.json").write_text('{"policy": "p", "source": "[]", "seed": "0"}')
+    (tmp_path / "v" / "manifest.json").write_text('{"policy": "p", "source": "[]", "seed": "0"}')
     assert "v/step-00000001; another --out begins anew" in call(*asked, "value.steps=2")
 
 

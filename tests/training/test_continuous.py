@@ -18,7 +18,7 @@ from cuagent.training.batch import collate
 from cuagent.training.chat import Chat
 from cuagent.training.continuous import ContinuousEngine
 from cuagent.training.engine import EngineError, Request, Sampled
-from cuagent.training.model import logprobs_of, new_actor, score, small_config
+from cuagent.training.model import logprobs_of, new_actor, per_token, small_config
 from cuagent.training.rollout import Play, play_many
 
 TOKENS = 2048
@@ -50,14 +50,16 @@ def test_many_ask_at_once_and_draw_by_the_models_own_logprobs() -> None:
     def turns(request: Request) -> list[tuple[Request, Sampled]]:
         """Two of a conversation: the second goes on from the first."""
         [first] = engine.sample([request])
-        further = Request((*request.prompt, *first.ids, 5, 6), request.most, request.seed)
-        return [(request, first), (further, engine.sample([further])[0])]
+        run_further_rft = Request(
+            (*request.prompt, *first.ids, 5, 6), request.max_tokens, request.seed
+        )
+        return [(request, first), (run_further_rft, engine.sample([run_further_rft])[0])]
 
     with engine.open(), ThreadPoolExecutor(8) as threads:
         found = [pair for pairs in threads.map(turns, requests) for pair in pairs]
         drawn = engine.sample([Request((2, 4, 3), 1, seed) for seed in range(300)])
     for request, sampled in found:
-        assert 1 <= len(sampled.ids) <= request.most
+        assert 1 <= len(sampled.ids) <= request.max_tokens
         assert sampled.cut == (sampled.ids[-1] != END)
         assert END not in sampled.ids[:-1]
         own = own_logprobs(actor, request, sampled.ids)
@@ -78,7 +80,7 @@ def test_episodes_ask_it_each_for_itself(
     played = play_many(jobs, no_judge, "p", chat, engine, short, tmp_path)  # type: ignore[arg-type]
     assert [e and e.id for e in played.episodes] == [f"p-double_relu-{seed}" for seed in range(6)]
     batch = collate([e for e in played.episodes if e])
-    gap = (score(actor, batch, 4096, logprobs_of) - batch.logprobs)[batch.action].abs().max()
+    gap = (per_token(actor, batch, 4096, logprobs_of) - batch.logprobs)[batch.action].abs().max()
     assert gap < 1e-5
 
 
@@ -125,7 +127,7 @@ def test_who_waits_hears_that_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_answer_that_nobody_waits_for_any_more_harms_nobody_else() -> None:
     engine = ContinuousEngine(small_actor(), END, TOKENS)
     with engine.open():
-        given_up = engine._ask(Request((2, 4), 30, 0))
+        given_up = engine._submit(Request((2, 4), 30, 0))
         engine._fail_all()
         with pytest.raises(EngineError, match="has ended"):
             given_up.result()

@@ -18,7 +18,7 @@ from cuagent.task.task import Task
 from cuagent.training.chat import Chat, load_chat
 from cuagent.training.data import episode_of, is_heldout, load_runs, split
 from cuagent.training.export import atif, write_atif, write_chat, write_parquet
-from cuagent.training.filters import Filters, keep
+from cuagent.training.filters import Filters, filter_episodes
 from cuagent.training.rollout import Play, start_episode
 from cuagent.training.segments import Call, Episode, Kind, RecordError, Segment, require_logprobs
 
@@ -153,7 +153,7 @@ def test_the_funnel_counts_what_each_rule_turns_away() -> None:
         made("better", reward=3.0, ids=(7, 8)),
         made("worse", reward=1.0, ids=(8, 8)),
     ]
-    kept, funnel = keep(episodes, Filters(tokens=50, per_task=2))
+    kept, funnel = filter_episodes(episodes, Filters(tokens=50, per_task=2))
     assert [e.id for e in kept] == ["good", "better"]
     assert [n for _, n in funnel.dropped] == [1, 1, 1, 1, 1, 1, 1, 1, 1]
     assert (funnel.came, funnel.kept) == (11, 2)

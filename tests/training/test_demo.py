@@ -111,10 +111,10 @@ def test_the_commands_train_on_what_others_left(demo: Path, tmp_path: Path) -> N
 @pytest.fixture
 def policy(task: Task, tmp_path: Path) -> Path:
     """Its tokenizer has read the prompt of `cuagent optimize`, which else is thrice as long."""
-    told = opening(task), [tool.spec for tool in TOOLS]
+    prompt = opening(task), [tool.spec for tool in TOOLS]
     spelling = train_tokenizer([], 300)
-    chat = train_tokenizer([spelling.tokenizer.decode(spelling.opening(*told))], 3000)
-    longest = len(chat.opening(*told)) + 100
+    chat = train_tokenizer([spelling.tokenizer.decode(spelling.prompt_ids(*prompt))], 3000)
+    longest = len(chat.prompt_ids(*prompt)) + 100
     actor = new_actor(small_config(len(chat.tokenizer), 1, 32, 2, longest, chat.end, chat.pad), 0)
     save_model(actor, tmp_path / "policy")
     chat.save(tmp_path / "policy")
@@ -170,7 +170,7 @@ def test_a_collection_is_played_once_and_not_replaced_by_another(
     assert now == before
     (out / "evaluation.json").unlink()  # killed before it was there
     assert asked("collect", 2) == first.splitlines()[-1] + "\n"
-    (out / "begun.json").unlink()
+    (out / "manifest.json").unlink()
     with pytest.raises(ConfigError, match="does not say what it was made with"):
         asked("collect", 2)
 

@@ -12,7 +12,7 @@ from test_stages import play, small_actor
 
 from cuagent.training.collect import Collector
 from cuagent.training.demo import Demo
-from cuagent.training.files import whole_folder, write_whole
+from cuagent.training.files import atomic_folder, write_atomic
 from cuagent.training.metrics import log_metrics
 from cuagent.training.presets import DemoConfig
 from cuagent.training.rehearsal import Rehearsal
@@ -23,9 +23,9 @@ def test_a_folder_has_its_name_when_all_is_in_it(tmp_path: Path) -> None:
     folder = tmp_path / "model"
 
     def write(text: str, fail: bool) -> None:
-        with whole_folder(folder) as partial:
+        with atomic_folder(folder) as partial:
             partial.mkdir()
-            write_whole(partial / "config.json", text)
+            write_atomic(partial / "config.json", text)
             if fail:
                 raise RecordError("killed")
 
@@ -45,17 +45,17 @@ def test_episodes_that_were_not_all_written_are_not_taken_for_all(tmp_path: Path
     collect = Collector([], nothing, nothing, nothing, nothing, tmp_path, 2, seed=0)
     episodes = play(small_actor(), 2, 0)
     with pytest.raises(RecordError):
-        collect._keep(0, [episodes[0], replace(episodes[1], segments=())])
+        collect._write(0, [episodes[0], replace(episodes[1], segments=())])
     assert not list(tmp_path.rglob("*.jsonl"))
-    collect._keep(0, episodes)
+    collect._write(0, episodes)
     assert list(read_episodes(tmp_path / "episodes" / "00000.jsonl")) == episodes
 
 
 def test_ppo_ends_while_one_more_iteration_and_what_follows_it_still_fit(tmp_path: Path) -> None:
     log_metrics(tmp_path / "ppo" / "metrics.jsonl", 0, {"seconds": 10.0}, stage="ppo")
     (tmp_path / "rft").mkdir()
-    write_whole(tmp_path / "rft" / "evaluation.json", '{"seconds": 10.0}')  # and an audit as long
+    write_atomic(tmp_path / "rft" / "evaluation.json", '{"seconds": 10.0}')  # and an audit as long
     demo = Demo(DemoConfig(), "cpu", tmp_path, Rehearsal(), tmp_path, end=time.time() + 35)
-    assert not demo.late()
+    assert not demo.out_of_time()
     demo.budget.end = time.time() + 25
-    assert demo.late()
+    assert demo.out_of_time()

@@ -15,7 +15,7 @@ from test_stages import FAST, play, same, silent, small_actor, weights
 from cuagent.training.batch import collate
 from cuagent.training.config import ConfigError
 from cuagent.training.lora import Lora, adapt, merged
-from cuagent.training.model import load_actor, logprobs_of, new_critic, save_model, score
+from cuagent.training.model import load_actor, logprobs_of, new_critic, per_token, save_model
 from cuagent.training.ppo import ppo
 from cuagent.training.rft import RftConfig, rft
 
@@ -38,14 +38,16 @@ def test_an_adapter_learns_and_leaves_as_a_whole_model(tmp_path: Path) -> None:
     assert same(before, frozen)
 
     batch = collate(episodes)
-    told = score(actor, batch, 500, logprobs_of)
+    expected = per_token(actor, batch, 500, logprobs_of)
     save_model(merged(actor, tmp_path / "adapter"), tmp_path / "model")
-    again = score(load_actor(tmp_path / "model"), batch, 500, logprobs_of)
-    torch.testing.assert_close(again, told, atol=1e-5, rtol=0)
-    assert not torch.allclose(score(small_actor(), batch, 500, logprobs_of), told, atol=1e-4)
+    again = per_token(load_actor(tmp_path / "model"), batch, 500, logprobs_of)
+    torch.testing.assert_close(again, expected, atol=1e-5, rtol=0)
+    assert not torch.allclose(
+        per_token(small_actor(), batch, 500, logprobs_of), expected, atol=1e-4
+    )
     assert (tmp_path / "adapter" / "adapter_config.json").exists()
     assert found["heldout_loss"] < -float(
-        score(small_actor(), collate(episodes[:9]), 500, logprobs_of)[
+        per_token(small_actor(), collate(episodes[:9]), 500, logprobs_of)[
             collate(episodes[:9]).action
         ].mean()
     )

@@ -20,10 +20,10 @@ def test_best_of_k_is_the_mean_over_all_subsets() -> None:
 
 
 def test_an_interval_holds_the_true_difference_about_as_often_as_it_says() -> None:
-    luck = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     held = 0
     for _ in range(100):
-        noise = luck.normal(0.0, 0.3, (2, 3, 20))
+        noise = rng.normal(0.0, 0.3, (2, 3, 20))
         arm = [{str(t): 0.5 + x for t, x in enumerate(seed)} for seed in noise[0]]
         other = [{str(t): x for t, x in enumerate(seed)} for seed in noise[1]]
         found = difference(arm, other)

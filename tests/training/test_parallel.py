@@ -45,10 +45,10 @@ def folder(device: str, python: list[str], tmp_path_factory: pytest.TempPathFact
 
 
 def recorded() -> list[Episode]:
-    luck = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
 
     def some(n: int) -> tuple[int, ...]:
-        return tuple(torch.randint(2, 16, (n,), generator=luck).tolist())
+        return tuple(torch.randint(2, 16, (n,), generator=rng).tolist())
 
     return [
         Episode(

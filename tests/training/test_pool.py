@@ -23,21 +23,28 @@ from cuagent.device_lock import DeviceLock
 from cuagent.judge import Judge
 from cuagent.task import Device, Task, TaskError
 from cuagent.timing import Effort
-from cuagent.training.demo import beside_of, judges
+from cuagent.training.demo import fitting_judges_per_gpu, open_pool
 from cuagent.training.gym import chain_of, make_chains, make_tasks
-from cuagent.training.judge_process import MOST_OPEN, Bench, PoolError, most_open, stay_on, visible
-from cuagent.training.pool import JudgePool, kept
+from cuagent.training.judge_process import (
+    MAX_OPEN_TASKS,
+    JudgeCache,
+    PoolError,
+    max_open_tasks,
+    pin_to_core,
+    visible_device,
+)
+from cuagent.training.pool import JudgePool, read_judgements
 from cuagent.training.presets import DemoConfig, preset
-from cuagent.training.teacher import Habits, Teacher, given
+from cuagent.training.teacher import ErrorRates, Teacher, initial_files
 from cuagent.worker import ForkServer
 from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 
 STARTS_ANOTHER = """
 import multiprocessing, os, time
-from cuagent.training.judge_process import follow_parent
+from cuagent.training.judge_process import exit_with_parent
 
 def child():
-    follow_parent()
+    exit_with_parent()
     print(os.getpid(), flush=True)
     time.sleep(60)
 
@@ -76,7 +83,7 @@ def test_one_processor_means_one_thread_whoever_imported_torch(
     before = os.sched_getaffinity(0)
     torch.set_num_threads(4)
     try:
-        stay_on(min(before))
+        pin_to_core(min(before))
         assert os.sched_getaffinity(0) == {min(before)}
         assert torch.get_num_threads() == 1
         assert os.environ["OMP_NUM_THREADS"] == "1"
@@ -88,21 +95,21 @@ def test_judgements_follow_those_of_a_run_that_was_killed_while_it_wrote(tmp_pat
     file = tmp_path / "judgements.pickle"
     whole = [pickle.dumps((("task", name), name)) for name in "abc"]
     file.write_bytes(whole[0] + whole[1][:-5])
-    assert [key for key, _ in kept(file)] == [("task", "a")]
+    assert [key for key, _ in read_judgements(file)] == [("task", "a")]
     with file.open("ab") as more:
         more.write(whole[2])
-    assert [key for key, _ in kept(file)] == [("task", "a"), ("task", "c")]
+    assert [key for key, _ in read_judgements(file)] == [("task", "a"), ("task", "c")]
 
 
 def test_what_trains_and_compiles_keeps_off_the_processors_that_judge(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("needs two processors")
-    with judges(DemoConfig(cores=1), tmp_path) as pool:
+    with open_pool(DemoConfig(cores=1), tmp_path) as pool:
         assert len(pool.cores) == 1
         assert os.sched_getaffinity(0) == before - set(pool.cores)
     assert os.sched_getaffinity(0) == before
-    with judges(DemoConfig(cores=len(before)), tmp_path):  # none is left over
+    with open_pool(DemoConfig(cores=len(before)), tmp_path):  # none is left over
         assert os.sched_getaffinity(0) == before
 
 
@@ -123,19 +130,19 @@ def test_what_was_opened_beforehand_is_judged_without_opening_it(
             super().__init__(task, isolation, fork_server=fork_server, **rest)
 
     monkeypatch.setattr("cuagent.judge.Judge", Counted)
-    bench = Bench("auto")
+    cache = JudgeCache("auto")
     try:
-        bench.open([*tasks[:2], broken], timed=False)
+        cache.open([*tasks[:2], broken], timed=False)
         assert sorted(t.name for t in opened) == sorted(t.name for t in [*tasks[:2], broken])
-        flawless = Teacher(Device.CPU, chain_of(tasks[0]), 0, Habits(0, 0, 0, 0, 0))
-        found = bench.judge(tasks[0], flawless.attempt(given(tasks[0])), None)
+        flawless = Teacher(Device.CPU, chain_of(tasks[0]), 0, ErrorRates(0, 0, 0, 0, 0))
+        found = cache.judge(tasks[0], flawless.attempt(initial_files(tasks[0])), None)
         assert found.verdict.accepted
         assert len(opened) == 3
         assert len(fork_servers) == 1, "torch was imported once for each task"
         with pytest.raises(TaskError):
-            bench.judge(broken, Attempt(()), None)
+            cache.judge(broken, Attempt(()), None)
     finally:
-        bench.close()
+        cache.close()
 
 
 def test_every_owner_opens_its_tasks_until_it_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +165,7 @@ def test_every_owner_opens_its_tasks_until_it_is_enough(monkeypatch: pytest.Monk
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(5)))
     pool.open(tasks)
     assert said["a"][-1] == ["a1", "a2"]
-    pool.open(tasks, enough=lambda: True)
+    pool.open(tasks, should_stop=lambda: True)
     assert len(said["a"]) == 3
 
 
@@ -168,8 +175,8 @@ def test_tasks_that_a_gpus_owner_opened_at_once_are_judged_and_timed(tmp_path: P
     with JudgePool(Effort.GLANCE) as pool:
         pool.open(tasks)
         for task in tasks:
-            teacher = Teacher(Device.CUDA, chain_of(task), 0, Habits(0, 0, 0, 0, 0))
-            found = pool.judge(task, teacher.attempt(given(task)))
+            teacher = Teacher(Device.CUDA, chain_of(task), 0, ErrorRates(0, 0, 0, 0, 0))
+            found = pool.judge(task, teacher.attempt(initial_files(task)))
             assert found.verdict.accepted
             assert found.timing is not None
             assert found.timing.ratios.keys() == {"eager", "compile"}
@@ -182,23 +189,28 @@ def test_owners_of_one_gpu_take_turns_and_those_of_two_do_not(
 
     class Noted:
         def __init__(
-            self, isolation: str, gpu: int | None, core: Any, device_lock: DeviceLock, beside: int
+            self,
+            isolation: str,
+            gpu: int | None,
+            core: Any,
+            device_lock: DeviceLock,
+            judges_per_gpu: int,
         ):
-            assert beside == 2, "by which an owner knows its share of the memory"
+            assert judges_per_gpu == 2, "by which an owner knows its share of the memory"
             made.append((gpu, device_lock))
 
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("cuagent.training.pool.Owner", Noted)
+    monkeypatch.setattr("cuagent.training.pool.JudgeProcess", Noted)
     tasks: Any = [SimpleNamespace(digest=str(n), device=Device.CUDA) for n in range(5)]
-    with JudgePool(gpus=(2, 3), beside=2) as pool:
-        owners = [pool._owner(task) for task in tasks]
+    with JudgePool(gpus=(2, 3), judges_per_gpu=2) as pool:
+        owners = [pool._judge_process(task) for task in tasks]
         assert [gpu for gpu, _ in made] == [2, 3, 2, 3]
         assert made[0][1] == made[2][1] != made[1][1] == made[3][1]
         assert owners[4] is owners[0]
         host: Any = SimpleNamespace(digest="host", device=Device.CPU)
-        assert pool._owner(host) not in owners, "an owner sees a GPU, or computes on the host"
+        assert pool._judge_process(host) not in owners, "one process is for a GPU or for the host"
         folder = made[0][1].lock
         assert folder is not None
         assert folder.parent.exists()
@@ -230,12 +242,12 @@ def test_a_task_whose_baseline_was_lost_gets_a_new_judge_once(
             pass
 
     monkeypatch.setattr("cuagent.judge.Judge", Scripted)
-    bench = Bench("auto")
-    monkeypatch.setattr(bench, "_warm", lambda: None)
+    cache = JudgeCache("auto")
+    monkeypatch.setattr(cache, "_live_fork_server", lambda: None)
     task: Any = SimpleNamespace(digest="t")
 
     def twice() -> list[str]:
-        return [bench.judge(task, Attempt(()), Effort.GLANCE).said for _ in range(2)]  # type: ignore[attr-defined]
+        return [cache.judge(task, Attempt(()), Effort.GLANCE).said for _ in range(2)]  # type: ignore[attr-defined]
 
     fails[:] = ["", "lost", ""]
     assert twice() == ["", ""]
@@ -243,12 +255,12 @@ def test_a_task_whose_baseline_was_lost_gets_a_new_judge_once(
     fails[:] = ["does not open"] * 3
     assert twice() == ["does not open"] * 2
     assert len(opened) == 3, "what does not open a second time is not tried again"
-    bench.close()
+    cache.close()
 
 
 def test_no_more_tasks_are_open_than_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now_open: list[str] = []
-    most: list[int] = []
+    max_open: list[int] = []
     room = 3
 
     class Noted:
@@ -257,7 +269,7 @@ def test_no_more_tasks_are_open_than_there_is_memory_for(monkeypatch: pytest.Mon
                 raise CudaMemoryError("cuMemAlloc_v2: out of memory")
             self.name = task.digest
             now_open.append(self.name)
-            most.append(len(now_open))
+            max_open.append(len(now_open))
 
         def open(self) -> None: ...
 
@@ -268,22 +280,22 @@ def test_no_more_tasks_are_open_than_there_is_memory_for(monkeypatch: pytest.Mon
             now_open.remove(self.name)
 
     monkeypatch.setattr("cuagent.judge.Judge", Noted)
-    bench = Bench("auto")
-    monkeypatch.setattr(bench, "most", 2)
-    monkeypatch.setattr(bench, "_warm", lambda: None)
+    cache = JudgeCache("auto")
+    monkeypatch.setattr(cache, "max_open", 2)
+    monkeypatch.setattr(cache, "_live_fork_server", lambda: None)
     tasks: list[Any] = [SimpleNamespace(digest=name) for name in "abc"]
-    bench.open(tasks, timed=True)
+    cache.open(tasks, timed=True)
     assert sorted(now_open) == ["a", "b"]
-    bench.judge(tasks[0], Attempt(()), None)
-    bench.judge(tasks[2], Attempt(()), None)
+    cache.judge(tasks[0], Attempt(()), None)
+    cache.judge(tasks[2], Attempt(()), None)
     assert sorted(now_open) == ["a", "c"], "not the one that was asked for longest ago"
-    assert max(most) == 2, "one is closed before another is opened"
+    assert max(max_open) == 2, "one is closed before another is opened"
     room = 1
-    bench.judge(tasks[1], Attempt(()), None)
+    cache.judge(tasks[1], Attempt(()), None)
     assert now_open == ["b"], "who finds no memory for a task closes others"
     room = 0
     with pytest.raises(CudaMemoryError):
-        bench.judge(tasks[0], Attempt(()), None)
+        cache.judge(tasks[0], Attempt(()), None)
     assert not now_open
 
 
@@ -299,16 +311,16 @@ def test_owners_of_a_gpu_share_its_memory_and_ask_for_it_in_a_turn(
             turns.append("nobody's")
         return 24 * gib
 
-    monkeypatch.setattr("cuagent.training.judge_process.memory_of_gpu", memory)
-    assert Bench("auto", DeviceLock(tmp_path / "gpu-0"), of_gpu=3).most == 1
+    monkeypatch.setattr("cuagent.training.judge_process.gpu_memory", memory)
+    assert JudgeCache("auto", DeviceLock(tmp_path / "gpu-0"), sharing_gpu=3).max_open == 1
     assert not turns
-    assert Bench("auto").most == MOST_OPEN
-    monkeypatch.setattr("cuagent.training.judge_process.memory_of_gpu", lambda: None)
-    assert Bench("auto", of_gpu=3).most == MOST_OPEN
-    assert most_open(24 * gib, 1) == 5
-    assert most_open(24 * gib, 3) == most_open(8 * gib, 2) == 1
-    assert most_open(140 * gib, 3) == 11
-    assert most_open(140 * gib, 1) == MOST_OPEN
+    assert JudgeCache("auto").max_open == MAX_OPEN_TASKS
+    monkeypatch.setattr("cuagent.training.judge_process.gpu_memory", lambda: None)
+    assert JudgeCache("auto", sharing_gpu=3).max_open == MAX_OPEN_TASKS
+    assert max_open_tasks(24 * gib, 1) == 5
+    assert max_open_tasks(24 * gib, 3) == max_open_tasks(8 * gib, 2) == 1
+    assert max_open_tasks(140 * gib, 3) == 11
+    assert max_open_tasks(140 * gib, 1) == MAX_OPEN_TASKS
 
 
 def test_a_demonstration_takes_no_more_owners_than_can_hold_its_tasks_open(
@@ -322,7 +334,7 @@ def test_a_demonstration_takes_no_more_owners_than_can_hold_its_tasks_open(
             return about[index]
 
         monkeypatch.setattr("torch.cuda.get_device_properties", properties)
-        return beside_of(replace(preset("cuda", Device.CUDA, 0), gpus=gpus))
+        return fitting_judges_per_gpu(replace(preset("cuda", Device.CUDA, 0), gpus=gpus))
 
     assert owners(140) == 3
     assert owners(76) == 3
@@ -334,8 +346,8 @@ def test_a_demonstration_takes_no_more_owners_than_can_hold_its_tasks_open(
 
 def test_an_owner_sees_the_gpu_that_its_pool_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert visible(1) == "1"
+    assert visible_device(1) == "1"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
-    assert [visible(0), visible(1)] == ["2", "5"]
+    assert [visible_device(0), visible_device(1)] == ["2", "5"]
     with pytest.raises(PoolError, match="no GPU 2 to judge on"):
-        visible(2)
+        visible_device(2)

@@ -59,7 +59,7 @@ def test_an_actor_judges_as_a_process_does(cpu_task: Task) -> None:
         right = judge.judge(attempt(RIGHT))
         wrong = judge.judge(attempt(RIGHT.replace("* 2", "* 3")))
         again = judge.judge(attempt(RIGHT))
-        assert (pool.judged, pool.remembered) == (2, 1)
+        assert (pool.judged, pool.cache_hits) == (2, 1)
     assert right.verdict.accepted
     assert not wrong.verdict.accepted
     assert again == right
@@ -72,8 +72,8 @@ def test_named_actors_are_shared_and_a_dead_one_is_a_loss_of_the_judge(cpu_task:
     first, second = (RayPool(1, None, gpus=False, name="seat") for _ in range(2))
     with first:
         pass  # leaves what others may still ask
-    assert first._seats[0] == second._seats[0]
-    ray.kill(first._seats[0])
+    assert first._actors[0] == second._actors[0]
+    ray.kill(first._actors[0])
     with pytest.raises(PoolError, match="a judging actor failed"):
         second.judge(cpu_task, attempt(RIGHT))
 

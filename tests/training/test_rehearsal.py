@@ -20,7 +20,7 @@ from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.rollout import Play
 from cuagent.training.segments import Segment, read_episodes
-from cuagent.training.teacher import CPU_ELEMENTS, CPU_ROWS, Habits, Teacher, given
+from cuagent.training.teacher import CPU_ELEMENTS, CPU_ROWS, ErrorRates, Teacher, initial_files
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge
@@ -36,7 +36,7 @@ def chain(tmp_path: Path) -> Task:
 def kernel(task: Task, loop: str, bound: str = "n", kind: str = "float") -> Attempt:
     lines = "".join(f"    {op.c}\n" for op in chain_of(task))
     text = loop.format(lines=lines, bound=bound, pragma=PARALLEL, type=kind)
-    return Attempt(tuple(sorted({**given(task), "kernels/f.cpp": text}.items())))
+    return Attempt(tuple(sorted({**initial_files(task), "kernels/f.cpp": text}.items())))
 
 
 def test_what_is_slow_or_wrong_is_so_by_the_rule(chain: Task) -> None:
@@ -50,13 +50,13 @@ def test_what_is_slow_or_wrong_is_so_by_the_rule(chain: Task) -> None:
     assert reward(CPU_ELEMENTS) == 1
     assert reward(CPU_ROWS, "n - 1") == -1
     assert reward(CPU_ROWS) == 3
-    assert (pool.judged, pool.remembered) == (4, 1)
+    assert (pool.judged, pool.cache_hits) == (4, 1)
 
 
 def test_every_kernel_of_a_flawless_teacher_is_right_by_the_rule(chain: Task) -> None:
-    flawless = Habits(0, 0, 0, 0, 0)
+    flawless = ErrorRates(0, 0, 0, 0, 0)
     for seed in range(20):
-        attempt = Teacher(Device.CPU, chain_of(chain), seed, flawless).attempt(given(chain))
+        attempt = Teacher(Device.CPU, chain_of(chain), seed, flawless).attempt(initial_files(chain))
         assert Rehearsal().judge(chain, attempt).verdict.accepted
 
 
@@ -78,7 +78,7 @@ def test_the_teachers_episodes_have_the_same_order_whichever_run_began_first(
 
     def written(out: Path, pool: Rehearsal) -> list[tuple[Segment, ...]]:
         config = replace(for_test(DemoConfig()), demonstrations=12)
-        play = Play(TOOLS, opening, 2, 768, 24, given=given)
+        play = Play(TOOLS, opening, 2, 768, 24, initial_files=initial_files)
         demonstrate(config, pool, play, [chain], [], out, lambda _: None)
         return [e.segments for e in read_episodes(out / "episodes.jsonl")]
 
@@ -98,8 +98,8 @@ def test_seconds_of_a_stage_add_up_over_resumed_runs(tmp_path: Path) -> None:
         budget = Budget(tmp_path)
         with budget.stage("ppo"):
             time.sleep(0.06)
-    assert 0.1 <= Budget(tmp_path).so_far("ppo") < 1
-    assert budget.left() == float("inf")
+    assert 0.1 <= Budget(tmp_path).elapsed("ppo") < 1
+    assert budget.remaining() == float("inf")
 
 
 def test_a_killed_stage_leaves_the_seconds_that_were_last_written(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_a_killed_stage_leaves_the_seconds_that_were_last_written(tmp_path: Path
 def test_what_follows_ppo_is_judged_by_what_was_before_it(tmp_path: Path) -> None:
     budget = Budget(tmp_path, time.time() + 100)
     budget.spent |= {"evaluation": 90.0, "rft": 2.0, "ppo": 30.0}
-    assert budget.after_ppo(10, 0) == 20  # the evaluation and the audit
-    assert budget.after_ppo(10, 5) == pytest.approx(
+    assert budget.seconds_after_ppo(10, 0) == 20  # the evaluation and the audit
+    assert budget.seconds_after_ppo(10, 5) == pytest.approx(
         30 + 10 + 36
     )  # and further RFT, played and made
-    assert 99 < budget.left() <= 100
+    assert 99 < budget.remaining() <= 100

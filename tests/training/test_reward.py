@@ -11,7 +11,7 @@ from test_stages import FAST, play, silent, small_actor
 from cuagent.training.metrics import log_metrics, read_metrics
 from cuagent.training.model import new_critic
 from cuagent.training.ppo import ppo
-from cuagent.training.reward import Reward, worth
+from cuagent.training.reward import Reward, with_reward
 from cuagent.training.segments import Episode
 from cuagent.training.value import ValueConfig, pretrain_value
 
@@ -22,9 +22,9 @@ def test_the_bare_ratio_is_that_over_compile() -> None:
     timed = replace(right, reward=3.0, figures={"over_eager": 4.0, "over_compile": 2.5})
     eager = replace(right, reward=2.0, figures={"over_eager": 4.0})
     untimed = replace(right, reward=1.0, figures={})
-    found = worth([wrong, timed, eager, untimed], Reward.RATIO)
+    found = with_reward([wrong, timed, eager, untimed], Reward.RATIO)
     assert [e.reward for e in found] == [-1.0, 2.5, 4.0, 1.0]
-    assert worth([timed], Reward.MILESTONE) == [timed]
+    assert with_reward([timed], Reward.MILESTONE) == [timed]
 
 
 def test_the_learners_see_the_ratio_and_the_metrics_the_milestones(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ from cuagent.task.task import Task
 from cuagent.training.batch import collate
 from cuagent.training.chat import UNPARSABLE, Chat
 from cuagent.training.collect import Collector
-from cuagent.training.data import Unusable, episode_of
+from cuagent.training.data import UnusableRun, episode_of
 from cuagent.training.engine import EngineError, LocalEngine, Request, Sampled
 from cuagent.training.judge_process import PoolError
-from cuagent.training.model import logprobs_of, new_actor, score, small_config
+from cuagent.training.model import logprobs_of, new_actor, per_token, small_config
 from cuagent.training.rollout import Batcher, Play, TokenModel, play_many, play_one
 from cuagent.training.segments import Kind, require_logprobs
 
@@ -88,7 +88,7 @@ def test_rewritten_history_opens_a_new_context(chat: Chat, play: Play) -> None:
     model.query([Message("user", "summary of what was")], [], lambda *_: None)
     prompts = [r.prompt for r in engine.asked]
     assert prompts[1][: len(prompts[0])] == prompts[0]
-    assert prompts[2] == chat.opening([Message("user", "summary of what was")], [])
+    assert prompts[2] == chat.prompt_ids([Message("user", "summary of what was")], [])
 
 
 def test_many_episodes_at_once_are_reproducible_and_agree_with_the_trainer(
@@ -108,7 +108,7 @@ def test_many_episodes_at_once_are_reproducible_and_agree_with_the_trainer(
     assert [e.segments for e in one.episodes] == [e.segments for e in two.episodes]
     assert not (tmp_path / "one").exists()
     batch = collate(one.episodes)
-    gap = (score(actor, batch, 4096, logprobs_of) - batch.logprobs)[batch.action].abs().max()
+    gap = (per_token(actor, batch, 4096, logprobs_of) - batch.logprobs)[batch.action].abs().max()
     assert gap < 1e-5
 
 
@@ -180,31 +180,31 @@ def test_an_interrupted_collection_goes_on_with_the_same_policy_alone(
     short = replace(play, reply=6, turns=2)
     said: list[str] = []
 
-    def collection(folder: str, of: int, dies_after: int | None = None) -> list[Any]:
+    def collection(folder: str, inputs: int, dies_after: int | None = None) -> list[Any]:
         pool = cast(Any, SimpleNamespace(judge_for=lambda _: NO_JUDGE))
         out = tmp_path / folder
         collect = Collector(
-            [task], chat, engine, pool, short, out, 6, 0, at_once=2, say=said.append
+            [task], chat, engine, pool, short, out, 6, 0, max_in_flight=2, say=said.append
         )
-        collect.of = {"policy": of}
+        collect.inputs = {"policy": inputs}
         if dies_after is not None:
             collect.engine = cast(Any, Dying(engine, dies_after))
         return [(e.id, e.segments) for e in collect(0)]
 
-    whole = collection("whole", of=1)
+    whole = collection("whole", inputs=1)
     with pytest.raises(Killed):
-        collection("cut", of=1, dies_after=5)  # calls of the engine: two for two episodes
-    begun = tmp_path / "cut" / "episodes" / "00000-0.begun"
+        collection("cut", inputs=1, dies_after=5)  # calls of the engine: two for two episodes
+    begun = tmp_path / "cut" / "episodes" / "00000-0.incomplete"
     with begun.open("a") as torn:
         torn.write('{"v": 1, "id": "half')
     kept = begun.read_text()
     said.clear()
-    assert collection("cut", of=1) == whole
+    assert collection("cut", inputs=1) == whole
     assert said[0] == f"  going on from 4 episodes in {begun}"
     assert not begun.exists()
     begun.write_text(kept)
     said.clear()
-    assert collection("cut", of=2) == whole
+    assert collection("cut", inputs=2) == whole
     assert not said  # another policy: all of it anew
 
 
@@ -215,7 +215,7 @@ class Killed(BaseException):
 class Dying:
     """An engine whose process is killed at a call."""
 
-    gathers = True
+    needs_batches = True
 
     def __init__(self, engine: LocalEngine, calls: int) -> None:
         self.engine = engine
@@ -234,7 +234,7 @@ class Dying:
 class Endless:
     """Always has another word for it, and counts how often it was asked."""
 
-    gathers = True
+    needs_batches = True
 
     def __init__(self, chat: Chat) -> None:
         self.ids = (*chat.encode(WRITE), chat.end)
@@ -263,7 +263,7 @@ def test_where_one_ends_all_nobody_plays_on(
     long = replace(play, turns=10_000, context=10**7, together=0.5)
     jobs = [(task, seed) for seed in range(4)]
     with pytest.raises(PoolError, match="the judge is gone"):
-        play_many(jobs, judge_for, "p", chat, engine, long, tmp_path / "r", done=heard.append)
+        play_many(jobs, judge_for, "p", chat, engine, long, tmp_path / "r", on_episode=heard.append)
     assert 3 <= engine.asked < 5000
     assert not heard
     for left in [t for t in threading.enumerate() if t.name == "cuagent-work"]:
@@ -274,5 +274,5 @@ def test_where_one_ends_all_nobody_plays_on(
 def test_a_run_without_an_end_is_no_episode(tmp_path: Path, chat: Chat) -> None:
     folder: RunFolder = new_run("x", tmp_path)
     folder.log.write_text('{"type": "session", "id": "s1", "v": 1}\n')
-    with pytest.raises(Unusable, match="still running or killed"):
+    with pytest.raises(UnusableRun, match="still running or killed"):
         episode_of(folder, chat)

@@ -29,7 +29,7 @@ from cuagent.training.checkpoint import (
 )
 from cuagent.training.engine import LocalEngine, Request
 from cuagent.training.metrics import read_metrics
-from cuagent.training.model import logprobs_of, new_actor, new_critic, score, small_config
+from cuagent.training.model import logprobs_of, new_actor, new_critic, per_token, small_config
 from cuagent.training.monitor import Action, Limits
 from cuagent.training.optimize import AdamW, make_optimizer
 from cuagent.training.ppo import PpoConfig, ppo
@@ -52,11 +52,11 @@ def small_actor(seed: int = 0) -> Any:
 def play(actor: Any, episodes: int, seed: int) -> list[Episode]:
     """Both turns of all episodes, batched."""
     engine = LocalEngine(actor, END)
-    luck = np.random.default_rng(seed)
-    asked = luck.choice(list(NUMBERS), episodes).tolist()
+    rng = np.random.default_rng(seed)
+    asked = rng.choice(list(NUMBERS), episodes).tolist()
     prompts = [(2, number, 3) for number in asked]
     first = engine.sample([Request(p, 2, seed * 9973 + i) for i, p in enumerate(prompts)])
-    noise = [tuple(luck.choice(list(NOISE), 3).tolist()) for _ in prompts]
+    noise = [tuple(rng.choice(list(NOISE), 3).tolist()) for _ in prompts]
     longer = [p + f.ids + n for p, f, n in zip(prompts, first, noise, strict=True)]
     second = engine.sample([Request(p, 2, seed * 9973 + 5000 + i) for i, p in enumerate(longer)])
     played = []
@@ -109,18 +109,18 @@ def silent(_: str) -> None: ...
 def test_the_engine_and_the_trainer_agree_on_every_sampled_token() -> None:
     actor = small_actor()
     batch = collate(play(actor, 32, 1))
-    trained = score(actor, batch, 200, logprobs_of)
+    trained = per_token(actor, batch, 200, logprobs_of)
     torch.testing.assert_close(
         trained[batch.action], batch.logprobs[batch.action], atol=1e-5, rtol=0
     )
 
 
 def test_a_requests_tokens_do_not_depend_on_its_company() -> None:
-    engine = LocalEngine(small_actor(), END, most_rows=5)
+    engine = LocalEngine(small_actor(), END, max_rows=5)
     requests = [Request((2, 4 + i % 3) * (1 + i % 4), 3 + i % 9, seed=i) for i in range(12)]
     together = engine.sample(requests)
     assert [engine.sample([r])[0].ids for r in requests] == [s.ids for s in together]
-    assert all(len(s.ids) <= r.most for s, r in zip(together, requests, strict=True))
+    assert all(len(s.ids) <= r.max_tokens for s, r in zip(together, requests, strict=True))
     assert all((s.ids[-1] != END) == s.cut for s in together)
 
 
@@ -241,7 +241,7 @@ def test_ppo_ends_when_it_is_enough_and_a_later_call_goes_on(tmp_path: Path) -> 
     def some(iteration: int) -> list[Episode]:
         return play(actor, 8, iteration)
 
-    first = ppo(actor, critic, some, config, tmp_path, silent, enough=lambda: True)
+    first = ppo(actor, critic, some, config, tmp_path, silent, should_stop=lambda: True)
     assert len(first) == 1
     left = weights(actor)
     again = small_actor()
@@ -352,7 +352,7 @@ def test_a_run_whose_time_is_up_ends_after_a_rewind_too(tmp_path: Path) -> None:
     config = replace(FAST, on_alarm=Action.ROLLBACK, limits=Limits(reward_fall=1.0))
     left = iter([False, True])
     critic = new_critic(actor)
-    found = ppo(actor, critic, collect, config, tmp_path, silent, enough=lambda: next(left))
+    found = ppo(actor, critic, collect, config, tmp_path, silent, should_stop=lambda: next(left))
     assert len(found) == 2
 
 

@@ -20,7 +20,7 @@ from cuagent.training.monitor import NOT_FINITE, Limits, alarms
 from cuagent.training.optimize import AdamW
 from cuagent.training.ppo import PpoConfig, ppo
 from cuagent.training.segments import Episode
-from cuagent.training.trust import draw_back, kl_between, remembered
+from cuagent.training.trust import binary_kl, shrink_step, snapshot
 from tests.training.test_stages import FAST, play, same, silent, small_actor, weights
 
 
@@ -38,10 +38,10 @@ def squared(model: torch.nn.Linear) -> Callable[[], float]:
 
 def test_a_step_too_far_is_halved_until_it_is_not() -> None:
     model = line(0.0)
-    before = remembered(model)
+    before = snapshot(model)
     torch.nn.init.constant_(model.weight, 1.0)
     bias = model.bias.clone()
-    found = draw_back(model, before, squared(model), 0.1)
+    found = shrink_step(model, before, squared(model), 0.1)
     assert found == {"kl_made": 1.0, "kl": 0.0625, "kept": 0.25}
     assert model.weight.item() == 0.25
     assert torch.equal(model.bias, bias)
@@ -49,19 +49,19 @@ def test_a_step_too_far_is_halved_until_it_is_not() -> None:
 
 def test_a_step_within_the_limit_is_left_alone_to_the_bit() -> None:
     model = line(0.0)
-    before = remembered(model)
+    before = snapshot(model)
     torch.nn.init.constant_(model.weight, 0.3)
     made = weights(model)
-    assert draw_back(model, before, squared(model), 0.1)["kept"] == 1
+    assert shrink_step(model, before, squared(model), 0.1)["kept"] == 1
     assert same(made, weights(model))
 
 
 @pytest.mark.parametrize("at", [math.nan, math.inf, 1e9])
 def test_a_step_that_no_halving_mends_is_not_made(at: float) -> None:
     model = line(0.7)
-    before = remembered(model)
+    before = snapshot(model)
     torch.nn.init.constant_(model.weight, at)
-    found = draw_back(model, before, squared(model), 0.1)
+    found = shrink_step(model, before, squared(model), 0.1)
     assert (found["kl"], found["kept"]) == (0.0, 0.0)
     assert not found["kl_made"] < 1e17
     assert same(before, [model.weight])
@@ -69,21 +69,21 @@ def test_a_step_that_no_halving_mends_is_not_made(at: float) -> None:
 
 def test_the_last_halving_counts() -> None:
     model = line(0.0)
-    before = remembered(model)
+    before = snapshot(model)
     torch.nn.init.constant_(model.weight, 64.0)
-    found = draw_back(model, before, squared(model), 1.0)
+    found = shrink_step(model, before, squared(model), 1.0)
     assert found == {"kl_made": 4096.0, "kl": 1.0, "kept": 1 / 64}
 
 
 def test_weights_of_bf16_come_back_as_far_as_the_others() -> None:
     """Halved again and again, steps of one last bit would stay whole."""
     model = torch.nn.Linear(1000, 1, dtype=torch.bfloat16)
-    before = remembered(model)
+    before = snapshot(model)
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.nextafter(p, torch.full_like(p, 9.0)))
     looks = iter([9.0, 9.0, 9.0, 0.0])
-    assert draw_back(model, before, lambda: next(looks), 1.0)["kept"] == 1 / 8
+    assert shrink_step(model, before, lambda: next(looks), 1.0)["kept"] == 1 / 8
     assert same(before, weights(model))
 
 
@@ -96,8 +96,8 @@ def test_the_distance_is_the_divergence_of_each_sampled_token_and_all_others() -
     old, new = torch.tensor([[0.5, 0.9, 0.1, 0.2]]), torch.tensor([[0.25, 0.8, 0.6, 0.9]])
     action = torch.tensor([[True, True, True, False]])
     expected = (kl(0.5, 0.25) + kl(0.9, 0.8) + kl(0.1, 0.6)) / 3
-    assert kl_between(old.log(), new.log(), action) == pytest.approx(expected)
-    assert kl_between(new.log(), old.log(), action) != pytest.approx(expected)
+    assert binary_kl(old.log(), new.log(), action) == pytest.approx(expected)
+    assert binary_kl(new.log(), old.log(), action) != pytest.approx(expected)
 
 
 def test_the_distance_is_never_more_than_that_of_the_whole_vocabulary() -> None:
@@ -106,20 +106,20 @@ def test_the_distance_is_never_more_than_that_of_the_whole_vocabulary() -> None:
     exact = float((old.exp() * (old - new)).sum(-1).mean())
     drawn = torch.distributions.Categorical(logits=old).sample()[..., None]
     tokens = [x.gather(-1, drawn).squeeze(-1) for x in (old, new)]
-    assert 0 < kl_between(*tokens, torch.ones(1, 200, dtype=torch.bool)) < exact
+    assert 0 < binary_kl(*tokens, torch.ones(1, 200, dtype=torch.bool)) < exact
 
 
 def test_a_token_that_is_certain_counts_no_more_than_fp32_can_say() -> None:
     old, new = torch.tensor([[0.9, 0.1]]).log(), torch.log_softmax(torch.tensor([[17.0, 0.0]]), -1)
     exact = float((old.exp() * (old - new)).sum())
-    found = kl_between(old[:, :1], new[:, :1], torch.tensor([[True]]))
+    found = binary_kl(old[:, :1], new[:, :1], torch.tensor([[True]]))
     assert 0.7 * exact < found < exact
 
 
 @pytest.mark.parametrize(("then", "now"), [(-9.0, -0.1), (0.0, -12.0), (-1e-7, 0.0), (0.0, 0.0)])
 def test_one_token_counts_no_more_than_what_can_be_said_of_it(then: float, now: float) -> None:
     yes = torch.tensor([[True]])
-    assert 0 <= kl_between(torch.tensor([[then]]), torch.tensor([[now]]), yes) <= 12.0
+    assert 0 <= binary_kl(torch.tensor([[then]]), torch.tensor([[now]]), yes) <= 12.0
 
 
 def test_ppo_goes_no_further_than_it_may(tmp_path: Path) -> None:
@@ -177,11 +177,11 @@ def shifted(logprobs: tuple[float, ...] | None) -> tuple[float, ...] | None:
 def test_moments_stay_where_a_step_is_drawn_back() -> None:
     model = line(0.0)
     optimizer = torch.optim.AdamW([model.weight], lr=1.0)
-    before = remembered(model)
+    before = snapshot(model)
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()
     moments = copy.deepcopy(optimizer.state_dict())
-    assert draw_back(model, before, squared(model), 0.1)["kept"] < 1
+    assert shrink_step(model, before, squared(model), 0.1)["kept"] < 1
     assert str(optimizer.state_dict()) == str(moments)
 
 

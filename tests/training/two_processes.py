@@ -11,7 +11,7 @@ import torch
 from cuagent.training import parallel
 from cuagent.training.model import load_actor, new_actor, new_critic, save_model, small_config
 from cuagent.training.optimize import AdamW
-from cuagent.training.placement import Placement, copy_weights, place, whole
+from cuagent.training.placement import Placement, copy_weights, place, unshard
 from cuagent.training.ppo import PpoConfig, ppo
 from cuagent.training.rft import RftConfig, rft
 from cuagent.training.segments import read_episodes
@@ -38,7 +38,7 @@ def train(episodes_file: Path, out: Path, placement: Placement, device: str = "c
     )
     ppo(actor, critic, lambda _: episodes, config, out / "ppo", print)
     weights = torch.cat(
-        [whole(p.detach()).flatten() for m in (actor, critic) for p in m.parameters()]
+        [unshard(p.detach()).flatten() for m in (actor, critic) for p in m.parameters()]
     )
     torch.save(weights.cpu(), out / f"weights-{parallel.rank()}.pt")
     save_model(actor, out / "model")
@@ -54,7 +54,7 @@ def main(episodes_file: Path, out: Path, device: str) -> None:
     train(episodes_file, out / "replicated", Placement(), own)
     train(episodes_file, out / "sharded", Placement(sharded=True, recompute=True), own)
     train(episodes_file, out / "begun-by-one", Placement(sharded=True), own)
-    assert parallel.together(parallel.mine(list(range(7)))) == list(range(7))
+    assert parallel.gather_interleaved(parallel.local_share(list(range(7)))) == list(range(7))
     gc.collect()  # sharded models hold the group that is taken down
     parallel.stop()
 
