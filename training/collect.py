@@ -1,8 +1,8 @@
-"""Collecting: a policy plays tasks, iteration by iteration, and its episodes are kept on disk.
+"""Collect episodes: a policy plays tasks, iteration by iteration, and its episodes go to disk.
 
-For: `collect` of the PPO loop, the sets for RFT and value pretraining, and evaluation; all are the
-same thing with other tasks and seeds. Not covered: one episode (`rollout.py`).
-Invariant: a file in `out/episodes` that ends in .jsonl has all episodes of its iteration.
+PPO, the data sets for RFT and value pretraining, and evaluation all use it, with different tasks
+and seeds. Not covered: one episode (`rollout.py`). Invariant: a file `out/episodes/*.jsonl` has all
+episodes of its iteration.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Collector:
-    """Call it with the number of an iteration; the episodes also go to `out/episodes/`."""
+    """Play an iteration when called with its number; write the episodes to `out/episodes/`."""
 
     tasks: Sequence[Task]
     chat: Chat
@@ -54,24 +54,25 @@ class Collector:
     seed: int
     name: str = "policy"
     max_in_flight: int = 256
-    """Episodes in flight, a thread each."""
+    """Number of episodes that run in parallel, one thread each."""
     curriculum: Curriculum | None = None
     """None plays every task equally often."""
     keep_runs: bool = False
     inputs: dict[str, Any] | None = None
-    """What episodes depend on beside their seed, the policy above all. Where it is given, and is
-    the same, a collection goes on from what a kill left of it; else it begins anew."""
+    """Inputs of the episodes other than their seed, such as the policy's digest. If it equals the
+    recorded value, an interrupted collection resumes; otherwise it starts again. None never
+    resumes."""
     say: Say = print
     lost: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, iteration: int) -> list[Episode]:
-        """Raises RecordError where not a single episode has a reward."""
+        """Return the episodes of an iteration. Raises RecordError if no episode has a reward."""
         jobs = parallel.local_share(self._jobs(iteration))
         policy = f"{self.name}@{iteration}"
         partial = self.out / "episodes" / f"{iteration:05d}-{parallel.rank()}.incomplete"
         ended = {} if self.inputs is None else resume_partial(partial, self.inputs)
         if ended:
-            self.say(f"  going on from {len(ended)} episodes in {partial}")
+            self.say(f"  resuming from {len(ended)} episodes in {partial}")
         names = [episode_id(policy, task, seed) for task, seed in jobs]
         todo = [job for job, name in zip(jobs, names, strict=True) if name not in ended]
         progress = Progress(len(jobs), len(ended), partial if self.inputs else None, self.say)
@@ -91,7 +92,7 @@ class Collector:
             for why, count in played.lost.items():
                 self.lost[why] = self.lost.get(why, 0) + count
                 self.say(f"  {count} episodes without a reward: {why}")
-        # None where an episode has no reward: the order is kept.
+        # An episode without a reward stays None until here, so that the order is that of the jobs.
         found = [
             e for e in parallel.gather_interleaved([ended.get(n) for n in names]) if e is not None
         ]
@@ -99,26 +100,26 @@ class Collector:
             raise RecordError(f"no episode of iteration {iteration} has a reward: {self.lost}")
         if parallel.rank() == 0:
             self._write(iteration, found)
-        parallel.barrier()  # what was begun is needed until the whole is there
+        parallel.barrier()  # delete the partial files only when the complete file exists
         partial.unlink(missing_ok=True)
         return found
 
     def _write(self, iteration: int, found: Sequence[Episode]) -> None:
         path = self.out / "episodes" / f"{iteration:05d}.jsonl"
         partial = path.with_suffix(".partial")
-        partial.unlink(missing_ok=True)  # of an attempt that was killed while it wrote
+        partial.unlink(missing_ok=True)  # left by a killed process
         write_episodes(partial, found)
         partial.replace(path)
         if self.curriculum is not None:
             append_outcomes(self.out / "outcomes.jsonl", iteration, found)
 
     def _jobs(self, iteration: int) -> list[tuple[Task, int]]:
-        """(task, seed) of every episode; seeds differ between iterations and episodes."""
+        """Return (task, seed) of every episode; seeds differ between iterations and episodes."""
         by_digest = {task.digest: task for task in self.tasks}
         if self.curriculum is None:
             digests = [list(by_digest)[i % len(by_digest)] for i in range(self.episodes)]
         else:
-            parallel.barrier()  # the first process has written what all read now
+            parallel.barrier()  # wait for the first process to write the outcomes
             past = read_outcomes(self.out / "outcomes.jsonl", iteration)
             shares = task_weights(list(by_digest), past, self.curriculum)
             digests = sample_tasks(shares, self.episodes, self.seed * 7919 + iteration)
@@ -127,8 +128,8 @@ class Collector:
 
 
 class Progress:
-    """Hears of every episode that ends: says now and then how many there are, and keeps each in the
-    file `begun`, if there is one."""
+    """Callback for each finished episode: print progress now and then, append it to `partial` if
+    given."""
 
     def __init__(self, total: int, ended_before: int, partial: Path | None, say: Say) -> None:
         self.all = total
@@ -148,10 +149,12 @@ class Progress:
 
 
 def resume_partial(path: Path, inputs: dict[str, Any]) -> dict[str, Episode]:
-    """The episodes, by id, of a collection that was begun in the same way; the file is made ready
-    for more of them."""
+    """Return the episodes, by id, of an interrupted collection with the same inputs.
+
+    The file is rewritten so that more episodes can be appended.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    inputs = json.loads(json.dumps({"v": VERSION, **inputs}))  # as it is read again
+    inputs = json.loads(json.dumps({"v": VERSION, **inputs}))  # tuples become lists, as in the file
     lines: list[Any] = read_lines(path) if path.exists() else []
     head, *rows = lines or [None]
     found = [episode_from(row) for row in rows] if head == inputs else []

@@ -1,11 +1,10 @@
-"""Continuous batching by transformers: requests join the running batch, and leave it, at any token.
+"""Sample with transformers' continuous batching: requests join and leave the batch at any token.
 
-For: policies with long conversations. Keys and values lie in pages, and what a request has in
-common with one before, all earlier turns of its episode, is not computed again.
-Not covered: samples that can be had again (`LocalEngine`): what comes depends on what shares the
-batch and on when it joined; only its log-probabilities do not.
-Invariant: between two collections nothing is left of it, neither memory nor keys and values of
-weights that have been trained since.
+It suits policies with long conversations. Keys and values are paged, and the common prefix of a
+request with an earlier one (all earlier turns of its episode) is not computed again. Not covered:
+reproducible samples (`LocalEngine`). Tokens depend on which requests share the batch and on when
+they joined; their log-probabilities do not. Invariant: nothing outlives a collection, neither
+memory nor keys and values of old weights.
 """
 
 from __future__ import annotations
@@ -20,18 +19,21 @@ from typing import Any
 from cuagent.training.engine import EngineError, Request, Sampled
 
 POLL_S = 0.2
+"""Seconds between two looks at the results and at the stop event."""
 MEMORY_SHARE = 0.4
-"""Of the memory that is free when it opens, at most: kernels are judged beside it."""
+"""Largest share of the memory that is free at opening; judges use the rest of the GPU."""
 PAGE = 256
-"""Tokens of a page; transformers' own value, which has had two names."""
+"""Tokens of a page. It is transformers' own value, whose name differs between versions."""
 MAX_BATCH_TOKENS = 512
-"""Tokens computed in one pass. Without flash attention each meets the keys of all conversations."""
+"""Tokens computed in one pass. Without flash attention each attends to the keys of all
+conversations."""
 
 
 class ContinuousEngine:
-    """Any number of threads may ask at once, while it is open.
+    """An `Engine` that any number of threads may call while it is open.
 
-    `tokens`: of all conversations that are to be kept beside each other, where that fits.
+    `tokens`: cache size, in tokens of all concurrent conversations; less is used if it does not
+    fit.
     """
 
     needs_batches = False
@@ -47,7 +49,8 @@ class ContinuousEngine:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Raises EngineError where this model, or this transformers, cannot."""
+        """Start the batching thread. Raises EngineError if this model or transformers does not
+        support it."""
         self._manager = self._start_manager()
         stopping = threading.Event()
         reader = threading.Thread(target=self._read, args=(stopping,), daemon=True)
@@ -68,11 +71,11 @@ class ContinuousEngine:
         try:
             try:
                 manager = self._make_manager(-(-self.tokens // PAGE))
-            except MemoryError:  # as many conversations at a time as fit
+            except MemoryError:  # let transformers choose the number of pages that fit
                 manager = self._make_manager(None)
         except (AttributeError, TypeError, ValueError, MemoryError, RuntimeError) as error:
             raise EngineError(
-                f"no continuous batching of this model ({error}); set play.engine=local"
+                f"this model does not support continuous batching ({error}); set play.engine=local"
             ) from error
         manager.start()
         return manager
@@ -84,7 +87,7 @@ class ContinuousEngine:
         generation = GenerationConfig(
             do_sample=self.temperature > 0,
             temperature=self.temperature or None,
-            top_k=0,  # unless told, transformers draws from the likeliest 50 alone
+            top_k=0,  # transformers' default samples from the 50 likeliest tokens only
             top_p=1.0,
             eos_token_id=self.end,
         )
@@ -95,12 +98,14 @@ class ContinuousEngine:
             max_memory_percent=MEMORY_SHARE,
         )
         manager = self.actor.init_continuous_batching(generation, batching)
-        manager.warmup()  # here, and not in its thread, what cannot be is said
+        manager.warmup()  # raises here what would otherwise fail in the thread
         return manager
 
     def _submit(self, request: Request) -> Future[Any]:
         if request.temperature != self.temperature:
-            raise EngineError(f"open for temperature {self.temperature}, not {request.temperature}")
+            raise EngineError(
+                f"the engine samples at temperature {self.temperature}, not {request.temperature}"
+            )
         name = str(next(self._ids))
         future: Future[Any] = Future()
         self._pending[name] = future
@@ -108,15 +113,15 @@ class ContinuousEngine:
         if not self._manager.add_request(
             prompt, request_id=name, max_new_tokens=request.max_tokens
         ):
-            self._fail_all()  # it has ended, and answers nothing any more
+            self._fail_all()  # the manager has stopped and will not answer
         return future
 
     def _read(self, stopping: threading.Event) -> None:
-        """Give every result to who asked for it."""
+        """Give every result to the future of its request."""
         while not stopping.is_set():
             result = self._manager.get_result(timeout=POLL_S)
             if result is not None:
-                # None was told already that it failed.
+                # A request that is missing here was already failed.
                 if (future := self._pending.pop(result.request_id, None)) is not None:
                     future.set_result(result)
             elif not self._manager.is_running():
@@ -126,7 +131,9 @@ class ContinuousEngine:
     def _fail_all(self) -> None:
         for name in list(self._pending):
             if (future := self._pending.pop(name, None)) is not None:
-                future.set_exception(EngineError("continuous batching has ended; see above"))
+                future.set_exception(
+                    EngineError("continuous batching has stopped; see the log above")
+                )
 
     def _sampled(self, found: Any) -> Sampled:
         if found.error is not None:

@@ -1,12 +1,11 @@
-"""From run logs to training episodes, and which of them are held out.
+"""Convert run logs to training episodes, and split off the held-out tasks.
 
-For: every run of `cuagent optimize` and every rollout; one reader for both. A run whose sampler
-returned token ids becomes a native record of exactly those ids. A run of an API model, of which
-only the text is known, is rendered once with the target's own chat template; it has no log-
-probabilities and therefore serves RFT only.
-Not covered: which episodes are worth imitating (`filters.py`).
-Invariant: what was sampled is decided by the recording (`Message.sampled`, the token trace), never
-by looking for markers in rendered text.
+One reader serves runs of `cuagent optimize` and rollouts. A run whose sampler returned token ids
+becomes a native record of exactly those ids. A run of an API model, of which only the text is
+known, is rendered once with the model's chat template; it has no log-probabilities and therefore
+serves RFT only. Not covered: which episodes to imitate (`filters.py`). Invariant: the recording
+(`Message.sampled`, the token trace) decides which tokens were sampled, never markers in rendered
+text.
 """
 
 from __future__ import annotations
@@ -32,18 +31,19 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Loaded:
-    """Episodes, and how many runs were left out for which reason."""
+    """Episodes, and the number of skipped runs by reason."""
 
     episodes: tuple[Episode, ...]
     left_out: Mapping[str, int]
 
 
 class UnusableRun(Exception):
-    """This run cannot become an episode; the text says why, in a few words that can be counted."""
+    """A run that cannot become an episode; the text gives the reason in a few words, to be counted."""
 
 
 def load_runs(root: Path, chat: Chat) -> Loaded:
-    """Episodes of all runs under `root`. Raises record.RecordError where a log cannot be read."""
+    """Load the episodes of all runs under `root`. Raises record.RecordError if a log cannot be
+    read."""
     episodes, left_out = [], Counter[str]()
     for folder in list_runs(root):
         try:
@@ -54,7 +54,7 @@ def load_runs(root: Path, chat: Chat) -> Loaded:
 
 
 def episode_of(folder: RunFolder, chat: Chat) -> Episode:
-    """The episode in one run. Raises Unusable or record.RecordError."""
+    """Return the episode of one run. Raises UnusableRun or record.RecordError."""
     records = read_records(folder)
     if not records or records[0]["type"] != "session":
         raise UnusableRun("no session")
@@ -99,17 +99,17 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
 
 
 def why_it_ended(end: Record) -> str:
-    """A few words: an engine without memory fails many episodes at once, and must be seen."""
+    """Return the stop reason and the error, shortened: an engine without memory fails many
+    episodes."""
     error = " ".join((end["error"] or "").split())
     return f"{end['stop']}: {error[:200]}" if error else str(end["stop"])
 
 
 def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:
-    """The ids as they were sampled.
+    """Return the ids as they were sampled.
 
-    A call's prompt that begins with everything before it goes on in the same context; any other
-    (the conversation was compacted, or a step undone) opens a new one, whose prompt is not trained
-    again.
+    A call whose prompt extends all earlier ids continues the same context. Any other prompt (after
+    a compaction or an undone step) opens a new context and is not trained on again.
     """
     found: list[Segment] = []
     stream: tuple[int, ...] = ()
@@ -117,9 +117,7 @@ def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:
     for number, trace in enumerate(traces, start=1):
         tokens = trace.get("tokens")
         if not tokens or not tokens["completion"]:
-            raise RecordError(
-                f"run {run}, call {number}: no token ids though other calls have them"
-            )
+            raise RecordError(f"run {run}, call {number}: no token ids, but other calls have them")
         prompt, completion = tuple(tokens["prompt"]), tuple(tokens["completion"])
         if stream and prompt[: len(stream)] == stream:
             kind, new = Kind.OBSERVATION, prompt[len(stream) :]
@@ -136,7 +134,7 @@ def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:
 def text_segments(
     windows: Sequence[Window], tools: Sequence[ToolSpec], chat: Chat
 ) -> tuple[Segment, ...]:
-    """Each window of the conversation rendered with the target's template."""
+    """Render each window of the conversation with the model's template."""
     return tuple(
         replace(segment, context=context)
         for context, window in enumerate(windows)
@@ -145,7 +143,7 @@ def text_segments(
 
 
 def calls_of(messages: Window, tools: Sequence[ToolSpec]) -> tuple[Call, ...]:
-    """Every call that was sampled, judged against the tools that the run had."""
+    """Return every sampled call, checked against the tools of the run."""
     schemas = {t.name: t.schema for t in tools}
     found: list[Call] = []
     for turn, record in enumerate(r for r in messages if r["sampled"]):
@@ -158,7 +156,7 @@ def calls_of(messages: Window, tools: Sequence[ToolSpec]) -> tuple[Call, ...]:
 
 
 def arguments_fit(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the tool itself would take the arguments."""
+    """Return True if the tool accepts the arguments."""
     try:
         parse(call.arguments, schemas[call.name])
     except ToolError:
@@ -169,7 +167,7 @@ def arguments_fit(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
 def figures_of(
     records: Sequence[Record], traces: Sequence[Record], end: Record
 ) -> dict[str, float]:
-    """Measured facts for reports."""
+    """Return measured facts for reports."""
     found = {
         "cut_turns": float(sum(r["finish"] == Finish.LENGTH for r in traces)),
         "attempts": float(sum(r["type"] == "attempt" for r in records)),
@@ -184,20 +182,21 @@ def figures_of(
 
 
 def is_heldout(task: str, share: float, salt: str = "cuagent") -> bool:
-    """Whether a task (by digest) is held out: the same on every machine and in every stage."""
+    """Return True if a task (by digest) is held out; the same on every machine and in every stage."""
     h = hashlib.sha256(f"{salt}:{task}".encode()).digest()
     return int.from_bytes(h[:8], "big") < share * 2**64
 
 
 def split(episodes: Iterable[Episode], share: float) -> tuple[list[Episode], list[Episode]]:
-    """(train, held out), by task: no task has episodes in both.
+    """Split episodes into (train, held out) by task: no task has episodes in both.
 
-    Raises RecordError where nothing is left to train on.
+    Raises RecordError if nothing is left to train on.
     """
     train: list[Episode] = []
     heldout: list[Episode] = []
     for episode in episodes:
         (heldout if is_heldout(episode.task, share) else train).append(episode)
     if heldout and not train:
-        raise RecordError("every episode is of a task that is held out; set heldout lower")
+        raise RecordError("the task of every episode is held out; set heldout lower")
+
     return train, heldout
