@@ -133,7 +133,7 @@ def ppo_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def compare_with_full(full: Path, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Return the end points of the arm and of the full method over the seeds that the arm finished."""
+    """Return the end points of the arm and the full method over the arm's finished seeds."""
     done = [seed for seed in seeds if read_evaluation(out / f"seed-{seed}", "ppo")]
     if not done:
         return {"seeds": []}

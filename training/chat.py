@@ -240,7 +240,7 @@ TEMPLATE = """\
 {%- if add_generation_prompt -%}
 <|im_start|>assistant
 {% endif -%}"""
-"""ChatML with Hermes calls and without tool schemas: a small model learns the tools from examples."""
+"""ChatML with Hermes calls, without tool schemas: a small model learns the tools from examples."""
 
 SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 
@@ -251,7 +251,7 @@ class Pieces(StrEnum):
     WORDS = "words"
     """A word, a number, an operator."""
     LINES = "lines"
-    """A line. A kernel is then about twenty tokens, so that two cores can train on it in minutes."""
+    """A line. A kernel is then about twenty tokens, and two cores can train on it in minutes."""
 
 
 SPLITS = {

@@ -102,7 +102,10 @@ def ignore_single_process_warning() -> Iterator[None]:
 
 
 def latest_checkpoint(out: Path) -> Path | None:
-    """Return the newest complete checkpoint under `out`, or None. All processes call it together."""
+    """Return the newest complete checkpoint under `out`, or None.
+
+    All processes call it together.
+    """
     newest = max(out.glob("step-*"), default=None)
     # No process may write a new checkpoint before all have listed the folder.
     parallel.barrier()

@@ -283,7 +283,7 @@ def needs_extra() -> None:
 
 
 def choose_device(name: str) -> str:
-    """Return cpu or cuda; `auto` prefers a GPU. Raises ConfigError if the device is not available."""
+    """Return cpu or cuda; `auto` prefers a GPU. Raises ConfigError if it is not available."""
     from cuagent.training.config import ConfigError
 
     if name == "cpu":

@@ -38,7 +38,7 @@ class Loaded:
 
 
 class UnusableRun(Exception):
-    """A run that cannot become an episode; the text gives the reason in a few words, to be counted."""
+    """A run that cannot become an episode; the text is a short reason that can be counted."""
 
 
 def load_runs(root: Path, chat: Chat) -> Loaded:
@@ -182,7 +182,7 @@ def figures_of(
 
 
 def is_heldout(task: str, share: float, salt: str = "cuagent") -> bool:
-    """Return True if a task (by digest) is held out; the same on every machine and in every stage."""
+    """Return True if a task (by digest) is held out: on every machine, in every stage the same."""
     h = hashlib.sha256(f"{salt}:{task}".encode()).digest()
     return int.from_bytes(h[:8], "big") < share * 2**64
 

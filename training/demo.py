@@ -1,12 +1,13 @@
-"""The whole way in one command: a small decoder learns to write kernels from nothing.
+"""Run the whole training method in one command: a small decoder learns to write kernels from
+scratch.
 
     teacher ─▶ base ─▶ plays ─▶ filter ─▶ RFT ─▶ plays ─▶ value pretraining ─▶ PPO
 
-No download, no key: tokenizer and weights are made on the spot, tasks come from `gym.py`, every
-kernel is compiled and judged for real. Each stage leaves a folder and is skipped when it is done,
-so an interrupted demonstration goes on where it was. Held-out tasks are compositions that neither
-the teacher nor the policy was shown; they are played after each stage.
-Not covered: what holds over several seeds (`trial.py`).
+It needs no download and no key: tokenizer and weights are created locally, tasks come from
+`gym.py`, and every kernel is compiled and judged. Each stage writes a folder and is skipped if that
+exists, so an interrupted demonstration resumes. Held-out tasks are compositions that neither the
+teacher nor the policy has seen; they are played after each stage. Not covered: comparisons over
+several seeds (`trial.py`).
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ from cuagent.training.value import pretrain_value
 Say = Callable[[str], None]
 TOOLS = (write.TOOL, verify.TOOL, submit.TOOL)
 IMITATED_SHARE = 0.5
-"""Of the episodes of further RFT, what it imitates: they repeat themselves, and some are wrong."""
+"""Share of further RFT's episodes that it imitates; the others are duplicates or wrong."""
 WHOLE_EPISODE_SHARE = 0.25
-"""Of what the base policy is shown: whole episodes, which are few, are shown again and again."""
+"""Share of whole episodes in the base policy's data. They are few, so they are repeated."""
 
 
 @dataclass
@@ -75,23 +76,23 @@ class Demo:
 
     config: DemoConfig
     device: str
-    """Where the policy is sampled and trained."""
+    """Device on which the policy is sampled and trained."""
     out: Path
     pool: Pool
     shared: Path
-    """Where tasks and demonstrations lie; other seeds use the same."""
+    """Folder of the tasks and demonstrations, which all seeds use."""
     say: Say = print
     end: float | None = None
-    """When all is to be over, by time.time(): PPO leaves out iterations. None: it makes them all.
-    """
+    """Time limit by time.time(): PPO makes fewer iterations to meet it. None means no limit."""
     device_lock: DeviceLock = field(default_factory=DeviceLock)
-    """Of `device`: nothing is timed there while it trains or samples."""
+    """Lock of `device`: no kernel is timed there while the policy trains or samples."""
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.out, self.end)
 
     def run(self) -> dict[str, Metrics]:
-        """Evaluations on held-out tasks by stage. Raises RecordError, ConfigError, PoolError."""
+        """Return the evaluations on held-out tasks by stage. Raises RecordError, ConfigError,
+        PoolError."""
         c = self.config
         train, heldout = self.tasks()
         with self.budget.stage("teacher"):
@@ -101,19 +102,19 @@ class Demo:
         def evaluated(name: str, actor: Any) -> None:
             results[name] = self.evaluate(name, heldout, chat, actor)
 
-        # Base: imitates everything that the teacher did, its mistakes too.
+        # Base: imitates everything that the teacher did, including its mistakes.
         with self.budget.stage("base"):
             actor = self.actor("base", chat, None, self.train_base)
         evaluated("base", actor)
 
-        # RFT: imitates the best of what the base did itself.
+        # RFT: imitates the best of the base policy's own episodes.
         with self.budget.stage("rft played"):
             mine = self.sample_episodes("rft", train, chat, actor, c.rft_episodes, 1)
         with self.budget.stage("rft"):
             actor = self.actor("rft", chat, actor, lambda a, out: self.run_rft(a, mine, out))
         evaluated("rft", actor)
 
-        # Value pretraining: on everything that the refined policy does.
+        # Value pretraining: on all episodes of the policy after RFT.
         with self.budget.stage("value"):
             theirs = self.sample_episodes("value", train, chat, actor, c.value_episodes, 2)
             critic = self.critic(actor, theirs)
@@ -123,12 +124,13 @@ class Demo:
         evaluated("ppo", actor)
 
         (self.out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-        self.say(f"where the time went: {self.budget.summary()}")
-        self.say(f"{self.pool.judged} kernels judged, {self.pool.cache_hits} remembered")
+        self.say(f"time by stage: {self.budget.summary()}")
+        self.say(f"{self.pool.judged} kernels judged, {self.pool.cache_hits} from the cache")
         return results
 
     def run_ppo_stage(self, train: Sequence[Task], chat: Chat, actor: Any, critic: Any) -> Any:
-        """The actor after PPO; its collector sees it as it is trained: each iteration on policy."""
+        """Return the actor after PPO. The collector samples the actor in training: PPO is on
+        policy."""
         c, folder = self.config, self.out / "ppo"
         if not (folder / "model").exists():
             initial = load_actor(self.out / "rft" / "model") if c.ppo.kl_weight else None
@@ -156,11 +158,13 @@ class Demo:
         return load_actor(folder / "model").to(self.device)
 
     def run_further_rft(self) -> Metrics:
-        """The arm that PPO is compared with: RFT on and on, from where PPO started.
+        """Run the arm that PPO is compared with: more rounds of RFT from the policy where PPO
+        started.
 
-        In each round the policy plays, and imitates all that went well so far, each as often as
-        the first RFT did; all rounds together judge as many episodes as value pretraining and PPO
-        did. A round for which there is no time is left out: `trial.json` counts the episodes.
+        In each round the policy plays, then imitates all good episodes so far, with as many steps
+        per episode as the first RFT. All rounds together judge as many episodes as value
+        pretraining and PPO. A round is skipped if the time runs out; `trial.json` counts the
+        episodes.
         """
         c = self.config
         train, heldout = self.tasks()
@@ -176,9 +180,9 @@ class Demo:
                 seen += self.sample_episodes(name, train, chat, actor.eval(), each, 4 + number)
                 self.run_rft(actor, seen, self.out / name, of=funnel["kept"])
                 self.budget.write()
-                rest = c.more_rounds - number - 1
-                if rest and time.time() - begun > self.budget.remaining():
-                    self.say(f"no time for more than {number + 1} rounds of further RFT")
+                rounds_left = c.more_rounds - number - 1
+                if rounds_left and time.time() - begun > self.budget.remaining():
+                    self.say(f"time limit: further RFT ends after {number + 1} rounds")
                     break
 
         start = load_actor(self.out / "rft" / "model").to(self.device)
@@ -187,9 +191,10 @@ class Demo:
         return self.evaluate("more", heldout, chat, actor)
 
     def out_of_time(self) -> bool:
-        """Whether PPO's time is up: one more iteration and what is to follow would not fit."""
+        """Return True if one more PPO iteration and the stages after PPO would exceed the time
+        limit."""
         c = self.config
-        # RFT's and not the first one's: in that tasks were opened.
+        # Use RFT's evaluation: the first one also includes the time to open the tasks.
         evaluated = json.loads((self.out / "rft" / "evaluation.json").read_text("utf-8"))
         iterations = read_metrics(self.out / "ppo" / "metrics.jsonl")
         more = (c.value_episodes + len(iterations) * c.ppo_episodes) / c.rft_episodes
@@ -200,22 +205,25 @@ class Demo:
         )
 
     def tasks(self) -> tuple[list[Task], list[Task]]:
-        """For training, held out."""
+        """Return the tasks (for training, held out)."""
         g = self.config.gym
-        # The seed of the run must not choose the tasks: seeds are compared on the same ones.
+        # Independent of the run's seed: seeds are compared on the same tasks.
         chains = make_chains(g.chain, g.train + g.heldout, seed=0)
         if len(chains) < g.train + g.heldout:
-            raise RecordError(f"only {len(chains)} chains of {g.chain} operators; ask for fewer")
+            raise RecordError(
+                f"only {len(chains)} chains of {g.chain} operators exist; lower gym.train"
+            )
         found = make_tasks(self.shared / "tasks", chains, self.config.kernels, g.rows)
         return found[: g.train], found[g.train :]
 
     # The stages.
 
     def run_teacher(self, train: Sequence[Task], heldout: Sequence[Task]) -> Chat:
-        """The teacher's part, done once; the tokenizer that its texts made."""
+        """Create the teacher's episodes and the tokenizer if they are missing; return the
+        tokenizer."""
         folder = self.shared / "demonstrations"
         if not (folder / "tokenizer").exists():
-            shutil.rmtree(folder, ignore_errors=True)  # an interrupted one would count twice
+            shutil.rmtree(folder, ignore_errors=True)  # remove partial files, which are appended to
             demonstrate(self.config, self.pool, self.play(), train, heldout, folder, self.say)
         return load_chat(folder / "tokenizer")
 
@@ -240,13 +248,16 @@ class Demo:
     def run_rft(
         self, actor: Any, episodes: Sequence[Episode], out: Path, of: int | None = None
     ) -> None:
-        """As many steps as are set; where they were for `of` episodes, in proportion to them."""
+        """Train on the filtered episodes for the configured steps.
+
+        If `of` is given, the steps are for `of` episodes and scale with the number of episodes.
+        """
         kept, funnel = filter_episodes(episodes, self.config.filters)
         for line in funnel.lines():
             self.say(f"  {line}")
         (out / "funnel.json").write_text(json.dumps(asdict(funnel)), encoding="utf-8")
         if not kept:
-            raise RecordError("no episode is worth imitating; train the base policy for longer")
+            raise RecordError("no episode passes the filters; increase base.steps")
         settings = self.with_seed(self.config.rft)
         steps = math.ceil(settings.steps * len(kept) / of) if of else settings.steps
         rft(actor, kept, [], replace(settings, steps=steps), out, self.say, self.device_guard)
@@ -264,7 +275,7 @@ class Demo:
         return load_critic(folder / "model").to(self.device)
 
     def evaluate(self, name: str, heldout: Sequence[Task], chat: Chat, actor: Any) -> Metrics:
-        """What a policy does on held-out tasks."""
+        """Play the held-out tasks with a policy and return the metrics."""
         path = self.out / name / "evaluation.json"
         if not path.exists():
             n = self.config.evaluation_episodes * len(heldout)
@@ -284,7 +295,8 @@ class Demo:
 
     @contextmanager
     def device_guard(self) -> Iterator[None]:
-        """While the device computes for us; nothing is left to do there afterwards."""
+        """Hold the device lock (shared) while the device computes; synchronize before the
+        release."""
         with self.device_lock.shared():
             try:
                 yield
@@ -293,11 +305,11 @@ class Demo:
                     torch.cuda.synchronize(self.device)
 
     def with_seed(self, config: Any) -> Any:
-        """The settings of a stage with the seed of this run."""
+        """Return the settings of a stage with the seed of this run."""
         return replace(config, seed=self.config.seed)
 
     def actor(self, name: str, chat: Chat, before: Any, work: Callable[[Any, Path], None]) -> Any:
-        """The actor after a stage: trained on from `before` (None: from random weights)."""
+        """Return the actor after a stage, trained from `before` (None: from random weights)."""
         folder = self.out / name
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "model").exists():
@@ -312,20 +324,21 @@ class Demo:
     def sample_episodes(
         self, name: str, tasks: Sequence[Task], chat: Chat, actor: Any, episodes: int, part: int
     ) -> list[Episode]:
-        """Episodes of the actor for a stage, sampled once and then read from disk."""
+        """Return episodes of the actor for a stage; they are sampled once and then read
+        from disk."""
         folder = self.out / name / "sampled"
         path = folder / "episodes" / "00000.jsonl"
         if not path.exists():
             self.collector(tasks, chat, actor, folder, episodes, part)(0)
         found = list(read_episodes(path))
         m = episode_metrics(found)
-        self.say(f"{name}: {len(found)} episodes of reward {m['reward']:+.2f} to learn from")
+        self.say(f"{name}: {len(found)} episodes of mean reward {m['reward']:+.2f}")
         return found
 
     def collector(
         self, tasks: Sequence[Task], chat: Chat, actor: Any, out: Path, episodes: int, part: int
     ) -> Collector:
-        """`part` keeps the seeds of different sets apart."""
+        """Return a collector; `part` separates the seeds of different data sets."""
         engine = LocalEngine(actor.eval(), chat.end, guard=self.device_guard)
         seed = self.config.seed * 100 + part
         return Collector(
@@ -339,12 +352,14 @@ class Demo:
 
 
 def run_demo(config: DemoConfig, device: str, out: Path, say: Say) -> dict[str, Metrics]:
-    """The demonstration in `out`; what is there already is not done again. Raises ConfigError where
-    other settings made it."""
+    """Run the demonstration in `out`; skip finished stages.
+
+    Raises ConfigError if the folder was made with other settings.
+    """
     open_manifest(out, "demo", {}, fixed_settings(config))
     end = None if config.minutes is None else time.time() + 60 * config.minutes
-    # What a small decoder computes is too short to share: threads would wait for each other, and
-    # on a busy machine ten times as long as they work.
+    # A small decoder's operations are too short for several threads: on a busy machine threads
+    # would wait for each other ten times as long as they compute.
     torch.set_num_threads(1)
     where = training_devices(config, device)[0]
     with open_pool(config, out) as pool:
@@ -353,10 +368,10 @@ def run_demo(config: DemoConfig, device: str, out: Path, say: Say) -> dict[str, 
 
 @contextmanager
 def open_pool(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
-    """The pool that a configuration asks for; it remembers what it judged in `out`.
+    """Open the pool that the settings ask for; its cache file is in `out` by default.
 
-    Meanwhile this process, and what it starts, keeps off the processors that judge, if others are
-    left: what trains and what compiles would disturb them.
+    Meanwhile this process and its children avoid the cores that judge, if other cores exist:
+    training and compiling would disturb the timing.
     """
     out.mkdir(parents=True, exist_ok=True)
     if config.rehearsal:
@@ -380,22 +395,27 @@ def open_pool(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
 
 
 def fitting_judges_per_gpu(config: DemoConfig) -> int:
-    """Owners of each GPU: fewer than are asked for where together they could not hold all tasks
-    open, for opening one again takes longer than owners save."""
+    """Return the number of judging processes per GPU: at most `beside`.
+
+    It is lower if the processes together could not keep all tasks open: opening a task again costs
+    more than a further process saves.
+    """
     if config.kernels is not Device.CUDA or config.beside == 1:
         return config.beside
     known = [gpu_memory(n) for n in config.gpus]
     total = min((size for size in known if size is not None), default=0)
     if None in known or not total:
-        return config.beside  # whoever opens a task there is told
+        return config.beside  # opening a task there reports the error
     tasks = math.ceil((config.gym.train + config.gym.heldout) / len(config.gpus))
     fit = [n for n in range(1, config.beside + 1) if n * max_open_tasks(total, n) >= tasks]
     return max(fit, default=1)
 
 
 def training_devices(config: DemoConfig, device: str) -> list[str]:
-    """Devices for seeds to train on: all GPUs but those that time kernels; where there are no
-    others those, by turns (`turns`)."""
+    """Return the devices on which seeds train.
+
+    These are all GPUs that time no kernels; if there are none, the timing GPUs, shared by a lock.
+    """
     if device != "cuda":
         return [device]
     timing = config.gpus if config.kernels is Device.CUDA else ()
@@ -404,20 +424,20 @@ def training_devices(config: DemoConfig, device: str) -> list[str]:
 
 
 def lock_for(config: DemoConfig, pool: JudgePool | Rehearsal, place: str) -> DeviceLock:
-    """What whoever trains at a place has to heed: kernels may be timed on the same GPU."""
+    """Return the lock that training on `place` must hold: kernels may be timed on the same GPU."""
     timing = {f"cuda:{n}": n for n in config.gpus} if config.kernels is Device.CUDA else {}
     return pool.device_lock(timing[place]) if place in timing else DeviceLock()
 
 
 def judging_cores(config: DemoConfig) -> list[int]:
-    """The processors that judge: of different physical cores where there are enough."""
+    """Return the cores that judge, on different physical cores if there are enough."""
     if not config.cores:
         return []
     return sorted(cores_for(config.cores) or os.sched_getaffinity(0))[: config.cores]
 
 
 def save_policy(actor: Any, chat: Chat, folder: Path) -> None:
-    """A Hugging Face folder with the tokenizer."""
+    """Save a Hugging Face folder with the tokenizer."""
     with atomic_folder(folder) as partial:
         save_model(actor, partial)
         chat.save(partial)

@@ -1,9 +1,9 @@
-"""The teacher's part of the demonstration: what the base policy is shown, and the tokenizer.
+"""Create the data of the base policy: the teacher's episodes, and the tokenizer.
 
-    whole episodes, judged for real  +  first turns on chains at random, written down  ─▶  texts
+    whole episodes, judged  +  first turns on random chains, not judged  ─▶  texts
 
-Both are done once, for all seeds. No first turn is on a held-out chain.
-Not covered: how the teacher writes and errs (`teacher.py`), imitation of it (`demo.py`).
+Both are created once, for all seeds. No first turn is on a held-out chain. Not covered: how the
+teacher writes and errs (`teacher.py`), imitation of it (`demo.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cuagent.training.segments import Episode, write_episodes
 from cuagent.training.teacher import Teacher, teacher_of
 
 TOKENIZER_CONVERSATIONS = 1000
-"""Conversations that the tokenizer learns from."""
+"""Number of first turns that train the tokenizer, in addition to all whole episodes."""
 
 
 def demonstrate(
@@ -59,27 +59,27 @@ def demonstrate(
     with ThreadPoolExecutor(32) as threads:
         folders = list(threads.map(one, range(config.demonstrations)))
     first = list(first_turns(config, {chain_of(task) for task in heldout}))
-    conversations_ = [*conversations(folders), *first[:TOKENIZER_CONVERSATIONS]]
+    dialogues = [*conversations(folders), *first[:TOKENIZER_CONVERSATIONS]]
     d = config.decoder
-    chat = train_tokenizer(rendered(conversations_), d.vocabulary, d.pieces)
+    chat = train_tokenizer(rendered(dialogues), d.vocabulary, d.pieces)
     loaded = load_runs(runs, chat)
-    # In the order of the teacher's seeds: names of runs, and so theirs, depend on the clock.
+    # Sort by the teacher's seeds: the names of runs depend on the clock.
     position = {folder.id: n for n, folder in enumerate(folders)}
     whole = sorted(loaded.episodes, key=lambda episode: position[episode.id])
     write_episodes(out / "episodes.jsonl", whole)
     turns = [as_episode(n, messages, play, chat) for n, messages in enumerate(first)]
     write_episodes(out / "first.jsonl", turns)
-    with atomic_folder(out / "tokenizer") as partial:  # last: it says that the stage is done
+    with atomic_folder(out / "tokenizer") as partial:  # last: it marks the stage as done
         chat.save(partial)
     m = episode_metrics(loaded.episodes)
     say(
         f"teacher: reward {m['reward']:+.2f}, correct {m['correct']:.0%}, "
-        f"{m['action_tokens']:.0f} tokens sampled of {m['tokens']:.0f} an episode"
+        f"{m['action_tokens']:.0f} of {m['tokens']:.0f} tokens sampled per episode"
     )
 
 
 def first_turns(config: DemoConfig, heldout: set[Chain]) -> Iterator[list[Message]]:
-    """What the teacher does first on chains at random, none of them held out."""
+    """Yield the teacher's first turns on random chains that are not held out."""
     rng, kernels = random.Random(0), config.kernels
     n = 0
     while n < config.first_turns:
@@ -90,23 +90,24 @@ def first_turns(config: DemoConfig, heldout: set[Chain]) -> Iterator[list[Messag
 
 
 def conversations(runs: Sequence[RunFolder]) -> list[list[Message]]:
-    """What was said in each run."""
+    """Return the messages of each run."""
     return [
         [message_of(r) for r in read_records(folder) if r["type"] == "message"] for folder in runs
     ]
 
 
-def rendered(conversations_: Sequence[Sequence[Message]]) -> Iterator[str]:
-    """Conversations as the tokenizer will see them, to learn from."""
+def rendered(dialogues: Sequence[Sequence[Message]]) -> Iterator[str]:
+    """Yield conversations as text for training the tokenizer."""
     tokenizer = train_tokenizer([], 300)
-    for messages in conversations_:
+    for messages in dialogues:
         text = tokenizer.render([template_message(m) for m in messages])
-        # Special tokens cut text anyway; the words between them are what is to be learned.
+        # Special tokens split text anyway; BPE learns only the text between them.
         yield re.sub(r"</?tool_call>|<\|im_\w+\|>", "\n", text)
 
 
 def as_episode(number: int, messages: Sequence[Message], play: Play, chat: Chat) -> Episode:
-    """Text of the teacher to imitate. It was never judged: the reward means nothing."""
+    """Return an episode of the teacher's text to imitate. It was never judged; its reward is
+    unused."""
     segments = chat.segments(messages, [tool.spec for tool in play.tools])
     return Episode(
         f"first-{number}", "", "", segments, 0.0, "not played", tokenizer=chat.fingerprint

@@ -1,14 +1,14 @@
-"""Sampling from token ids to token ids and their log-probabilities.
+"""Sample token ids and their log-probabilities from token ids.
 
-For: the ways to sample an actor, behind one protocol. `LocalEngine` decodes the very model that is
-trained, so sampler and trainer agree to the last bits and no weights are copied; its tokens depend
-on a request's seed, not on what shares the batch (up to rounding). `ContinuousEngine`, in
-`continuous.py`, lets requests come and go and keeps what conversations have said. `ServerEngine`,
-in `server.py`, asks a server that takes and returns token ids (vLLM, SGLang).
-Not covered: text and chat templates (`chat.py`), batching of concurrent episodes (`rollout.py`).
+One protocol has three engines. `LocalEngine` decodes the model in training itself, so sampler and
+trainer agree to the last bits and no weights are copied; its tokens depend on a request's seed, not
+on the rest of the batch (up to rounding). `ContinuousEngine` (`continuous.py`) lets requests join
+and leave the batch and caches conversations. `ServerEngine` (`server.py`) asks a server that takes
+and returns token ids (vLLM, SGLang). Not covered: text and chat templates (`chat.py`), batching of
+concurrent episodes (`rollout.py`).
 
-Invariant: `logprobs` are those of the distribution that was sampled from, at temperature 1 the
-model's own; in training nothing (top-p, top-k) warps it, or the ratios of PPO would be wrong.
+Invariant: `logprobs` belong to the distribution that was sampled from; at temperature 1 that is the
+model's own. Training uses no top-p or top-k, which would make the ratios of PPO wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 DeviceGuard = Callable[[], AbstractContextManager[None]]
-"""What is held while a device computes, for who may not do so at any time."""
+"""A context to hold while a device computes, if others time kernels on it."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Request:
 
     prompt: tuple[int, ...]
     max_tokens: int
-    """Tokens at most."""
+    """Largest number of tokens to sample."""
     seed: int
     temperature: float = 1.0
     """0 takes the likeliest token."""
@@ -40,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What came of a request: `ids` includes the end-of-turn token unless `cut` by length."""
+    """The result of a request; `ids` end with the end-of-turn token unless `cut` by length."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -51,31 +51,34 @@ class Engine(Protocol):
     """Samples continuations."""
 
     needs_batches: bool
-    """Whether it wants the requests of all threads in one call; else each thread may ask alone."""
+    """True if the requests of all threads must come in one call; otherwise each thread may call
+    alone."""
 
     def open(self) -> AbstractContextManager[None]:
-        """While it lasts the engine answers, and nobody changes the weights; what is asked still
-        when it ends fails. Raises EngineError."""
+        """Start the engine; inside this context it answers and the weights must not change.
+
+        Requests that are pending at the end fail. Raises EngineError.
+        """
         ...
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
-        """One result for each request, in their order. Raises EngineError."""
+        """Return one result for each request, in order. Raises EngineError."""
         ...
 
 
 class EngineError(Exception):
-    """The engine cannot answer. One line with what to do."""
+    """A failure of the engine. One line with the remedy."""
 
 
 class LocalEngine:
-    """Batched decoding of a transformers model in this process."""
+    """Decode batches with a transformers model in this process."""
 
     needs_batches = True
 
     def __init__(
         self, actor: Any, end: int, max_rows: int = 256, guard: DeviceGuard = nullcontext
     ) -> None:
-        """`turn` is taken for each batch, where others time on the actor's device."""
+        """Take `guard` for each batch, if kernels are timed on the actor's device."""
         self.actor = actor
         self.end = end
         self.max_rows = max_rows
@@ -91,7 +94,7 @@ class LocalEngine:
             self._over = True
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
-        # Equal lengths beside each other: less padding, and rows end at similar times.
+        # Sort by length: less padding, and rows of a batch end at similar times.
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt))
         results: dict[int, Sampled] = {}
         for at in range(0, len(order), self.max_rows):
@@ -116,7 +119,7 @@ class LocalEngine:
         longest = max(r.max_tokens for r in requests)
         limits = torch.tensor([r.max_tokens for r in requests], device=device)
         temperatures = torch.tensor([r.temperature for r in requests], device=device)
-        # One number a step and request, drawn beforehand from the request's own seed.
+        # One number for each step and request, drawn in advance from the request's seed.
         draws = np.stack([np.random.default_rng(r.seed).random(longest) for r in requests])
         uniform = torch.from_numpy(draws).to(device)
 
@@ -148,7 +151,7 @@ class LocalEngine:
             left = int(going.sum())
             if left == 0:
                 break
-            if left <= len(rows) // 2:  # drop rows that are done: the tail is short of company
+            if left <= len(rows) // 2:  # drop finished rows when half are done
                 kept = going.nonzero().flatten()
                 cache.batch_select_indices(kept)
                 rows, chosen, real, position_ids = (
@@ -171,16 +174,17 @@ class LocalEngine:
 
 
 def sample_tokens(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """(token [n], log-probability [n]) by the inverse of the distribution function at `u` [n].
+    """Sample by inverting the distribution function at `u` [n]; return (token, log-probability),
+    each [n].
 
-    `logits` [n, V], `temperature` [n]. In fp64, so that rare tokens of a large vocabulary keep
-    their share.
+    `logits` [n, V], `temperature` [n]. Computed in fp64, so that rare tokens of a large vocabulary
+    keep their share.
     """
     greedy = temperature == 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
     logp = torch.log_softmax(scaled, -1)
     reach = logp.double().exp().cumsum(-1)
-    # The last entry misses 1 by rounding; u in [0, 1) is scaled to it.
+    # The last entry differs from 1 by rounding, so u in [0, 1) is scaled by it.
     drawn = torch.searchsorted(reach, (u * reach[:, -1])[:, None], right=True).flatten()
     drawn = drawn.clamp(max=logits.shape[1] - 1)
     token = torch.where(greedy, logits.argmax(-1), drawn)

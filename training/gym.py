@@ -1,11 +1,11 @@
-"""A gym of small kernel tasks: chains of pointwise operators around a product with a small matrix.
+"""Generate small kernel tasks: chains of pointwise operators around a product with a small matrix.
 
-For: `cuagent train demo`, where a small decoder learns from nothing. A kernel translates a chain to
-C++ or CUDA C++, operator by operator, so a policy can learn to compose what it has seen apart; how
-fast the kernel is depends on how the loop or the launch is written. The product is what leaves room
-above torch.compile, which hands it to a library and so runs three kernels where one will do.
-Who shows how kernels are written is `teacher.py`.
-Invariant: in every chain each operator changes the result, so that no kernel without it is right.
+`cuagent train demo` uses them to train a small decoder from scratch. A kernel translates a chain to
+C++ or CUDA C++, operator by operator, so a policy can combine operators that it has seen apart. Its
+speed depends on how the loop or the launch is written. The product leaves room above torch.compile,
+which calls a library for it and so runs three kernels where one suffices. The demonstrations are in
+`teacher.py`. Invariant: each operator of a chain changes the result, so no kernel that omits one is
+right.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Op:
-    """One operator: a line of Python on x, C on a row r, and wrong C that looks right."""
+    """One operator: a line of Python on x, C on a row r, and plausible but wrong C."""
 
     torch: str
     c: str
@@ -35,7 +35,7 @@ class Op:
 
 
 def pointwise(torch: str, c: str, wrong: str) -> Op:
-    """An operator on each element v of a row."""
+    """Return an operator on each element v of a row."""
     return Op(torch, f"for (auto& v : r) {c}", f"for (auto& v : r) {wrong}")
 
 
@@ -59,7 +59,7 @@ OPS: tuple[Op, ...] = (
     pointwise("x = 2 - x", "v = 2 - v;", "v = v - 2;"),
 )
 WIDTH = 4
-"""Columns of every task."""
+"""Number of columns of every task."""
 _PRODUCT_C = """\
 float s[4] = {{}}; for (int k = 0; k < 16; ++k) s[{column}] += r[{row}] * w[k];
     for (int k = 0; k < 4; ++k) r[k] = s[k];"""
@@ -68,10 +68,11 @@ PRODUCT = Op(
     _PRODUCT_C.format(column="k % 4", row="k / 4"),
     _PRODUCT_C.format(column="k / 4", row="k % 4"),
 )
-"""The product of each row with a matrix of weights; the wrong one is with its transpose."""
+"""The product of each row with a weight matrix; the wrong form uses the transpose."""
 MIN_CHANGE = 0.02
-"""Share of the largest output by which an operator must change something."""
+"""Smallest change that each operator must cause, as a share of the largest output."""
 MAX_OUTPUT = 1e4
+"""Largest absolute output of a valid chain."""
 
 TASK = """\
 import torch
@@ -97,8 +98,10 @@ def get_init_inputs():
 
 
 def make_chains(length: int, count: int, seed: int) -> list[Chain]:
-    """Distinct chains of `length` pointwise operators, none twice, and the product somewhere among
-    them, in a random order; fewer where there are fewer."""
+    """Return up to `count` distinct chains in random order.
+
+    Each has `length` distinct pointwise operators and the product at a random position.
+    """
     found: list[Chain] = []
     seen: set[Chain] = set()
     for chain in _shuffled(length, random.Random(seed)):
@@ -111,7 +114,7 @@ def make_chains(length: int, count: int, seed: int) -> list[Chain]:
 
 
 def _shuffled(length: int, rng: random.Random) -> Iterator[Chain]:
-    """All of them where they are few, else draws that may repeat."""
+    """Yield all chains if they are few, otherwise random chains that may repeat."""
     if length < 3:
         every = [
             insert_product(ops, at) for ops in permutations(OPS, length) for at in range(length + 1)
@@ -124,17 +127,17 @@ def _shuffled(length: int, rng: random.Random) -> Iterator[Chain]:
 
 
 def draw_chain(length: int, rng: random.Random) -> Chain:
-    """Any chain of so many pointwise operators and the product; not every one is sound."""
+    """Return a random chain of `length` pointwise operators and the product; it may be invalid."""
     return insert_product(rng.sample(OPS, length), rng.randrange(length + 1))
 
 
 def insert_product(ops: Sequence[Op], at: int) -> Chain:
-    """The operators with the product put before the one at `at`."""
+    """Insert the product before the operator at `at`."""
     return (*ops[:at], PRODUCT, *ops[at:])
 
 
 def is_sound(chain: Chain) -> bool:
-    """Whether every operator matters, the outputs differ, and none is huge."""
+    """Return True if every operator matters, the outputs differ, and none is huge."""
     import torch
 
     rng = torch.Generator().manual_seed(0)
@@ -149,11 +152,11 @@ def is_sound(chain: Chain) -> bool:
 
 
 def apply(chain: Chain, x: Tensor, w: Tensor) -> Tensor:
-    """What the chain computes of rows x [N, 4] and weights w [4, 4]."""
+    """Compute the chain on rows x [N, 4] with weights w [4, 4]."""
     import torch
 
     model = SimpleNamespace(w=w)
-    for op in chain:  # our own lines
+    for op in chain:  # eval of this module's own lines
         x = eval(op.torch.removeprefix("x = "), {"torch": torch, "x": x, "self": model})
     return x
 
@@ -168,24 +171,25 @@ def make_tasks(folder: Path, chains: Sequence[Chain], device: Device, rows: int)
         path = folder / f"{name}.py"
         text = TASK.format(body=body, rows=rows, width=WIDTH)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")  # never where another seed may be reading it
+            path.write_text(text, encoding="utf-8")  # not if equal: other seeds may be reading it
         tasks.append(load_task(str(path), device=device))
     return tasks
 
 
 def chain_of(task: Task) -> Chain:
-    """The operators of a gym task, from its source."""
+    """Return the operators of a gym task, read from its source."""
     by_line = {op.torch: op for op in (*OPS, PRODUCT)}
     lines = (line.strip() for line in task.source.splitlines())
     return tuple(by_line[line] for line in lines if line in by_line)
 
 
 def opening(task: Task) -> list[Message]:
-    """A short one, for a model of a few million parameters: what to compute, and nothing else."""
+    """Return the first message for a model of a few million parameters: device and
+    operators only."""
     return opening_of(task.device, chain_of(task))
 
 
 def opening_of(device: Device, chain: Chain) -> list[Message]:
-    """The opening of a task that need not exist as a file."""
+    """Return the first message of a task that may not exist as a file."""
     body = "\n".join(op.torch for op in chain)
     return [Message("user", f"{device}\n{body}\n")]

@@ -1,9 +1,9 @@
-"""One process that judges on one device, and holds open what it was asked about.
+"""Run judges of one device in a child process that keeps tasks open.
 
-For: `pool.py`, whose owners these are. Nothing is measured beside another measurement, for an owner
-answers one question after the other, and several on one GPU take turns at timing (`quiet`); only
-opening, of which nothing is timed, goes on for several tasks at once.
-Invariant: an owner ends with the process that started it.
+`pool.py` owns these processes. No measurement runs next to another one: a process answers one
+question after the other, and processes on one GPU share a device lock for timing. Only opening,
+which times nothing, handles several tasks in parallel. Invariant: the child ends with the process
+that started it.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from cuagent.verify.referee import Isolation
 
 MAX_OPEN_TASKS = 24
-"""Tasks that an owner keeps warm; each has processes and memory of its own, and all of them one
-process that has imported torch."""
+"""Largest number of tasks that a process keeps open. Each has its own processes and memory; one
+fork server that has imported torch serves all of them."""
 TASK_BYTES = 4 << 30
-"""Of a GPU's memory for each task that is open, and as much for what is judged: 30 GB of an H200
-were in use with eight tasks of a million numbers, contexts included."""
+"""GPU memory, in bytes, reserved for each open task and for the attempt in progress: 30 GB of an
+H200 were in use with eight tasks of a million numbers, contexts included."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class PoolError(ForkServerError):
-    """An owner process died or could not open a task. One line.
+    """A failure of a judging process, or a task that cannot be opened. One line.
 
-    The agent takes it for what it is, a loss of the judge: such an episode has no reward.
+    The agent treats it as a loss of the judge: such an episode has no reward.
     """
 
 
 class JudgeProcess:
-    """One process that holds judges of one device. Raises PoolError where there is no such GPU."""
+    """Handle of one judging process for one device. Raises PoolError if the GPU does not exist."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class JudgeProcess:
         device_lock: DeviceLock,
         judges_per_gpu: int = 1,
     ) -> None:
-        """`beside`: owners that share the GPU, this one included."""
+        """Start the process; `judges_per_gpu` processes share the GPU, this one included."""
         context = multiprocessing.get_context("spawn")
         visible = None if gpu is None else visible_device(gpu)
         self._pipe, child_pipe = context.Pipe()
@@ -69,16 +69,18 @@ class JudgeProcess:
         self._lock = threading.Lock()
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
-        """Have them open before anything is judged on them, all at once. Raises PoolError where the
-        process ended; a task that cannot be opened says so to who judges on it."""
+        """Open tasks in parallel before the first judgement.
+
+        Raises PoolError if the process died. A task that cannot be opened fails at its judgement.
+        """
         self._ask("open", tasks, timed)
 
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Raises PoolError."""
+        """Judge an attempt; `effort` None skips timing. Raises PoolError."""
         return self._ask("judge", task, attempt, effort)
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        """Raises ProfileError, PoolError."""
+        """Profile an attempt, or the reference if None. Raises ProfileError, PoolError."""
         return self._ask("profile", task, attempt)
 
     def _ask(self, *question: Any) -> Any:
@@ -87,7 +89,9 @@ class JudgeProcess:
                 self._pipe.send(question)
                 answer = self._pipe.recv()
             except (EOFError, OSError) as error:
-                raise PoolError(f"a judging process ended ({error!r}); start again") from error
+                raise PoolError(
+                    f"a judging process died ({error!r}); run the command again"
+                ) from error
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -101,7 +105,7 @@ class JudgeProcess:
 
 
 class JudgeCache:
-    """The judges that an owner holds open; of too many, the one not asked for longest is closed."""
+    """Open judges by task; the least recently used is closed when there are too many."""
 
     def __init__(
         self,
@@ -109,27 +113,30 @@ class JudgeCache:
         device_lock: DeviceLock | None = None,
         sharing_gpu: int | None = None,
     ) -> None:
-        """`of_gpu`: owners that share the memory of a GPU; None where nothing is judged on one."""
+        """Create an empty cache; `sharing_gpu` processes share a GPU's memory (None: no GPU)."""
         self.isolation = isolation
         self.device_lock = device_lock or DeviceLock()
         self.sharing_gpu = sharing_gpu
         self._judges: OrderedDict[str, Judge] = OrderedDict()
         self._fork_server: ForkServer | None = None
         self._without_baseline: set[str] = set()
-        """Tasks with a baseline that does not open, a second time either."""
+        """Tasks with a baseline that failed to open twice."""
 
     @cached_property
     def max_open(self) -> int:
-        """Tasks that may be open at once."""
+        """Largest number of tasks that may be open."""
         if self.sharing_gpu is None:
             return MAX_OPEN_TASKS
-        with self.device_lock.shared():  # this asks the driver, and somebody may be timing
+        with self.device_lock.shared():  # a driver call could disturb a timing
             total = gpu_memory()
         return MAX_OPEN_TASKS if total is None else max_open_tasks(total, self.sharing_gpu)
 
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Where a baseline was lost, which a judge times no more, a new judge has the last word:
-        for want of it all kernels of the task would be worth less from then on."""
+        """Judge an attempt; retry once with a new judge if a baseline was lost.
+
+        A judge does not time a lost baseline again, which would lower the reward of all later
+        kernels.
+        """
         found = self._get(task).judge(attempt, effort)
         if missing_baseline(found) and task.digest not in self._without_baseline:
             self._judges.pop(task.digest).close()
@@ -142,7 +149,8 @@ class JudgeCache:
         return self._get(task).profile(attempt)
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
-        """All at once, as many as there is room for: it is mostly waiting for compilers."""
+        """Open tasks in parallel, as many as there is room for; most of the time goes to
+        compilers."""
         room = max(0, self.max_open - len(self._judges))
         tasks = [task for task in tasks if task.digest not in self._judges][:room]
         if tasks:
@@ -160,7 +168,7 @@ class JudgeCache:
             self._fork_server.close()
 
     def _live_fork_server(self) -> ForkServer:
-        """For judges that are opened now; one that died its judges have replaced for themselves."""
+        """Return a live fork server for new judges; open judges replace a dead one themselves."""
         if self._fork_server is None or not self._fork_server.alive:
             if self._fork_server is not None:
                 self._fork_server.close()
@@ -168,7 +176,8 @@ class JudgeCache:
         return self._fork_server
 
     def _open_judge(self, task: Task, timed: bool, fork_server: ForkServer) -> Judge | None:
-        """None where it failed: whoever judges on the task will try again, and be told."""
+        """Return an open judge, or None on failure: the next judgement tries again and
+        reports it."""
         from cuagent.judge import Judge
         from cuagent.verify.oracle.client import OracleLost
 
@@ -190,7 +199,7 @@ class JudgeCache:
         from cuagent.verify.memory_plan import TooLarge
 
         while task.digest not in self._judges:
-            while len(self._judges) >= self.max_open:  # before, for there may be no room for both
+            while len(self._judges) >= self.max_open:  # close first: both may not fit
                 self._close_oldest()
             try:
                 judge = Judge(
@@ -215,7 +224,7 @@ class JudgeCache:
 
 
 def missing_baseline(found: Judgement) -> bool:
-    """Whether a right attempt was timed against fewer baselines than it should have been."""
+    """Return True if a right attempt was timed against fewer baselines than planned."""
     timing = found.timing
     if timing is None or not found.verdict.accepted:
         return False
@@ -223,18 +232,18 @@ def missing_baseline(found: Judgement) -> bool:
 
 
 def gpu_memory(index: int = 0) -> int | None:
-    """Bytes of a GPU that this process is shown; None where there is none, which whoever opens a
-    task is told."""
+    """Return the bytes of a visible GPU; None if it does not exist (opening a task
+    reports that)."""
     import torch
 
     try:
         return int(torch.cuda.get_device_properties(index).total_memory)
-    except (RuntimeError, AssertionError):  # the latter of a torch without CUDA
+    except (RuntimeError, AssertionError):  # AssertionError: torch without CUDA
         return None
 
 
 def max_open_tasks(total: int, judges_per_gpu: int) -> int:
-    """Tasks that each of so many owners may hold open on a GPU of `total` bytes; one at least."""
+    """Return how many tasks each process may keep open on a GPU of `total` bytes; at least 1."""
     return max(1, min(MAX_OPEN_TASKS, (total // TASK_BYTES - 1) // judges_per_gpu))
 
 
@@ -246,14 +255,17 @@ def serve(
     device_lock: DeviceLock,
     judges_per_gpu: int,
 ) -> None:
-    """The owner's process: answers until the pipe closes. `sees` is the GPU that it is shown."""
+    """Answer questions until the pipe closes; the child's main function.
+
+    `visible`: value of CUDA_VISIBLE_DEVICES.
+    """
     exit_with_parent()
     if core is not None:
         pin_to_core(core)
     if visible is not None:
         os.environ[VISIBLE] = visible
-        # Every open task has a torch.compile of its own: with a compiler process for each processor
-        # in each, they would be a thousand.
+        # Every open task runs torch.compile; one compiler process per core and task would make a
+        # thousand processes.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     from cuagent.measure.profile.profile import ProfileError
     from cuagent.verify.oracle.client import OracleLost
@@ -277,7 +289,7 @@ def serve(
 
 
 def visible_device(gpu: int) -> str:
-    """How CUDA is told to see only the device that it counts as `gpu` now. Raises PoolError."""
+    """Return the value of CUDA_VISIBLE_DEVICES that shows only GPU `gpu`. Raises PoolError."""
     seen = os.environ.get(VISIBLE)
     if seen is None:
         return str(gpu)
@@ -288,8 +300,8 @@ def visible_device(gpu: int) -> str:
 
 
 def exit_with_parent() -> None:
-    """End at once when the process that started this one is gone, even if it was killed: what it
-    wanted done here nobody waits for. Judges end with their owner."""
+    """Exit as soon as the parent process is gone, even if it was killed; judges end with this
+    process."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -301,12 +313,13 @@ def exit_with_parent() -> None:
 
 
 def pin_to_core(core: int) -> None:
-    """Hold this process, and what it starts, on one processor, with one thread each."""
+    """Pin this process and its children to one core, with one thread each."""
     import torch
 
     os.sched_setaffinity(0, {core})
-    # More threads, or more compilers of torch.compile, would only take turns. torch may have been
-    # imported before, with a thread for every processor: on this one they waited for each other,
-    # awake, whenever an arena was laid out, three times as long as a verdict takes.
+    # More threads or compiler processes would only alternate on the core. torch may already have
+    # one thread for every core; on one core these threads waited busily for each other at each
+    # arena layout, three times as long as a verdict takes.
+
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     torch.set_num_threads(1)
