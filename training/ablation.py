@@ -2,8 +2,8 @@
 
 Each arm is compared with the full method, seed by seed, in a folder that `--seeds` filled. Stages
 that an arm does not change are copied from the full arm of its seed, so that arms differ in the
-named part only. Tasks, demonstrations and judgements are shared. Not covered: the declared end
-points and expectations (docs/ABLATIONS.md); the training loops.
+named part only. Tasks, demonstrations and judgements are shared.
+Not covered: the declared end points and expectations (docs/ABLATIONS.md); the training loops.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Compute generalized advantage estimates (GAE) over action tokens, and whiten them.
 
-Terminal rewards and values become one advantage and one return for each sampled token. Not covered:
-intermediate rewards and discounting; gamma is 1 and the reward is terminal, as in CUDA Agent (arXiv
-2602.24286).
+Terminal rewards and values become one advantage and one return for each sampled token.
+Not covered: intermediate rewards and discounting; gamma is 1 and the reward is terminal, as in CUDA
+Agent (arXiv 2602.24286).
 
 Invariants: `compress` removes the tokens of tools and of the chat template first, so inserting such
-tokens anywhere changes nothing, and the terminal reward reaches the last action token whatever
+tokens anywhere changes nothing, and the terminal reward reaches the last action token even if other
 tokens follow it. If tool tokens stay in, lambda < 1 decays the reward once for each log line;
 engines that do so were seen to train worse or to collapse.
 """

@@ -2,7 +2,8 @@
 
 The rewards of an evaluation come from short, cached judgements; a result of record needs a new
 verdict and a longer timing. The source is rebuilt from the episode's calls and must have the digest
-that was scored. Not covered: the choice of the policy (`trial.py`).
+that was scored.
+Not covered: the choice of the policy (`trial.py`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 A run with a time limit must leave enough time for the stages after PPO, since an unfinished arm is
 lost. The prediction uses similar stages: an evaluation takes as long as the last one, further RFT
-as long as PPO. Invariant: seconds of a stage add up over resumed runs (`seconds.json`), except for
-the time between the last write and a kill.
+as long as PPO.
+Invariant: seconds of a stage add up over resumed runs (`seconds.json`), except for the time between
+the last write and a kill.
 """
 
 from __future__ import annotations

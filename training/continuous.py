@@ -1,10 +1,10 @@
 """Sample with transformers' continuous batching: requests join and leave the batch at any token.
 
 It suits policies with long conversations. Keys and values are paged, and the common prefix of a
-request with an earlier one (all earlier turns of its episode) is not computed again. Not covered:
-reproducible samples (`LocalEngine`). Tokens depend on which requests share the batch and on when
-they joined; their log-probabilities do not. Invariant: nothing outlives a collection, neither
-memory nor keys and values of old weights.
+request with an earlier one (all earlier turns of its episode) is not computed again.
+Not covered: reproducible samples (`LocalEngine`). Tokens depend on which requests share the batch
+and on when they joined; their log-probabilities do not.
+Invariant: nothing outlives a collection, neither memory nor keys and values of old weights.
 """
 
 from __future__ import annotations

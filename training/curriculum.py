@@ -2,9 +2,9 @@
 
 A task that always succeeds or always fails gives every episode the same reward and so no advantage.
 Its share shrinks, and grows again when its outcomes vary. The mix becomes harder as the policy
-solves tasks and easier as it fails. Invariant: the choice for an iteration depends only on the seed
-and the outcomes of earlier iterations, which are in a file; a resumed run chooses like an
-uninterrupted one.
+solves tasks and easier as it fails.
+Invariant: the choice for an iteration depends only on the seed and the outcomes of earlier
+iterations, which are in a file; a resumed run chooses like an uninterrupted one.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 One reader serves runs of `cuagent optimize` and rollouts. A run whose sampler returned token ids
 becomes a native record of exactly those ids. A run of an API model, of which only the text is
 known, is rendered once with the model's chat template; it has no log-probabilities and therefore
-serves RFT only. Not covered: which episodes to imitate (`filters.py`). Invariant: the recording
-(`Message.sampled`, the token trace) decides which tokens were sampled, never markers in rendered
-text.
+serves RFT only.
+Not covered: which episodes to imitate (`filters.py`).
+Invariant: the recording (`Message.sampled`, the token trace) decides which tokens were sampled,
+never markers in rendered text.
 """
 
 from __future__ import annotations

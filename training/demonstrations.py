@@ -2,8 +2,8 @@
 
     whole episodes, judged  +  first turns on random chains, not judged  ─▶  texts
 
-Both are created once, for all seeds. No first turn is on a held-out chain. Not covered: how the
-teacher writes and errs (`teacher.py`), imitation of it (`demo.py`).
+Both are created once, for all seeds. No first turn is on a held-out chain.
+Not covered: how the teacher writes and errs (`teacher.py`), imitation of it (`demo.py`).
 """
 
 from __future__ import annotations

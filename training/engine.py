@@ -4,8 +4,8 @@ One protocol has three engines. `LocalEngine` decodes the model in training itse
 trainer agree to the last bits and no weights are copied; its tokens depend on a request's seed, not
 on the rest of the batch (up to rounding). `ContinuousEngine` (`continuous.py`) lets requests join
 and leave the batch and caches conversations. `ServerEngine` (`server.py`) asks a server that takes
-and returns token ids (vLLM, SGLang). Not covered: text and chat templates (`chat.py`), batching of
-concurrent episodes (`rollout.py`).
+and returns token ids (vLLM, SGLang).
+Not covered: text and chat templates (`chat.py`), batching of concurrent episodes (`rollout.py`).
 
 Invariant: `logprobs` belong to the distribution that was sampled from; at temperature 1 that is the
 model's own. Training uses no top-p or top-k, which would make the ratios of PPO wrong.

@@ -2,7 +2,8 @@
 all.
 
 The module serves files that are read while seeds still train, and folders whose existence marks a
-stage as done. Not covered: checkpoints, which several processes write (`checkpoint.py`).
+stage as done.
+Not covered: checkpoints, which several processes write (`checkpoint.py`).
 """
 
 from __future__ import annotations

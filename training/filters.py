@@ -1,8 +1,8 @@
 """Choose the episodes that rejection fine-tuning imitates, and count what each rule drops.
 
 The paper keeps positive outcomes and drops inefficient loops and invalid tool calls without giving
-the rules. These are ours; each has a count, so that a data set can be explained. Not covered: value
-pretraining, which uses all episodes.
+the rules. These are ours; each has a count, so that a data set can be explained.
+Not covered: value pretraining, which uses all episodes.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 C++ or CUDA C++, operator by operator, so a policy can combine operators that it has seen apart. Its
 speed depends on how the loop or the launch is written. The product leaves room above torch.compile,
 which calls a library for it and so runs three kernels where one suffices. The demonstrations are in
-`teacher.py`. Invariant: each operator of a chain changes the result, so no kernel that omits one is
-right.
+`teacher.py`.
+Invariant: each operator of a chain changes the result, so no kernel that omits one is right.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `pool.py` owns these processes. No measurement runs next to another one: a process answers one
 question after the other, and processes on one GPU share a device lock for timing. Only opening,
-which times nothing, handles several tasks in parallel. Invariant: the child ends with the process
-that started it.
+which times nothing, handles several tasks in parallel.
+Invariant: the child ends with the process that started it.
 """
 
 from __future__ import annotations

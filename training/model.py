@@ -1,9 +1,9 @@
-"""Actor and critic: Hugging Face models, and their two forward passes.
+"""Create, load and save actor and critic (Hugging Face models), and run their forward passes.
 
 The actor is any causal language model. The critic is the same backbone with a token-classification
 head of one label: dropout 0 (Hugging Face's default of 0.1 makes old values noise) and a head of
 zeros, so that its first predictions are 0 rather than noise.
-Not covered: sampling (`engine.py`), where weights lie (`placement.py`).
+Not covered: sampling (`engine.py`), devices and sharding (`placement.py`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from cuagent.training.placement import full_state_dict, is_sharded
 from cuagent.training.segments import RecordError
 
 FIRST_ROW = torch.tensor([0])
-"""Row 0."""
+"""Index of row 0."""
 
 
 def small_config(
     vocabulary: int, layers: int, width: int, heads: int, context: int, end: int, pad: int
 ) -> Any:
-    """A Llama configuration for a decoder from scratch; MLP 8/3 of the width, tied embeddings."""
+    """Return a Llama configuration for a decoder from scratch; MLP 8/3 of the width, tied
+    embeddings."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -47,7 +48,7 @@ def small_config(
 
 
 def new_actor(config: Any, seed: int) -> Any:
-    """An actor with random weights."""
+    """Create an actor with random weights."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
@@ -55,7 +56,7 @@ def new_actor(config: Any, seed: int) -> Any:
 
 
 def load_actor(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
-    """An actor from a Hugging Face folder or name."""
+    """Load an actor from a Hugging Face folder or name."""
     from transformers import AutoModelForCausalLM
 
     quiet_libraries()
@@ -63,7 +64,7 @@ def load_actor(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def new_critic(actor: Any, from_actor: bool = True) -> Any:
-    """A critic on the actor's backbone (or a random one), with a head of zeros."""
+    """Create a critic on the actor's backbone (or a random one), with a head of zeros."""
     from transformers import AutoModelForTokenClassification
 
     config = type(actor.config).from_dict(actor.config.to_dict())
@@ -80,7 +81,8 @@ def new_critic(actor: Any, from_actor: bool = True) -> Any:
 
 
 def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
-    """A critic from a Hugging Face folder. Raises RecordError where it is something else."""
+    """Load a critic from a Hugging Face folder. Raises RecordError if it is another kind
+    of model."""
     from transformers import AutoModelForTokenClassification
 
     quiet_libraries()
@@ -91,16 +93,19 @@ def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def check_critic(folder: str | Path) -> None:
-    """Raises RecordError where a folder holds another kind of model: its head would be random."""
+    """Raise RecordError if a folder holds another kind of model: its head would be random."""
     from transformers import AutoConfig
 
     kinds = AutoConfig.from_pretrained(folder).architectures or ["nothing"]
     if not kinds[0].endswith("ForTokenClassification"):
-        raise RecordError(f"{folder}: not a critic but {kinds[0]}; cuagent train value makes one")
+        raise RecordError(
+            f"{folder}: not a critic but {kinds[0]}; create one with cuagent train value"
+        )
 
 
 def save_model(model: Any, folder: Path) -> None:
-    """A Hugging Face folder, weights as safetensors. All processes call it, the first writes."""
+    """Save a Hugging Face folder with safetensors weights. All processes call it; the
+    first writes."""
     quiet_libraries()
     weights = full_state_dict(model)
     if parallel.rank() == 0:
@@ -109,7 +114,7 @@ def save_model(model: Any, folder: Path) -> None:
 
 
 def quiet_libraries() -> None:
-    """No progress bars in our own output, and no word of each try to reach the hub."""
+    """Hide progress bars and the hub client's warnings about each retry."""
     from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
 
@@ -118,7 +123,7 @@ def quiet_libraries() -> None:
 
 
 def value_head(critic: Any) -> torch.nn.Module:
-    """The value head: the one linear layer outside the backbone."""
+    """Return the value head: the one linear layer outside the backbone."""
     outside = [m for name, m in critic.named_children() if name != critic.base_model_prefix]
     linear = [m for m in outside if isinstance(m, torch.nn.Linear)]
     if len(linear) != 1:
@@ -127,18 +132,19 @@ def value_head(critic: Any) -> torch.nn.Module:
 
 
 def action_logits(actor: Any, batch: Batch) -> Tensor:
-    """The logits that each action token was drawn from, [N, V] in the order of `batch.drawn`.
+    """Return the logits that each action token was drawn from, [N, V] in the order of
+    `batch.drawn`.
 
-    Other positions do not pass the head: in an episode of tool output they would be most of its
-    work and of the memory. No attention mask: padding stands at the right of causal models, so no
-    real token sees it, and without a mask attention takes its fast way.
+    Other positions skip the head: in an episode with much tool output they would take most of its
+    work and memory. There is no attention mask: models are causal and padding is on the right, so
+    no real token sees it, and attention without a mask is faster.
     """
 
     def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
         return (inputs[0].flatten(0, 1)[batch.drawn - 1],)
 
-    # A hook rather than backbone and head by hand: what lies around them (scales, soft caps,
-    # sharding, adapters) stays the model's own business.
+    # A hook on the head keeps the model's own forward, with its scales, soft caps, sharding and
+    # adapters.
     hook = actor.get_output_embeddings().register_forward_pre_hook(pick)
     try:
         return actor(input_ids=batch.ids, use_cache=False).logits
@@ -147,19 +153,19 @@ def action_logits(actor: Any, batch: Batch) -> Tensor:
 
 
 def values(critic: Any, batch: Batch) -> Tensor:
-    """V of the state before token t, at index t; [B, L] fp32, 0 at t = 0."""
+    """Return V of the state before token t, at index t; [B, L] fp32, 0 at t = 0."""
     out = critic(input_ids=batch.ids, use_cache=False).logits
     return torch.nn.functional.pad(out[:, :-1, 0].float(), (1, 0))
 
 
 def device_microbatches(batch: Batch, budget: int, model: Any) -> Iterator[tuple[Tensor, Batch]]:
-    """(rows, microbatch on the model's device) until this process' share of the batch is done.
+    """Yield (rows, microbatch on the model's device) for this process' share of the batch.
 
-    Processes that share a sharded model must make equally many passes: those with less to do pass
+    Processes that share a sharded model must make equally many passes: one with less work passes
     the first token of row 0, which is never an action and adds nothing to any sum.
     """
     groups = list(microbatches(batch.real.sum(1), budget))
-    # All are on the device before the first is computed on: a copy waits for what runs there.
+    # Copy all microbatches first: a later copy would wait for the running kernels.
     yield from [(rows, take(batch, rows).to(model.device)) for rows in parallel.local_share(groups)]
     if is_sharded(model) and parallel.rank() >= len(groups) % parallel.size() > 0:
         yield FIRST_ROW, take(batch, FIRST_ROW, width=1).to(model.device)
@@ -173,9 +179,10 @@ def per_token(
     compute: Callable[[Any, Batch], Tensor],
     channels: int = 1,
 ) -> Tensor:
-    """`of(model, microbatch)` for the whole batch, on the CPU on every process.
+    """Compute `compute(model, microbatch)` for the whole batch; every process gets all of it, on
+    the CPU.
 
-    [b, l] becomes [B, L]; [kinds, b, l] becomes [kinds, B, L].
+    [b, l] becomes [B, L]; [channels, b, l] becomes [channels, B, L].
     """
     shape = batch.ids.shape if channels == 1 else (channels, *batch.ids.shape)
     out = torch.zeros(shape)
@@ -186,13 +193,13 @@ def per_token(
 
 
 def logprobs_of(actor: Any, batch: Batch) -> Tensor:
-    """Log-probability of action token t at index t, 0 elsewhere. [B, L] fp32."""
+    """Return the log-probability of action token t at index t, 0 elsewhere. [B, L] fp32."""
     found = token_logprobs(action_logits(actor, batch), batch.ids.flatten()[batch.drawn])
     return scatter_tokens(found, batch)
 
 
 def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
-    """Both for action token t at index t, of one forward pass. [2, B, L] fp32."""
+    """Return both for action token t at index t, from one forward pass. [2, B, L] fp32."""
     found = action_logits(actor, batch)
     logprobs = token_logprobs(found, batch.ids.flatten()[batch.drawn])
     return torch.stack(
@@ -201,10 +208,10 @@ def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
 
 
 def scatter_tokens(x: Tensor, batch: Batch) -> Tensor:
-    """One number for each action token, [N], at its place in [B, L]."""
+    """Put one number for each action token, [N], at its position in [B, L]."""
     return x.new_zeros(batch.ids.numel()).index_copy(0, batch.drawn, x).view_as(batch.ids)
 
 
 def count_parameters(model: Any) -> int:
-    """How many numbers are trained."""
+    """Return the number of trained parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

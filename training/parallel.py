@@ -1,11 +1,11 @@
-"""Data parallelism over the processes that torchrun starts; with one process all of it is identity.
+"""Communicate between the processes that torchrun starts (data parallelism); identity with one.
 
 Every process holds the whole (small) batch of token ids and computes the forward and backward
-passes of its share of the microbatches; losses are sums over tokens divided by the global count, so
-gradients are simply added. Episodes are played by all.
+passes of its share of the microbatches. Losses are sums over tokens divided by the global count, so
+gradients are simply added. All processes play episodes.
 Not covered: sharded models, which add their gradients themselves (`placement.py`).
-Invariant: after each update all processes hold the same weights, and the same as one process would
-but for the order of additions.
+Invariant: after each update all processes hold the same weights, equal to those of one process up
+to the order of additions.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch import Tensor
 T = TypeVar("T")
 
 TIMEOUT = timedelta(hours=2)
-"""How long a process waits for the others: one may still be playing its episodes."""
+"""Longest wait for the other processes: one may still be playing its episodes."""
 BUCKET = 1 << 25
-"""Gradients added in one message, so that no second copy of all of them is needed."""
+"""Gradient elements added in one message, which bounds the extra memory."""
 
 
 def start(device: str) -> str:
-    """Join the other processes where torchrun started several; returns this one's device."""
+    """Join the other processes if torchrun started several; return this one's device."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return device
     local = int(os.environ["LOCAL_RANK"])
@@ -42,7 +42,7 @@ def start(device: str) -> str:
 
 
 def stop() -> None:
-    """Leave the others in order; call it when models and optimizers are done with."""
+    """Leave the process group; call it after models and optimizers are no longer used."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
@@ -62,12 +62,12 @@ def barrier() -> None:
 
 
 def local_share(items: Sequence[T]) -> Sequence[T]:
-    """This process' share: every n-th."""
+    """Return this process' share: every n-th item."""
     return items[rank() :: size()]
 
 
 def gather_interleaved(items: Sequence[T]) -> list[T]:
-    """What `mine` took apart, whole and in order, on every process."""
+    """Return the items that `local_share` divided, complete and in order, on every process."""
     if size() == 1:
         return list(items)
     found: list[Any] = [None] * size()
@@ -79,7 +79,7 @@ def gather_interleaved(items: Sequence[T]) -> list[T]:
 
 
 def sum_tensor(x: Tensor) -> Tensor:
-    """The sum over all processes, on the device where `x` lies."""
+    """Sum over all processes; the result is on the device of `x`."""
     if size() == 1:
         return x
     on_device = x.to(_device())
@@ -88,12 +88,12 @@ def sum_tensor(x: Tensor) -> Tensor:
 
 
 def sum_number(number: float) -> float:
-    """The sum of a plain number over all processes."""
+    """Sum a plain number over all processes."""
     return float(sum_tensor(torch.tensor(number, dtype=torch.float64)))
 
 
 def add_gradients(model: Any) -> None:
-    """Sum the gradients of all processes; one that had no microbatch adds zeros."""
+    """Sum the gradients of all processes; one without a microbatch adds zeros."""
     if size() == 1:
         return
     bucket: list[Tensor] = []

@@ -1,13 +1,13 @@
-"""Judges for many episodes at once: owner processes for each timing device, and a memory.
+"""Judge kernels for many episodes: one or more processes per timing device, and a cache.
 
-For: rollouts, where hundreds of episodes want verdicts. A processor that times (`cores`) has one
-owner; a GPU may have several (`beside`), which verify beside each other and time one after the
-other, while none of them verifies: so that no measurement runs beside anything of ours.
-Compiling happens in the threads of the episodes, whose results the owner finds in the build cache;
-not where these run on a processor that times, which compilers would disturb. What was judged once
-is remembered by content, for a policy repeats itself. Not covered: several machines.
-Invariant: a judgement never depends on which episode asked for it, so one that failed for reasons
-of the machine is not remembered.
+Rollouts have hundreds of episodes that want verdicts. A CPU core that times (`cores`) has one
+judging process; a GPU may have several (`judges_per_gpu`), which verify in parallel and time one
+after the other while none verifies, so no measurement runs next to our own work. Compiling runs in
+the threads of the episodes, and the judging process finds the result in the build cache; this is
+skipped if the threads may run on a timing core. Judgements are cached by content, since a policy
+repeats itself. Not covered: several machines (`ray_pool.py`).
+Invariant: a judgement never depends on the episode that asked, so a failure of the machine is not
+cached.
 """
 
 from __future__ import annotations
@@ -38,43 +38,44 @@ if TYPE_CHECKING:
 
 
 class Pool(Protocol):
-    """What rollouts ask for judgements: a pool of this process, or one that is lent (`lend.py`)."""
+    """The judgements that rollouts need: a pool of this process, or a client of one
+    (`pool_server.py`)."""
 
     @property
     def judged(self) -> int:
-        """Different kernels so far."""
+        """Number of distinct kernels so far."""
         ...
 
     @property
     def cache_hits(self) -> int:
-        """Questions whose answer was known."""
+        """Number of judgements answered from the cache."""
         ...
 
     def open(self, tasks: Sequence[Task]) -> None:
-        """Take time now that the first judgement on each task would take: for torch.compile."""
+        """Open tasks now, so that the first judgement does not wait for torch.compile."""
         ...
 
     def judge_for(self, task: Task) -> Judge:
-        """What an episode's run takes for its judge."""
+        """Return the judge of an episode's run."""
         ...
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
-        """Raises PoolError."""
+        """Judge an attempt. Raises PoolError."""
         ...
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        """Raises ProfileError, PoolError."""
+        """Profile an attempt. Raises ProfileError, PoolError."""
         ...
 
 
 class JudgePool:
-    """A context manager. `effort` None verifies without timing: rewards are then -1 and 1.
+    """A pool of judging processes; a context manager.
 
-    `gpus`: indices of the CUDA devices that time, with `beside` owners each. `cores`: processors
-    that time CPU tasks, each with an owner that stays on it, its children too; none is one owner
-    anywhere.
-    `memory`: a file of our own (pickles, one after the other) that keeps what was judged, for a
-    run that is resumed or for another seed on the same tasks; only for one machine and one effort.
+    `effort`: None verifies without timing, so rewards are -1 and 1. `gpus`: indices of the CUDA
+    devices that time, with `judges_per_gpu` processes each. `cores`: cores that time CPU tasks, one
+    pinned process each; empty means one process, not pinned. `cache_file`: a file (consecutive
+    pickles) that keeps judgements for a resumed run or another seed on the same tasks; valid for
+    one machine and one effort only.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class JudgePool:
         self.judged = 0
         self.cache_hits = 0
         self._judge_processes: dict[tuple[bool, int], JudgeProcess] = {}
-        """By whether they judge on a GPU, and by place among their like."""
+        """Processes by (judges on a GPU, index within that kind)."""
         self._places: dict[str, int] = {}
         self._cache: dict[tuple[str, str], Future[Judgement]] = {}
         self._lock = threading.RLock()
@@ -120,8 +121,11 @@ class JudgePool:
             self._locks.cleanup()
 
     def open(self, tasks: Sequence[Task], should_stop: Callable[[], bool] = lambda: False) -> None:
-        """All owners at once, each as many tasks at a time as there are processors for it, until
-        `enough`. Raises PoolError where an owner died."""
+        """Open the tasks in all processes in parallel, until `should_stop`.
+
+        Each process opens as many tasks in parallel as it has cores. Raises PoolError if a process
+        died.
+        """
         by_process: dict[JudgeProcess, list[Task]] = {}
         for task in tasks:
             by_process.setdefault(self._judge_process(task), []).append(task)
@@ -138,12 +142,13 @@ class JudgePool:
             list(threads.map(work, by_process))
 
     def judge_for(self, task: Task) -> Judge:
-        """What an episode's run takes for its judge."""
-        # A judge by shape: it has what the agent's tools and `conclude` ask of one.
+        """Return the judge of an episode's run."""
+        # Duck-typed: it has the methods that the agent's tools and `conclude` call.
         return cast("Judge", PooledJudge(self, task))
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
-        """Judge once, remember, and let whoever asks the same meanwhile wait for that."""
+        """Judge an attempt, or return the cached judgement; concurrent callers wait for one
+        judgement."""
         key = (task.digest, attempt.digest)
         with self._lock:
             cached = self._cache.get(key)
@@ -155,7 +160,7 @@ class JudgePool:
             return cached.result()
         try:
             if os.sched_getaffinity(0).isdisjoint(self.cores):
-                build(attempt, task.device)  # in this thread, beside others; the owner finds it
+                build(attempt, task.device)  # in parallel; the judge finds it in the cache
             found = self._judge_process(task).judge(task, attempt, self.effort if timed else None)
         except BaseException as error:
             self._drop(key)
@@ -170,26 +175,27 @@ class JudgePool:
         return found
 
     def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Judge as if nothing were remembered, and remember nothing."""
+        """Judge without reading or writing the cache."""
         return self._judge_process(task).judge(task, attempt, effort)
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        """In the owner, for it measures too. Raises ProfileError, PoolError."""
+        """Profile in the judging process, since it measures too. Raises ProfileError, PoolError."""
         return self._judge_process(task).profile(task, attempt)
 
     def device_lock(self, gpu: int) -> DeviceLock:
-        """By which all owners of a GPU take turns, and who computes there beside them."""
+        """Return the lock of a GPU: all its judging processes hold it to time, and training to
+        compute."""
         with self._lock:
             if self._locks is None:
                 self._locks = TemporaryDirectory(prefix="cuagent-turns-")
             return DeviceLock(Path(self._locks.name) / f"gpu-{gpu}")
 
     def describe_cost(self) -> str:
-        """What a kernel that was right has cost its owner, in the median; for a person."""
+        """Return the median seconds to verify and to time a right kernel, as text."""
         done = [f.result() for f in list(self._cache.values()) if f.done() and not f.exception()]
         right = [j for j in done if j.verdict.accepted]
         if not right:
-            return "no kernel was right yet"
+            return "no right kernel yet"
         verdict = median(j.verdict.seconds["total"] for j in right)
         timing = median(j.timing.seconds if j.timing else 0.0 for j in right)
         return f"a right kernel takes {verdict:.1f} s to verify and {timing:.1f} s to time"
@@ -202,7 +208,7 @@ class JudgePool:
         cuda = task.device == Device.CUDA
         devices = [*self.gpus] * self.judges_per_gpu if cuda else self.cores or (None,)
         with self._lock:
-            # The same task always goes to the same owner, which has it open; new ones take turns.
+            # A task always goes to the same process, which keeps it open; new ones rotate.
             place = self._places.setdefault(task.digest, len(self._places) % len(devices))
             if (cuda, place) not in self._judge_processes:
                 index = devices[place]
@@ -215,7 +221,8 @@ class JudgePool:
 
 
 class PooledJudge:
-    """`cuagent.judge.Judge` of one task, by way of the pool."""
+    """The judge of one task, with `cuagent.judge.Judge`'s methods for rollouts, served by
+    a pool."""
 
     def __init__(self, pool: Pool, task: Task) -> None:
         self.pool = pool
@@ -225,8 +232,11 @@ class PooledJudge:
         return build(attempt, self.task.device)
 
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
-        """At the pool's effort, whatever is asked: an episode's `submit` is not a claim of record,
-        and the reward must be that of the verdict which the policy was shown."""
+        """Judge at the pool's effort (None: without timing).
+
+        The reward of `submit` must be that of the verdict which the policy saw, so other efforts
+        are ignored.
+        """
         return self.pool.judge(self.task, attempt, timed=effort is not None)
 
     def profile(self, attempt: Attempt | None = None) -> Profile:
@@ -234,13 +244,13 @@ class PooledJudge:
 
 
 def chunks(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
-    """One part after the other."""
+    """Yield the tasks in parts of at most `most`."""
     for at in range(0, len(tasks), most):
         yield tasks[at : at + most]
 
 
 def read_judgements(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
-    """What was judged; what a killed writer left half written is cut off, for more is to follow."""
+    """Read the cache file; truncate a partial last entry, since new entries are appended."""
     found, end = [], 0
     with path.open("rb") as source, suppress(EOFError, pickle.UnpicklingError):
         while True:
