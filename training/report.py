@@ -1,7 +1,7 @@
-"""The paper's four curves from metrics.jsonl, as one HTML file without scripts.
+"""Draw the paper's four curves from metrics.jsonl, as one HTML file without scripts.
 
 Reward, entropy, explained variance (centred, over all tokens and in the last quartile) and the
-length-clipped ratio, by PPO iteration: figures 4 and 5 of CUDA Agent, to be laid beside them.
+length-clipped ratio, by PPO iteration, for comparison with figures 4 and 5 of CUDA Agent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CURVES: tuple[tuple[str, dict[str, str]], ...] = (
     ("explained variance", {"ev": "all tokens", "ev_q4": "last quartile"}),
     ("length-clipped ratio", {"length_clipped": "cut"}),
 )
-"""Title, and name and label of each figure in metrics.jsonl; of several seeds the first alone."""
+"""Title, then metric names with labels; a report of several seeds shows the first metric only."""
 Row = dict[str, Any]
 PAGE = """<!doctype html>
 <meta charset="utf-8">
@@ -42,13 +42,14 @@ text {{ font: 11px sans-serif; fill: #555 }}
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html` into a PPO folder, or a demo's. Raises RecordError."""
+    """Write `report.html` into the folder of PPO or of a demo; return its path. Raises
+    RecordError."""
     path = next(
         (p for p in (folder / "metrics.jsonl", folder / "ppo" / "metrics.jsonl") if p.exists()),
         None,
     )
     if path is None:
-        raise RecordError(f"{folder}: no metrics.jsonl of PPO; cuagent train ppo writes one")
+        raise RecordError(f"{folder}: no metrics.jsonl of PPO; run cuagent train ppo first")
     rows = iterations(path)
     figures = [
         svg_figure(title, {label: [m.get(name) for m in rows] for name, label in of.items()})
@@ -61,7 +62,8 @@ def write_report(folder: Path) -> Path:
 
 
 def write_seeds_report(folder: Path, folders: Sequence[Path], summary: Sequence[str]) -> Path:
-    """Write `report.html` of several seeds, the folders `found`, and what they say together."""
+    """Write `report.html` of several seeds (`folders`) with the lines of `summary`; return its
+    path."""
     runs = {run.name: iterations(run / "ppo" / "metrics.jsonl") for run in folders}
     figures = [
         svg_figure(
@@ -74,7 +76,7 @@ def write_seeds_report(folder: Path, folders: Sequence[Path], summary: Sequence[
 
 
 def iterations(path: Path) -> list[Row]:
-    """What PPO's iterations were like; none where it has made none."""
+    """Return the rows of PPO iterations; empty if there are none."""
     return [m for m in read_metrics(path) if m.get("stage") == "ppo"] if path.exists() else []
 
 
@@ -85,7 +87,7 @@ def write_page(folder: Path, head: str, above: str, figures: Sequence[str]) -> P
 
 
 def results_table(stages: dict[str, dict[str, Any]]) -> str:
-    """Held-out figures by stage."""
+    """Return an HTML table of held-out figures by stage."""
     if not stages:
         return ""
     names = ("reward", "correct", "faster_than_compile", "episodes")
@@ -100,7 +102,7 @@ def results_table(stages: dict[str, dict[str, Any]]) -> str:
 
 
 def svg_figure(title: str, lines: Mapping[str, Sequence[float | None]]) -> str:
-    """One diagram of a line for each name; a gap where a figure is not a number."""
+    """Return one diagram with a line for each name; missing values leave gaps."""
     points = [v for values in lines.values() for v in values if v is not None]
     low, high = min([0.0, *points]), max([0.0, *points])
     span = (high - low) or 1.0

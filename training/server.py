@@ -1,9 +1,9 @@
-"""Sampling from a server that takes token ids and returns them with their log-probabilities.
+"""Sample from a server that takes token ids and returns ids with their log-probabilities.
 
-For: policies that want an engine of their own, on other GPUs than those that train or time. Two
-forms are spoken, told apart by the URL: vLLM's completions (`http://HOST:8000/v1`) and SGLang's own
+It serves policies on GPUs other than those that train or time. The URL selects one of two
+protocols: vLLM's completions (`http://HOST:8000/v1`) or SGLang's own
 (`http://HOST:30000/generate`). Not covered: starting the server.
-Invariant: what is recorded are the server's ids, never text that was read again.
+Invariant: the recorded ids are the server's, never re-tokenized text.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from cuagent.training.engine import EngineError, Request, Sampled
 
 SGLANG = "/generate"
 TIMEOUT_S = 1800.0
-"""For one answer: long turns wait behind many others."""
+"""Seconds to wait for one answer: long turns queue behind many others."""
 UNFILTERED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Said each time: both servers else take what the model's generation_config.json recommends, and
-the log-probabilities would be of another distribution than was sampled from."""
+"""Sampling settings sent with each request. Without them both servers use the model's
+generation_config.json, and the log-probabilities would belong to another distribution."""
 
 
 class ServerEngine:
-    """`model`: the name that the server knows the policy by; SGLang serves one and needs none."""
+    """An engine on a server. `model` is the server's name of the policy; SGLang ignores it."""
 
     needs_batches = False
 
@@ -46,10 +46,12 @@ class ServerEngine:
             return list(pool.map(self._ask, requests))
 
     def load(self, folder: Path) -> None:
-        """Have the weights of a Hugging Face folder served, which the server must see by the same
-        name. Raises EngineError where it cannot."""
+        """Load the weights of a Hugging Face folder, whose path the server must see. Raises
+        EngineError."""
         if not can_reload(self.url):
-            raise EngineError(f"{self.url}: only SGLang ({SGLANG}) takes new weights while it runs")
+            raise EngineError(
+                f"{self.url}: only SGLang ({SGLANG}) can load new weights while it runs"
+            )
         route = self.url.removesuffix(SGLANG) + "/update_weights_from_disk"
         answer = post(route, {"model_path": str(folder), "flush_cache": True})
         if answer.get("success") is not True:
@@ -59,11 +61,11 @@ class ServerEngine:
         try:
             found = self._generate(request) if can_reload(self.url) else self._complete(request)
         except (KeyError, IndexError, TypeError) as error:
-            raise EngineError(f"{self.url}: no usable answer ({error!r})") from error
+            raise EngineError(f"{self.url}: no valid answer ({error!r})") from error
         if not found.ids or len(found.ids) != len(found.logprobs):
             raise EngineError(
-                f"{self.url}: gives no token ids with log-probabilities; use a server that does "
-                "(vLLM 0.10.2 or later, or SGLang's /generate)"
+                f"{self.url}: returned no token ids with log-probabilities; use "
+                "vLLM 0.10.2 or later, or SGLang's /generate"
             )
         return found
 
@@ -103,12 +105,12 @@ class ServerEngine:
 
 
 def can_reload(url: str) -> bool:
-    """Whether the server behind a URL takes new weights while it runs."""
+    """Return True if the server can load new weights while it runs."""
     return url.rstrip("/").endswith(SGLANG)
 
 
 def post(url: str, body: Mapping[str, Any]) -> Any:
-    """Raises EngineError."""
+    """Post JSON and return the JSON answer. Raises EngineError."""
     data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
     try:
         with urllib.request.urlopen(
@@ -116,4 +118,4 @@ def post(url: str, body: Mapping[str, Any]) -> Any:
         ) as got:
             return json.load(got)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise EngineError(f"{url}: no usable answer ({error or type(error).__name__})") from error
+        raise EngineError(f"{url}: no valid answer ({error or type(error).__name__})") from error
