@@ -148,7 +148,7 @@ def require_logprobs(episodes: Iterable[Episode]) -> None:
         for call, segment in enumerate(actions, start=1):
             if segment.logprobs is None:
                 raise RecordError(
-                    f"episode {episode.id}, call {call}: no log-probabilities, which PPO needs; use "
+                    f"episode {episode.id}, call {call}: no log-probabilities of the sampler; use "
                     "cuagent train rft for runs of API models"
                 )
 

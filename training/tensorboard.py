@@ -1,6 +1,6 @@
-"""Metrics as TensorBoard reads them, beside metrics.jsonl, where the package is installed.
+"""Write metrics for TensorBoard next to metrics.jsonl, if the package is installed.
 
-Not covered: anything else than scalars; metrics.jsonl stays the record.
+Not covered: anything except scalars; metrics.jsonl remains the record.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _writers: dict[Path, Any] = {}
 
 
 def open_writer(folder: Path, step: int) -> None:
-    """Write under `folder/tensorboard` from now on; what stands there from `step` on is hidden."""
+    """Start writing under `folder/tensorboard`; hide earlier values from `step` on."""
     if find_spec("tensorboard") is None:
         return
     from torch.utils.tensorboard import SummaryWriter
@@ -26,7 +26,7 @@ def open_writer(folder: Path, step: int) -> None:
 
 
 def write_scalars(folder: Path, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-    """Append the finite ones, where the folder was begun."""
+    """Append the finite metrics, if a writer is open for the folder."""
     writer = _writers.get(folder)
     if writer is None:
         return

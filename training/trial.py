@@ -1,10 +1,10 @@
-"""Several seeds of the demonstration, and what they say together.
+"""Run several seeds of the demonstration and compare their arms: a result of record.
 
-For: a result of record. All seeds share the teacher's demonstrations, the tasks and one pool of
-judges, which remembers for all; each trains in a process of its own. Arms are paired: PPO and
-further RFT start from the same policy of the same seed and may judge as many episodes. What the
-seeds say together is written anew whenever one of them has come further, so that a run that is cut
-off leaves what it has. Not covered: one seed (`demo.py`), the statistics (`paired.py`).
+All seeds share the teacher's demonstrations, the tasks and one pool of judges with its cache; each
+trains in its own process. Arms are paired: PPO and further RFT start from the same policy of the
+same seed and may judge as many episodes. The comparison is rewritten whenever a seed has finished a
+stage, so an interrupted run keeps it. Not covered: one seed (`demo.py`), the statistics
+(`paired.py`).
 Invariant: no seed computes on a GPU while a kernel is timed on it.
 """
 
@@ -50,22 +50,22 @@ from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.teacher import initial_files
 
 BEST_OF = 8
-"""Of as many episodes, or of what a task's evaluation has."""
+"""k of "best of k episodes", or the number of a task's evaluation episodes if that is lower."""
 ARMS = ("base", "rft", "ppo", "more")
 POLL_S = 20.0
-"""Between two looks at how far the seeds have come."""
+"""Seconds between two updates of the comparison."""
 
 WriteSummary = Callable[[], None]
-"""Writes down what the seeds say together, as far as they have come."""
+"""A function that writes the comparison of the seeds so far."""
 
 
 def run_trial(
     config: DemoConfig, seeds: Sequence[int], device: str, out: Path, say: Say
 ) -> dict[str, Any]:
-    """All seeds and their comparison, written to `out/trial.json`; what is there is not redone.
+    """Train all seeds and write their comparison to `out/trial.json`; skip finished stages.
 
-    Raises RecordError where a seed failed; its own words are in `out/seed-N/log.txt`. Raises
-    ConfigError where seeds of other settings lie there.
+    Raises RecordError if a seed failed; its log is `out/seed-N/log.txt`.
+    Raises ConfigError if `out` has seeds of other settings.
     """
     open_seeds_manifest(out, config)
     raise_file_limit()
@@ -73,7 +73,7 @@ def run_trial(
     with open_pool(config, out) as pool:
         demo = Demo(config, device, out, pool, out, say)
         train, heldout = demo.tasks()
-        with demo.budget.stage("teacher"):  # it opens the tasks that it plays
+        with demo.budget.stage("teacher"):  # includes opening the teacher's tasks
             demo.run_teacher(train, heldout)
         say(f"{pool.describe_cost()}; so far {demo.budget.summary()}")
 
@@ -87,7 +87,8 @@ def run_trial(
             train_seeds(
                 address, arms, training_places(config, device, pool), out, say, write_summary
             )
-        say(f"{pool.judged} kernels judged, {pool.cache_hits} remembered; {pool.describe_cost()}")
+        hits = f"{pool.cache_hits} from the cache"
+        say(f"{pool.judged} kernels judged, {hits}; {pool.describe_cost()}")
     found = compare_arms(out, seeds)
     summary = summary_lines(found)
     for line in summary:
@@ -97,24 +98,25 @@ def run_trial(
 
 
 def open_seeds_manifest(out: Path, config: DemoConfig) -> None:
-    """Seeds and arms may join those that are there; all else has to be the same."""
+    """Open the manifest of a trial; seeds and arms may be added, all other settings must
+    be equal."""
     joins = ("seed",) if config.more_rounds else ("seed", "more_rounds")
     open_manifest(out, "demo --seeds", {}, fixed_settings(config, *joins))
 
 
 def minutes_left(config: DemoConfig, started: float) -> float | None:
-    """Minutes, of something that began at `begun` by time.time()."""
+    """Return the minutes left of a run that started at `started` by time.time()."""
     return (
         None if config.minutes is None else max(0.0, config.minutes - (time.time() - started) / 60)
     )
 
 
 Place = tuple[str, DeviceLock]
-"""A device, and what has to be heeded there."""
+"""A device, and the lock to hold while training there."""
 
 
 def training_places(config: DemoConfig, device: str, pool: JudgePool | Rehearsal) -> list[Place]:
-    """Where seeds train."""
+    """Return the devices and locks for training seeds."""
     return [(place, lock_for(config, pool, place)) for place in training_devices(config, device)]
 
 
@@ -126,11 +128,13 @@ def train_seeds(
     say: Say,
     write_summary: WriteSummary,
 ) -> None:
-    """Each config, a seed of an arm, in its folder, beside each other; `note` follows. Raises
-    RecordError where one failed."""
+    """Train each config in its folder, in parallel; call `write_summary` regularly.
+
+    Raises RecordError if one failed.
+    """
     context = multiprocessing.get_context("spawn")
     names = ", ".join(seed_name(folder, shared) for _, folder in arms)
-    say(f"{names} train beside each other on {', '.join(name for name, _ in training_places)}")
+    say(f"{names} train in parallel on {', '.join(name for name, _ in training_places)}")
     failed, running = list[Path](), dict[Any, tuple[Path, Any]]()
     for (one, folder), place in zip(arms, cycle(training_places), strict=False):
         process = context.Process(target=run_seed, args=(address, one, place, shared, folder))
@@ -148,25 +152,25 @@ def train_seeds(
 
 
 def seed_name(folder: Path, shared: Path) -> str:
-    """Of a seed, beside those of other arms."""
+    """Return the name of a seed, including its arm."""
     return str(folder.relative_to(shared))
 
 
 @contextmanager
 def opened_in_background(tasks: Sequence[Task], pool: JudgePool | Rehearsal) -> Iterator[None]:
-    """Have the tasks opened while seeds train."""
+    """Open the tasks in a thread while seeds train."""
     over = threading.Event()
-    # What comes of it nobody asks: who needs a task that could not be opened meets it again.
+    # Errors are ignored: judging a task that could not be opened reports them again.
     with ThreadPoolExecutor(1) as aside:
         aside.submit(pool.open, tasks, over.is_set)
         try:
             yield
-        finally:  # those not begun are not wanted any more
+        finally:  # do not open the remaining tasks
             over.set()
 
 
 def run_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: Path) -> None:
-    """A seed's process."""
+    """Train one seed; the main function of its process."""
     import torch
 
     exit_with_parent()
@@ -175,7 +179,7 @@ def run_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: 
     torch.set_num_threads(1)
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
-    torch.set_float32_matmul_precision("high")  # on a GPU TF32: what differs, PPO weighs
+    torch.set_float32_matmul_precision("high")  # TF32; importance weights correct
     out.mkdir(parents=True, exist_ok=True)
     with (out / "log.txt").open("a", encoding="utf-8", buffering=1) as log:
 
@@ -187,7 +191,7 @@ def run_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: 
         demo = Demo(config, device, out, pool, shared, say, end, device_lock)
         demo.run()
         say(f"curves: {write_report(out)}")
-        with ThreadPoolExecutor(1) as aside:  # judging waits for owners, further RFT for the GPU
+        with ThreadPoolExecutor(1) as aside:  # the audit needs judges, further RFT the GPU
             audited = aside.submit(audit_last, demo, pool)
             if config.more_rounds:
                 demo.run_further_rft()
@@ -196,7 +200,7 @@ def run_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: 
 
 
 def audit_last(demo: Demo, pool: PoolClient) -> None:
-    """PPO's last evaluation judged afresh, into `audit.json`."""
+    """Judge PPO's last evaluation again, and write `audit.json`."""
     path = demo.out / "audit.json"
     if path.exists() or not demo.config.audited:
         return
@@ -205,12 +209,12 @@ def audit_last(demo: Demo, pool: PoolClient) -> None:
     with demo.budget.stage("audit"):
         found = audit(read_evaluation(demo.out, "ppo"), heldout, initial_files, pool, effort)
     write_atomic(path, json.dumps(asdict(found)))
-    demo.say(f"judged afresh: {found}")
+    demo.say(f"judged again: {found}")
 
 
 def compare_arms(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Mean rewards of each arm over the seeds that have been through it, and PPO less each of them
-    over those that have been through both."""
+    """Return the mean rewards of each arm, and PPO's differences from each, over the finished
+    seeds."""
     folders = [out / f"seed-{seed}" for seed in seeds]
     tables = {
         arm: {
@@ -255,20 +259,20 @@ def compare_arms(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def count_episodes(folder: Path, *parts: str) -> int:
-    """How many episodes lie in parts of a seed's folder: what its learning has cost."""
+    """Return the number of episodes in parts of a seed's folder: the cost of its training."""
     paths = [path for part in parts for path in folder.glob(f"{part}/episodes/*.jsonl")]
     return sum(path.read_bytes().count(b"\n") for path in paths)
 
 
 def seconds_of(folder: Path) -> dict[str, float]:
-    """Where a seed's time went, as far as it has come."""
+    """Return the seconds of a folder's stages so far."""
     path = folder / SECONDS
     found: dict[str, float] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     return found
 
 
 def over_seeds(figures: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
-    """The mean of each arm's figure over tasks, for each seed that has it and over them."""
+    """Return each arm's mean over tasks, for each finished seed and over these seeds."""
     return {
         arm: {"mean": fmean(over), "seeds": over, "of_seeds": list(by_seed)}
         for arm, by_seed in figures.items()
@@ -278,13 +282,13 @@ def over_seeds(figures: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any
 
 
 def read_evaluation(folder: Path, arm: str) -> list[Episode]:
-    """Episodes of an arm's evaluation; none where it was not played to the end."""
+    """Return the episodes of an arm's evaluation; empty if it is not finished."""
     path = folder / arm / "evaluation" / "episodes" / "00000.jsonl"
     return list(read_episodes(path)) if (folder / arm / "evaluation.json").exists() else []
 
 
 def summary_lines(found: dict[str, Any]) -> list[str]:
-    """The comparison for a person."""
+    """Return the comparison as lines of text."""
     summary = [
         f"{arm}: reward {m['mean']:+.2f} ({', '.join(f'{s:+.2f}' for s in m['seeds'])})"
         for arm, m in found["reward"].items()
@@ -293,16 +297,16 @@ def summary_lines(found: dict[str, Any]) -> list[str]:
         summary.append(f"{arm}: faster than torch.compile {m['mean']:.0%}")
     for arm, d in found["ppo_less"].items():
         if d is not None:
-            summary.append(f"ppo less {arm}: {d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]")
+            summary.append(f"ppo minus {arm}: {d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]")
     for a in found["audit"]:
         summary.append(
-            f"judged afresh: {a['accepted']} of {a['kernels']} kernels accepted, reward "
+            f"judged again: {a['accepted']} of {a['kernels']} kernels accepted, reward "
             f"{a['reward_before']:+.2f} then, {a['reward_again']:+.2f} now"
         )
     return summary
 
 
 def raise_file_limit() -> None:
-    """As many open files as the system lets us have: every waiting episode holds a socket."""
+    """Raise the limit of open files to the hard limit: every waiting episode holds a socket."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,9 +1,9 @@
-"""Value pretraining: the critic learns how episodes of the policy end, before the policy moves.
+"""Pretrain the critic (value function) on episodes of the policy, before PPO changes the policy.
 
-For: regression of V on *unfiltered* episodes of the policy that PPO starts from (equations 3 and 4
-of CUDA Agent). On RFT's filtered set all rewards are alike and the critic would learn a constant.
-The target is the Monte-Carlo return (lambda 1: one pass, unbiased) or V + GAE(lambda) with the
-critic's own current values, as in the paper.
+V is fitted to *unfiltered* episodes of the policy that PPO starts from (equations 3 and 4 of CUDA
+Agent). On RFT's filtered set all rewards are alike and the critic would learn a constant. The
+target is the Monte-Carlo return (lambda 1: one pass, unbiased) or V + GAE(lambda) with the critic's
+own current values, as in the paper.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class ValueConfig:
     lam: float = 1.0
     """1 is Monte-Carlo; the paper's 0.95 bootstraps from the critic's current values."""
     reward: Reward = Reward.MILESTONE
-    """That of the PPO to come."""
+    """Reward of the PPO run that follows."""
     tokens_per_microbatch: int = 16384
     seed: int = 0
     save_every: int = 100
     evaluate_every: int = 50
     stop_after: int | None = None
-    """Leave after this step, as an interruption would; for tests of resuming."""
+    """Stop after this step, like an interruption; for tests of resuming."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "steps")
@@ -66,10 +66,11 @@ def pretrain_value(
     say: Say = print,
     guard: DeviceGuard = nullcontext,
 ) -> Metrics:
-    """Train `critic` in place; metrics.jsonl and checkpoints under `out`, resumed from them.
+    """Train `critic` in place; write metrics.jsonl and checkpoints under `out`, and resume from
+    them.
 
     Returns the last evaluation: loss and explained variances on `heldout` (or on `episodes`).
-    `turn` is taken for each step.
+    `guard` is held for each step.
     """
     episodes, heldout = with_reward(episodes, config.reward), with_reward(heldout, config.reward)
     optimizer = make_optimizer(critic, config.optimizer)
@@ -107,7 +108,7 @@ def pretrain_value(
 
 
 def targets(critic: Any, batch: Batch, config: ValueConfig) -> tuple[Tensor, Tensor]:
-    """(current values, targets), both [B, L] on the CPU."""
+    """Return (current values, targets), both [B, L] on the CPU."""
     now = per_token(critic, batch, config.tokens_per_microbatch, values)
     _, returns = advantages_and_returns(
         now, batch.action, batch.row_episode, batch.rewards, 1.0, config.lam
@@ -123,7 +124,7 @@ def value_step(
     old: Tensor | None = None,
     clip: float | None = None,
 ) -> float:
-    """Accumulate gradients of the value loss over the batch; returns the loss."""
+    """Accumulate gradients of the value loss over the batch; return the loss."""
     count = batch.action_tokens
     losses = []
     for rows, part in device_microbatches(batch, budget, critic):
@@ -137,7 +138,7 @@ def value_step(
 
 
 def evaluate_critic(critic: Any, episodes: Sequence[Episode], config: ValueConfig) -> Metrics:
-    """Explained variance of the Monte-Carlo return, whatever the training target."""
+    """Return the explained variance of the Monte-Carlo return, for every training target."""
     batch = collate(episodes)
     found = per_token(critic, batch, config.tokens_per_microbatch, values)
     return critic_metrics(found, batch.outcome, batch.action, batch.row_episode)
@@ -146,4 +147,4 @@ def evaluate_critic(critic: Any, episodes: Sequence[Episode], config: ValueConfi
 def _explained(metrics: Metrics) -> str:
     if "ev" not in metrics:
         return ""
-    return f", ev {metrics['ev']:.3f}, at the end {metrics['ev_q4']:.3f}"
+    return f", ev {metrics['ev']:.3f}, last quartile {metrics['ev_q4']:.3f}"
