@@ -1,13 +1,13 @@
-"""Tokens a second of the engines that sample in this process, on conversations of several turns.
+"""Measure tokens per second of the in-process sampling engines on conversations of several turns.
 
     python benchmarks/train_engines.py --preset tiny                   # a dry run, on a CPU too
     python benchmarks/train_engines.py --preset h200 --out engines.json
 
-Each conversation has a thread, as an episode has, and asks through the rollouts' own `Batcher`:
-gathered for `local`, alone for `continuous`. All begin with the same prompt; what a tool says is
-random ids at once, and a turn's length is drawn beforehand, so that both engines sample as much.
-An arm's figure is the median over rounds in which the arms take turns; opening counts.
-Not covered: judging beside it, servers, what is sampled (the weights are random).
+Each conversation has a thread, like an episode, and samples through the rollouts' own `Batcher`:
+gathered for `local`, separately for `continuous`. All start with the same prompt. Tool results are
+random ids without delay, and turn lengths are drawn in advance, so both engines sample equally
+much. A result is the median over rounds that alternate between the engines, and includes opening.
+Not covered: judging in parallel, servers, the sampled text (the weights are random).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cuagent.training.model import count_parameters
 from cuagent.training.rollout import Batcher
 
 NEVER = -1
-"""No token has this id: a turn is as long as it is asked to be."""
+"""An id that no token has, so a turn always reaches its requested length."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Size:
     conversations: int
     turns: int
     prompt: int
-    """Tokens that all conversations begin with."""
+    """Tokens of the common start of all conversations."""
     reply: int
-    """Tokens of a turn at most, a quarter of them at least."""
+    """Largest number of tokens of a turn; the smallest is a quarter of it."""
     observation: int
-    """Tokens of what a tool says."""
+    """Tokens of a tool result."""
     rounds: int
 
     @property
@@ -65,7 +65,7 @@ PRESETS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--preset", choices=PRESETS, default="tiny")
-    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     found = figures(PRESETS[options.preset], "cuda" if torch.cuda.is_available() else "cpu")
     print(json.dumps(found, indent=1))
@@ -74,12 +74,12 @@ def main() -> None:
 
 
 def figures(size: Size, device: str) -> dict[str, Any]:
-    """Sampled tokens a second, seconds of each round and peak memory of each engine."""
+    """Return sampled tokens per second, seconds of each round and peak memory of each engine."""
     import transformers
 
     shape = replace(DECODERS[size.decoder], tokens=size.context)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    # Each its own: continuous batching changes how its model attends.
+    # One model each: continuous batching changes the model's attention.
     one, other = (decoder(shape).to(device, dtype).eval() for _ in range(2))
     engines: dict[str, Engine] = {
         "local": LocalEngine(one, NEVER),
@@ -116,13 +116,13 @@ def figures(size: Size, device: str) -> dict[str, Any]:
 
 
 def lengths(size: Size, number: int) -> list[int]:
-    """Tokens of each turn of a conversation."""
+    """Return the number of tokens of each turn of a conversation."""
     rng = random.Random(number)
     return [rng.randint(max(1, size.reply // 4), size.reply) for _ in range(size.turns)]
 
 
 def player(size: Size, vocabulary: int, engine: Engine) -> Callable[[], float]:
-    """A function that plays all conversations and returns the seconds that it took."""
+    """Return a function that plays all conversations and returns the seconds."""
 
     def ids(seed: int, count: int) -> tuple[int, ...]:
         rng = random.Random(seed)

@@ -142,7 +142,7 @@ def naive_advantages(
     `values`, `real` (not padding), `action` [B, L]; one row per episode. Returns [B, L].
     """
     everything = real.clone()
-    everything[:, 0] = False  # there is no state before the first token
+    everything[:, 0] = False  # no state precedes the first token
     rows = torch.arange(len(values), device=values.device)
     layout = actions(everything, rows)
     full = gae(layout.compress(values), rewards, layout.lengths, lam)

@@ -47,7 +47,7 @@ def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
 
 
 def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
-    """Return a copy of the dataclass with `values` in place of its own, recursively."""
+    """Return a copy of the dataclass with `values` applied, recursively."""
     hints = typing.get_type_hints(type(default))
     known = {f.name for f in fields(default)}  # type: ignore[arg-type]
     changed: dict[str, Any] = {}

@@ -291,7 +291,7 @@ class Demo:
         )
         return m
 
-    # What the stages share.
+    # Methods shared by the stages.
 
     @contextmanager
     def device_guard(self) -> Iterator[None]:

@@ -35,7 +35,7 @@ Names = Mapping[str, Any]
 def open_manifest(
     out: Path, command: str, inputs: Names, config: Names, first: bool = True
 ) -> Names | None:
-    """Return the manifest of a folder with results, or None; create it if there are no results.
+    """Return the manifest of a folder with results; otherwise create it and return None.
 
     Only the `first` process writes. `inputs` identifies the data that the results depend on.
     Raises ConfigError if the results were made with other inputs or settings.

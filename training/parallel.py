@@ -42,7 +42,7 @@ def start(device: str) -> str:
 
 
 def stop() -> None:
-    """Leave the process group; call it after models and optimizers are no longer used."""
+    """Leave the process group; call it when models and optimizers are not needed any more."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

@@ -88,7 +88,7 @@ def recompute_layers(model: Any) -> None:
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether this process holds only a part of the weights."""
+    """Return True if this process holds only a part of the weights."""
     return any(hasattr(p, "full_tensor") for p in model.parameters())
 
 

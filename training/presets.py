@@ -114,7 +114,7 @@ class DemoConfig:
     evaluation_episodes: int = 8
     """Number of episodes for each held-out task, after each stage."""
     audited: bool = True
-    """With several seeds, judge PPO's last evaluation again without the cache."""
+    """Judge PPO's last evaluation again without the cache; for several seeds."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "reply", "rft_episodes", "value_episodes", "ppo_episodes")

@@ -54,7 +54,7 @@ class Rehearsal:
         return DeviceLock()
 
     def open(self, tasks: Sequence[Task], should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Do nothing; there are no processes."""
+        """Do nothing, since the rule needs no process."""
 
     def judge_for(self, task: Task) -> Judge:
         """Return the judge of an episode's run."""

@@ -93,7 +93,7 @@ PRAGMAS: Choices = (
     ("#pragma omp parallel for schedule(dynamic)\n", 0.4),
 )
 GRIDS: Choices = (("1", 0.5), ("8", 0.3), ("(n + 255) // 256", 0.2))
-"""From one block (slow, right) to one thread per row."""
+"""Launches, slow to fast: one block, eight blocks, one thread per row; all are right."""
 
 
 @dataclass(frozen=True)

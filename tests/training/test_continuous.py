@@ -129,7 +129,7 @@ def test_an_answer_that_nobody_waits_for_any_more_harms_nobody_else() -> None:
     with engine.open():
         given_up = engine._submit(Request((2, 4), 30, 0))
         engine._fail_all()
-        with pytest.raises(EngineError, match="has ended"):
+        with pytest.raises(EngineError, match="has stopped"):
             given_up.result()
         for _ in range(2):  # behind its answer
             assert engine.sample([Request((2, 4), 30, 0)])[0].ids

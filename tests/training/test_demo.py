@@ -161,8 +161,11 @@ def test_a_collection_is_played_once_and_not_replaced_by_another(
     first = asked("collect", 2)
     before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in out.rglob("*") if p.is_file()}
     again = asked("evaluate", 2)
-    assert again == f"{out} is finished; another --out begins anew\n{first.splitlines()[-1]}\n"
-    with pytest.raises(ConfigError, match="with episodes=2, not 1; take another --out"):
+    assert (
+        again
+        == f"{out} is already finished; use another --out to start again\n{first.splitlines()[-1]}\n"
+    )
+    with pytest.raises(ConfigError, match="with episodes=2, not 1; use another --out"):
         asked("collect", 1)
     with pytest.raises(ConfigError, match="from another policy, with seed=0, not 7"):
         asked("collect", 2, of=other, seed=7)
@@ -171,7 +174,7 @@ def test_a_collection_is_played_once_and_not_replaced_by_another(
     (out / "evaluation.json").unlink()  # killed before it was there
     assert asked("collect", 2) == first.splitlines()[-1] + "\n"
     (out / "manifest.json").unlink()
-    with pytest.raises(ConfigError, match="does not say what it was made with"):
+    with pytest.raises(ConfigError, match="has no manifest.json"):
         asked("collect", 2)
 
 
@@ -214,5 +217,7 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.Mon
     from cuagent.training import cli
 
     monkeypatch.setattr(cli, "NEEDED", ("transformers", "a_package_that_is_not_there"))
-    with pytest.raises(ConfigError, match=r"no a_package.*pip install 'cuagent\[train\]'"):
+    with pytest.raises(
+        ConfigError, match=r"a_package.*not installed; pip install 'cuagent\[train\]'"
+    ):
         call("rft", "--policy", "x", "--from", "y", "--out", "z")

@@ -37,7 +37,7 @@ def test_a_command_that_differs_is_refused_and_named_once_something_was_made(
     assert found is not None
     assert found["finished"] == 3
     before = contents(tmp_path)
-    with pytest.raises(ConfigError, match="from another policy, with seed=0, not 2; take another"):
+    with pytest.raises(ConfigError, match="from another policy, with seed=0, not 2; use another"):
         open_manifest(tmp_path, "rft", {"policy": "a"}, fixed_settings(RftConfig(seed=2)))
     with pytest.raises(ConfigError, match="made by train rft, not train value;"):
         open_manifest(tmp_path, "value", {}, {})

@@ -74,7 +74,7 @@ def test_named_actors_are_shared_and_a_dead_one_is_a_loss_of_the_judge(cpu_task:
         pass  # leaves what others may still ask
     assert first._actors[0] == second._actors[0]
     ray.kill(first._actors[0])
-    with pytest.raises(PoolError, match="a judging actor failed"):
+    with pytest.raises(PoolError, match="a Ray judge actor failed"):
         second.judge(cpu_task, attempt(RIGHT))
 
 

@@ -200,7 +200,7 @@ def test_an_interrupted_collection_goes_on_with_the_same_policy_alone(
     kept = begun.read_text()
     said.clear()
     assert collection("cut", inputs=1) == whole
-    assert said[0] == f"  going on from 4 episodes in {begun}"
+    assert said[0] == f"  resuming from 4 episodes in {begun}"
     assert not begun.exists()
     begun.write_text(kept)
     said.clear()

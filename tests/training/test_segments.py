@@ -154,5 +154,5 @@ def test_each_context_window_is_a_row_of_its_own() -> None:
         [episode(PROMPT, ACTION), episode(PROMPT, ACTION, *second), episode(PROMPT, ACTION)]
     )
     assert batch.row_episode.tolist() == [0, 1, 1, 2]
-    with pytest.raises(RecordError, match="the model holds 4"):
+    with pytest.raises(RecordError, match="the model's context of 4"):
         collate([episode(PROMPT, ACTION)], longest=4)

@@ -71,17 +71,17 @@ def test_ids_and_logprobs_come_back_in_the_order_of_the_requests(server: Server,
 @pytest.mark.parametrize("form", ["/v1", "/generate"])
 def test_a_server_of_text_only_is_refused(server: Server, form: str) -> None:
     server.ids = False
-    with pytest.raises(EngineError, match="gives no token ids"):
+    with pytest.raises(EngineError, match="returned no token ids"):
         ServerEngine(server.url + form, "m", end=99).sample([Request((1,), 3, 0)])
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9.*no usable answer"):
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9.*no valid answer"):
         ServerEngine("http://127.0.0.1:9/v1", "m", end=99).sample([Request((1,), 3, 0)])
 
 
 def test_a_server_that_hangs_up_is_named() -> None:
-    with answering({}) as url, pytest.raises(EngineError, match="no usable answer"):
+    with answering({}) as url, pytest.raises(EngineError, match="no valid answer"):
         ServerEngine(url + "/v1", "m", end=99).sample([Request((1,), 3, 0)])
 
 
@@ -97,5 +97,5 @@ def test_new_weights_are_served_or_it_is_said(server: Server, tmp_path: Path) ->
 
 def test_ppo_refuses_a_server_that_keeps_its_weights(tmp_path: Path) -> None:
     settings = replace(TrainConfig(), play=PlayConfig(server="http://127.0.0.1:9/v1"))
-    with pytest.raises(RecordError, match="takes new weights"):
+    with pytest.raises(RecordError, match="can load new weights"):
         run_ppo(tmp_path, None, tmp_path, tmp_path / "out", settings, "cpu", print)

@@ -54,7 +54,7 @@ def test_flags_lie_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
         ("inner.rat=3", "no setting inner.rat; there are action, gpus, lam, rate"),
         ("steps=2.5", "steps: 2.5 is not int"),
         ("steps=true", "steps: true is not int"),
-        ("inner.action=explode", "none of warn, stop, rollback"),
+        ("inner.action=explode", "not one of warn, stop, rollback"),
         ("inner.rate=none", "inner.rate: null is not float"),
         ("inner.rate=nan", "inner.rate: nan is not a finite number"),
         ("inner.lam=-inf", "inner.lam: -inf is not a finite number"),
@@ -121,7 +121,7 @@ def test_settings_that_fit_each_other_need_not_do_so_one_by_one(tmp_path: Path) 
 
 def test_owners_beside_each_other_are_not_for_actors_of_ray() -> None:
     assert configure(TrainConfig(), None, ["play.beside=4"]).play.beside == 4
-    with pytest.raises(ConfigError, match="an actor of Ray has one judge"):
+    with pytest.raises(ConfigError, match="a Ray actor has one judge"):
         configure(TrainConfig(), None, ["play.beside=4", "play.ray=8"])
 
 

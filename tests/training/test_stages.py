@@ -271,7 +271,7 @@ def test_a_collapse_is_rolled_back_and_then_stops_the_run(tmp_path: Path) -> Non
     config = replace(FAST, on_alarm=Action.ROLLBACK, rollbacks=2, limits=Limits(reward_fall=1.0))
     history = ppo(actor, new_critic(actor), collect, config, tmp_path, said.append)
     assert len(history) == 3 + 3  # two rewinds, and the third alarm ends it
-    assert sum("back to the weights of step-00000002" in line for line in said) == 2
+    assert sum("rewound to step-00000002" in line for line in said) == 2
     assert any("ALARM: mean reward" in line for line in said)
 
 
@@ -409,7 +409,7 @@ def test_a_run_that_was_stopped_stays_so_when_it_is_taken_up(tmp_path: Path) -> 
     again = ppo(actor, new_critic(actor), collect, config, tmp_path, said.append)
     assert same(weights(actor), left)
     assert [m["reward"] for m in again] == [m["reward"] for m in first]
-    assert said == ["it was stopped by an alarm; ppo.on_alarm=warn goes on all the same"]
+    assert said == ["the run was stopped by an alarm; set ppo.on_alarm=warn to continue it"]
 
 
 def test_weights_that_are_no_numbers_are_an_alarm_before_anybody_samples_from_them(

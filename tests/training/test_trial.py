@@ -67,12 +67,12 @@ def test_arms_are_compared_on_the_same_heldout_tasks(trial: Path) -> None:
     assert "last quartile" in (trial / "seed-3" / "report.html").read_text()
     together = (trial / "report.html").read_text()
     assert "<title>seed-3</title>" in together
-    assert "<li>ppo less rft" in together
+    assert "<li>ppo minus rft" in together
 
 
 def test_judgements_are_remembered_across_runs(trial: Path, demo: Path) -> None:
     """What a run writes as another one before it is not judged again."""
-    [counts] = re.findall(r"(\d+) kernels judged, (\d+) rem", (trial / "said.txt").read_text())
+    [counts] = re.findall(r"(\d+) kernels judged, (\d+) from", (trial / "said.txt").read_text())
     judged, cache_hits = map(int, counts)
     assert cache_hits > judged > 0
     known = [key for key, _ in read_judgements(trial / "shared.pickle")]
@@ -99,7 +99,7 @@ def test_the_kernel_that_was_scored_is_found_in_the_episodes_calls(trial: Path) 
     assert scored
     for episode in scored:
         assert solution_of(episode, initial_files(task)).digest == episode.solution
-    with pytest.raises(RecordError, match="do not make the kernel"):
+    with pytest.raises(RecordError, match="do not produce the kernel"):
         solution_of(replace(scored[0], solution="another"), initial_files(task))
 
 

@@ -149,8 +149,8 @@ def test_the_policy_that_may_not_move_does_not_and_its_critic_learns(tmp_path: P
     ppo(actor, critic, lambda i: play(actor, 32, i), config, tmp_path, said.append)
     assert same(before[0], weights(actor))
     assert not same(before[1], weights(critic))
-    assert ", step drawn back to 0.0%" in said[0]
-    assert "every step went too far" in said[1]
+    assert ", step reduced to 0.0%" in said[0]
+    assert "policy unchanged" in said[1]
 
 
 def test_the_distance_is_of_the_whole_batch_after_all_updates(tmp_path: Path) -> None:
