@@ -425,7 +425,7 @@ def compared(few: Mapping[str, Any], many: Mapping[str, Any]) -> Row:
     if differ:
         raise SystemExit(f"the runs cannot be compared; they differ in: {', '.join(differ)}")
     if not few["iterations"] or not many["iterations"]:
-        raise SystemExit("a run has no measured iteration; run it with more --iterations")
+        raise SystemExit("a run has only warmed up; repeat it with more --iterations")
     more = many["processes"] / few["processes"]
     found: Row = {name: few[name] for name in SAME}
     found["processes"] = [run["processes"] for run in (few, many)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from dictated import SOURCE
-from test_stages import play, small_actor
+from toy_game import play, small_actor
 from typer.testing import CliRunner
 
 from cuagent.training.chat import Chat

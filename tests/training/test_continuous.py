@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_stages import END, small_actor
+from toy_game import END, small_actor
 
 from cuagent.task import Task
 from cuagent.training.batch import collate

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from test_stages import play, small_actor
+from toy_game import play, small_actor
 
 from cuagent.training.collect import Collector
 from cuagent.training.demo import Demo

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_stages import FAST, play, same, silent, small_actor, weights
+from toy_game import FAST, play, same, silent, small_actor, weights
 
 from cuagent.training.batch import collate
 from cuagent.training.config import ConfigError

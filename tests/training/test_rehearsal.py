@@ -1,4 +1,4 @@
-"""The rule on the text, and the clock of a demonstration."""
+"""Test the rule that judges kernels by their text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from cuagent.attempt import Attempt
 from cuagent.task import Device, Task
-from cuagent.training.budget import Budget
 from cuagent.training.demo import TOOLS
 from cuagent.training.demonstrations import demonstrate
 from cuagent.training.gym import chain_of, make_chains, make_tasks, opening
@@ -24,6 +23,7 @@ from cuagent.training.teacher import CPU_ELEMENTS, CPU_ROWS, ErrorRates, Teacher
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge
+
 
 PARALLEL = "#pragma omp parallel for\n"
 
@@ -91,31 +91,3 @@ def test_a_rehearsal_knows_no_gpu(tmp_path: Path) -> None:
     task = make_tasks(tmp_path, make_chains(1, 1, seed=0), Device.CUDA, 8)[0]
     with pytest.raises(PoolError, match="add --kernels cpu"):
         Rehearsal().judge(task, Attempt(()))
-
-
-def test_seconds_of_a_stage_add_up_over_resumed_runs(tmp_path: Path) -> None:
-    for _ in range(2):
-        budget = Budget(tmp_path)
-        with budget.stage("ppo"):
-            time.sleep(0.06)
-    assert 0.1 <= Budget(tmp_path).elapsed("ppo") < 1
-    assert budget.remaining() == float("inf")
-
-
-def test_a_killed_stage_leaves_the_seconds_that_were_last_written(tmp_path: Path) -> None:
-    budget = Budget(tmp_path)
-    with budget.stage("ppo"):
-        time.sleep(0.06)
-        budget.write()
-        assert Budget(tmp_path).spent["ppo"] >= 0.1  # rounded
-    assert list(Budget(tmp_path).spent) == ["ppo"]
-
-
-def test_what_follows_ppo_is_judged_by_what_was_before_it(tmp_path: Path) -> None:
-    budget = Budget(tmp_path, time.time() + 100)
-    budget.spent |= {"evaluation": 90.0, "rft": 2.0, "ppo": 30.0}
-    assert budget.seconds_after_ppo(10, 0) == 20  # the evaluation and the audit
-    assert budget.seconds_after_ppo(10, 5) == pytest.approx(
-        30 + 10 + 36
-    )  # and further RFT, played and made
-    assert 99 < budget.remaining() <= 100

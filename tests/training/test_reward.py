@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_stages import FAST, play, silent, small_actor
+from toy_game import FAST, play, silent, small_actor
 
 from cuagent.training.metrics import log_metrics, read_metrics
 from cuagent.training.model import new_critic

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from toy_game import FAST, play, same, silent, small_actor, weights
 
 from cuagent.training import optimize
 from cuagent.training.batch import collate
@@ -21,7 +22,6 @@ from cuagent.training.optimize import AdamW
 from cuagent.training.ppo import PpoConfig, ppo
 from cuagent.training.segments import Episode
 from cuagent.training.trust import binary_kl, shrink_step, snapshot
-from tests.training.test_stages import FAST, play, same, silent, small_actor, weights
 
 
 def line(at: float) -> torch.nn.Linear:

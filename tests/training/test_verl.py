@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from dictated import SOURCE
-from test_stages import play, small_actor
+from toy_game import play, small_actor
 
 from cuagent.training.advantage import advantages_and_returns, whiten
 from cuagent.training.chat import Chat
