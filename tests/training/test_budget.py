@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     pass
 
 
-def test_seconds_of_a_stage_add_up_over_resumed_runs(tmp_path: Path) -> None:
+def test_stage_seconds_add_up_over_resumed_runs(tmp_path: Path) -> None:
     for _ in range(2):
         budget = Budget(tmp_path)
         with budget.stage("ppo"):
@@ -23,7 +23,7 @@ def test_seconds_of_a_stage_add_up_over_resumed_runs(tmp_path: Path) -> None:
     assert budget.remaining() == float("inf")
 
 
-def test_a_killed_stage_leaves_the_seconds_that_were_last_written(tmp_path: Path) -> None:
+def test_killed_stage_keeps_last_written_seconds(tmp_path: Path) -> None:
     budget = Budget(tmp_path)
     with budget.stage("ppo"):
         time.sleep(0.06)
@@ -32,7 +32,7 @@ def test_a_killed_stage_leaves_the_seconds_that_were_last_written(tmp_path: Path
     assert list(Budget(tmp_path).spent) == ["ppo"]
 
 
-def test_what_follows_ppo_is_judged_by_what_was_before_it(tmp_path: Path) -> None:
+def test_seconds_after_ppo_follow_earlier_stages(tmp_path: Path) -> None:
     budget = Budget(tmp_path, time.time() + 100)
     budget.spent |= {"evaluation": 90.0, "rft": 2.0, "ppo": 30.0}
     assert budget.seconds_after_ppo(10, 0) == 20  # the evaluation and the audit

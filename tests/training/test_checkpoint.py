@@ -22,7 +22,7 @@ from cuagent.training.rft import RftConfig, rft
 from cuagent.training.segments import RecordError
 
 
-def test_a_kill_while_checkpoints_are_dropped_leaves_none_that_is_half(
+def test_kill_during_deletion_leaves_no_partial_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actor = small_actor()
@@ -44,7 +44,7 @@ def test_a_kill_while_checkpoints_are_dropped_leaves_none_that_is_half(
     assert load_checkpoint(newest, models, optimizers) == (0, {})
 
 
-def test_a_checkpoint_of_something_else_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_checkpoint_of_other_model_is_refused_in_one_line(tmp_path: Path) -> None:
     rft(small_actor(), play(small_actor(), 4, 0), [], RftConfig(steps=1), tmp_path, silent)
     actor = small_actor()
     with pytest.raises(RecordError, match="start in another folder") as refused:

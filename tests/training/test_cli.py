@@ -1,4 +1,4 @@
-"""The commands that need no training: doctor, export, and what is said where something is wrong."""
+"""Test the commands that need no training: doctor, export, and errors of all commands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def call(*arguments: object) -> str:
     return result.output
 
 
-def test_doctor_says_what_is_here_and_tries_a_policy(policy: Path) -> None:
+def test_doctor_reports_packages_and_checks_policy(policy: Path) -> None:
     said = call("doctor", "--policy", policy)
     assert "python 3" in said
     assert "transformers " in said
@@ -56,7 +56,7 @@ def test_doctor_says_what_is_here_and_tries_a_policy(policy: Path) -> None:
         (("--device", "cpu", "--ablation", "no-value"), "no finished seed 0"),
     ],
 )
-def test_a_demo_that_cannot_be_played_is_refused_in_one_line(
+def test_demo_refuses_unavailable_options_in_one_line(
     asked: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -89,7 +89,7 @@ def test_a_demo_that_cannot_be_played_is_refused_in_one_line(
         ("demo --out out --device cpu --seed -1", "seed: -1 is not from 0"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused_in_one_line(
+def test_commands_refuse_bad_arguments_in_one_line(
     asked: str, said: str, policy: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -103,22 +103,22 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_what_torchrun_starts_ends_as_the_command_does(
+def test_torchrun_process_exits_with_command_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["ppo", "--policy", "x/y/z", "--tasks", "x", "--out", "out", "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["cli.py", *asked])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.delitem(sys.modules, "cuagent.training.cli")  # as in a process that it begins
+    monkeypatch.delitem(sys.modules, "cuagent.training.cli")  # as in a new process
     with pytest.raises(SystemExit, match="2"):
         runpy.run_module("cuagent.training.cli", run_name="__main__")
     assert capsys.readouterr().err == "cuagent: x/y/z: no such folder\n"
 
 
-def test_a_name_that_the_hub_does_not_give_is_one_line(
+def test_unknown_hub_name_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its client would warn of each try."""
+    """Check that the hub client's warnings about retries are hidden too."""
     from huggingface_hub.utils import logging
 
     monkeypatch.chdir(tmp_path)
@@ -134,10 +134,10 @@ def played(policy: Path, chat: Chat) -> list[Episode]:
     return [replace(e, tokenizer=chat.fingerprint) for e in play(load_actor(policy), 4, 0)]
 
 
-def test_a_stage_goes_on_is_finished_or_is_refused(
+def test_stage_resumes_finishes_or_is_refused(
     policy: Path, played: list[Episode], tmp_path: Path
 ) -> None:
-    """Else who asks for other settings in the same folder is given the old model in silence."""
+    """Check that other settings in the same folder never return the old model silently."""
     write_episodes(tmp_path / "e.jsonl", played)
     out, moved = tmp_path / "out", tmp_path / "moved.jsonl"
 
@@ -168,11 +168,11 @@ def test_a_stage_goes_on_is_finished_or_is_refused(
     said = asked("rft", "rft.steps=2")
     assert "out/step-00000001; use another --out to start again" in said
     assert (out / "model" / "model.safetensors").stat().st_mtime_ns > written
-    shutil.rmtree(out / "model")  # killed before it was there
+    shutil.rmtree(out / "model")  # as if killed before saving
     assert "resuming from" in asked("rft", "rft.steps=2")
 
 
-def test_a_stage_in_a_folder_from_before_goes_on(
+def test_stage_resumes_folder_without_manifest_fields(
     policy: Path, played: list[Episode], tmp_path: Path
 ) -> None:
     write_episodes(tmp_path / "e.jsonl", played)
@@ -183,7 +183,7 @@ def test_a_stage_in_a_folder_from_before_goes_on(
     assert "v/step-00000001; use another --out to start again" in call(*asked, "value.steps=2")
 
 
-def test_a_kill_while_a_model_is_left_leaves_the_one_before(
+def test_kill_while_saving_keeps_previous_model(
     chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "model"
@@ -201,7 +201,7 @@ def test_a_kill_while_a_model_is_left_leaves_the_one_before(
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 
-def test_ids_that_the_policy_does_not_know_are_refused(
+def test_ids_beyond_vocabulary_are_refused(
     policy: Path, played: list[Episode], tmp_path: Path
 ) -> None:
     strange = replace(played[1], segments=(*played[1].segments, Segment(Kind.ACTION, (16,))))
@@ -212,7 +212,7 @@ def test_ids_that_the_policy_does_not_know_are_refused(
 
 
 @pytest.mark.parametrize("stage", ["rft", "value"])
-def test_a_stage_says_that_everything_is_held_out(
+def test_stage_reports_that_all_tasks_are_held_out(
     stage: str, policy: Path, played: list[Episode], tmp_path: Path
 ) -> None:
     write_episodes(tmp_path / "e.jsonl", [replace(e, task="task4") for e in played])
@@ -221,7 +221,7 @@ def test_a_stage_says_that_everything_is_held_out(
              "--set", "heldout=0.99")  # fmt: skip
 
 
-def test_export_verl_leaves_a_script_to_start(policy: Path, tmp_path: Path) -> None:
+def test_export_verl_writes_start_script(policy: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     tasks, out = tmp_path / "tasks", tmp_path / "verl"
     tasks.mkdir()

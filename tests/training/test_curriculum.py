@@ -22,7 +22,7 @@ def episode(task: str, reward: float) -> Episode:
     return Episode("e", task, task, (), reward, "submitted")
 
 
-def test_tasks_that_are_sometimes_solved_get_most_episodes() -> None:
+def test_sometimes_solved_tasks_get_most_episodes() -> None:
     outcomes = (
         [("solved", 3.0)] * 8 + [("hopeless", -1.0)] * 8 + [("half", 3.0), ("half", -1.0)] * 4
     )
@@ -36,7 +36,7 @@ def test_tasks_that_are_sometimes_solved_get_most_episodes() -> None:
     assert task_weights(["solved"], forgotten, Curriculum())["solved"] == pytest.approx(0.30)
 
 
-def test_every_task_gets_its_share_to_within_one() -> None:
+def test_sampled_tasks_match_shares_within_one() -> None:
     shares = {"a": 0.3, "b": 0.05, "c": 0.15}
     for seed in range(50):
         counts = Counter(sample_tasks(shares, 100, seed))
@@ -44,7 +44,7 @@ def test_every_task_gets_its_share_to_within_one() -> None:
         assert all(abs(counts[t] - 100 * s / 0.5) <= 1 for t, s in shares.items())
 
 
-def test_outcomes_of_iterations_that_will_run_again_are_forgotten(tmp_path: Path) -> None:
+def test_outcomes_of_repeated_iterations_are_deleted(tmp_path: Path) -> None:
     path = tmp_path / "outcomes.jsonl"
     for iteration in range(4):
         append_outcomes(path, iteration, [episode("a", float(iteration))])
@@ -52,7 +52,7 @@ def test_outcomes_of_iterations_that_will_run_again_are_forgotten(tmp_path: Path
     assert read_outcomes(path, 9) == [("a", 0.0), ("a", 1.0)]
 
 
-def test_an_outcome_that_a_kill_left_half_written_is_forgotten(tmp_path: Path) -> None:
+def test_partial_last_outcome_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "outcomes.jsonl"
     append_outcomes(path, 0, [episode("a", 1.0)])
     with path.open("a") as out:
@@ -62,7 +62,7 @@ def test_an_outcome_that_a_kill_left_half_written_is_forgotten(tmp_path: Path) -
     assert read_outcomes(path, 2) == [("a", 1.0), ("b", 2.0)]
 
 
-def test_a_broken_line_within_a_log_is_named(tmp_path: Path) -> None:
+def test_broken_line_of_log_is_named(tmp_path: Path) -> None:
     (tmp_path / "outcomes.jsonl").write_text('[0, "a", 1.0]\nnonsense\n[1, "a", 1.0]\n')
     with pytest.raises(RecordError, match=r"outcomes\.jsonl:2: not JSON"):
         read_outcomes(tmp_path / "outcomes.jsonl", 2)

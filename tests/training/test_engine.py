@@ -10,7 +10,7 @@ from cuagent.training.engine import LocalEngine, Request
 from cuagent.training.model import logprobs_of, per_token
 
 
-def test_the_engine_and_the_trainer_agree_on_every_sampled_token() -> None:
+def test_engine_logprobs_equal_trainer_logprobs() -> None:
     actor = small_actor()
     batch = collate(play(actor, 32, 1))
     trained = per_token(actor, batch, 200, logprobs_of)
@@ -19,7 +19,7 @@ def test_the_engine_and_the_trainer_agree_on_every_sampled_token() -> None:
     )
 
 
-def test_a_requests_tokens_do_not_depend_on_its_company() -> None:
+def test_tokens_of_request_do_not_depend_on_batch() -> None:
     engine = LocalEngine(small_actor(), END, max_rows=5)
     requests = [Request((2, 4 + i % 3) * (1 + i % 4), 3 + i % 9, seed=i) for i in range(12)]
     together = engine.sample(requests)
@@ -28,7 +28,7 @@ def test_a_requests_tokens_do_not_depend_on_its_company() -> None:
     assert all((s.ids[-1] != END) == s.cut for s in together)
 
 
-def test_sampling_follows_the_distribution() -> None:
+def test_samples_follow_model_distribution() -> None:
     actor = small_actor()
     drawn = LocalEngine(actor, END).sample([Request((2, 4, 3), 1, seed) for seed in range(4000)])
     logits = actor(torch.tensor([[2, 4, 3]])).logits[0, -1]

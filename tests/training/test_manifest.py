@@ -1,4 +1,4 @@
-"""Who comes back to a folder: with the same command, with another one, with other settings."""
+"""Test folders that are reused: by the same command, by another one, with other settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_command_that_differs_is_refused_and_named_once_something_was_made(
+def test_manifest_refuses_different_command_once_results_exist(
     tmp_path: Path,
 ) -> None:
     assert (
@@ -44,14 +44,14 @@ def test_a_command_that_differs_is_refused_and_named_once_something_was_made(
     assert contents(tmp_path) == before
 
 
-def test_many_differences_make_one_short_line(tmp_path: Path) -> None:
+def test_manifest_error_shortens_many_differences(tmp_path: Path) -> None:
     open_manifest(tmp_path, "x", {}, dict.fromkeys("abcde", 1))
     (tmp_path / "model").mkdir()
     with pytest.raises(ConfigError, match=r"with a=1, not 2, with b=1.* c=1, not 2 and 2 more;"):
         open_manifest(tmp_path, "x", {}, dict.fromkeys("abcde", 2))
 
 
-def test_a_folder_from_before_this_was_written_down_is_gone_on_with(tmp_path: Path) -> None:
+def test_folder_without_manifest_is_resumed(tmp_path: Path) -> None:
     (tmp_path / "step-00000003").mkdir()
     for text in (None, '{"policy": "p", "source": "[]", "seed": "0"}'):
         if text is not None:
@@ -69,16 +69,14 @@ def test_a_folder_from_before_this_was_written_down_is_gone_on_with(tmp_path: Pa
         (replace(SMALL, ppo=replace(SMALL.ppo, iterations=9)), "ppo.iterations=2, not 9"),
     ],
 )
-def test_a_demo_does_not_show_the_figures_of_another_as_its_own(
-    other: DemoConfig, said: str, demo: Path
-) -> None:
+def test_demo_refuses_folder_of_other_settings(other: DemoConfig, said: str, demo: Path) -> None:
     before = {p.stat().st_mtime_ns for p in demo.rglob("*")}
     with pytest.raises(ConfigError, match=said):
         run_demo(other, "cpu", demo, lambda _: None)
     assert {p.stat().st_mtime_ns for p in demo.rglob("*")} == before
 
 
-def test_seeds_and_arms_join_those_that_are_there(demo: Path, tmp_path: Path) -> None:
+def test_trial_accepts_new_seeds_and_arms(demo: Path, tmp_path: Path) -> None:
     out = tmp_path / "trial"
     open_seeds_manifest(out, replace(SMALL, more_rounds=0))
     shutil.copytree(demo / "demonstrations", out / "demonstrations")

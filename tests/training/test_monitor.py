@@ -7,7 +7,7 @@ import math
 from cuagent.training.monitor import Limits
 
 
-def test_the_monitor_names_each_trouble() -> None:
+def test_monitor_names_each_fault() -> None:
     from cuagent.training.monitor import alarms
 
     healthy = {

@@ -21,7 +21,7 @@ from cuagent.training.ppo import ppo
 from cuagent.training.segments import Episode, RecordError
 
 
-def test_at_learning_rate_zero_the_ratio_is_one_and_the_policy_the_same(tmp_path: Path) -> None:
+def test_zero_learning_rate_keeps_ratio_one_and_policy(tmp_path: Path) -> None:
     actor = small_actor()
     critic = new_critic(actor)
     before = weights(actor), weights(critic)
@@ -33,7 +33,7 @@ def test_at_learning_rate_zero_the_ratio_is_one_and_the_policy_the_same(tmp_path
     assert history[-1]["clip_fraction"] == 0
 
 
-def test_ppo_ends_when_it_is_enough_and_a_later_call_goes_on(tmp_path: Path) -> None:
+def test_ppo_stops_early_and_later_call_resumes(tmp_path: Path) -> None:
     actor = small_actor()
     critic = new_critic(actor)
     config = replace(FAST, iterations=2, save_every=9)
@@ -50,7 +50,7 @@ def test_ppo_ends_when_it_is_enough_and_a_later_call_goes_on(tmp_path: Path) -> 
     assert found[0]["reward"] == first[0]["reward"]
 
 
-def test_ppo_refuses_episodes_of_text(tmp_path: Path) -> None:
+def test_ppo_refuses_episodes_without_logprobs(tmp_path: Path) -> None:
     actor = small_actor()
     episodes = play(actor, 4, 0)
     bare = tuple(replace(s, logprobs=None) for s in episodes[2].segments)
@@ -59,8 +59,8 @@ def test_ppo_refuses_episodes_of_text(tmp_path: Path) -> None:
         ppo(actor, new_critic(actor), lambda _: episodes, FAST, tmp_path, silent)
 
 
-def test_a_collapse_is_rolled_back_and_then_stops_the_run(tmp_path: Path) -> None:
-    """The reward of the game is turned over after three iterations: the mean falls."""
+def test_collapse_rolls_back_until_run_stops(tmp_path: Path) -> None:
+    """Negate the reward after three iterations, so that the mean falls."""
     actor = small_actor()
     said: list[str] = []
 
@@ -75,7 +75,7 @@ def test_a_collapse_is_rolled_back_and_then_stops_the_run(tmp_path: Path) -> Non
     assert any("ALARM: mean reward" in line for line in said)
 
 
-def test_a_run_that_is_killed_after_a_rewind_goes_on_from_there(tmp_path: Path) -> None:
+def test_run_killed_after_rewind_resumes_from_rewound_weights(tmp_path: Path) -> None:
     actor, kept = small_actor(), dict[int, list[torch.Tensor]]()
 
     def collect(iteration: int) -> list[Episode]:
@@ -90,7 +90,7 @@ def test_a_run_that_is_killed_after_a_rewind_goes_on_from_there(tmp_path: Path) 
     killed = True
     with pytest.raises(KeyboardInterrupt):
         ppo(actor, new_critic(actor), collect, config, tmp_path, silent)
-    assert same(kept[5], kept[2]), "step 4 was of the weights that fell"
+    assert same(kept[5], kept[2]), "checkpoint 4 has the collapsed weights"
     actor, killed = small_actor(), False
     del kept[5]
     ppo(actor, new_critic(actor), collect, config, tmp_path, silent)
@@ -105,9 +105,7 @@ def test_a_run_that_is_killed_after_a_rewind_goes_on_from_there(tmp_path: Path) 
     )
 
 
-def test_what_lasted_before_a_rewind_does_not_count_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patience_restarts_after_rewind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     actor, seen, said = small_actor(), list[float](), list[str]()
 
     def explained(*_: Any) -> dict[str, float]:
@@ -117,10 +115,12 @@ def test_what_lasted_before_a_rewind_does_not_count_after_it(
     monkeypatch.setattr("cuagent.training.ppo.critic_metrics", explained)
     config = replace(FAST, iterations=6, on_alarm=Action.ROLLBACK, limits=Limits(reward_fall=9.0))
     ppo(actor, new_critic(actor), lambda i: play(actor, 16, i), config, tmp_path, said.append)
-    assert sum("ALARM" in line for line in said) == 1, "three in a row, then the fourth alone"
+    assert sum("ALARM" in line for line in said) == 1, (
+        "three in a row raise it, the fourth alone does not"
+    )
 
 
-def test_a_run_whose_time_is_up_ends_after_a_rewind_too(tmp_path: Path) -> None:
+def test_time_limit_ends_run_after_rewind(tmp_path: Path) -> None:
     actor = small_actor()
 
     def collect(iteration: int) -> list[Episode]:
@@ -135,11 +135,9 @@ def test_a_run_whose_time_is_up_ends_after_a_rewind_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_alarm", [Action.STOP, Action.ROLLBACK])
-def test_a_run_that_an_alarm_ends_leaves_the_weights_of_before(
-    on_alarm: Action, tmp_path: Path
-) -> None:
-    """What the caller saves as the finished model is not the collapsed one: nor the one that the
-    fallen episodes were sampled from, which was saved before anybody had seen them."""
+def test_alarm_that_ends_run_restores_earlier_weights(on_alarm: Action, tmp_path: Path) -> None:
+    """Check that the saved model is neither the collapsed one nor the one that sampled bad
+    episodes."""
     actor, kept = small_actor(), dict[int, list[torch.Tensor]]()
 
     def collect(iteration: int) -> list[Episode]:
@@ -154,10 +152,10 @@ def test_a_run_that_an_alarm_ends_leaves_the_weights_of_before(
     assert not same(kept[2], kept[0])
 
 
-def test_what_lasted_goes_back_to_before_it_began(
+def test_lasting_alarm_rewinds_to_before_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the fifth to the seventh iteration, of which each has left a checkpoint."""
+    """Raise the alarm in the fifth to seventh iteration; each has saved a checkpoint."""
     actor, kept = small_actor(), list[list[torch.Tensor]]()
 
     def collect(iteration: int) -> list[Episode]:
@@ -173,7 +171,7 @@ def test_what_lasted_goes_back_to_before_it_began(
     assert same(weights(actor), kept[3])
 
 
-def test_a_run_that_was_stopped_stays_so_when_it_is_taken_up(tmp_path: Path) -> None:
+def test_stopped_run_stays_stopped_when_resumed(tmp_path: Path) -> None:
     actor = small_actor()
 
     def collect(iteration: int) -> list[Episode]:
@@ -190,7 +188,7 @@ def test_a_run_that_was_stopped_stays_so_when_it_is_taken_up(tmp_path: Path) -> 
     assert said == ["the run was stopped by an alarm; set ppo.on_alarm=warn to continue it"]
 
 
-def test_weights_that_are_no_numbers_are_an_alarm_before_anybody_samples_from_them(
+def test_weights_that_are_not_finite_stop_run_before_sampling(
     tmp_path: Path,
 ) -> None:
     actor, said = small_actor(), list[str]()
@@ -204,18 +202,19 @@ def test_weights_that_are_no_numbers_are_an_alarm_before_anybody_samples_from_th
     assert same(weights(actor), before)
 
 
-def test_an_actor_that_begins_later_warms_up_then(tmp_path: Path) -> None:
+def test_actor_warmup_starts_after_critic_only_iterations(tmp_path: Path) -> None:
     actor = small_actor()
     before = weights(actor)
     slow = AdamW(lr=1e-3, warmup=4)
     config = replace(FAST, iterations=3, minibatches=1, critic_only=2, actor=slow)
     ppo(actor, new_critic(actor), lambda i: play(actor, 16, i), config, tmp_path, silent)
     moved = max(float((a - b).abs().max()) for a, b in zip(weights(actor), before, strict=True))
-    assert moved == pytest.approx(1e-3 / 4, rel=0.01), "Adam's first step is as long as its rate"
+    assert moved == pytest.approx(1e-3 / 4, rel=0.01), "Adam's first step equals its rate"
 
 
-def test_a_critic_that_knows_nothing_explains_nothing_whatever_its_lambda(tmp_path: Path) -> None:
-    """With lambda below 1 its targets are its own values, which it would explain well."""
+def test_untrained_critic_explains_nothing_at_any_lambda(tmp_path: Path) -> None:
+    """Check that explained variance uses outcomes: with lambda below 1 the targets are its own
+    values."""
     actor = small_actor()
     critic = new_critic(actor)
     torch.nn.init.normal_(critic.score.weight, std=2.0)
@@ -228,7 +227,7 @@ def test_a_critic_that_knows_nothing_explains_nothing_whatever_its_lambda(tmp_pa
     )
 
 
-def test_a_run_that_is_only_warned_keeps_what_it_does_after_an_alarm(tmp_path: Path) -> None:
+def test_warned_run_saves_after_alarm(tmp_path: Path) -> None:
     actor, said = small_actor(), list[str]()
 
     def collect(iteration: int) -> list[Episode]:

@@ -39,7 +39,7 @@ def kernel(task: Task, loop: str, bound: str = "n", kind: str = "float") -> Atte
     return Attempt(tuple(sorted({**initial_files(task), "kernels/f.cpp": text}.items())))
 
 
-def test_what_is_slow_or_wrong_is_so_by_the_rule(chain: Task) -> None:
+def test_rule_refuses_wrong_and_marks_slow_kernels(chain: Task) -> None:
     pool = Rehearsal()
 
     def reward(*form: str) -> int:
@@ -53,20 +53,18 @@ def test_what_is_slow_or_wrong_is_so_by_the_rule(chain: Task) -> None:
     assert (pool.judged, pool.cache_hits) == (4, 1)
 
 
-def test_every_kernel_of_a_flawless_teacher_is_right_by_the_rule(chain: Task) -> None:
+def test_rule_accepts_kernels_of_errorless_teacher(chain: Task) -> None:
     flawless = ErrorRates(0, 0, 0, 0, 0)
     for seed in range(20):
         attempt = Teacher(Device.CPU, chain_of(chain), seed, flawless).attempt(initial_files(chain))
         assert Rehearsal().judge(chain, attempt).verdict.accepted
 
 
-def test_the_teachers_episodes_have_the_same_order_whichever_run_began_first(
-    chain: Task, tmp_path: Path
-) -> None:
-    """What the base is shown in its first batch, and so every weight after it, follows from it."""
+def test_order_of_teacher_episodes_does_not_depend_on_timing(chain: Task, tmp_path: Path) -> None:
+    """Check the order, which determines the base policy's first batch and so all its weights."""
 
     class Late(Rehearsal):
-        """The first episode to ask waits until others have begun their runs."""
+        """A pool that delays the first episode until others have started."""
 
         asked = 0
 
@@ -87,7 +85,7 @@ def test_the_teachers_episodes_have_the_same_order_whichever_run_began_first(
     assert one == other
 
 
-def test_a_rehearsal_knows_no_gpu(tmp_path: Path) -> None:
+def test_rehearsal_refuses_cuda_tasks(tmp_path: Path) -> None:
     task = make_tasks(tmp_path, make_chains(1, 1, seed=0), Device.CUDA, 8)[0]
     with pytest.raises(PoolError, match="add --kernels cpu"):
         Rehearsal().judge(task, Attempt(()))

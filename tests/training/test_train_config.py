@@ -29,7 +29,7 @@ class Outer:
     inner: Inner = field(default_factory=Inner)
 
 
-def test_flags_lie_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
+def test_assignments_override_file_and_file_overrides_defaults(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('steps = 5\n[inner]\nrate = 1\naction = "stop"\ngpus = [1, 2]\n')
     found = configure(Outer(), file, ["inner.rate=2e-3", "inner.lam=none", "name=b c"])
@@ -54,7 +54,7 @@ def test_flags_lie_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
         ("steps", "write name=value"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_named(setting: str, complaint: str) -> None:
+def test_invalid_setting_is_named(setting: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         configure(Outer(), None, [setting])
 
@@ -79,12 +79,12 @@ def test_a_setting_that_cannot_be_used_is_named(setting: str, complaint: str) ->
         ("play.together=2", "play.together: 2.0 is not from 0 to 1"),
     ],
 )
-def test_what_would_train_wrongly_is_refused(setting: str, complaint: str) -> None:
+def test_setting_out_of_range_is_refused(setting: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         configure(TrainConfig(), None, [setting])
 
 
-def test_the_largest_seed_still_makes_batches() -> None:
+def test_largest_seed_makes_batches() -> None:
     assert len(batch_order(4, 2, SEEDS[1], 10**6)) == 2
 
 
@@ -97,19 +97,19 @@ def test_the_largest_seed_still_makes_batches() -> None:
         ("minutes=-3", "minutes: -3.0 is not 0 or more"),
     ],
 )
-def test_what_no_demonstration_could_use_is_refused(setting: str, complaint: str) -> None:
+def test_invalid_demo_setting_is_refused(setting: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         configure(DemoConfig(), None, [setting])
 
 
-def test_settings_that_fit_each_other_need_not_do_so_one_by_one(tmp_path: Path) -> None:
+def test_settings_are_checked_after_all_are_applied(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[decoder]\nwidth = 30\n")
     found = configure(DemoConfig(), file, ["decoder.heads=3", "turns=2"]).decoder
     assert (found.width, found.heads) == (30, 3)
 
 
-def test_owners_beside_each_other_are_not_for_actors_of_ray() -> None:
+def test_ray_allows_one_judge_per_gpu() -> None:
     assert configure(TrainConfig(), None, ["play.beside=4"]).play.beside == 4
     with pytest.raises(ConfigError, match="a Ray actor has one judge"):
         configure(TrainConfig(), None, ["play.beside=4", "play.ray=8"])

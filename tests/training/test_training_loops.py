@@ -25,7 +25,7 @@ from cuagent.training.segments import RecordError
 from cuagent.training.value import ValueConfig, pretrain_value
 
 
-def test_rft_then_value_pretraining_then_ppo_each_improve(tmp_path: Path) -> None:
+def test_rft_value_pretraining_and_ppo_each_improve(tmp_path: Path) -> None:
     actor = small_actor()
     base = reward(actor)
     sampled = play(actor, 1500, 1)
@@ -58,7 +58,7 @@ def test_rft_then_value_pretraining_then_ppo_each_improve(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("stage", ["rft", "value", "ppo"])
-def test_a_resumed_stage_equals_an_uninterrupted_one(stage: str, tmp_path: Path) -> None:
+def test_resumed_stage_equals_uninterrupted_one(stage: str, tmp_path: Path) -> None:
     episodes = play(small_actor(7), 64, 5)
 
     def run(out: Path, stop: int | None) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
@@ -85,7 +85,7 @@ def test_a_resumed_stage_equals_an_uninterrupted_one(stage: str, tmp_path: Path)
     assert whole[1] == resumed[1]
 
 
-def test_between_evaluations_a_line_is_said_when_half_a_minute_has_gone(
+def test_progress_line_is_printed_after_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     episodes, said = play(small_actor(), 8, 0), list[str]()
@@ -104,7 +104,7 @@ def test_between_evaluations_a_line_is_said_when_half_a_minute_has_gone(
 
 
 @pytest.mark.parametrize("stage", ["rft", "value"])
-def test_what_is_no_number_any_more_is_not_kept(stage: str, tmp_path: Path) -> None:
+def test_model_that_is_not_finite_is_not_saved(stage: str, tmp_path: Path) -> None:
     actor = small_actor()
     episodes, broken = play(actor, 8, 0), AdamW(lr=1e30)
     stages: dict[str, Callable[[], object]] = {

@@ -1,4 +1,4 @@
-"""A seed of the trial in its own process: a borrowed pool, the arm beside PPO, the audit."""
+"""Test a seed in its own process: pool client, further RFT, audit, ablations."""
 
 from __future__ import annotations
 
@@ -43,12 +43,11 @@ from cuagent.training.trial import compare_arms, opened_in_background, run_trial
 def trial(
     once: Callable[[str, Callable[[Path], None]], Path], python: list[str], demo: Path
 ) -> Path:
-    """Another seed on the demo's tasks, once `python` and the demo are made, beside each other.
-    Only to be read, as the demo."""
+    """A trial of another seed on the demo's tasks. Read only: several test processes share it."""
 
     def train(out: Path) -> None:
         memory = shutil.copy(demo / "judgements.pickle", out / "shared.pickle")
-        # Two episodes of the teacher more than the demo had: what they write is new.
+        # Two more teacher episodes than in the demo, so that some kernels are new.
         small = replace(for_test(DemoConfig()), cores=1, demonstrations=8, judgements=str(memory))
         with (out / "said.txt").open("w") as said, spawning(python, out.with_suffix(".python")):
             run_trial(small, [3], "cpu", out, lambda text: print(text, file=said))
@@ -56,7 +55,7 @@ def trial(
     return once("trial", train)
 
 
-def test_arms_are_compared_on_the_same_heldout_tasks(trial: Path) -> None:
+def test_arms_are_compared_on_same_heldout_tasks(trial: Path) -> None:
     found = json.loads((trial / "trial.json").read_text())
     assert set(found["reward"]) == {"base", "rft", "ppo", "more", "best of 2 of rft"}
     assert found["heldout_tasks"] == 1
@@ -70,8 +69,8 @@ def test_arms_are_compared_on_the_same_heldout_tasks(trial: Path) -> None:
     assert "<li>ppo minus rft" in together
 
 
-def test_judgements_are_remembered_across_runs(trial: Path, demo: Path) -> None:
-    """What a run writes as another one before it is not judged again."""
+def test_judgements_are_cached_across_runs(trial: Path, demo: Path) -> None:
+    """Check that kernels of an earlier run are not judged again."""
     [counts] = re.findall(r"(\d+) kernels judged, (\d+) from", (trial / "said.txt").read_text())
     judged, cache_hits = map(int, counts)
     assert cache_hits > judged > 0
@@ -81,7 +80,7 @@ def test_judgements_are_remembered_across_runs(trial: Path, demo: Path) -> None:
     )
 
 
-def test_the_other_arm_plays_as_many_episodes_as_ppo(trial: Path) -> None:
+def test_further_rft_plays_as_many_episodes_as_ppo(trial: Path) -> None:
     seed = trial / "seed-3"
     ppo = [*(seed / "ppo" / "episodes").glob("*.jsonl")]
     ppo.append(seed / "value" / "sampled" / "episodes" / "00000.jsonl")
@@ -90,7 +89,7 @@ def test_the_other_arm_plays_as_many_episodes_as_ppo(trial: Path) -> None:
     assert sum(len(list(read_episodes(p))) for p in more) == 18
 
 
-def test_the_kernel_that_was_scored_is_found_in_the_episodes_calls(trial: Path) -> None:
+def test_scored_kernel_is_rebuilt_from_calls(trial: Path) -> None:
     from cuagent.task import load_task
 
     task = load_task(str(next((trial / "tasks").glob("*.py"))), device="cpu")
@@ -103,7 +102,7 @@ def test_the_kernel_that_was_scored_is_found_in_the_episodes_calls(trial: Path) 
         solution_of(replace(scored[0], solution="another"), initial_files(task))
 
 
-def test_where_seeds_fail_tasks_that_are_not_opened_yet_stay_so() -> None:
+def test_failed_seed_stops_opening_of_tasks() -> None:
     begun, failed = threading.Event(), threading.Event()
     opened = list[object]()
 
@@ -128,7 +127,7 @@ def test_where_seeds_fail_tasks_that_are_not_opened_yet_stay_so() -> None:
     assert opened == ["a"]
 
 
-def test_a_trial_that_was_cut_off_says_what_it_has(trial: Path, tmp_path: Path) -> None:
+def test_interrupted_trial_reports_finished_stages(trial: Path, tmp_path: Path) -> None:
     for stage in ("base", "rft"):
         shutil.copytree(trial / "seed-3" / stage, tmp_path / "seed-3" / stage)
     found = compare_arms(tmp_path, [3])
@@ -137,7 +136,7 @@ def test_a_trial_that_was_cut_off_says_what_it_has(trial: Path, tmp_path: Path) 
     assert found["faster_ppo_less_rft"] is None
 
 
-def test_an_arm_takes_over_the_stages_it_does_not_change(trial: Path, tmp_path: Path) -> None:
+def test_arm_copies_unchanged_stages(trial: Path, tmp_path: Path) -> None:
     copy_stages(trial / "seed-3", tmp_path / "seed-3", "rft")
     assert {p.name for p in (tmp_path / "seed-3").iterdir()} == {"base", "rft"}
     assert compare_with_full(trial, tmp_path, [3]) == {"seeds": []}
@@ -148,9 +147,7 @@ def test_an_arm_takes_over_the_stages_it_does_not_change(trial: Path, tmp_path: 
     assert len(found["arm"][0]["ev"]) == 2
 
 
-def test_where_an_arm_made_fewer_iterations_areas_are_of_those_that_both_made(
-    trial: Path, tmp_path: Path
-) -> None:
+def test_areas_use_iterations_of_both_arms(trial: Path, tmp_path: Path) -> None:
     shutil.copytree(trial / "seed-3" / "ppo", tmp_path / "seed-3" / "ppo")
     metrics = tmp_path / "seed-3" / "ppo" / "metrics.jsonl"
     first = metrics.read_text().splitlines()[0]
@@ -161,7 +158,7 @@ def test_where_an_arm_made_fewer_iterations_areas_are_of_those_that_both_made(
     assert "after 1 iterations, 2 in full" in describe("ratio", found)
 
 
-def test_no_seed_trains_on_a_gpu_that_times_where_there_is_another(
+def test_seeds_avoid_timing_gpu_if_another_exists(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
@@ -172,7 +169,7 @@ def test_no_seed_trains_on_a_gpu_that_times_where_there_is_another(
     assert training_devices(cuda, "cpu") == ["cpu"]
 
 
-def test_who_trains_on_a_gpu_that_times_takes_turns_with_its_owners(
+def test_seeds_on_timing_gpu_hold_its_lock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
@@ -187,7 +184,7 @@ def test_who_trains_on_a_gpu_that_times_takes_turns_with_its_owners(
         assert training_places(DemoConfig(), "cuda", pool)[0] == ("cuda:0", DeviceLock())
 
 
-def test_on_a_gpu_that_times_no_model_computes_but_in_its_turn(tmp_path: Path) -> None:
+def test_models_compute_only_under_device_lock(tmp_path: Path) -> None:
     device_lock, computed = DeviceLock(tmp_path / "gpu-0"), list[str]()
 
     def held(model: Any, _: Any) -> None:
@@ -207,7 +204,7 @@ def test_on_a_gpu_that_times_no_model_computes_but_in_its_turn(tmp_path: Path) -
     assert {"LlamaForCausalLM", "LlamaForTokenClassification"} <= set(computed)
 
 
-def test_arms_are_those_declared(trial: Path, tmp_path: Path) -> None:
+def test_arms_match_documentation(trial: Path, tmp_path: Path) -> None:
     for arm in ABLATIONS.values():
         assert configure(DemoConfig(), None, arm.sets) != DemoConfig()
     declared = (Path(__file__).parents[2] / "docs" / "ABLATIONS.md").read_text()
@@ -218,14 +215,14 @@ def test_arms_are_those_declared(trial: Path, tmp_path: Path) -> None:
         run_ablations(["no-value"], DemoConfig(), [3, 4], "cpu", trial, print)
 
 
-def test_what_is_right_in_one_turn_is_imitated_though_it_cannot_be_submitted() -> None:
+def test_one_turn_arm_imitates_kernels_without_submit() -> None:
     arm = configure(DemoConfig(), None, ABLATIONS["one-turn"].sets)
     right = Episode("e", "t", "t", (), 1.0, "step limit")
     assert filter_episodes([right], arm.filters)[0] == [right]
     assert not filter_episodes([right], DemoConfig().filters)[0]
 
 
-def test_a_collapse_is_five_low_iterations_or_many_cut() -> None:
+def test_collapse_is_five_low_iterations_or_many_cut() -> None:
     calm = [0.0] * 7
     assert not collapsed([1.0, 2.0, *[1.1] * 5], calm)
     assert collapsed([1.0, 2.0, *[0.9] * 5], calm)

@@ -12,8 +12,8 @@ from cuagent.training.model import new_critic
 from cuagent.training.value import ValueConfig, pretrain_value
 
 
-def test_value_pretraining_that_begins_anew_writes_each_step_once(tmp_path: Path) -> None:
-    """Killed before its first checkpoint, it had written what the critic was like before."""
+def test_restarted_value_pretraining_logs_each_step_once(tmp_path: Path) -> None:
+    """Check a restart before the first checkpoint: step 0 was already logged."""
     episodes = play(small_actor(), 8, 0)
     for _ in range(2):
         pretrain_value(new_critic(small_actor()), episodes, [], ValueConfig(2, 8), tmp_path, silent)

@@ -1,4 +1,5 @@
-"""Run by torchrun in test_parallel.py: RFT and PPO on recorded episodes, in both placements."""
+"""Run RFT and PPO on recorded episodes in both placements; test_parallel.py starts it by
+torchrun."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from cuagent.training.rft import RftConfig, rft
 from cuagent.training.segments import read_episodes
 
 SMALL = 60
-"""Tokens of a microbatch, so that every process has several; not equally many of them."""
+"""Tokens of a microbatch, so that every process has several, in different numbers."""
 
 
 def train(episodes_file: Path, out: Path, placement: Placement, device: str = "cpu") -> None:
-    """All in `out`; goes on from the checkpoints there."""
+    """Train into `out`; resume from the checkpoints there."""
     episodes = list(read_episodes(episodes_file))
     start = new_actor(small_config(16, 2, 32, 2, 64, 1, 0), 0)
     critic = place(new_critic(start), placement, device)
@@ -32,7 +33,7 @@ def train(episodes_file: Path, out: Path, placement: Placement, device: str = "c
         minibatches=2,
         actor=AdamW(lr=1e-3),
         critic=AdamW(lr=1e-3),
-        max_kl=1e-5,  # further than that goes every step, so that each is drawn back
+        max_kl=1e-5,  # every step exceeds this and is shrunk
         tokens_per_microbatch=SMALL,
         save_every=1,
     )
@@ -55,7 +56,7 @@ def main(episodes_file: Path, out: Path, device: str) -> None:
     train(episodes_file, out / "sharded", Placement(sharded=True, recompute=True), own)
     train(episodes_file, out / "begun-by-one", Placement(sharded=True), own)
     assert parallel.gather_interleaved(parallel.local_share(list(range(7)))) == list(range(7))
-    gc.collect()  # sharded models hold the group that is taken down
+    gc.collect()  # sharded models refer to the process group
     parallel.stop()
 
 
