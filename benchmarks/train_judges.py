@@ -59,7 +59,7 @@ PRESETS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--preset", choices=PRESETS, default="tiny")
-    parser.add_argument("--owners", type=int, nargs="+", help="instead of the preset's")
+    parser.add_argument("--owners", type=int, nargs="+", help="numbers of judging processes")
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     size = PRESETS[options.preset]

@@ -109,15 +109,17 @@ class Demo:
 
         # RFT: imitates the best of the base policy's own episodes.
         with self.budget.stage("rft played"):
-            mine = self.sample_episodes("rft", train, chat, actor, c.rft_episodes, 1)
+            rft_episodes = self.sample_episodes("rft", train, chat, actor, c.rft_episodes, 1)
         with self.budget.stage("rft"):
-            actor = self.actor("rft", chat, actor, lambda a, out: self.run_rft(a, mine, out))
+            actor = self.actor(
+                "rft", chat, actor, lambda a, out: self.run_rft(a, rft_episodes, out)
+            )
         evaluated("rft", actor)
 
         # Value pretraining: on all episodes of the policy after RFT.
         with self.budget.stage("value"):
-            theirs = self.sample_episodes("value", train, chat, actor, c.value_episodes, 2)
-            critic = self.critic(actor, theirs)
+            value_episodes = self.sample_episodes("value", train, chat, actor, c.value_episodes, 2)
+            critic = self.critic(actor, value_episodes)
 
         with self.budget.stage("ppo"):
             actor = self.run_ppo_stage(train, chat, actor, critic)
@@ -176,12 +178,12 @@ class Demo:
         def work(actor: Any, out: Path) -> None:
             seen: list[Episode] = []
             for number in range(c.more_rounds):
-                begun, name = time.time(), f"more/{number}"
+                started, name = time.time(), f"more/{number}"
                 seen += self.sample_episodes(name, train, chat, actor.eval(), each, 4 + number)
                 self.run_rft(actor, seen, self.out / name, of=funnel["kept"])
                 self.budget.write()
                 rounds_left = c.more_rounds - number - 1
-                if rounds_left and time.time() - begun > self.budget.remaining():
+                if rounds_left and time.time() - started > self.budget.remaining():
                     self.say(f"time limit: further RFT ends after {number + 1} rounds")
                     break
 
@@ -280,9 +282,9 @@ class Demo:
         if not path.exists():
             n = self.config.evaluation_episodes * len(heldout)
             collect = self.collector(heldout, chat, actor, path.parent / "evaluation", n, 9)
-            begun = time.time()
+            started = time.time()
             with self.budget.stage(EVALUATION):
-                found = episode_metrics(collect(0)) | {"seconds": time.time() - begun}
+                found = episode_metrics(collect(0)) | {"seconds": time.time() - started}
                 write_atomic(path, json.dumps(found))
         m: Metrics = json.loads(path.read_text(encoding="utf-8"))
         self.say(
@@ -291,7 +293,7 @@ class Demo:
         )
         return m
 
-    # Methods shared by the stages.
+    # Methods that the stages share.
 
     @contextmanager
     def device_guard(self) -> Iterator[None]:

@@ -94,12 +94,12 @@ def filter_episodes(episodes: Iterable[Episode], filters: Filters) -> tuple[list
 
 def longest_repeat(calls: Sequence[Call], longest: int = 4) -> int:
     """Return the largest number of consecutive repetitions of a cycle of up to `longest` calls."""
-    said = [(c.name, c.arguments) for c in calls]
-    most = min(1, len(said))
+    requests = [(c.name, c.arguments) for c in calls]
+    most = min(1, len(requests))
     for period in range(1, longest + 1):
         same = 0  # consecutive calls that equal the call one period earlier
-        for at in range(period, len(said)):
-            same = same + 1 if said[at] == said[at - period] else 0
+        for at in range(period, len(requests)):
+            same = same + 1 if requests[at] == requests[at - period] else 0
             most = max(most, 1 + same // period)
     return most
 

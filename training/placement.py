@@ -108,9 +108,9 @@ def copy_weights(model: Any, into: Any) -> None:
 
     It copies one tensor at a time, so that no second full copy is in memory.
     """
-    theirs = dict(into.named_parameters())
+    targets = dict(into.named_parameters())
     for name, weight in model.named_parameters():
-        theirs[name].copy_(unshard(weight))
+        targets[name].copy_(unshard(weight))
 
 
 def full_state_dict(model: Any) -> dict[str, Any] | None:

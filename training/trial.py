@@ -159,14 +159,14 @@ def seed_name(folder: Path, shared: Path) -> str:
 @contextmanager
 def opened_in_background(tasks: Sequence[Task], pool: JudgePool | Rehearsal) -> Iterator[None]:
     """Open the tasks in a thread while seeds train."""
-    over = threading.Event()
+    stopping = threading.Event()
     # Errors are ignored: judging a task that could not be opened reports them again.
-    with ThreadPoolExecutor(1) as aside:
-        aside.submit(pool.open, tasks, over.is_set)
+    with ThreadPoolExecutor(1) as background:
+        background.submit(pool.open, tasks, stopping.is_set)
         try:
             yield
         finally:  # do not open the remaining tasks
-            over.set()
+            stopping.set()
 
 
 def run_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: Path) -> None:
@@ -179,7 +179,8 @@ def run_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: 
     torch.set_num_threads(1)
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
-    torch.set_float32_matmul_precision("high")  # TF32; importance weights correct
+    # TF32 on a GPU; PPO's importance weights correct the difference.
+    torch.set_float32_matmul_precision("high")
     out.mkdir(parents=True, exist_ok=True)
     with (out / "log.txt").open("a", encoding="utf-8", buffering=1) as log:
 
@@ -191,8 +192,8 @@ def run_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: 
         demo = Demo(config, device, out, pool, shared, say, end, device_lock)
         demo.run()
         say(f"curves: {write_report(out)}")
-        with ThreadPoolExecutor(1) as aside:  # the audit needs judges, further RFT the GPU
-            audited = aside.submit(audit_last, demo, pool)
+        with ThreadPoolExecutor(1) as background:  # the audit needs judges, further RFT the GPU
+            audited = background.submit(audit_last, demo, pool)
             if config.more_rounds:
                 demo.run_further_rft()
             audited.result()
@@ -274,10 +275,10 @@ def seconds_of(folder: Path) -> dict[str, float]:
 def over_seeds(figures: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
     """Return each arm's mean over tasks, for each finished seed and over these seeds."""
     return {
-        arm: {"mean": fmean(over), "seeds": over, "of_seeds": list(by_seed)}
+        arm: {"mean": fmean(stopping), "seeds": stopping, "of_seeds": list(by_seed)}
         for arm, by_seed in figures.items()
         if by_seed
-        for over in [[fmean(s.values()) for s in by_seed.values()]]
+        for stopping in [[fmean(s.values()) for s in by_seed.values()]]
     }
 
 

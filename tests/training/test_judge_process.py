@@ -131,7 +131,7 @@ def test_lost_baseline_gets_new_judge_once(
     fails: list[str] = []
 
     class Scripted:
-        """A judge that loses eager for good when it is told so."""
+        """A judge that loses the eager baseline as scripted."""
 
         def __init__(self, task: Task, *_: Any, **__: Any) -> None:
             opened.append(task.digest)

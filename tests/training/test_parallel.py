@@ -27,14 +27,14 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(device: str, python: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of one process (`one`, `begun-by-one` after the first iteration) and of two (all
+    """Results of one process (`one`, `started-by-one` after the first iteration) and of two (all
     others)."""
     root = tmp_path_factory.mktemp("parallel")
     torch.set_num_threads(1)
     write_episodes(root / "episodes.jsonl", recorded())
     two_processes.train(root / "episodes.jsonl", root / "one", Placement(), device)
-    shutil.copytree(root / "one", root / "begun-by-one")
-    shutil.rmtree(root / "begun-by-one" / "ppo" / "step-00000002")
+    shutil.copytree(root / "one", root / "started-by-one")
+    shutil.rmtree(root / "started-by-one" / "ppo" / "step-00000002")
     torchrun = [*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     program = ["--no-python", *python, two_processes.__file__]
     arguments = [str(root / "episodes.jsonl"), str(root), device]
@@ -68,7 +68,7 @@ def recorded() -> list[Episode]:
     ]
 
 
-@pytest.mark.parametrize("way", ["replicated", "sharded", "begun-by-one"])
+@pytest.mark.parametrize("way", ["replicated", "sharded", "started-by-one"])
 def test_two_processes_match_one(folder: Path, way: str) -> None:
     weights = torch.load(folder / "one" / "weights-0.pt")
     for rank in (0, 1):

@@ -54,9 +54,9 @@ def test_pool_opens_tasks_until_told_to_stop(monkeypatch: pytest.MonkeyPatch) ->
         def open(self, tasks: Sequence[str], timed: bool) -> None:
             said[self.name].append(list(tasks))
 
-    owners = {"a": Named("a"), "b": Named("b")}
+    processes = {"a": Named("a"), "b": Named("b")}
     pool = JudgePool(None, cores=(0, 1))
-    monkeypatch.setattr(pool, "_judge_process", lambda task: owners[task[0]])
+    monkeypatch.setattr(pool, "_judge_process", lambda task: processes[task[0]])
     tasks: Any = ["a1", "b1", "a2"]
     pool.open(tasks)
     assert said == {"a": [["a1"], ["a2"]], "b": [["b1"]]}  # one at a time on one processor
@@ -95,7 +95,7 @@ def test_processes_of_one_gpu_share_its_lock(
             device_lock: DeviceLock,
             judges_per_gpu: int,
         ):
-            assert judges_per_gpu == 2, "by which an owner knows its share of the memory"
+            assert judges_per_gpu == 2, "a process needs it for its share of the memory"
             made.append((gpu, device_lock))
 
         def close(self) -> None:
@@ -104,12 +104,14 @@ def test_processes_of_one_gpu_share_its_lock(
     monkeypatch.setattr("cuagent.training.pool.JudgeProcess", Noted)
     tasks: Any = [SimpleNamespace(digest=str(n), device=Device.CUDA) for n in range(5)]
     with JudgePool(gpus=(2, 3), judges_per_gpu=2) as pool:
-        owners = [pool._judge_process(task) for task in tasks]
+        processes = [pool._judge_process(task) for task in tasks]
         assert [gpu for gpu, _ in made] == [2, 3, 2, 3]
         assert made[0][1] == made[2][1] != made[1][1] == made[3][1]
-        assert owners[4] is owners[0]
+        assert processes[4] is processes[0]
         host: Any = SimpleNamespace(digest="host", device=Device.CPU)
-        assert pool._judge_process(host) not in owners, "one process is for a GPU or for the host"
+        assert pool._judge_process(host) not in processes, (
+            "one process is for a GPU or for the host"
+        )
         folder = made[0][1].lock
         assert folder is not None
         assert folder.parent.exists()
@@ -119,7 +121,7 @@ def test_processes_of_one_gpu_share_its_lock(
 def test_demo_limits_judges_per_gpu_to_fit_tasks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def owners(gib: int, gpus: tuple[int, ...] = (0,)) -> int:
+    def processes(gib: int, gpus: tuple[int, ...] = (0,)) -> int:
         about = (SimpleNamespace(total_memory=gib << 30),) * 2
 
         def properties(index: int) -> Any:
@@ -129,9 +131,9 @@ def test_demo_limits_judges_per_gpu_to_fit_tasks(
         monkeypatch.setattr("torch.cuda.get_device_properties", properties)
         return fitting_judges_per_gpu(replace(preset("cuda", Device.CUDA, 0), gpus=gpus))
 
-    assert owners(140) == 3
-    assert owners(76) == 3
-    assert owners(70) == 2
-    assert owners(44, (0, 1)) == 3
-    assert owners(24) == 1
-    assert owners(24, (0, 5)) == 3, "that there is no such GPU is told where a task is opened on it"
+    assert processes(140) == 3
+    assert processes(76) == 3
+    assert processes(70) == 2
+    assert processes(44, (0, 1)) == 3
+    assert processes(24) == 1
+    assert processes(24, (0, 5)) == 3, "opening a task reports the missing GPU"

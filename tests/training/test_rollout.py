@@ -192,15 +192,15 @@ def test_interrupted_collection_resumes_only_with_same_policy(
     whole = collection("whole", inputs=1)
     with pytest.raises(Killed):
         collection("cut", inputs=1, dies_after=5)  # engine calls: two for two episodes
-    begun = tmp_path / "cut" / "episodes" / "00000-0.incomplete"
-    with begun.open("a") as torn:
+    incomplete = tmp_path / "cut" / "episodes" / "00000-0.incomplete"
+    with incomplete.open("a") as torn:
         torn.write('{"v": 1, "id": "half')
-    kept = begun.read_text()
+    kept = incomplete.read_text()
     said.clear()
     assert collection("cut", inputs=1) == whole
-    assert said[0] == f"  resuming from 4 episodes in {begun}"
-    assert not begun.exists()
-    begun.write_text(kept)
+    assert said[0] == f"  resuming from 4 episodes in {incomplete}"
+    assert not incomplete.exists()
+    incomplete.write_text(kept)
     said.clear()
     assert collection("cut", inputs=2) == whole
     assert not said  # another policy: nothing is resumed
@@ -250,7 +250,7 @@ def test_failure_of_one_episode_stops_all(
     task: Task, chat: Chat, play: Play, tmp_path: Path
 ) -> None:
     """Check that the others stop early, as on Ctrl-C, and that their episodes are discarded."""
-    engine, heard, judges = Endless(chat), list[object](), count()
+    engine, finished, judges = Endless(chat), list[object](), count()
 
     def judge_for(_: Task) -> Any:
         if next(judges) == 3:
@@ -261,9 +261,11 @@ def test_failure_of_one_episode_stops_all(
     long = replace(play, turns=10_000, context=10**7, together=0.5)
     jobs = [(task, seed) for seed in range(4)]
     with pytest.raises(PoolError, match="the judge is gone"):
-        play_many(jobs, judge_for, "p", chat, engine, long, tmp_path / "r", on_episode=heard.append)
+        play_many(
+            jobs, judge_for, "p", chat, engine, long, tmp_path / "r", on_episode=finished.append
+        )
     assert 3 <= engine.asked < 5000
-    assert not heard
+    assert not finished
     for left in [t for t in threading.enumerate() if t.name == "cuagent-work"]:
         left.join(30)  # it has its answer but may not have been scheduled yet
         assert not left.is_alive()

@@ -103,14 +103,14 @@ def test_scored_kernel_is_rebuilt_from_calls(trial: Path) -> None:
 
 
 def test_failed_seed_stops_opening_of_tasks() -> None:
-    begun, failed = threading.Event(), threading.Event()
+    started, failed = threading.Event(), threading.Event()
     opened = list[object]()
 
     def open_each(tasks: list[object], should_stop: Callable[[], bool]) -> None:
         for task in tasks:
             if not should_stop():
                 opened.append(task)
-                begun.set()
+                started.set()
                 assert failed.wait(10)
 
     pool: Any = SimpleNamespace(open=open_each)
@@ -118,7 +118,7 @@ def test_failed_seed_stops_opening_of_tasks() -> None:
 
     def train() -> None:
         with opened_in_background(tasks, pool):
-            assert begun.wait(10)
+            assert started.wait(10)
             threading.Timer(0.1, failed.set).start()
             raise RecordError("a seed failed")
 

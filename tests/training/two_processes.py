@@ -54,7 +54,7 @@ def main(episodes_file: Path, out: Path, device: str) -> None:
     own = parallel.start(device)
     train(episodes_file, out / "replicated", Placement(), own)
     train(episodes_file, out / "sharded", Placement(sharded=True, recompute=True), own)
-    train(episodes_file, out / "begun-by-one", Placement(sharded=True), own)
+    train(episodes_file, out / "started-by-one", Placement(sharded=True), own)
     assert parallel.gather_interleaved(parallel.local_share(list(range(7)))) == list(range(7))
     gc.collect()  # sharded models refer to the process group
     parallel.stop()
