@@ -106,9 +106,9 @@ def open_seeds_manifest(out: Path, config: DemoConfig) -> None:
 
 def minutes_left(config: DemoConfig, started: float) -> float | None:
     """Return the minutes left of a run that started at `started` by time.time()."""
-    return (
-        None if config.minutes is None else max(0.0, config.minutes - (time.time() - started) / 60)
-    )
+    if config.minutes is None:
+        return None
+    return max(0.0, config.minutes - (time.time() - started) / 60)
 
 
 Place = tuple[str, DeviceLock]
@@ -123,7 +123,7 @@ def training_places(config: DemoConfig, device: str, pool: JudgePool | Rehearsal
 def train_seeds(
     address: str,
     arms: Sequence[tuple[DemoConfig, Path]],
-    training_places: Sequence[Place],
+    places: Sequence[Place],
     shared: Path,
     say: Say,
     write_summary: WriteSummary,
@@ -134,9 +134,9 @@ def train_seeds(
     """
     context = multiprocessing.get_context("spawn")
     names = ", ".join(seed_name(folder, shared) for _, folder in arms)
-    say(f"{names} train in parallel on {', '.join(name for name, _ in training_places)}")
+    say(f"{names} train in parallel on {', '.join(name for name, _ in places)}")
     failed, running = list[Path](), dict[Any, tuple[Path, Any]]()
-    for (one, folder), place in zip(arms, cycle(training_places), strict=False):
+    for (one, folder), place in zip(arms, cycle(places), strict=False):
         process = context.Process(target=run_seed, args=(address, one, place, shared, folder))
         process.start()
         running[process.sentinel] = folder, process
