@@ -81,9 +81,9 @@ def test_the_corpora_are_as_large_as_promised() -> None:
 
 
 def test_each_class_of_mistakes_has_bugs() -> None:
-    """The classes are those that docs/CORPUS.md names."""
+    """The classes are those that docs/research/corpus.md names."""
     topics = Counter(bug.topic for bug in bugs() if bug.expect != (ACCEPTED,))
-    text = (HERE.parents[1] / "docs" / "CORPUS.md").read_text()
+    text = (HERE.parents[1] / "docs" / "research" / "corpus.md").read_text()
     assert "" not in topics
     assert all(f"| {topic} |" in text for topic in topics)
     assert all(count >= 2 for count in topics.values())
