@@ -122,7 +122,7 @@ def _differs(place: Path, name: str, text: str) -> bool:
     from cuagent.record import read_file
 
     try:
-        return read_file(place, name) != text.encode("utf-8")
+        return read_file(place, name) != _bytes(text)
     except FileNotFoundError:
         return False
     except OSError:
@@ -141,6 +141,11 @@ def _put(files: Mapping[str, str], place: Path) -> None:
     try:
         place.mkdir(parents=True, exist_ok=True)
         for name, text in reversed(list(files.items())):
-            write_file(place, name, text.encode("utf-8"))
+            write_file(place, name, _bytes(text))
     except OSError as error:
         raise Refused(f"{place}: cannot be written ({error.strerror or error})") from error
+
+
+def _bytes(text: str) -> bytes:
+    """Encode a file of a log; a lone surrogate, which no source needs, is written as an escape."""
+    return text.encode("utf-8", "backslashreplace")

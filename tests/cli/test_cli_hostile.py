@@ -119,7 +119,7 @@ def test_a_foreign_run_is_shown_but_used_only_where_the_user_accepts_it(
         assert done.stderr.count("\n") == 1
     assert everything(tmp_path) == before
     assert cuagent("apply", "--trust").returncode == 0
-    assert (tmp_path / "kernels" / "a.cpp").read_text() == "int right;\n"
+    assert next(tmp_path.glob("model_new_verified/**/kernels/a.cpp")).read_text() == "int right;\n"
     assert cuagent("export", "latest", "--out", "out", "--trust").returncode == 0
 
 
@@ -162,7 +162,7 @@ def test_apply_writes_through_no_link_of_the_project(
     outside.mkdir()
     project = tmp_path / "project"
     project.mkdir()
-    (project / "kernels").symlink_to(outside)
+    (project / "model_new_verified").symlink_to(outside)
     foreign_run(project)
     done = cuagent("apply", "--trust", "--force", "--run-dir", str(project / ".cuagent" / "runs"))
     assert done.returncode == 2
