@@ -30,14 +30,17 @@ UNSETTLED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.JUDGE_FAILED)
 def conclude(run: Run, emit: Emit) -> None:
     """Judge what was not submitted, write the last record and say how it ended."""
     assert run.stop is not None
-    if run.stop not in UNSETTLED:
+    shown = run.stop
+    if run.ended is not None and run.stop in (Stop.ANSWERED, Stop.INTERRUPTED):
+        run.stop = run.ended
+    if shown not in UNSETTLED:
         _settle(run, emit)
     result = run.final or run.best
     summary = summarize(run)
     if run.error:
         emit(Notice(run.error, "error"))
     run.end(summary, reward_of(run))
-    emit(RunEnded(run.stop, result.judgement if result else None, summary, run.ladder))
+    emit(RunEnded(shown, result.judgement if result else None, summary, run.ladder))
 
 
 def reward_of(run: Run) -> int | None:
