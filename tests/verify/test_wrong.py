@@ -11,8 +11,8 @@ from torch import Tensor
 
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.rules.tolerance import Expected, strict
+from cuagent.verify.rules.wrong import HINTS, describe
 from cuagent.verify.trace.reductions import Terms
-from cuagent.verify.wrong import HINTS, describe
 
 SHAPE = (6, 10, 64)
 

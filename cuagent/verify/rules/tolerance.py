@@ -54,7 +54,6 @@ from cuagent.task import Precision
 from cuagent.verdict import RuleResult
 from cuagent.verify.inputs.kinds import EXACT, LENIENT, ROUND, Inputs
 from cuagent.verify.oracle.perturb import in_blocks, pairs, real
-from cuagent.verify.rows import worst_line
 from cuagent.verify.rules.bounds import (
     UNITS,
     Gates,
@@ -70,8 +69,9 @@ from cuagent.verify.rules.bounds import (
     steady,
 )
 from cuagent.verify.rules.nonfinite import all_misplaced, finite_only, misplaced, numbers_only
+from cuagent.verify.rules.rows import worst_line
 from cuagent.verify.rules.ties import Places, wrong_places
-from cuagent.verify.wrong import Wrong, describe, first
+from cuagent.verify.rules.wrong import Wrong, describe, first
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.inputs import draws
+from cuagent.verify.inputs.varied import Fixed
 from cuagent.verify.oracle.perturb import real
 from cuagent.verify.trace.hooks import watching
-from cuagent.verify.varied import Fixed
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
