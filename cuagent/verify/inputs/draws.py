@@ -123,14 +123,20 @@ def tails(
     return drawn
 
 
-def missing(normal: Tensor, generator: Generator) -> Tensor:
-    """Rows, and whole blocks, with one NaN, with some, with nothing else, and without."""
+def missing(normal: Tensor, generator: Generator, *, infinities: bool = False) -> Tensor:
+    """Rows, and whole blocks, with one NaN, with some, with nothing else, and without.
+
+    With `infinities`, a third of the others in a row with NaN are infinite, of both signs.
+    """
     import torch
 
     level = _dealt(range(4), normal, generator)
     one = planted(normal, (math.nan,), generator).isnan()
     some = randn(normal, generator) > 0
     lost = (level == 3) | ((level == 2) & some) | ((level == 0) & one)
+    if infinities:
+        far = math.inf * normal.sign()
+        normal = torch.where((level != 1) & (randn(normal, generator) > 0.4), far, normal)
     return torch.where(lost, torch.full_like(normal, math.nan), normal)
 
 

@@ -194,6 +194,7 @@ def derive(
     fixed: Sequence[Fixed | None] = (),
     scales: Sequence[float] = (),
     *,
+    infinities: bool = False,
     even: bool = False,
 ) -> list[Tensor]:
     """Inputs of `kind` in the forms of the task's own.
@@ -203,7 +204,8 @@ def derive(
     `reach` is how far moving extremes stand out, `thresholds` are numbers that ties are to hold,
     `edges` those of them beside which results jump, `ends` those of each tensor's own range
     (`ends_of`), `fixed` what is known of those that are always alike (`varied`), `scales`
-    are numbers by which the reference scales. `even`: numbers of other sizes than usual are of one
+    are numbers by which the reference scales. `infinities`: missing numbers are infinite in some
+    places. `even`: numbers of other sizes than usual are of one
     size throughout.
     """
     if kind is Inputs.OWN:
@@ -241,7 +243,7 @@ def derive(
         case Inputs.ENDS:
             both = zip(own, ends or [()] * len(own), strict=True)
             return [draws.strewn(x, of, generator, 1 / 2) if of else x for x, of in both]
-    return _all_drawn(kind, own, generator, thresholds, even=even)
+    return _all_drawn(kind, own, generator, thresholds, even=even, infinities=infinities)
 
 
 @dataclass(frozen=True)
@@ -318,6 +320,7 @@ def _all_drawn(
     thresholds: Sequence[float],
     *,
     even: bool,
+    infinities: bool,
 ) -> list[Tensor]:
     """Every real tensor anew; what only one of several tells (a sum that cancels) by the first."""
     drawn: list[Tensor] = []
@@ -327,14 +330,16 @@ def _all_drawn(
             continue
         before = sum(other.is_floating_point() for other in own[: len(drawn)])
         what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and before else kind
-        one = _drawn(what, tensor, generator, even=even)
+        one = _drawn(what, tensor, generator, even=even, infinities=infinities)
         if kind is Inputs.TIES and thresholds:
             one = draws.strewn(one, thresholds, generator)
         drawn.append(one + OPPOSED_OFFSET * (-1) ** before if kind is Inputs.OPPOSED else one)
     return drawn
 
 
-def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, *, even: bool) -> Tensor:
+def _drawn(
+    kind: Inputs, tensor: Tensor, generator: Generator, *, even: bool, infinities: bool
+) -> Tensor:
     normal = draws.randn(tensor, generator)
     match kind:
         case Inputs.LARGE if even:
@@ -362,7 +367,7 @@ def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, *, even: bool) ->
         case Inputs.NAN:
             drawn = draws.planted(normal, (math.nan, 0.0), generator)
         case Inputs.MISSING:
-            drawn = draws.missing(normal, generator)
+            drawn = draws.missing(normal, generator, infinities=infinities)
         case Inputs.LEVELS:
             drawn = draws.levels(normal, FAR_OFFSET, generator)
         case Inputs.FLAT:

@@ -88,6 +88,8 @@ class Repertoire:
     """Numbers by which the reference scales."""
     fixed: tuple[Fixed | None, ...] = ()
     """What is known of the tensors that are always alike, with the changes that are possible."""
+    infinities: bool = False
+    """True if the reference tests its inputs for infinities."""
     even: bool = False
     """Whether integers hang on what is chosen: whose size differs from row to row, a sum in another
     order swallows what decides."""
@@ -106,6 +108,7 @@ class Repertoire:
             self.ends,
             self.fixed,
             self.scales,
+            infinities=self.infinities,
             even=self.even,
         )
 
@@ -150,6 +153,7 @@ def repertoire(
         edges=seen.edges,
         scales=seen.scales,
         ends=tuple(ends),
+        infinities=seen.handles_infinity,
         even=_hangs_on_choices(seen),
     )
 

@@ -46,7 +46,8 @@ class Weights(StrEnum):
     """Shaken; what is no factor of a product has numbers of 0.5 to 4 of both signs added, and
     buffers are other ones: added scores, gains and thresholds decide something."""
     PAST = "grown past clamps"
-    """The same, with numbers of 8 to 24 added to what is clamped, and single numbers lowered."""
+    """The same, with numbers of 8 to 24 added to what is clamped, and all others lowered: what
+    begins a search for the largest at zero finds nothing."""
     INTEGER = "integer"
     """-1, 0, 1; gains, slopes and biases -2 .. 2."""
 
@@ -109,6 +110,8 @@ def _grown(
             by = tensor.new_full(tensor.shape, step if kind is Weights.GROWN else -step)
         elif tensor.dim() < 2 or tensor.numel() == max(tensor.shape):
             by = draws.dealt(PAST_CLAMPS if clamped else GROWTH, tensor, generator)
+            if kind is Weights.PAST and not clamped:
+                by = -by.abs()
         else:
             by = GROWN_SIZE * draws.randn(tensor, generator)
         changed[name] = (tensor + (by.abs() if positive else by)).to(tensor.dtype)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.oracle.perturb import real
 from cuagent.verify.trace.hooks import watching
+from cuagent.verify.trace.nan_tests import NanTests
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -66,15 +67,12 @@ SEARCHING = {"bucketize": 1, "searchsorted": 0}
 """Position of the boundaries among the arguments."""
 MOST_BOUNDARIES = 64
 LEAST_SCALE, MOST_SCALE = 2.0**-10, 2.0**10
+MOST_SCALES, FEW_SIZES = 1 << 12, 2
+"""Elements of a tensor that may be one of scales, and how many different sizes it may hold."""
 ROUNDED = frozenset(
     ("round", "floor", "ceil", "trunc", "frac", "floor_divide", "remainder", "fmod")
 )
 """Which jump between whole numbers, or half way between them."""
-EQUALITY = frozenset(("eq", "ne"))
-NAN_AWARE = frozenset(
-    ("isnan", "isinf", "isfinite", "nan_to_num", "nansum", "nanmean", "nanmedian", "fmax", "fmin")
-)
-"""Which are there for inputs that hold NaN or infinities."""
 KEPT = 1 << 22
 """Elements of what decides; more are taken for what roundoff may move."""
 FINEST, LARGEST_ROUND = 2.0**-4, 2.0**8
@@ -151,8 +149,9 @@ class Followed:
     scales: tuple[float, ...] = ()
     """Numbers by which something was scaled: whole ones, and powers of two."""
     handles_nan: bool = False
-    """Whether something asks for NaN: by an operator for it, or by comparing a tensor with itself.
-    """
+    """True if the reference tests its inputs for NaN (`nan_tests`)."""
+    handles_infinity: bool = False
+    """True if it tests them for infinities too."""
 
     @property
     def rounds(self) -> bool:
@@ -171,16 +170,15 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
     casts: list[bool] = []
     edges: set[float] = set()
     scales: set[float] = set()
-    itself = False
+    nan_tests = NanTests()
     known: dict[int, tuple[Tensor, Traced]] = {}
     """By identity; the tensor is kept, so that its number is not given to another."""
 
     def pursue(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        nonlocal itself
         names.add(_name(function, args))
-        itself |= _is_one_of(EQUALITY, function) and len(args) > 1 and args[0] is args[1]
         chosen = selection(function, args, kwargs)
         result = function(*args, **kwargs)
+        nan_tests.see(function, args, result)
         compared = _thresholds(function, args, kwargs)
         thresholds.update(compared)
         thresholds.update(_boundaries(function, args))
@@ -220,7 +218,8 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         all(casts),
         tuple(sorted(edges)),
         tuple(sorted(scales)),
-        itself or bool(NAN_AWARE & {name.rstrip("_") for name in names}),
+        nan_tests.nan,
+        nan_tests.infinity,
     )
 
 
@@ -261,6 +260,8 @@ def _scales(function: Any, args: Sequence[Any]) -> list[float]:
     if not _is_one_of(SCALING, function):
         return []
     sizes = [abs(float(x)) for x in args if isinstance(x, int | float) and x]
+    for tensor in args:
+        sizes += _few_sizes(tensor)
     return [
         size
         for size in sizes
@@ -268,6 +269,19 @@ def _scales(function: Any, args: Sequence[Any]) -> list[float]:
         and size != 1
         and (size.is_integer() or math.frexp(size)[0] == 1 / 2)
     ]
+
+
+def _few_sizes(value: Any) -> list[float]:
+    """Return the absolute values of a tensor of scales: one number throughout, or two."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return []
+    if not 0 < value.numel() <= MOST_SCALES:
+        return []
+    sizes = value.detach().abs().unique()
+    few = sizes.numel() <= FEW_SIZES and bool(sizes.isfinite().all()) and bool((sizes > 0).all())
+    return [float(size) for size in sizes] if few else []
 
 
 def _casts(function: Any, args: Sequence[Any], result: Any) -> bool:
