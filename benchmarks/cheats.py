@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE.parent / "tests" / "corpus"))
 
 import torch  # noqa: E402, F401  (as in a run of the whole corpora: before threads are limited)
 from corpus import ACCEPTED, Candidate, exploits  # noqa: E402
-from judging import GAIN, Judges, judges, safe  # noqa: E402
+from judging import GAIN, CorpusJudges, is_safe, open_judges  # noqa: E402
 
 from cuagent.timing import Effort  # noqa: E402
 from cuagent.worker.arms import EAGER  # noqa: E402
@@ -56,10 +56,10 @@ def main() -> int:
         and c.device == "cpu"
         and ACCEPTED not in c.expect
         and pattern.search(c.name)
-        and safe(c)
+        and is_safe(c)
     ]
     records = []
-    with judges() as opened:
+    with open_judges() as opened:
         for candidate in chosen:
             records.append(_repeated(opened, candidate, Effort(options.effort), options.repeats))
             print(_line(records[-1]), flush=True)
@@ -71,10 +71,10 @@ def main() -> int:
     return int(bool(believed))
 
 
-def _repeated(opened: Judges, candidate: Candidate, effort: Effort, repeats: int) -> Record:
+def _repeated(opened: CorpusJudges, candidate: Candidate, effort: Effort, repeats: int) -> Record:
     record = Record(candidate.name)
     for _ in range(repeats):
-        judgement = opened.of(candidate).judge(candidate.attempt, effort)
+        judgement = opened.for_candidate(candidate).judge(candidate.attempt, effort)
         word = judgement.verdict.reason.name.lower().replace("_", " ")
         record.words[word] = record.words.get(word, 0) + 1
         if judgement.timing is not None:

@@ -1,12 +1,14 @@
-"""Exploits, honest candidates and seeded bugs before this judge and before the rules of others.
+"""Judge exploits, honest candidates and seeded bugs with cuagent and with other projects' rules.
 
     python benchmarks/corpus.py [--kernelbench PATH] [--cuda-agent PATH] [--json OUT] [--doc OUT]
-                                [--only REGEX]
+                                [--only REGEX] [--device cuda] [--jobs N]
 
-The other projects are given as checkouts; `rules.py` runs their own functions. What would harm the
-machine is shown to this judge only, in its sandbox; what cheats a clock, or needs CUDA where there
-is none, is "not run" by others. `--doc` replaces what follows `<!-- results -->` in a page.
-Exit 1 if an exploit or a bug was accepted, or an honest candidate refused, by this judge.
+The other projects are given as checkouts; `rules.py` runs their own functions. They do not run
+candidates that could harm the machine or that cheat a clock, nor, without a GPU, candidates for
+CUDA; cuagent runs the harmful ones in its sandbox. `--doc` replaces what follows
+`<!-- results -->` in a page. `--device cuda` judges every candidate without a C++ kernel on the
+GPU. `--jobs N` judges the tasks in N processes, whose timings exclude each other.
+Exit 1 if cuagent accepted an exploit or a bug, or rejected an honest candidate.
 """
 
 from __future__ import annotations
@@ -14,35 +16,60 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import queue
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tests" / "corpus"))
+CORPUS = HERE.parent / "tests" / "corpus"
+sys.path.insert(0, str(CORPUS))
 
-from corpus import ACCEPTED, Candidate, everything, task_path  # noqa: E402
-from judging import Outcome, judged, judged_apart, judges, safe  # noqa: E402
+from corpus import (  # noqa: E402
+    ACCEPTED,
+    Candidate,
+    everything,
+    has_cpu_kernel,
+    judge_order,
+    moved_to_cuda,
+    task_path,
+)
+from judging import (  # noqa: E402
+    NOT_RUN,
+    Outcome,
+    judge_ended,
+    not_run,
+    open_judges,
+    outcome_of,
+    request,
+)
 
-OURS, THEIRS = "cuagent", ("kernelbench", "cuda-agent")
-NOT_RUN = "not run"
+OURS = "cuagent"
 MARK = "<!-- results -->"
+PROGRESS = 20
+"""Candidates between two lines of progress if stderr is no terminal."""
 
 
 def main() -> int:
     options = _options()
     pattern = re.compile(options.only)
     candidates = [c for c in everything() if pattern.search(_key(c))]
+    if options.device == "cuda":
+        candidates = [c if _stays(c) else moved_to_cuda(c) for c in candidates]
     checkouts = {"kernelbench": options.kernelbench, "cuda-agent": options.cuda_agent}
-    results: dict[str, dict[str, dict[str, Any]]] = {OURS: _ours(candidates)}
+    results = {OURS: _ours(candidates, options.device, options.jobs)}
     for name, checkout in checkouts.items():
         if checkout is not None:
             results[name] = _theirs(name, checkout, candidates)
@@ -53,8 +80,8 @@ def main() -> int:
         Path(options.json).write_text(_json(rows))
     if options.doc:
         page = Path(options.doc)
-        kept = page.read_text().partition(MARK)[0] if page.is_file() else ""
-        page.write_text(f"{kept}{MARK}\n\n{summary}\n\n{_table(rows, list(results))}\n")
+        head = page.read_text().partition(MARK)[0] if page.is_file() else ""
+        page.write_text(f"{head}{MARK}\n\n{summary}\n\n{_table(rows, list(results))}\n")
     wrong = [row for row in rows if row[OURS]["right"] is False]
     for row in wrong:
         print(f"{row['kind']} {row['name']}: {row[OURS]['word']}: {row[OURS]['detail']}")
@@ -62,9 +89,9 @@ def main() -> int:
 
 
 def _json(rows: list[dict[str, Any]]) -> str:
-    """One candidate a line."""
+    """Return the results as JSON, one candidate per line."""
     lines = ",\n".join(json.dumps(row) for row in rows)
-    return f'{{"about": {json.dumps(_about())}, "rows": [\n{lines}\n]}}\n'
+    return f'{{"about": {json.dumps(_machine())}, "rows": [\n{lines}\n]}}\n'
 
 
 def _options() -> argparse.Namespace:
@@ -73,28 +100,132 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cuda-agent", type=Path)
     parser.add_argument("--json")
     parser.add_argument("--doc")
-    parser.add_argument("--only", default="", help="of kind/name, as in honest/softmax")
+    parser.add_argument("--only", default="", help="judge only matches, such as honest/softmax")
+    parser.add_argument(
+        "--device",
+        choices=("own", "cuda"),
+        default="own",
+        help="judge each candidate on its own device, or all without a C++ kernel on the GPU",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes that judge")
     return parser.parse_args()
 
 
-def _ours(candidates: list[Candidate]) -> dict[str, dict[str, Any]]:
-    here = [c for c in candidates if c.device == "cpu" or _cuda()]
-    found = {_key(c): _skipped("needs CUDA") for c in candidates}
-    with judges() as opened:
-        for number, candidate in enumerate(here, 1):
-            if not safe(candidate):
-                found[_key(candidate)] = _skipped(f"no sandbox: {candidate.harm}")
-                continue
-            apart = candidate.apart
-            outcome = judged_apart(candidate) if apart else judged(opened.of(candidate), candidate)
-            found[_key(candidate)] = asdict(outcome)
-            if sys.stderr.isatty():
-                print(f"\r{number}/{len(here)} {candidate.name:<40}", end="", file=sys.stderr)
-    return found
+def _ours(candidates: list[Candidate], device: str, jobs: int) -> dict[str, dict[str, Any]]:
+    """Return cuagent's outcome for each candidate."""
+    outcomes: dict[str, Outcome] = {}
+    groups: list[list[Candidate]] = []
+    for _, group in groupby(sorted(candidates, key=judge_order), key=lambda c: judge_order(c)[:4]):
+        runnable = []
+        for candidate in group:
+            if candidate.device == "cuda" and not _cuda():
+                outcomes[_key(candidate)] = not_run("needs CUDA")
+            elif candidate.device != "cuda" and device == "cuda":
+                outcomes[_key(candidate)] = not_run("CPU kernel")
+            else:
+                runnable.append(candidate)
+        groups += [runnable] if runnable else []
+    judged = _judged_here(groups) if jobs == 1 else _judged_by_jobs(groups, jobs)
+    total = sum(map(len, groups))
+    for number, (candidate, outcome) in enumerate(judged, 1):
+        outcomes[_key(candidate)] = outcome
+        _report_progress(number, total, candidate)
+    return {key: asdict(outcome) for key, outcome in outcomes.items()}
+
+
+def _report_progress(number: int, total: int, candidate: Candidate) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{number}/{total} {candidate.name:<40}", end="", file=sys.stderr, flush=True)
+    elif number % PROGRESS == 0 or number == total:
+        print(f"{number}/{total} {candidate.name}", file=sys.stderr, flush=True)
+
+
+def _judged_here(groups: list[list[Candidate]]) -> Iterator[tuple[Candidate, Outcome]]:
+    with open_judges() as opened:
+        for group in groups:
+            for candidate in group:
+                yield candidate, outcome_of(opened, candidate)
+
+
+def _judged_by_jobs(
+    groups: list[list[Candidate]], jobs: int
+) -> Iterator[tuple[Candidate, Outcome]]:
+    """Judge in `jobs` processes; each takes the largest group that is left when it is free."""
+    tasks: queue.SimpleQueue[list[Candidate]] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[tuple[Candidate, Outcome] | BaseException] = queue.SimpleQueue()
+    stop = threading.Event()
+    for group in sorted(groups, key=len, reverse=True):
+        tasks.put(group)
+
+    def work(lock: Path) -> None:
+        try:
+            _serve_groups(tasks, outcomes, lock, stop)
+        except BaseException as error:
+            outcomes.put(error)
+            raise
+
+    with tempfile.TemporaryDirectory(prefix="corpus-") as folder, ThreadPoolExecutor(jobs) as pool:
+        for _ in range(jobs):
+            pool.submit(work, Path(folder, "device"))
+        try:
+            for _ in range(sum(map(len, groups))):
+                result = outcomes.get()
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
+        finally:
+            stop.set()
+
+
+def _serve_groups(
+    tasks: queue.SimpleQueue[list[Candidate]],
+    outcomes: queue.SimpleQueue[tuple[Candidate, Outcome] | BaseException],
+    lock: Path,
+    stop: threading.Event,
+) -> None:
+    """Feed one process of judges until no group is left; replace the process if it ends."""
+    group: list[Candidate] = []
+    while not stop.is_set() and (group or not tasks.empty()):
+        with _judge_process(lock) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            while not stop.is_set() and process.poll() is None:
+                try:
+                    group = group or list(tasks.get_nowait())
+                except queue.Empty:
+                    return
+                candidate, start, answer = group.pop(0), time.perf_counter(), ""
+                try:
+                    process.stdin.write(request(candidate))
+                    process.stdin.flush()
+                    answer = process.stdout.readline()
+                except BrokenPipeError:
+                    pass
+                if answer.endswith("\n"):
+                    outcomes.put((candidate, Outcome(**json.loads(answer))))
+                else:
+                    seconds = time.perf_counter() - start
+                    outcomes.put((candidate, judge_ended(process.wait(), seconds)))
+
+
+@contextmanager
+def _judge_process(lock: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run `judging.serve` in a process, which ends when its stdin is closed."""
+    program = f"import sys; sys.path.insert(0, {str(CORPUS)!r}); import judging; judging.serve()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(lock)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.communicate()
 
 
 def _theirs(name: str, checkout: Path, candidates: list[Candidate]) -> dict[str, dict[str, Any]]:
-    """Only tasks whose own reference the rule accepts are run; the others are outside its reach."""
+    """Return another rule's outcomes; tasks whose own reference the rule rejects are not run."""
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
         process = subprocess.Popen(
@@ -107,42 +238,41 @@ def _theirs(name: str, checkout: Path, candidates: list[Candidate]) -> dict[str,
         assert process.stdout is not None
 
         def ask(task: str, files: Iterable[tuple[str, str]]) -> dict[str, Any]:
-            place = Path(folder, "candidate")
-            shutil.rmtree(place, ignore_errors=True)
+            attempt = Path(folder, "candidate")
+            shutil.rmtree(attempt, ignore_errors=True)
             for path, text in files:
-                target = place / path
+                target = attempt / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text)
             print(
-                json.dumps({"task": str(task_path(task)), "candidate": str(place)}),
+                json.dumps({"task": str(task_path(task)), "candidate": str(attempt)}),
                 file=process.stdin,
                 flush=True,
             )
             return json.loads(process.stdout.readline())
 
-        reachable = {}
+        rejection = {}
         for task in {c.task for c in candidates}:
             text = task_path(task).read_text().replace("class Model(", "class ModelNew(")
             answer = ask(task, [("model_new.py", text)])
-            reachable[task] = "" if answer["word"] == "passes" else answer["detail"]
+            rejection[task] = "" if answer["word"] == "passes" else answer["detail"]
             if (
                 answer["word"] != "passes"
                 and name == "cuda-agent"
                 and "not allowed" in answer["detail"]
             ):
-                reachable[task] = (
-                    ""  # it forbids torch.nn.functional to candidates, not to references
-                )
+                # The rule forbids torch.nn.functional to candidates, not to references.
+                rejection[task] = ""
         for candidate in candidates:
             if candidate.device == "cuda" and not _cuda():
-                answer = _skipped("needs CUDA")
+                answer = _not_run("needs CUDA")
             elif candidate.timed:
-                answer = _skipped("a cheat of timing; its clock needs CUDA")
+                answer = _not_run("a cheat of timing, and the rule's clock needs CUDA")
             elif candidate.harm:
-                answer = _skipped(f"no sandbox there: {candidate.harm}")
-            elif reachable[candidate.task]:
-                answer = _skipped(
-                    f"it rejects this task's own reference: {reachable[candidate.task]}"
+                answer = _not_run(f"the rule has no sandbox: {candidate.harm}")
+            elif rejection[candidate.task]:
+                answer = _not_run(
+                    f"the rule rejects this task's own reference: {rejection[candidate.task]}"
                 )
             else:
                 answer = ask(candidate.task, candidate.attempt.files)
@@ -153,33 +283,34 @@ def _theirs(name: str, checkout: Path, candidates: list[Candidate]) -> dict[str,
 
 
 def _row(candidate: Candidate, results: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    about = {
+    fields = {
         name: getattr(candidate, name)
         for name in ("name", "kind", "row", "task", "device", "timed", "what", "expect", "open")
     }
-    return about | {judge: found[_key(candidate)] for judge, found in results.items()}
+    return fields | {judge: found[_key(candidate)] for judge, found in results.items()}
 
 
 def _summary(rows: list[dict[str, Any]], names: list[str]) -> str:
-    """Counts of what each judge got wrong, right, and was not shown."""
+    """Return a table with the number of wrong, of run and of not run candidates per judge."""
     lines = [
         "| | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
     ]
     kinds = {
         "exploits accepted": lambda r: r["kind"] == "exploit",
-        "honest candidates refused": lambda r: r["kind"] == "honest",
+        "honest candidates rejected": lambda r: r["kind"] == "honest",
         "seeded bugs accepted": lambda r: r["kind"] == "bug" and ACCEPTED not in r["expect"],
-        "equivalent changes refused": lambda r: r["kind"] == "bug" and ACCEPTED in r["expect"],
+        "equivalent changes rejected": lambda r: r["kind"] == "bug" and ACCEPTED in r["expect"],
     }
     for title, belongs in kinds.items():
         cells = []
         for name in names:
-            mine = [row[name] for row in rows if belongs(row)]
-            run = [result for result in mine if result["word"] != NOT_RUN]
-            wrong = sum(_wrong(name, result, "refused" in title) for result in run)
-            left = len(mine) - len(run)
-            cells.append(f"**{wrong}** of {len(run)}" + (f" ({left} not run)" if left else ""))
+            of_kind = [row[name] for row in rows if belongs(row)]
+            run = [result for result in of_kind if result["word"] != NOT_RUN]
+            wrong = sum(_wrong(name, result, "rejected" in title) for result in run)
+            omitted = len(of_kind) - len(run)
+            omission = f" ({omitted} not run)" if omitted else ""
+            cells.append(f"**{wrong}** of {len(run)}{omission}")
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -198,8 +329,8 @@ def _table(rows: list[dict[str, Any]], names: list[str]) -> str:
         ("honest", "Honest candidates"),
         ("bug", "Seeded bugs"),
     ):
-        mine = [row for row in rows if row["kind"] == kind]
-        mine.sort(
+        of_kind = [row for row in rows if row["kind"] == kind]
+        of_kind.sort(
             key=lambda r: (
                 order[kind],
                 r["row"].rjust(3, "0") if r["row"].isdigit() else "999",
@@ -208,7 +339,7 @@ def _table(rows: list[dict[str, Any]], names: list[str]) -> str:
         )
         lines += [f"\n## {title}\n", "| row | name | task | what | " + " | ".join(names) + " |"]
         lines.append("|---|---|---|---|" + "---|" * len(names))
-        for row in mine:
+        for row in of_kind:
             cells = [_cell(name, row[name]) for name in names]
             what = row["what"].replace("|", "/")
             lines.append(
@@ -218,7 +349,9 @@ def _table(rows: list[dict[str, Any]], names: list[str]) -> str:
             )
     words = Counter(row[OURS]["word"] for row in rows)
     lines.append(
-        "\nReasons given here: " + ", ".join(f"{w} {n}" for w, n in words.most_common()) + "."
+        "\nReasons that cuagent gave: "
+        + ", ".join(f"{w} {n}" for w, n in words.most_common())
+        + "."
     )
     return "\n".join(lines)
 
@@ -230,15 +363,20 @@ def _cell(name: str, result: dict[str, Any]) -> str:
     return word
 
 
+def _stays(candidate: Candidate) -> bool:
+    """True if a run on the GPU keeps the candidate's own device."""
+    return candidate.device == "cuda" or has_cpu_kernel(candidate)
+
+
 def _key(candidate: Candidate) -> str:
     return f"{candidate.kind}/{candidate.name}"
 
 
-def _skipped(why: str) -> dict[str, Any]:
-    return asdict(Outcome(NOT_RUN, why, True, 0.0))
+def _not_run(why: str) -> dict[str, Any]:
+    return asdict(not_run(why))
 
 
-def _about() -> dict[str, str]:
+def _machine() -> dict[str, str]:
     import torch
 
     return {

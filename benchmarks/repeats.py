@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests" / "corpus"))
 
 from corpus import ACCEPTED, Candidate, everything  # noqa: E402
-from judging import Judges, judges, safe  # noqa: E402
+from judging import CorpusJudges, is_safe, open_judges  # noqa: E402
 
 from cuagent.verify import Reason, Verdict  # noqa: E402
 
@@ -94,10 +94,10 @@ def main() -> int:
         and pattern.search(c.name)
         and c.device == "cpu"
         and not (c.timed or c.apart)
-        and safe(c)
+        and is_safe(c)
     ]
     records = []
-    with judges() as opened:
+    with open_judges() as opened:
         for record in _repeated(opened, chosen, options.repeats):
             records.append(record)
             print(_line(record), flush=True)
@@ -110,11 +110,11 @@ def main() -> int:
     return int(bool(wrong))
 
 
-def _repeated(opened: Judges, chosen: list[Candidate], repeats: int) -> Iterator[Record]:
+def _repeated(opened: CorpusJudges, chosen: list[Candidate], repeats: int) -> Iterator[Record]:
     for candidate in chosen:
         record = Record(candidate.name, candidate.kind, candidate.task)
         for _ in range(repeats):
-            judgement = opened.of(candidate).judge(candidate.attempt, None)
+            judgement = opened.for_candidate(candidate).judge(candidate.attempt, None)
             record.add(candidate, judgement.verdict)
         yield record
 

@@ -69,6 +69,9 @@ class Settings:
     """How a terminal tells that a run has ended or waits; `auto` takes what the terminal knows."""
     notify_command: str = ""
     """A program that is called with the same words."""
+    model_timeout: float = 600.0
+    """Seconds without a byte from the model's server (keep-alive bytes count) after which it is
+    asked again; written like `max_time`."""
     max_steps: int = 100
     max_cost: float = 5.0
     """US dollars."""
@@ -84,6 +87,11 @@ class Settings:
     """Where each value comes from, by key."""
     ignored: Mapping[str, str] = field(default_factory=dict)
     """What the project's file sets and does not hold, by key: a line for the user."""
+
+
+TIMES = ("model_timeout", "max_time", "max_device_time")
+"""Settings that are times."""
+TIME_FORMS = "a time above 0: 90s, 30m, 1.5h, or a plain number of seconds"
 
 
 @dataclass(frozen=True)
@@ -265,7 +273,7 @@ def _user_file(environ: Mapping[str, str]) -> Path | None:
 def _convert(key: str, value: Any, origin: str) -> Any:
     default = getattr(Settings, key)
     try:
-        if key in ("max_time", "max_device_time"):
+        if key in TIMES:
             return _seconds(value)
         converted = type(default)(value)
         # a file has types of its own: 1.5 is no count, 3 is no name and true is neither
@@ -278,8 +286,9 @@ def _convert(key: str, value: Any, origin: str) -> Any:
     except (TypeError, ValueError, OverflowError):
         texts = " or ".join(CHOICES.get(key, ("a text",)))
         what = {str: texts, int: "a whole number above 0"}
-        wanted = what.get(type(default), "a number above 0")
-        raise ConfigError(f"{origin}: {key} is {value!r}; it takes {wanted}") from None
+        wanted = TIME_FORMS if key in TIMES else what.get(type(default), "a number above 0")
+        named = "" if origin == _flag(key) else f"{key} is "
+        raise ConfigError(f"{origin}: {named}{value!r}; it takes {wanted}") from None
     return converted
 
 

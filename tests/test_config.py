@@ -64,6 +64,8 @@ def test_a_file_above_the_repository_is_not_read(project: Path) -> None:
         ("max_steps = true", "a whole number above 0"),
         ('max_cost = "free"', "max_cost is 'free'; it takes a number above 0"),
         ("max_time = -1", "max_time is -1"),
+        ('max_time = "3x"', "it takes a time above 0: 90s, 30m, 1.5h"),
+        ('model_timeout = "soon"', "it takes a time above 0: 90s, 30m, 1.5h"),
         ("model = ", "not TOML"),
         ('device = "gpu"', "it takes auto or cpu or cuda"),
     ],

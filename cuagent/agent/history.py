@@ -26,6 +26,9 @@ from cuagent.record import (
     write_file,
 )
 
+Record = dict[str, Any]
+Records = list[Record]
+
 
 @dataclass(frozen=True)
 class Undone:
@@ -35,6 +38,8 @@ class Undone:
     """The user's own words in it, to be put before the user again."""
     calls: tuple[str, ...]
     """Names of the tools that had been called."""
+    compaction: bool = False
+    """Whether it was no step but the summing up of the conversation."""
 
 
 def restore(run: Run, n: int) -> Tried:
@@ -56,26 +61,55 @@ def restore(run: Run, n: int) -> Tried:
 
 
 def undo(run: Run) -> Undone | None:
-    """Take the last step back, its files too; None where there is none. Raises RecordError."""
+    """Take the last step back, its files too; None where there is none.
+
+    Where the conversation was summed up since the last step, that is taken back instead, and the
+    files stay as they are. Raises RecordError.
+    """
     records = read_records(run.folder)
     path = branch_of(records)
     kept = _before_last_step(path)
     if kept is None:
-        return None
-    gone = [message_of(record) for record in path[kept:]]
+        return _undo_compaction(run, records, path)
     run.snapshot()
-    head = path[kept - 1]["id"]
-    ids = [record["id"] for record in path[:kept]]
-    points = [r for r in records if r["type"] == "checkpoint" and r["message"] in ids]
-    points.sort(key=lambda r: ids.index(r["message"]))
-    if points:
-        restore_snapshot(run.folder, points[-1]["files"])
-    run.branch([message_of(record) for record in path[:kept]], head, "undo")
-    run.stop = Stop.ANSWERED  # an end in it is taken back as well
-    said = "\n".join(m.content for m in gone if m.data.get("from") == "user")
+    if (files := _files_before(records, path[kept])) is not None:
+        restore_snapshot(run.folder, files)
+    gone = _go_back(run, path[:kept], path[kept:])
     calls = tuple(call.name for m in gone for call in m.tool_calls)
     run.snapshot()
-    return Undone(said, calls)
+    return Undone(_said(gone), calls)
+
+
+def _undo_compaction(run: Run, records: Records, path: Records) -> Undone | None:
+    """Go back to the conversation as it was before it was summed up last."""
+    sums = [at for at, r in enumerate(path) if r.get("data", {}).get("from") == "compaction"]
+    if not sums:
+        return None
+    at = records.index(path[sums[-1]])
+    branch = max(n for n, r in enumerate(records[:at]) if r.get("why") == "compaction")
+    gone = _go_back(run, branch_of(records[:branch]), path[sums[-1] :])
+    return Undone(_said(gone), (), compaction=True)
+
+
+def _go_back(run: Run, kept: Records, gone: Records) -> list[Message]:
+    """Let the conversation be `kept` again; returns the messages that are gone."""
+    run.branch([message_of(record) for record in kept], kept[-1]["id"], "undo")
+    run.stop = Stop.ANSWERED  # an end in it is taken back as well
+    return [message_of(record) for record in gone]
+
+
+def _said(gone: list[Message]) -> str:
+    return "\n".join(m.content for m in gone if m.data.get("from") == "user")
+
+
+def _files_before(records: Records, message: Record) -> Any:
+    """The files as they were when `message` was said; None where no record tells.
+
+    The log's order decides, not the branch of the conversation: one that was summed up is short,
+    and the files were not made anew with it.
+    """
+    before = records[: records.index(message)]
+    return next((r["files"] for r in reversed(before) if r["type"] == "checkpoint"), None)
 
 
 def diff(run: Run, a: int, b: int | None = None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,23 +26,62 @@ _LINE = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: (?P<kind>\w+):\s+(?P<
 _BYTES = re.compile(r"loop vectorized using (\d+) byte vectors")
 
 
+_LOOP = re.compile(r"\b(?:for|while|do)\b")
+NEAR = 3
+"""Lines between a loop's head and the place at which g++ reports it."""
+NESTS = ("loop nest", "multiple nested loops", "outer loop", "nested loop")
+"""How a reason begins that says only that a loop holds others: those are reported themselves."""
+REASONS = (
+    (
+        "no vectype for stmt",
+        "an operation in it has no vector form (a call such as exp, or a type)",
+    ),
+    ("relevant stmt not supported", "an operation in it has no vector form"),
+    ("op not supported", "an operation in it has no vector form"),
+    ("statement clobbers memory", "it calls a function that is not inlined"),
+    ("unsupported use in stmt", "a value goes from one pass to the next: use several accumulators"),
+    ("complicated access pattern", "it does not go through memory in consecutive places"),
+    ("not suitable for gather", "it reads at computed places"),
+    ("control flow in loop", "control flow in it (a break, or a branch that stores or calls)"),
+    ("number of iterations cannot", "the number of passes is not known at its beginning"),
+    ("bad data dependence", "a store may change what a later pass reads: use __restrict__"),
+    ("possible alias", "a store may change what a later pass reads: use __restrict__"),
+)
+"""What the most frequent reasons of g++ mean; others are told in its own words."""
+SHORTEST_TEXT = 16
+"""Columns; less of a line of code tells nothing."""
+
+
 @dataclass(frozen=True)
 class Loop:
-    """One loop of a source."""
+    """One loop of a source, or all that begin in the same line."""
 
     source: str
     line: int
     vector_bytes: int
     """Of the widest version; 0 where it stays scalar."""
     reason: str = ""
-    """Why it is scalar, in the compiler's words."""
+    """Why it, or a part of it, is scalar."""
     text: str = ""
     """Its line in the source."""
 
     def __str__(self) -> str:
-        said = f"{self.vector_bytes}-byte vectors" if self.vector_bytes else "not vectorised"
-        why = f", {self.reason}" if self.reason else ""
-        return f"{self.source}:{self.line}: {said}{why}: {self.text}"  # who cuts it loses the text
+        return self.shown(None)
+
+    def shown(self, width: int | None) -> str:
+        """What was made of it and why, whole; then as much of its text as `width` has room for."""
+        if self.vector_bytes and self.reason:
+            said = f"{self.vector_bytes}-byte vectors in part; the rest is scalar: {self.reason}"
+        elif self.vector_bytes:
+            said = f"{self.vector_bytes}-byte vectors"
+        else:
+            said = "not vectorised" + (f": {self.reason}" if self.reason else "")
+        line = f"{self.source}:{self.line}: {said}"
+        room = len(self.text) if width is None else width - len(line) - len(" in ``")
+        if not self.text or room < min(SHORTEST_TEXT, len(self.text)):
+            return line
+        text = self.text if len(self.text) <= room else f"{self.text[: room - 4].rstrip()} ..."
+        return f"{line} in `{text}`"
 
 
 def reporting(run: compiler.Run, source: Path, library: Path) -> compiler.Run:
@@ -94,30 +134,58 @@ def _ask(attempt: Attempt, library: Library, confine: Confine) -> None:
 
 
 def read(text: str, source: str, code: str) -> tuple[Loop, ...]:
-    """The loops that a report of g++ names in `source`, by line; `code` is its text."""
+    """The loops that a report of g++ names in `source`, by line; `code` is its text.
+
+    One loop may be reported several times: as the copies that inlining and templates make, as its
+    vector body and its rest, by its pragma and its head. What is said of a line is put together.
+    """
     lines = code.splitlines()
     widest: dict[int, int] = {}
-    scalar: dict[int, str] = {}
+    scalar: dict[int, list[str]] = {}
     pending: int | None = None
     for match in filter(None, map(_LINE.match, text.splitlines())):
         line, said = int(match["line"]), match["said"].strip()
         if Path(match["file"]).name != Path(source).name or not 0 < line <= len(lines):
             continue
         if width := _BYTES.match(said):
-            widest[line] = max(widest.get(line, 0), int(width[1]))
+            head = _head(lines, line)
+            widest[head] = max(widest.get(head, 0), int(width[1]))
         elif said.startswith("couldn't vectorize loop"):
-            pending = line
-            scalar.setdefault(line, "")
+            pending = _head(lines, line)
+            scalar.setdefault(pending, [])
         elif said.startswith("not vectorized:") and pending is not None:
-            scalar[pending] = scalar[pending] or said.removeprefix("not vectorized:").strip(" .")
+            scalar[pending].append(said.removeprefix("not vectorized:").strip(" ."))
             pending = None
+    scalar = {
+        line: reasons
+        for line, reasons in scalar.items()
+        if not (reasons and all(reason.startswith(NESTS) for reason in reasons))
+    }
     return tuple(
-        Loop(
-            source,
-            line,
-            widest.get(line, 0),
-            "" if line in widest else scalar[line],
-            lines[line - 1].strip()[:60],
-        )
+        Loop(source, line, widest.get(line, 0), _why(scalar.get(line, [])), lines[line - 1].strip())
         for line in sorted(widest.keys() | scalar.keys())
     )
+
+
+def _head(lines: Sequence[str], line: int) -> int:
+    """The line in which the loop begins that g++ reports at `line`: at a pragma, or its body."""
+    text = lines[line - 1]
+    if _LOOP.search(text) and not text.lstrip().startswith("#"):
+        return line
+    below = range(line + 1, min(line + NEAR, len(lines)) + 1)
+    above = range(line - 1, max(line - NEAR, 1) - 1, -1)
+    near = below if text.lstrip().startswith("#") else above
+    for at in near:
+        if _LOOP.search(lines[at - 1]) and not lines[at - 1].lstrip().startswith("#"):
+            return at
+    return line
+
+
+def _why(reasons: Sequence[str]) -> str:
+    """The first reason that is about the loop itself, in plain words."""
+    for reason in reasons:
+        if reason.startswith(NESTS):
+            continue
+        known = next((plain for said, plain in REASONS if reason.startswith(said)), None)
+        return known or reason.partition(": _")[0].rstrip(" :.;")
+    return ""

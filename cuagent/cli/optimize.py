@@ -36,6 +36,7 @@ def optimize(
     device: options.Device = None,
     precision: options.Precision = None,
     model: options.Model = None,
+    model_timeout: options.ModelTimeout = None,
     max_steps: options.MaxSteps = None,
     max_cost: options.MaxCost = None,
     max_time: options.MaxTime = None,
@@ -65,6 +66,7 @@ def optimize(
     if task is None and again is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
     given = {"model": model, "device": device, "precision": precision, "approval": approval}
+    given |= {"model_timeout": model_timeout}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
     settings = settle(given | limits | {"max_device_time": max_device_time}, trust)
     opening = _task(task, inputs, init, settings, again)

@@ -109,9 +109,21 @@ def speaker(
             task=task,
             endpoints=endpoints_of(settings.endpoints),
             prices=prices_of(settings.prices),
+            stall=_stall(name, settings),
         )
     except ModelError as error:
         raise Refused(f"--model {name}: {error}") from error
+
+
+def _stall(name: str, settings: Settings) -> float | None:
+    """The time-out that holds for a model; None where its server's own table says one.
+
+    The flag goes before the table, the table before every other setting.
+    """
+    table = settings.endpoints.get(name.partition(":")[0], {})
+    own = isinstance(table, Mapping) and "stall" in table
+    flag = settings.origins["model_timeout"] == "--model-timeout"
+    return None if own and not flag else settings.model_timeout
 
 
 @contextmanager

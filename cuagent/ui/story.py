@@ -55,7 +55,7 @@ def story(
     yield from _result(folder, records, width, glyphs)
     texts = {r["n"]: dict(r["files"]) for r in records if r["type"] == "attempt"}
     seen: set[int] = set()
-    judged = False
+    judged, tier = False, ""
     for event in events_of(folder, records):
         match event:
             case StepStarted(step):
@@ -68,8 +68,9 @@ def story(
                 yield from _call(event, width, glyphs)
             case Judged(number, judgement):
                 yield Text(f"  attempt {number}", "bold")
-                for line in judgement_lines(judgement, width - 2, glyphs):
+                for line in judgement_lines(judgement, width - 2, glyphs, tier):
                     yield Text.assemble("  ", line)
+                tier = judgement.verdict.tier if judgement.build.ok else tier
                 if number not in seen:
                     yield from _change(texts, number, width)
                 seen.add(number)

@@ -48,20 +48,27 @@ MERIT = {
 _COLOURS = {Standing.FASTER: "green", Standing.SLOWER: "red", Standing.INCONCLUSIVE: "yellow"}
 
 
-def judgement_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-    """Everything about one judged attempt: what the compiler said, the verdict, the times."""
+def judgement_lines(
+    judgement: Judgement, width: int, glyphs: Glyphs = UNICODE, tier: str = ""
+) -> list[Text]:
+    """Everything about one judged attempt: what the compiler said, the verdict, the times.
+
+    `tier` is the isolation that the reader knows already.
+    """
     lines = []
     if not judgement.build.ok:
         lines += build_lines(judgement.build, width, glyphs)
     else:
-        lines += verdict_lines(judgement.verdict, width, glyphs)
+        lines += verdict_lines(judgement.verdict, width, glyphs, tier)
     if judgement.timing is not None:
         lines += timing_lines(judgement.timing, width, glyphs)
         lines += score_lines(judgement.score, width)
     return lines
 
 
-def why_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+def why_lines(
+    judgement: Judgement, width: int, glyphs: Glyphs = UNICODE, tier: str = ""
+) -> list[Text]:
     """What a row of the table does not say: why an attempt was refused, what to mind.
 
     What a verdict could not judge is told once, with the figures of record.
@@ -70,7 +77,7 @@ def why_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) -> lis
     if not judgement.build.ok:
         return build_lines(judgement.build, width, glyphs)[1:]
     if not verdict.accepted:
-        return verdict_lines(verdict, width, glyphs)[1:]
+        return verdict_lines(verdict, width, glyphs, tier)[1:]
     lines = [] if timing is None else remark_lines(timing, width)
     if timing is not None and timing.effort is Effort.QUICK:
         return lines
@@ -96,8 +103,10 @@ def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text
     return lines
 
 
-def verdict_lines(verdict: Verdict, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-    """Accepted or why not, by which rules, under which isolation."""
+def verdict_lines(
+    verdict: Verdict, width: int, glyphs: Glyphs = UNICODE, tier: str = ""
+) -> list[Text]:
+    """Accepted or why not, by which rules, under which isolation if not under `tier`."""
     seconds = verdict.seconds.get("total")
     match verdict.reason:
         case Reason.ACCEPTED if verdict.accepted:
@@ -109,9 +118,11 @@ def verdict_lines(verdict: Verdict, width: int, glyphs: Glyphs = UNICODE) -> lis
     if verdict.detail:
         lines += _paragraph(verdict.detail, width)
     for draw in _worst_of_each_kind(verdict.draws):
-        note = f", {draw.note}" if draw.note else ""
+        note = f", {more}" if (more := verdict.more(draw)) else ""
         text = f"{draw.kind}: error {draw.max_error:.3g}, {times(draw.ratio)} the bound{note}"
         lines += _paragraph(text, width, "red")
+    if verdict.hint:
+        lines += _paragraph(verdict.hint, width, "dim")
     facts = [
         f"{name} {'passed' if rule.passed else 'failed'} at {rule.worst:.3g} of its bound"
         for name, rule in (("strict", verdict.strict), ("lax", verdict.lax))
@@ -119,8 +130,9 @@ def verdict_lines(verdict: Verdict, width: int, glyphs: Glyphs = UNICODE) -> lis
     ]
     if verdict.precision is not None and verdict.accepted:
         facts.append(f"precision {verdict.precision}")
-    facts.append(f"isolation {verdict.tier}")
-    return lines + _facts(facts, width, glyphs)
+    if verdict.tier != tier:
+        facts.append(f"isolation {verdict.tier}")
+    return lines + (_facts(facts, width, glyphs) if facts else [])
 
 
 def _worst_of_each_kind(draws: Sequence[Draw]) -> list[Draw]:

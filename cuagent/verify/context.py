@@ -137,13 +137,15 @@ class VerifyContext:
         expected: Expected,
         kind: Inputs,
         sensitivity: SensitivityQuery | None = None,
+        *,
+        told: bool = True,
     ) -> Finding:
         """The strict rule; an error is held against nobody before `doubt` says what moves.
 
         Nor is a choice among equals: of what is exact here, or whole, the answer as a whole may be
         the reference's in any one order of equals.
         """
-        finding = self._strict(outputs, expected, kind)
+        finding = self._strict(outputs, expected, kind, told=told)
         if sensitivity is None or (math.isinf(finding.ratio) and not self.chooses):
             return finding
         if finding.passed and not self._by_choices(outputs, expected, kind):
@@ -154,7 +156,7 @@ class VerifyContext:
         if finding.passed or not any(firm):
             return finding
         others = (_instead(expected, other, firm) for other in sensitivity.reordered())
-        findings = (self._strict(outputs, other, kind) for other in others)
+        findings = (self._strict(outputs, other, kind, told=False) for other in others)
         return next((other for other in findings if other.passed), finding)
 
     def _by_choices(self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs) -> bool:
@@ -163,7 +165,7 @@ class VerifyContext:
         if not self.chooses or kind not in EXACT:
             return False
         firm = replace(expected, spread=[s.new_zeros(()).expand(s.shape) for s in expected.spread])
-        return not self._strict(outputs, firm, kind).passed
+        return not self._strict(outputs, firm, kind, told=False).passed
 
     @property
     def chooses(self) -> bool:
@@ -179,8 +181,10 @@ class VerifyContext:
             for number, (r, y) in enumerate(both)
         ]
 
-    def _strict(self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs) -> Finding:
-        return strict(outputs, expected, kind, self.terms, self.task.precision)
+    def _strict(
+        self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs, *, told: bool = True
+    ) -> Finding:
+        return strict(outputs, expected, kind, self.terms, self.task.precision, told=told)
 
 
 def _instead(expected: Expected, other: Sequence[Tensor], where: Sequence[bool]) -> Expected:

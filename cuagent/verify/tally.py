@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -183,6 +184,7 @@ class Tally:
                 passed=worst.passed,
                 note=worst.note,
                 rms_bound=worst.rms_bound,
+                hint=worst.hint,
             )
         )
 
@@ -215,7 +217,8 @@ class Tally:
                 f"right and wrong on the same {self._unsteady.kind} inputs",
             )
         trial, finding = max(failed, key=lambda pair: pair[1].ratio)
-        where = f"on {trial.kind} inputs: {finding.note}, {finding.ratio:.2g} times the bound"
+        times = f", {finding.ratio:.2g} times the bound" if math.isfinite(finding.ratio) else ""
+        where = f"on {trial.kind} inputs: {finding.note}{times}"
         if all(t.when is When.AGAIN for t, _ in failed):
             what = "right at first, wrong when the same inputs came again after others"
             return Reason.NOT_DETERMINISTIC, f"{what}; {where}"

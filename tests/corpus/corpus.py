@@ -1,23 +1,23 @@
-"""The corpora of the verifier as data: tasks, exploits, honest candidates, seeded bugs.
+"""Read the verifier's corpora as data: tasks, exploits, honest candidates, seeded bugs.
 
-A candidate is a file (or a folder with `model_new.py` and `kernels/`) that would be handed to the
-judge as it is; its docstring says what it does and ends in a header of `name: value` lines. A bug
-is an honest candidate with one piece of its text replaced (`bugs/`). Nothing here runs anything.
+A candidate is a file, or a folder with `model_new.py` and `kernels/`, in the form that the judge
+takes. Its docstring describes it and ends in a header of `name: value` lines. A bug is an honest
+candidate with one piece of its text replaced (`bugs/`). This module runs no candidate.
 
-    row      of the catalogue of cheats, or "new"
-    task     stem of a file in tasks/
-    device   cpu or cuda
-    precision  what the task admits: match where nothing is said
-    threads  of OpenMP in the candidate's process: 1 where nothing is said
-    timed    yes where the cheat is one of timing, or shows itself only there
-    expect   reasons, one of which the verdict must give; NO_GAIN admits a verdict that accepts
-             but measures no speed-up
-    then     an honest candidate that must still be accepted afterwards
-    apart    yes where it would end a judge that has a hole: it gets a process of its own
-    harm     what it would do to a machine that does not hold it: it is run in a sandbox only
-    open     for a hole or a false refusal that is known and not mended: why
+    row        row in the catalogue of cheats, or "new"
+    task       stem of a file in tasks/
+    device     cpu (default) or cuda
+    precision  precision that the task admits; default: match
+    threads    OpenMP threads of the candidate's process; default: 1
+    timed      yes if the candidate cheats in timing, or shows its fault only while timed
+    expect     allowed reasons of the verdict; NO_GAIN also allows a verdict that accepts without
+               a measured speedup
+    then       an honest candidate that must be accepted afterwards
+    apart      yes if the candidate could end a judge that has a hole: it gets a separate process
+    harm       damage to a machine without a sandbox: the candidate runs in a sandbox only
+    open       reason of a known hole or false rejection that is not fixed
 
-A header line that begins with a space goes on with the one before.
+A header line that begins with a space continues the line above.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cuagent.attempt import MODULE, Attempt, freeze
 HERE = Path(__file__).parent
 NO_GAIN = "no gain"
 ACCEPTED = "accepted"
-"""What is expected of an honest candidate, and of a bug that is equivalent to the original."""
+"""Expected result of an honest candidate, and of a bug that is equivalent to the original."""
 HEADERS = frozenset(
     (
         *("row", "task", "device", "precision", "threads", "timed", "expect", "then", "apart"),
@@ -43,16 +43,16 @@ HEADERS = frozenset(
     )
 )
 REFUSED = "refused"
-"""Any reason but acceptance and infrastructure: all that is asked of a bug."""
+"""Any reason except acceptance and infrastructure: the expected result of a bug."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is judged, and what must come of it."""
+    """An attempt to judge, and the result that it must get."""
 
     name: str
     kind: str
-    """exploit, honest or bug."""
+    """"exploit", "honest" or "bug"."""
     task: str
     attempt: Attempt = field(repr=False)
     what: str
@@ -60,7 +60,7 @@ class Candidate:
     device: str = "cpu"
     precision: str = "match"
     threads: int = 1
-    """Of OpenMP. Several where a race between them is what a bug is about."""
+    """OpenMP threads; more than one if a bug is a race between them."""
     timed: str = ""
     expect: tuple[str, ...] = (ACCEPTED,)
     then: str = ""
@@ -68,10 +68,13 @@ class Candidate:
     harm: str = ""
     open: str = ""
     topic: str = ""
-    """Of a bug: the class of mistakes that it belongs to."""
+    """Class of mistakes of a bug; empty for other kinds."""
+    moved: bool = False
+    """True if a candidate for the CPU is judged on the GPU (`moved_to_cuda`)."""
 
 
 def task_path(name: str) -> Path:
+    """Return the file of a task, given its stem."""
     return HERE / "tasks" / f"{name}.py"
 
 
@@ -87,15 +90,15 @@ def honest() -> tuple[Candidate, ...]:
 
 @cache
 def bugs() -> tuple[Candidate, ...]:
-    """Raises ValueError where a mutation finds its text not exactly once."""
-    known = {candidate.name: candidate for candidate in honest()}
+    """Return the seeded bugs. Raises ValueError if a text to replace is not there once."""
+    originals = {candidate.name: candidate for candidate in honest()}
     found: list[Candidate] = []
     for bug in BUGS:
-        base = known[bug.of]
+        base = originals[bug.of]
         files = dict(base.attempt.files)
         places = [name for name, text in files.items() for _ in range(text.count(bug.find))]
         if len(places) != 1:
-            raise ValueError(f"{bug.of}: {bug.find!r} stands there {len(places)} times, not once")
+            raise ValueError(f"{bug.of}: {bug.find!r} occurs {len(places)} times instead of once")
         files[places[0]] = files[places[0]].replace(bug.find, bug.put)
         name = f"{bug.of}-{sum(other.name.startswith(f'{bug.of}-') for other in found) + 1}"
         attempt = Attempt(tuple(sorted(files.items())))
@@ -103,19 +106,37 @@ def bugs() -> tuple[Candidate, ...]:
         expect = (ACCEPTED,) if bug.equivalent else (REFUSED,)
         changed = replace(base, name=name, kind="bug", what=what, attempt=attempt, expect=expect)
         changed = replace(changed, topic=bug.topic)
-        # What is refused now and then, though right, is no excuse for a bug that is accepted.
+        # A known false rejection of the original does not excuse a bug that is accepted.
         found.append(replace(changed, open=base.open if bug.equivalent else ""))
     return tuple(found)
 
 
 def everything() -> tuple[Candidate, ...]:
-    """All candidates, those that one judge serves together."""
+    """Return all candidates, grouped so that one judge serves neighbours."""
+    return tuple(sorted((*exploits(), *honest(), *bugs()), key=judge_order))
 
-    def order(candidate: Candidate) -> tuple[int, str, str, str, str]:
-        c = candidate
-        return c.threads, c.task, c.device, c.precision, c.timed
 
-    return tuple(sorted((*exploits(), *honest(), *bugs()), key=order))
+def judge_order(candidate: Candidate) -> tuple[int, str, str, str, str]:
+    """Return the sort key that groups candidates by the judge that serves them."""
+    c = candidate
+    return c.threads, c.task, c.device, c.precision, c.timed
+
+
+def has_cpu_kernel(candidate: Candidate) -> bool:
+    """True if the candidate has a C++ source, which runs on the CPU only."""
+    return any(name.endswith(".cpp") for name, _ in candidate.attempt.files)
+
+
+def moved_to_cuda(candidate: Candidate) -> Candidate:
+    """Return a candidate for the CPU as one for the GPU.
+
+    A cheat may fail for another reason there, so any rejection is right for an exploit, and for a
+    cheat of timing also a measurement without a gain.
+    """
+    expect = candidate.expect
+    if ACCEPTED not in expect:
+        expect = (*expect, REFUSED, *((NO_GAIN,) if candidate.timed else ()))
+    return replace(candidate, device="cuda", expect=expect, moved=True)
 
 
 def _read(kind: str) -> Iterator[Candidate]:

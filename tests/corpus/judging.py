@@ -1,9 +1,9 @@
-"""How a candidate of the corpora fares with cuagent's own judge.
+"""Judge candidates of the corpora with cuagent's own judge, and compare with what they must get.
 
-One judge serves all candidates of a task, and one warm process all judges.
-Compute threads are one for each process, so that a speed-up seen here owes nothing to what else the
-machine does. Candidates that ask for more threads get a warm process that allows them.
-Invariant: a candidate marked as harmful is only ever run in a sandbox.
+One judge serves all candidates of a task, and one fork server serves all judges.
+Each process has one compute thread, so that a measured speedup does not depend on the load of the
+machine. Candidates that ask for more threads get a fork server that allows them.
+Invariant: a candidate marked as harmful runs only in a sandbox.
 """
 
 from __future__ import annotations
@@ -15,85 +15,116 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-from corpus import ACCEPTED, HERE, NO_GAIN, REFUSED, Candidate, everything, honest, task_path
+from corpus import (
+    ACCEPTED,
+    HERE,
+    NO_GAIN,
+    REFUSED,
+    Candidate,
+    everything,
+    honest,
+    moved_to_cuda,
+    task_path,
+)
 
+from cuagent.device_lock import DeviceLock
 from cuagent.judge import Judge, Judgement
 from cuagent.measure.timing.timer import BASELINES
 from cuagent.sandbox import Tier, probe
-from cuagent.task import load_task
+from cuagent.task import TaskError, load_task
 from cuagent.timing import Effort
 from cuagent.verify import Reason
 from cuagent.worker import ForkServer
 from cuagent.worker.arms import EAGER
 
 GAIN = 1.1
-"""A cheat of timing gains if its speed-up over eager is surely more than this."""
+"""Speedup over eager that the lower limit must exceed for a cheat of timing to count as a gain."""
 CALL_S = 5.0
-"""Deadline of one call."""
+"""Seconds that one call may take."""
+NOT_RUN = "not run"
+OTHER_DEVICE = "on the same device"
+"""Part of torch's message when a call mixes tensors of the CPU and of the GPU."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one candidate."""
+    """Result of one candidate."""
 
     word: str
-    """Name of the reason, or NO_GAIN."""
+    """Name of the reason, NO_GAIN or NOT_RUN."""
     detail: str
     right: bool
-    """Whether that is what the corpus demands."""
+    """True if the corpus demands this result."""
     seconds: float
     speedup: float | None = None
-    """Over eager, where it was timed."""
+    """Speedup over eager; None if the candidate was not timed."""
 
 
-class Judges:
-    """The judge of one task at a time, asked for task by task; all share one warm process."""
+class CorpusJudges:
+    """One open judge at a time, for the task of the present candidate; all share a fork server.
 
-    def __init__(self, baselines: Sequence[str]) -> None:
+    `device_lock` keeps timings exclusive if several processes judge at the same time.
+    """
+
+    def __init__(
+        self, baselines: Sequence[str] = BASELINES, device_lock: DeviceLock | None = None
+    ) -> None:
+        self.device_lock = device_lock or DeviceLock()
         self._baselines = baselines
         self._fork_server = ForkServer()
         self._threads = 1
-        self._present: tuple[str, str, str, int] | None = None
+        self._task: tuple[str, str, str, int] | None = None
         self._judge: Judge | None = None
+        self._failed: dict[tuple[str, str, str, int], TaskError] = {}
 
-    def of(self, candidate: Candidate) -> Judge:
+    def for_candidate(self, candidate: Candidate) -> Judge:
+        """Return the judge of the candidate's task. Raises TaskError if the task does not run."""
         task = candidate.task, candidate.device, candidate.precision, candidate.threads
-        if self._judge is None or self._present != task:
-            self.leave()
-            self._present, self._judge = task, self._open(*task)
+        if task in self._failed:
+            raise self._failed[task]
+        if self._judge is None or self._task != task:
+            self.release()
+            try:
+                self._task, self._judge = task, self._open(*task)
+            except TaskError as error:
+                self._failed[task] = error
+                raise
         return self._judge
 
-    def leave(self) -> None:
-        """Give up the present judge, as after a fault of its own; the next one is a fresh one."""
+    def release(self) -> None:
+        """Close the present judge, for example after a fault; the next call opens a fresh one."""
         if self._judge is not None:
             self._judge.close()
             self._judge = None
 
     def close(self) -> None:
-        self.leave()
+        self.release()
         self._fork_server.close()
 
     def _open(self, name: str, device: str, precision: str, threads: int) -> Judge:
         task = load_task(task_path(name), device=device, precision=precision)
         if not self._fork_server.alive or threads != self._threads:
             self._fork_server.close()
-            # The warm process takes the number from here, and hands it on to its children.
+            # The fork server reads the number here and passes it to its children.
             os.environ["OMP_NUM_THREADS"] = str(threads)
             self._fork_server, self._threads = ForkServer(), threads
-        judge = Judge(task, fork_server=self._fork_server)
+        judge = Judge(task, fork_server=self._fork_server, device_lock=self.device_lock)
         judge.referee.call_s = CALL_S
         judge._timer.turn_to(self._baselines)
         return judge
 
 
 @contextmanager
-def judges(baselines: Sequence[str] = BASELINES) -> Iterator[Judges]:
-    """What times does so against these; an outcome hangs on eager alone."""
+def open_judges(
+    baselines: Sequence[str] = BASELINES, device_lock: DeviceLock | None = None
+) -> Iterator[CorpusJudges]:
+    """Provide judges that time against these baselines; an outcome depends on eager alone."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
-    opened = Judges(baselines)
+    opened = CorpusJudges(baselines, device_lock)
     try:
         yield opened
     finally:
@@ -103,52 +134,105 @@ def judges(baselines: Sequence[str] = BASELINES) -> Iterator[Judges]:
             os.environ["OMP_NUM_THREADS"] = before
 
 
-def safe(candidate: Candidate) -> bool:
-    """Whether this machine can hold it."""
+def is_safe(candidate: Candidate) -> bool:
+    """True if the candidate is harmless, or this machine has a sandbox for it."""
     return not candidate.harm or probe() is not Tier.NONE
 
 
-def judged(judge: Judge, candidate: Candidate) -> Outcome:
-    """Judge it, with quick timing where the candidate asks for it.
+def outcome_of(
+    opened: CorpusJudges, candidate: Candidate, python: Sequence[str] = (sys.executable,)
+) -> Outcome:
+    """Judge a candidate: in a subprocess if it asks for one, not at all if it cannot run here."""
+    if not is_safe(candidate):
+        return not_run(f"no sandbox: {candidate.harm}")
+    if candidate.apart:
+        return judge_in_subprocess(candidate, python, opened.device_lock)
+    try:
+        judge = opened.for_candidate(candidate)
+    except TaskError as error:
+        if not candidate.moved:
+            raise
+        return not_run(f"its task does not run on CUDA: {error}")
+    outcome = judge_candidate(judge, candidate)
+    if candidate.moved and OTHER_DEVICE in outcome.detail:
+        return not_run(f"it makes tensors on the CPU: {outcome.detail}")
+    return outcome
 
-    A gain in a quick look is no claim: what counts is the timing of record.
+
+def not_run(why: str) -> Outcome:
+    return Outcome(NOT_RUN, why, True, 0.0)
+
+
+def judge_candidate(judge: Judge, candidate: Candidate) -> Outcome:
+    """Judge one candidate, with a quick timing if the candidate asks for one.
+
+    A gain in a quick timing is no claim, so an unexpected gain is checked by a record timing.
     """
-    begun = time.perf_counter()
+    start = time.perf_counter()
     judgement = judge.judge(candidate.attempt, Effort.QUICK if candidate.timed else None)
     if candidate.timed and _word(judgement) == ACCEPTED and ACCEPTED not in candidate.expect:
         judgement = judge.judge(candidate.attempt, Effort.RECORD)
     word, detail = _word(judgement), judgement.verdict.detail
     right = word in candidate.expect
-    if candidate.expect == (REFUSED,):
-        right = not judgement.verdict.accepted and word != "infrastructure"
+    if REFUSED in candidate.expect:
+        right |= not judgement.verdict.accepted and word != "infrastructure"
     if right and candidate.then:
         after = next(other for other in honest() if other.name == candidate.then)
         following = judge.judge(after.attempt, Effort.QUICK if candidate.timed else None)
         if not following.verdict.accepted:
             right = False
             detail = f"then {after.name}: {following.verdict.reason}: {following.verdict.detail}"
-    return Outcome(word, detail, right, time.perf_counter() - begun, judgement.score.over_eager)
+    return Outcome(word, detail, right, time.perf_counter() - start, judgement.score.over_eager)
 
 
-def judged_apart(candidate: Candidate, python: Sequence[str] = (sys.executable,)) -> Outcome:
-    """Judge it in a process of its own, whose end is an outcome too."""
-    begun = time.perf_counter()
-    program = (
-        f"import sys; sys.path.insert(0, {str(HERE)!r}); import judging; "
-        f"judging.tell({candidate.kind!r}, {candidate.name!r})"
+def judge_in_subprocess(
+    candidate: Candidate,
+    python: Sequence[str] = (sys.executable,),
+    device_lock: DeviceLock | None = None,
+) -> Outcome:
+    """Judge one candidate in a separate process; the end of that process is an outcome too."""
+    start = time.perf_counter()
+    program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import judging; judging.serve()"
+    lock = str(device_lock.lock) if device_lock and device_lock.lock else ""
+    ran = subprocess.run(
+        [*python, "-c", program, lock], input=request(candidate), capture_output=True, text=True
     )
-    ran = subprocess.run([*python, "-c", program], capture_output=True, text=True)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     if ran.returncode:
-        return Outcome("judge ended", f"exit status {ran.returncode}", False, seconds)
+        return judge_ended(ran.returncode, seconds)
     return Outcome(**json.loads(ran.stdout.splitlines()[-1]) | {"seconds": seconds})
 
 
-def tell(kind: str, name: str) -> None:
-    """Print the outcome of one candidate as JSON."""
-    chosen = [c for c in everything() if (c.kind, c.name) == (kind, name)]
-    with judges() as opened:
-        print(json.dumps(asdict(judged(opened.of(chosen[0]), chosen[0]))))
+def judge_ended(status: int, seconds: float) -> Outcome:
+    """Return the outcome of a candidate whose judge ended with this exit status."""
+    return Outcome("judge ended", f"exit status {status}", False, seconds)
+
+
+def request(candidate: Candidate) -> str:
+    """Return the line that asks `serve` for a candidate's outcome."""
+    return json.dumps([candidate.kind, candidate.name, candidate.moved]) + "\n"
+
+
+def serve() -> None:
+    """Judge the candidates that stdin names, and print each outcome as a line of JSON.
+
+    The only argument is the file of the device lock, or empty. No process that is started here
+    has the two channels: they are moved away from stdin and stdout.
+    """
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    candidates = {(c.kind, c.name): c for c in everything()}
+    lock = Path(sys.argv[1]) if sys.argv[1] else None
+    with open_judges(device_lock=DeviceLock(lock)) as opened:
+        for line in requests:
+            kind, name, moved = json.loads(line)
+            candidate = candidates[kind, name]
+            if moved:
+                candidate = moved_to_cuda(candidate)
+            outcome = outcome_of(opened, replace(candidate, apart=False))
+            print(json.dumps(asdict(outcome)), file=answers, flush=True)
 
 
 def _word(judgement: Judgement) -> str:

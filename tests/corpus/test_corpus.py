@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from corpus import ACCEPTED, HERE, Candidate, bugs, everything, exploits, honest
-from judging import Judges, judged, judged_apart, judges, safe
+from judging import CorpusJudges, is_safe, open_judges, outcome_of
 
 from cuagent.worker.arms import EAGER
 
@@ -53,21 +53,18 @@ CASES = _slice()
 
 
 @pytest.fixture(scope="module")
-def opened() -> Iterator[Judges]:
-    with judges((EAGER,)) as opened:
+def opened() -> Iterator[CorpusJudges]:
+    with open_judges((EAGER,)) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("candidate", [_parameter(candidate) for candidate in CASES])
-def test_a_candidate_ends_as_the_corpus_demands(
-    opened: Judges, candidate: Candidate, python: list[str]
+def test_candidate_gets_the_expected_outcome(
+    opened: CorpusJudges, candidate: Candidate, python: list[str]
 ) -> None:
-    if not safe(candidate):
-        pytest.skip(f"no sandbox here, and it is not harmless: {candidate.harm}")
-    if candidate.apart:
-        outcome = judged_apart(candidate, python)
-    else:
-        outcome = judged(opened.of(candidate), candidate)
+    if not is_safe(candidate):
+        pytest.skip(f"no sandbox on this machine for a harmful candidate: {candidate.harm}")
+    outcome = outcome_of(opened, candidate, python)
     if not outcome.right and candidate.open:
         pytest.xfail(candidate.open)
     assert outcome.right, f"{candidate.what} {outcome.word}: {outcome.detail}"

@@ -10,7 +10,7 @@ from regimes import Regime
 
 from cuagent.verify import Verdict
 from cuagent.verify.inputs.weights import Weights, shake
-from cuagent.verify.roles import changed_buffer, roles_of
+from cuagent.verify.trace.roles import changed_buffer, roles_of
 
 SCORES = Regime(
     "torch.randn(2, 16, 8)",

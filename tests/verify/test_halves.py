@@ -9,7 +9,7 @@ import torch
 from regimes import Regime
 
 from cuagent.verify import Verdict
-from cuagent.verify.halves import cases, halves
+from cuagent.verify.trace.halves import cases, halves
 
 UP = "torch.floor({} + 0.5)"
 AWAY = "torch.trunc({0} + 0.5 * torch.sign({0}))"

@@ -9,7 +9,7 @@ from regimes import Regime
 
 from cuagent.verify import Verdict
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.rows import worst_line
+from cuagent.verify.rules.rows import worst_line
 from cuagent.verify.trace.reductions import Terms, terms
 
 REGIME = Regime(

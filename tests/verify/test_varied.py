@@ -10,7 +10,7 @@ from regimes import Regime
 
 from cuagent.verify import Referee, Verdict
 from cuagent.verify.admission import admit
-from cuagent.verify.varied import Change, Fixed, fixed_of, taken
+from cuagent.verify.inputs.varied import Change, Fixed, fixed_of, taken
 
 ROTARY = Regime(
     "torch.randn(2, 24, 16), torch.arange(24).expand(2, 24)",

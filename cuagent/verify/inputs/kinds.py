@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from cuagent.verify import halves
 from cuagent.verify.inputs import draws
 from cuagent.verify.inputs.draws import Way, axes
 from cuagent.verify.inputs.ranges import Ends, Range
-from cuagent.verify.varied import Fixed
+from cuagent.verify.inputs.varied import Fixed
+from cuagent.verify.trace import halves
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cuagent.verify.halves import cases
 from cuagent.verify.inputs.draws import FAR_REACH, REACH, Way, axes, turns_of_every
 from cuagent.verify.inputs.kinds import (
     FAINT_SIZE,
@@ -28,9 +27,10 @@ from cuagent.verify.inputs.kinds import (
     turns_on_the_brink,
 )
 from cuagent.verify.inputs.ranges import Ends, Range
+from cuagent.verify.inputs.varied import Change, Fixed, taken
 from cuagent.verify.oracle.perturb import real
+from cuagent.verify.trace.halves import cases
 from cuagent.verify.trace.selections import POOLS, SHIFTED, Followed, Selection
-from cuagent.verify.varied import Change, Fixed, taken
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from cuagent.verify.inputs import draws
-from cuagent.verify.roles import FEW_NUMBERS, Roles, changed_buffer
+from cuagent.verify.trace.roles import FEW_NUMBERS, Roles, changed_buffer
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

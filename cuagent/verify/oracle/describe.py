@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Device, Reference, TaskError, check_runs, flatten, training_note
 from cuagent.task.memory import large
-from cuagent.verify.acceptance import Acceptance, acceptance
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.ranges import ends_of, ranges_of
 from cuagent.verify.inputs.repertoire import Repertoire, Runs, repertoire, with_fixed
+from cuagent.verify.inputs.varied import fixed_of
 from cuagent.verify.inputs.weights import Weights
+from cuagent.verify.oracle.acceptance import Acceptance, acceptance
 from cuagent.verify.oracle.perturb import real
 from cuagent.verify.oracle.places import find_places
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
-from cuagent.verify.roles import Roles, roles_of
 from cuagent.verify.rules.bounds import coarsest, reach
 from cuagent.verify.trace.reductions import Terms, terms
+from cuagent.verify.trace.roles import Roles, roles_of
 from cuagent.verify.trace.selections import Followed, follow
 from cuagent.verify.trace.tables import tables
-from cuagent.verify.varied import fixed_of
 from cuagent.worker.memory.arena import layout_of, settle
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.inputs import draws
+from cuagent.verify.inputs.varied import Fixed
 from cuagent.verify.oracle.perturb import real
 from cuagent.verify.trace.hooks import watching
-from cuagent.verify.varied import Fixed
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -75,12 +75,12 @@ def changed_buffer(buffer: Tensor, generator: Generator) -> Tensor:
 
     Integers and booleans change as fixed inputs do (`varied`); the first change that keeps most.
     """
+    import torch
+
     if not real(buffer):
         fixed = Fixed(buffer, 0)
-        for changes in fixed.candidates():
-            if changes:
-                return fixed.changed(changes[0], generator)
-        return buffer
+        changed = (fixed.changed(cs[0], generator) for cs in fixed.candidates() if cs)
+        return next((c for c in changed if not torch.equal(c, buffer)), buffer)
     if not buffer.is_floating_point():
         return buffer
     values = buffer.unique()

@@ -26,6 +26,8 @@ TOP_OF_SMALL = 8
 """One past the largest value tried for one number that is 0 or 1."""
 FLIPPED = 0.3
 """Share of a mask that changes."""
+EMPTIED = 0.3
+"""Share of the numbers that become zero."""
 
 MOST_ROWS = 64
 """Rows that are changed one by one where all are alike."""
@@ -47,6 +49,7 @@ class Change(StrEnum):
     RUNS = "sorted, the same values, runs of other lengths"
     REPEATED = "sorted, with repeated values, the same ends"
     SHUFFLED = "the same numbers of a row in another order"
+    EMPTY = "some numbers zero, as of sequences without steps"
     MASK = "other places of a mask, no row emptied or filled"
 
 
@@ -86,11 +89,32 @@ class Fixed:
             strict += (Change.SHIFTED, Change.SUBSET)
         return strict, (Change.REPEATED,), (Change.SHUFFLED,)
 
+    def empties(self) -> tuple[Change, ...]:
+        """Return changes that leave a bag, a segment or a sequence empty.
+
+        A reference that stays finite on these defines what an empty one gives, so a kernel must give
+        the same. Offsets are told from position ids by their first number, 0, and by no table.
+        """
+        import torch
+
+        own = self.own
+        if own.dtype is torch.bool or own.numel() == 1:
+            return ()
+        low, high = int(own.min()), int(own.max())
+        if low >= 1 and high > 1:
+            return (Change.EMPTY,)
+        rows = _rows(own)
+        if low != 0 or low == high or not _ascends(rows):
+            return ()
+        return (Change.REPEATED,) if self.table == 0 or not _distinct(rows) else ()
+
     def changed(self, change: Change, generator: Generator) -> Tensor:
         """The tensor with a change, drawn from the generator."""
         own = self.own
         if change is Change.MASK:
             return _other_mask(own, generator)
+        if change is Change.EMPTY:
+            return _emptied(own, generator)
         low, high = int(own.min()), int(own.max())
         match change:
             case Change.NUMBER | Change.SHORTER:
@@ -126,20 +150,24 @@ def fixed_of(several: Sequence[Sequence[Tensor]], tables: Sequence[int]) -> list
 
 
 def taken(fixed: Fixed, takes: Takes, seed: int) -> tuple[Change, ...]:
-    """The changes of the strongest kind that the reference takes, in all of some samples."""
+    """Return the changes of the strongest kind that the reference takes, and those to nothing.
+
+    A change counts if the reference takes all of its samples.
+    """
+    strongest = (tuple(c for c in cs if _borne(fixed, c, takes, seed)) for cs in fixed.candidates())
+    found = next(filter(None, strongest), ())
+    further = (c for c in fixed.empties() if c not in found and _borne(fixed, c, takes, seed))
+    return (*found, *further)
+
+
+def _borne(fixed: Fixed, change: Change, takes: Takes, seed: int) -> bool:
+    """True if samples of a change differ from the tensor and the reference takes them all."""
     import torch
 
-    for changes in fixed.candidates():
-        borne = []
-        for change in changes:
-            generator = draws.seeded([fixed.own], seed)
-            samples = [fixed.changed(change, generator) for _ in range(TRIALS)]
-            differs = any(not torch.equal(sample, fixed.own) for sample in samples)
-            if differs and all(takes(sample) for sample in samples):
-                borne.append(change)
-        if borne:
-            return tuple(borne)
-    return ()
+    generator = draws.seeded([fixed.own], seed)
+    samples = [fixed.changed(change, generator) for _ in range(TRIALS)]
+    differs = any(not torch.equal(sample, fixed.own) for sample in samples)
+    return differs and all(takes(sample) for sample in samples)
 
 
 def _by_rows(own: Tensor, change: Change, low: int, high: int, generator: Generator) -> Tensor:
@@ -216,6 +244,16 @@ def _prefixes(own: Tensor, generator: Generator) -> Tensor:
     width = rows.shape[1]
     lengths = _integers(rows[:, :1], 1, width + 1, generator)
     return (torch.arange(width, device=own.device) < lengths).view(own.shape)
+
+
+def _emptied(own: Tensor, generator: Generator) -> Tensor:
+    """Set some numbers to zero, at least one of them, and keep at least one."""
+    import torch
+
+    noise = torch.rand(tuple(own.shape), generator=generator, device=own.device).view(-1)
+    zero = noise < EMPTIED
+    zero[noise.argmin()], zero[noise.argmax()] = True, False
+    return own.masked_fill(zero.view(own.shape), 0)
 
 
 def _other_mask(own: Tensor, generator: Generator) -> Tensor:
