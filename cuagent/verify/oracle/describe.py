@@ -122,7 +122,7 @@ def describe(given: Reference) -> Described:
         "kinds": suited.kinds,
         "unvaried": _unvaried(suited, several),
         "unvaried_buffers": roles.unvaried,
-        "grown": _grown(roles, model.state_dict()),
+        "grown": _grown(roles, model.state_dict(), chooses=bool(followed.selections)),
         "turns": {kind: astuple(n) for kind, n in suited.turns.items()},
     } | _layouts(model, inputs, results, followed)
     return Described(reference, first.terms, unit, much, suited, roles, takes, about)
@@ -202,9 +202,12 @@ def _seconds(reference: TwoPrecisions, inputs: list[Tensor]) -> float:
     return time.perf_counter() - begun
 
 
-def _grown(roles: Roles, state: dict[str, Tensor]) -> list[Weights]:
-    """Kinds of grown weights in which something is another number than in the others."""
-    past = bool(roles.bounded) or roles.has_few_numbers(state)
+def _grown(roles: Roles, state: dict[str, Tensor], *, chooses: bool) -> list[Weights]:
+    """Return the kinds of grown weights in which some number differs from the other kinds.
+
+    `chooses`: the reference selects elements, and added scores below zero may decide which.
+    """
+    past = bool(roles.bounded) or roles.has_few_numbers(state) or (chooses and bool(roles.added))
     return [Weights.GROWN] * roles.grows + [Weights.PAST] * past
 
 
