@@ -261,16 +261,10 @@ def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) 
     """
     kind, terms, admitted = drawn.kind, drawn.terms, drawn.admitted
     blocks = list(in_blocks(*tensors))
-    finite: Finite = _finite
-    misplaced = 0
-    if kind in LENIENT:
-        finite = partial(numbers_only, paired=tensors[0].is_complex())
-    else:
-        misplaced = sum(_misplaced(*_wide3(block)) for block in blocks)
+    sums, finite, misplaced = _gathered(blocks, drawn, carried, paired=tensors[0].is_complex())
     if misplaced:
         what = "NaN or Inf in the wrong place, or a wrong number there"
         return _refused(index, misplaced, tensors[0].numel(), what)
-    sums = Sums.of((finite(block)[:4] for block in blocks), carried)
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
     if drawn.firm:
@@ -307,6 +301,30 @@ def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) 
         rms_bound=bound.rms,
         steep=steep and _moves_so_far(list(map(finite, blocks)), bound),
     )
+
+
+def _gathered(
+    blocks: Sequence[Block], drawn: _Drawn, carried: float, *, paired: bool
+) -> tuple[Sums, Finite, int]:
+    """The sums of all blocks, how to have of each what is finite, and how much is misplaced.
+
+    In one pass: to make fp64 of a large tensor takes longer than the rest.
+    """
+    sums, misplaced = Sums(carried), 0
+    if drawn.kind in LENIENT:
+        finite: Finite = partial(numbers_only, paired=paired)
+        for block in blocks:
+            sums.add(*finite(block)[:4])
+        return sums, finite, 0
+    all_plain = True
+    for block in blocks:
+        wide = _wide(block)
+        if not _plain(*wide[:3]):
+            all_plain = False
+            misplaced += _misplaced(*wide[:3])
+            wide = _finite(wide)
+        sums.add(*wide[:4])
+    return sums, _wide if all_plain else _finite, misplaced
 
 
 def _moves_so_far(blocks: Sequence[Block], bound: Gates) -> bool:
@@ -377,14 +395,14 @@ def _refused(index: int, count: int, total: int, what: str) -> Finding:
     return Finding(False, math.inf, math.inf, math.inf, None, note)
 
 
-def _wide3(block: Block) -> tuple[Tensor, Tensor, Tensor]:
-    x, r, y = (tensor.double() for tensor in block[:3])
-    return x, r, y
+def _wide(block: Block) -> Block:
+    """The block in fp64."""
+    return tuple(tensor.double() for tensor in block)
 
 
 def _finite(block: Block) -> Block:
     """The block in fp64 where none of x, r and y is NaN or Inf."""
-    wide = tuple(tensor.double() for tensor in block)
+    wide = _wide(block)
     x, r, y, *_ = wide
     if _plain(x, r, y):
         return wide
