@@ -104,9 +104,15 @@ def brink(tensor: Tensor, edges: Sequence[float], case: int, generator: Generato
 
 
 def tails(
-    own: Sequence[Tensor], free: Sequence[bool], turn: int, generator: Generator
+    own: Sequence[Tensor],
+    free: Sequence[bool],
+    turn: int,
+    generator: Generator,
+    *,
+    mixed: bool = False,
 ) -> list[Tensor]:
-    """The tensors of `own` with a shift or a deviation of TAILS, by `turn`.
+    """The tensors of `own` with a shift or a deviation of TAILS, by `turn`; a `mixed` shift is up
+    for half of the elements and down for the others.
 
     A shift changes one tensor, since the difference of two shifted tensors would lose it; a
     deviation changes all. Tensors that are not `free` keep to a domain and stay as they are, unless
@@ -119,7 +125,8 @@ def tails(
     drawn = list(own)
     for number in chosen:
         normal = randn(own[number], generator)
-        drawn[number] = (normal * deviation + mean).to(own[number].dtype)
+        shift = mean * randn(own[number], generator).sign() if mixed else mean
+        drawn[number] = (normal * deviation + shift).to(own[number].dtype)
     return drawn
 
 

@@ -13,7 +13,7 @@ covered: weights (`weights.py`), how one tensor of a kind is made (`draws.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -193,6 +193,7 @@ def derive(
     ends: Sequence[Ends] = (),
     fixed: Sequence[Fixed | None] = (),
     scales: Sequence[float] = (),
+    mixed_tails: Collection[int] = (),
     *,
     infinities: bool = False,
     even: bool = False,
@@ -204,8 +205,9 @@ def derive(
     `reach` is how far moving extremes stand out, `thresholds` are numbers that ties are to hold,
     `edges` those of them beside which results jump, `ends` those of each tensor's own range
     (`ends_of`), `fixed` what is known of those that are always alike (`varied`), `scales`
-    are numbers by which the reference scales. `infinities`: missing numbers are infinite in some
-    places. `even`: numbers of other sizes than usual are of one
+    are numbers by which the reference scales, `mixed_tails` the turns of moderate tails in which a
+    shift goes both ways. `infinities`: missing numbers are infinite in some places. `even`: numbers
+    of other sizes than usual are of one
     size throughout.
     """
     if kind is Inputs.OWN:
@@ -214,7 +216,9 @@ def derive(
     bounded = list(zip(own, ranges or [None] * len(own), strict=True))
     if kind is Inputs.TAILS:
         free = [not tensor_ends for tensor_ends in ends or [()] * len(own)]
-        return draws.tails(own, free, seed % TURNS, generator)
+        turn = seed % TURNS
+        mixed = turn % len(draws.TAILS) in mixed_tails
+        return draws.tails(own, free, turn, generator, mixed=mixed)
     if kind is Inputs.HALVES:
         known = halves.cases(scales)
         scale, case = known[seed % TURNS % len(known)]

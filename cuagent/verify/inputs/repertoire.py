@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cuagent.verify.inputs.draws import FAR_REACH, REACH, Way, axes, turns_of_every
+from cuagent.verify.inputs.draws import FAR_REACH, REACH, TAILS, Way, axes, turns_of_every
 from cuagent.verify.inputs.kinds import (
     FAINT_SIZE,
     LENIENT,
@@ -42,8 +42,6 @@ TURN_S, TURN_CALLS = 0.003, 8
 FEWEST_TURNS = 2
 FEW_TAILS, MOST_TAILS = 3, 6
 """Turns of moderate tails on slow tasks, and on quick ones."""
-TAILS_TRIED = (3, 4, 8)
-"""Turns of them that the reference must take: the farthest."""
 MOST_BRINKS = 24
 MOST_HALVES = 24
 MOST_VARIED = 8
@@ -84,6 +82,9 @@ class Repertoire:
     """Those where its result jumps."""
     ends: tuple[Ends, ...] = ()
     """Of the range of each tensor."""
+    mixed_tails: tuple[int, ...] = ()
+    """Turns of moderate tails in which a shift goes both ways, because one way leaves next to
+    nothing of an output: of that any kernel errs by much (a logarithm of one plus little)."""
     scales: tuple[float, ...] = ()
     """Numbers by which the reference scales."""
     fixed: tuple[Fixed | None, ...] = ()
@@ -108,6 +109,7 @@ class Repertoire:
             self.ends,
             self.fixed,
             self.scales,
+            self.mixed_tails,
             infinities=self.infinities,
             even=self.even,
         )
@@ -173,7 +175,23 @@ def repertoire(
         and not (kind is Inputs.HUGE and _squares(seen.names))
         and (kind is Inputs.OWN or _bears(runs, all_kinds, kind, own, selects=selects))
     )
-    return _with_turns(replace(all_kinds, kinds=kinds), own, seen, call_s)
+    suited = replace(all_kinds, kinds=kinds)
+    if Inputs.TAILS in kinds:
+        suited = replace(suited, mixed_tails=_vanishing(runs, suited, own))
+    return _with_turns(suited, own, seen, call_s)
+
+
+def _vanishing(runs: Runs, available: Repertoire, own: Sequence[Tensor]) -> tuple[int, ...]:
+    """Turns of moderate tails that leave next to nothing of some output."""
+    usual = runs.forward(list(own))
+    shifts = [turn for turn, (mean, _) in enumerate(TAILS) if mean]
+    found = []
+    for turn in shifts:
+        results = runs.forward(available.drawn(Inputs.TAILS, own, turn))
+        both = [(x, y) for x, y in zip(results, usual, strict=True) if real(y)]
+        if any(_rms(x) < LEFT * _rms(y) for x, y in both):
+            found.append(turn)
+    return tuple(found)
 
 
 def with_fixed(
@@ -269,7 +287,7 @@ def _bears(
         given = _scaled(given, FURTHER)
     try:
         results = runs.forward(given)
-        for turn in TAILS_TRIED if kind is Inputs.TAILS else ():
+        for turn in range(1, len(TAILS)) if kind is Inputs.TAILS else ():
             runs.forward(available.drawn(kind, own, turn))
     except (RuntimeError, ValueError, IndexError):
         return False  # outside what the reference accepts (probabilities, say)

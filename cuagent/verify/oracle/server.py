@@ -28,6 +28,7 @@ from cuagent.verify.inputs.kinds import AMONG_OWN, SWEEPS, TURNS, Inputs
 from cuagent.verify.inputs.weights import Weights, shake
 from cuagent.verify.oracle import sensitivity
 from cuagent.verify.oracle.describe import describe
+from cuagent.verify.oracle.perturb import FAILURES
 from cuagent.verify.oracle.places import NearTies, tell_places
 from cuagent.verify.oracle.spread import Spread
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
@@ -142,19 +143,24 @@ class _Oracle:
         model = self.reference.opened.model(seed)
         parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
         given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        state = shake(kind, given, parameters, seed, self.known.roles)
-        model.load_state_dict(state)
-        if kind in (Weights.GROWN, Weights.PAST) and not self._finite(model, seed):
-            state = shake(kind, given, parameters, seed, self.known.roles, positive=True)
+        grown = kind in (Weights.GROWN, Weights.PAST)
+        roles = self.known.roles
+        for roles, positive in ((roles, False), (roles, True), (roles.without_buffers, True)):
+            state = shake(kind, given, parameters, seed, roles, positive=positive)
             model.load_state_dict(state)
+            if not grown or self._finite(model, seed):
+                break
         self.spread = Spread(self.reference, seed)
         self.reference.take(model)
         for view, tensor in zip(target, state.values(), strict=True):
             view.copy_(tensor)
 
     def _finite(self, model: nn.Module, seed: int) -> bool:
-        """Whether a model is, on the task's own inputs."""
-        results = self.reference.run(model, self.reference.own(seed))
+        """Whether a model takes the task's own inputs and is finite on them."""
+        try:
+            results = self.reference.run(model, self.reference.own(seed))
+        except FAILURES:
+            return False
         return all(bool(x.isfinite().all()) for x in results)
 
     def draw(self, kind: Inputs, seed: int, target: list[Tensor]) -> None:

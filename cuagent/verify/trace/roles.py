@@ -8,7 +8,7 @@ must read it. Runs in the oracle's process. Not covered: buffers outside the sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.inputs import draws
@@ -47,6 +47,11 @@ class Roles:
     reference takes."""
 
     @property
+    def without_buffers(self) -> Roles:
+        """The same, with no buffer that may change."""
+        return replace(self, buffers=frozenset())
+
+    @property
     def grows(self) -> bool:
         """Whether there is anything to change."""
         return bool(self.added or self.buffers)
@@ -57,14 +62,20 @@ class Roles:
 
 
 def roles_of(model: nn.Module, run: Callable[[], list[Tensor]]) -> Roles:
-    """`run` calls the model on the task's own inputs."""
+    """`run` calls the model on the task's own inputs.
+
+    Integers of buffers on a GPU stay: a bad index there ends the process.
+    """
     named = dict(model.named_parameters(remove_duplicate=False))
     factors, bounded = _used(named, run)
     added = {n for n, x in named.items() if x.is_floating_point() and n not in factors}
     state = model.state_dict()
     buffers = dict(model.named_buffers(remove_duplicate=False))
     ours = {n: b for n, b in buffers.items() if not n.endswith(STATISTICS) and b.numel()}
-    tried = {n: _influence(b, run) if n in state else None for n, b in ours.items()}
+    tried = {
+        n: _influence(b, run) if n in state and (_harmless(b) or not b.is_cuda) else None
+        for n, b in ours.items()
+    }
     varied = {n for n, influence in tried.items() if influence}
     unvaried = tuple(sorted(n for n, influence in tried.items() if influence is None))
     return Roles(frozenset(added), frozenset(bounded & added), frozenset(varied), unvaried)
@@ -94,6 +105,13 @@ def changed_buffer(buffer: Tensor, generator: Generator) -> Tensor:
         return NOISE * draws.randn(buffer, generator).to(buffer.dtype)
     moved = buffer * (1 + NOISE * draws.randn(buffer, generator).clamp(-2, 2)).to(buffer.dtype)
     return moved.clamp(values[0], values[-1]) if values.numel() > 1 else moved
+
+
+def _harmless(buffer: Tensor) -> bool:
+    """Whether it holds no integers, which may be indices."""
+    import torch
+
+    return real(buffer) or buffer.dtype is torch.bool
 
 
 def _influence(buffer: Tensor, run: Callable[[], list[Tensor]]) -> bool | None:
