@@ -60,7 +60,7 @@ def write_original(task: Task, folder: Path) -> None:
 
 
 def pyproject(name: str, inner: Sequence[str] = ()) -> str:
-    """Return the text of pyproject.toml for a package in the same folder and its `inner` packages."""
+    """Return the text of pyproject.toml for the package in its folder, with `inner` packages."""
     packages = [name, *(f"{name}.{package}" for package in inner)]
     paths = {p: p.removeprefix(name).lstrip(".").replace(".", "/") or "." for p in packages}
     folders = ", ".join(f'"{package}" = "{path}"' for package, path in paths.items())

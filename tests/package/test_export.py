@@ -119,7 +119,7 @@ def without_cuagent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
 
 
-# Refuse every import of cuagent, wherever it is installed.
+# Refuse every import of cuagent, even if it is installed.
 REFUSE = """
 import sys
 class Refuse:
