@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 from families import Family, families
-from other_ways import Function
+from variants import Function
 from torch import Tensor
 
 from cuagent.verify.inputs.kinds import Inputs

@@ -129,9 +129,8 @@ class Plan:
         stages = []
         for level, (reduces, stores, names) in enumerate(targets):
             compute, reload = self._closure(names, saved)
-            later = {
-                n for _, _, rest in targets[level + 1 :] for n in self._closure(rest, set())[0]
-            }
+            later_operands = [operands for _, _, operands in targets[level + 1 :]]
+            later = {n for operands in later_operands for n in self._closure(operands, set())[0]}
             save = [n for n in compute if may_save and n in later and self._is_expensive(n)]
             # In a chain of expensive values only the last is read again.
             save = [n for n in save if self._read_later(n, targets, level, set(save) - {n})]

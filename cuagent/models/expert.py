@@ -98,9 +98,8 @@ class ExpertModel:
 
     def _finish(self, progress: Progress) -> tuple[str, list[Call]]:
         best = best_of([o for o in progress.outcomes if o.attempt not in progress.refused])
-        cut_short = (
-            f"I stop, because a tool failed ({progress.failure}). " if progress.failures else ""
-        )
+        failure = f"I stop, because a tool failed ({progress.failure}). "
+        prefix = failure if progress.failures else ""
         if best is None or best.attempt is None:
             if progress.failures:
                 why = f"no result: the tools failed {progress.failures} times ({progress.failure})"
