@@ -237,9 +237,7 @@ def check_run(run: Run, seed: int) -> None:
     assert len(set(ids)) == len(ids), f"seed {seed}: an id occurs twice"
     answered = [m.tool_call_id for m in run.messages if m.role == "tool"]
     assert answered == ids, f"seed {seed}: calls and results differ"
-    assert b"planted-secret" not in run.folder.log.read_bytes(), (
-        f"seed {seed}: a secret in the log"
-    )
+    assert b"planted-secret" not in run.folder.log.read_bytes(), f"seed {seed}: a secret in the log"
 
 
 if __name__ == "__main__":

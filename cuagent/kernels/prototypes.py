@@ -127,7 +127,7 @@ def parse(text: str, file: str) -> tuple[Prototype, ...]:
     """
     if len(text) > MAX_CHARACTERS:
         raise PrototypeError(
-            f"{file} has {len(text)} characters; the limit is {MAX_CHARACTERS}, so split it"
+            f"{file}: it has {len(text)} characters; the limit is {MAX_CHARACTERS}, so split it"
         )
     text = _DIRECTIVE.sub("", _NOISE.sub(_blanked, text))
     tokens = [_Token(match[0], match.start(), match.end()) for match in _TOKEN.finditer(text)]
@@ -138,7 +138,7 @@ def parse(text: str, file: str) -> tuple[Prototype, ...]:
         if prototype is not None:
             found[prototype.name] = prototype
     if not found:
-        raise PrototypeError(f'{file} defines no extern "C" function; export at least one')
+        raise PrototypeError(f'{file}: it defines no extern "C" function; export at least one')
     return tuple(found.values())
 
 
