@@ -333,8 +333,8 @@ class Guarded(nn.Module):
                 continue
             if form_of(tensor)[:2] != self._constructed_forms.get(name, (None, None))[:2]:
                 raise RuntimeError(
-                    f"dtype or shape of {name} differ between the kernel's module and the original "
-                    "module, so the original cannot run in its place"
+                    f"the kernel's module has no {name} with the original's dtype and shape, "
+                    "so the original cannot run in its place"
                 )
             if first.setdefault(id(tensor), name) != name:
                 self._ties[name] = first[id(tensor)]
