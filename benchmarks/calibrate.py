@@ -23,8 +23,8 @@ from pathlib import Path
 
 import torch
 from families import Family, families
-from other_ways import Function
 from torch import Tensor
+from variants import Function
 
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.oracle.perturb import UNIT

@@ -1,12 +1,12 @@
-"""Whatever a model replies and whenever a run is killed: no crash, a valid history, a whole log.
+"""Fuzz the agent with random replies and kills: no crash, a valid history, a complete log.
 
     python benchmarks/fuzz.py [REPLIES] [KILLS]      # 2000 and 200 by default
 
 Replies come over HTTP in all three protocols, from the server of tests/models: malformed arguments,
 unknown tools, huge and strange strings, invalid UTF-8, repeated ids, empty messages, calls after
-submit, connections that end. Every request is checked against its provider's rules. A kill is a
+submit, closed connections. Every request is checked against its provider's rules. A kill is a
 SIGKILL to a working process at a random moment; the run is then resumed from its log, which must
-hold every line that had been written. Exit 1 at the first breach, with the seed that repeats it.
+contain every line that was written. Exit code 1 at the first failure; it prints the seed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from cuagent.models.scripted import ScriptedModel  # noqa: E402
 from cuagent.record import RunFolder, conversation, read_records  # noqa: E402
 from cuagent.task import Task, load_task  # noqa: E402
 
-A_RUN = 25
-"""Replies of one run; its history is sent again with each."""
+REPLIES_PER_RUN = 25
+"""Replies of one run; each request sends the history again."""
 NAMES = ["write", "read", "edit", "multi_edit", "glob", "grep", "todo", "bash_output", "compile"]
 ODD = ["", "bassh", "verify ", "a" * 300, "ü", "\x00", "bash\n", "functions.bash", "submit"]
 TEXTS = [
@@ -54,7 +54,7 @@ TEXTS = [
     "{}",
     "null",
 ]
-NOTHING_JUDGED: Any = None
+NO_JUDGE: Any = None
 PROTOCOLS = {
     "openai": (OpenAIModel, OPENAI, check_openai),
     "responses": (ResponsesModel, OPENAI, check_responses),
@@ -72,43 +72,43 @@ def main() -> int:
         task = load_task(str(root / "scale.py"), device="cpu")
         start = time.monotonic()
         stops: dict[str, int] = {}
-        for seed in range(-(-replies // A_RUN)):
+        for seed in range(-(-replies // REPLIES_PER_RUN)):
             protocol = list(PROTOCOLS)[seed % len(PROTOCOLS)]
-            stop = fuzzed(task, root / "runs", protocol, seed)
+            stop = fuzz_run(task, root / "runs", protocol, seed)
             stops[stop] = stops.get(stop, 0) + 1
         print(f"{replies} replies in {time.monotonic() - start:.0f} s; runs by their stop: {stops}")
         start, steps = time.monotonic(), 0
         for seed in range(kills):
-            steps += killed(task, root, seed)
-        print(f"{kills} kills in {time.monotonic() - start:.0f} s; {steps} steps kept")
+            steps += kill_and_resume(task, root, seed)
+        print(f"{kills} kills in {time.monotonic() - start:.0f} s; {steps} steps resumed")
     return 0
 
 
-def fuzzed(task: Task, root: Path, protocol: str, seed: int) -> Stop:
-    """One run on random replies."""
+def fuzz_run(task: Task, root: Path, protocol: str, seed: int) -> Stop:
+    """Play one run with random replies. Raises AssertionError if a check fails."""
     draw = random.Random(seed)
     make, endpoint, check = PROTOCOLS[protocol]
-    answers = [answer(draw) for _ in range(A_RUN)]
-    run = start_run(task, NOTHING_JUDGED, model=protocol, root=root, budget=Budget(cost=None))
+    answers = [answer(draw) for _ in range(REPLIES_PER_RUN)]
+    run = start_run(task, NO_JUDGE, model=protocol, root=root, budget=Budget(cost=None))
     with provider.serve(*answers, {"status": 400, "error": "that is all"}) as server:
         url = server.url + "/v1" * (protocol != "anthropic")
         quick = replace(endpoint, base_url=url, patience=0.001, tries=9, stall=5.0)
         model: Any = make("m", quick)
         while True:
-            run.budget = replace(run.budget, steps=run.steps + A_RUN)
+            run.budget = replace(run.budget, steps=run.steps + REPLIES_PER_RUN)
             stop = run_agent(run, model)
-            if stop is Stop.MODEL_FAILED or len(server.requests) > A_RUN:
+            if stop is Stop.MODEL_FAILED or len(server.requests) > REPLIES_PER_RUN:
                 break
             run.inbox.put("go on")
         for request in server.requests:
             check(request)
-    whole(run, seed)
+    check_run(run, seed)
     run.log.close()
     return stop
 
 
 def answer(draw: random.Random) -> dict[str, Any]:
-    """A reply in the words of all protocols, or a fault."""
+    """Return a random reply, in the formats of all protocols, or a fault."""
     if draw.random() < 0.1:
         faults: list[dict[str, Any]] = [
             {"status": 429},
@@ -139,7 +139,7 @@ def answer(draw: random.Random) -> dict[str, Any]:
 
 
 def arguments(draw: random.Random) -> str:
-    """Of a call: right, nearly right, or anything."""
+    """Return the arguments of a call: correct, almost correct or random."""
     keys = [
         "path",
         "text",
@@ -168,8 +168,8 @@ def arguments(draw: random.Random) -> str:
         "a.py",
         "../x",
     ]
-    made = {draw.choice(keys): draw.choice(values) for _ in range(draw.randrange(4))}
-    raw = json.dumps({"path": "a.py", "text": "x = 1\n"} if draw.random() < 0.2 else made)
+    items = {draw.choice(keys): draw.choice(values) for _ in range(draw.randrange(4))}
+    raw = json.dumps({"path": "a.py", "text": "x = 1\n"} if draw.random() < 0.2 else items)
     match draw.randrange(5):
         case 0:
             return raw[: draw.randrange(len(raw) + 1)]
@@ -180,7 +180,7 @@ def arguments(draw: random.Random) -> str:
     return raw
 
 
-PLAYED = """\
+ENDLESS_RUN = """\
 import itertools, sys
 from pathlib import Path
 from cuagent.agent import Budget, run_agent, start_run
@@ -207,37 +207,37 @@ run_agent(run, Endless())
 """
 
 
-def killed(task: Task, root: Path, seed: int) -> int:
-    """One process killed at a random moment, and its run taken up again; returns steps kept."""
+def kill_and_resume(task: Task, root: Path, seed: int) -> int:
+    """Kill one process at a random moment and resume its run; return the number of its steps."""
     draw = random.Random(seed)
     process = subprocess.Popen(
-        [sys.executable, "-c", PLAYED, str(root)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", ENDLESS_RUN, str(root)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout
     folder = RunFolder(Path(process.stdout.readline().strip()))
     time.sleep(draw.random() * 0.5)
     os.kill(process.pid, signal.SIGKILL)
-    begun = len(process.stdout.read().split())
+    started = len(process.stdout.read().split())
     process.wait()
     before = read_records(folder)
-    run = resume_run(folder, task, NOTHING_JUDGED, model="scripted")
-    assert run.steps >= begun - 1, f"kill {seed}: {begun} steps begun, {run.steps} kept"
+    run = resume_run(folder, task, NO_JUDGE, model="scripted")
+    assert run.steps >= started - 1, f"kill {seed}: {started} steps started, {run.steps} resumed"
     assert read_records(folder)[: len(before)] == before, f"kill {seed}: the log was changed"
     run_agent(run, ScriptedModel([{"calls": [{"name": "submit"}]}]))
-    whole(run, seed)
+    check_run(run, seed)
     run.log.close()
     return run.steps
 
 
-def whole(run: Run, seed: int) -> None:
-    """What holds of every run, whatever happened in it."""
+def check_run(run: Run, seed: int) -> None:
+    """Check the invariants of a run. Raises AssertionError."""
     records = read_records(run.folder)
     assert conversation(records) == run.messages, f"seed {seed}: log and memory differ"
     ids = [c.id for m in run.messages for c in m.tool_calls]
-    assert len(set(ids)) == len(ids), f"seed {seed}: an id came twice"
+    assert len(set(ids)) == len(ids), f"seed {seed}: an id occurs twice"
     answered = [m.tool_call_id for m in run.messages if m.role == "tool"]
     assert answered == ids, f"seed {seed}: calls and results differ"
-    assert b"planted-secret" not in run.folder.log.read_bytes(), f"seed {seed}: a secret"
+    assert b"planted-secret" not in run.folder.log.read_bytes(), f"seed {seed}: a secret in the log"
 
 
 if __name__ == "__main__":

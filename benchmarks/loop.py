@@ -1,11 +1,10 @@
-"""What the loop itself costs: a step at most 50 ms, model and tools excluded; memory flat.
+"""Measure the overhead of the agent loop: at most 50 ms per step, and constant memory.
 
     python benchmarks/loop.py [STEPS]      # 1000 by default
 
-A scripted model answers at once, each step with three calls of file tools. The time of a step is
-taken apart by the events: what is neither in the model nor in a tool is the loop's (log, hooks,
-the commit of the work folder). Not a test: a loaded machine would fail it for no reason of ours.
-Exit 1 above the limit.
+A scripted model replies immediately; each step has three calls of file tools. The time of a step
+that is neither in the model nor in a tool is the loop's: log, hooks, the commit of the work folder.
+It is separate from the tests because it can fail on a busy machine. Exit code 1 above a limit.
 """
 
 from __future__ import annotations
@@ -28,9 +27,10 @@ from cuagent.models.model import OnText, ToolSpec
 from cuagent.models.scripted import reply_of
 from cuagent.task import load_task
 
-LIMIT_S = 0.05
-GROWTH = 64 << 10
-"""Bytes of memory that a step may add: its messages, which the conversation holds, and no more."""
+MAX_STEP_S = 0.05
+"""Seconds of overhead that the 95th percentile of the steps may have."""
+MAX_GROWTH = 64 << 10
+"""Bytes of memory that a step may add: enough for its messages in the conversation."""
 SOURCE = """\
 import torch
 
@@ -50,7 +50,7 @@ def get_init_inputs():
 
 
 class Instant:
-    """A model that answers at once, and differently each time."""
+    """Model that replies immediately, with a different text each time."""
 
     name = "instant"
 
@@ -91,36 +91,37 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="cuagent-loop-") as name:
         root = Path(name)
         (root / "plus.py").write_text(SOURCE)
-        nothing: Any = None
+        no_judge: Any = None
         task = load_task(str(root / "plus.py"), device="cpu")
         budget = Budget(steps, None, None)
-        run = start_run(task, nothing, model="instant", root=root / "runs", budget=budget)
+        run = start_run(task, no_judge, model="instant", root=root / "runs", budget=budget)
         model = Instant()
         run_agent(run, model, emit=watch)
         log = run.folder.log.stat().st_size
         run.log.close()
     gc.collect()
-    whole = [later - earlier for earlier, later in itertools.pairwise(starts)]
-    own = [w - t - m for w, t, m in zip(whole, in_tools, model.seconds, strict=False)]
-    quantiles = statistics.quantiles(own, n=20)
-    tenth = max(1, len(own) // 10)
+    total = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    overhead = [w - t - m for w, t, m in zip(total, in_tools, model.seconds, strict=False)]
+    p95 = statistics.quantiles(overhead, n=20)[-1]
+    tenth = max(1, len(overhead) // 10)
+    first, last = overhead[:tenth], overhead[-tenth:]
     growth = (memory[-1] - memory[tenth]) / (len(memory) - tenth)
-    print(f"{len(starts)} steps, {sum(whole):.1f} s; log {log / 2**20:.1f} MiB")
-    print(f"the loop's own time: median {ms(statistics.median(own))}, p95 {ms(quantiles[-1])}")
-    print(f"first tenth {ms(mean(own[:tenth]))}, last tenth {ms(mean(own[-tenth:]))} a step")
-    print(f"tools: median {ms(statistics.median(in_tools))} a step")
+    print(f"{len(starts)} steps, {sum(total):.1f} s; log {log / 2**20:.1f} MiB")
+    print(f"overhead of the loop: median {ms(statistics.median(overhead))}, p95 {ms(p95)}")
+    print(f"first tenth {ms(mean(first))}, last tenth {ms(mean(last))} per step")
+    print(f"tools: median {ms(statistics.median(in_tools))} per step")
     print(f"memory: {memory[tenth] >> 20} MiB after {tenth} steps, {memory[-1] >> 20} at the end, ")
-    print(f"        {growth / 1024:.1f} KiB a step; most {peak() >> 20} MiB")
-    return int(quantiles[-1] > LIMIT_S or growth > GROWTH)
+    print(f"        {growth / 1024:.1f} KiB per step; peak {peak() >> 20} MiB")
+    return int(p95 > MAX_STEP_S or growth > MAX_GROWTH)
 
 
 def resident() -> int:
-    """Bytes."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def peak() -> int:
-    """Bytes."""
+    """Return the largest resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 

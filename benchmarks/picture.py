@@ -1,9 +1,9 @@
-"""A terminal's screen as an SVG: how the pictures of the README are made, from the real thing.
+"""Convert a terminal screen to SVG, as for the pictures of the README.
 
     tmux new-session -d -s run -x 120 -y 40 'cuagent optimize examples/loss.py'
     tmux capture-pane -e -p -t run | python benchmarks/picture.py docs/optimize.svg
 
-Reads text with colours from stdin. Not covered: fonts and themes other than rich's own.
+The screen, with ANSI colors, comes from stdin. Not covered: fonts and themes other than rich's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.text import Text
 
 
 def picture(screen: str, title: str) -> str:
-    """The SVG of a screen, without the empty lines at its end."""
+    """Return the SVG of a screen without the empty lines at its end."""
     lines = [Text.from_ansi(line) for line in screen.rstrip().splitlines()]
     width = max((cell_len(line.plain.rstrip()) for line in lines), default=1)
     console = Console(record=True, width=width, force_terminal=True, file=io.StringIO())

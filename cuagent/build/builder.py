@@ -23,7 +23,7 @@ from cuagent.build.diagnostics import diagnose, foreign_headers
 from cuagent.build.resources import resources
 from cuagent.build.result import Build, Diagnostic, Library
 from cuagent.build.vectors import reporting, reports
-from cuagent.kernels import compiler, prototypes, reach
+from cuagent.kernels import compiler, dependencies, prototypes
 from cuagent.task.task import Device
 
 MOST_SOURCES = 100
@@ -98,11 +98,11 @@ def _one(
         return None, foreign
     try:
         prototypes.parse(text, source)
-        how = compiler.recipe(path)
+        how = compiler.read_recipe(path)
         _require_covered(how, folder)
         tools = compiler.toolchain(how.form)
         library = root / tools.name / how.file
-        cached = reach.current(library, path.parent)
+        cached = dependencies.is_current(library, path.parent)
         if not cached:
             if reports(tools):
                 run = reporting(run, path, library)

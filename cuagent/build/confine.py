@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cuagent.attempt import MODULE, Attempt
-from cuagent.kernels import compiler, reach
+from cuagent.kernels import compiler
+from cuagent.kernels.dependencies import SUFFIXES
 from cuagent.sandbox import Policy, probe, wrap
 
 LARGEST_OUTPUT = 256 << 20
@@ -39,9 +40,9 @@ def sandboxed(argv: list[str], sources: Path, scratch: Path) -> list[str]:
 def lay_down(attempt: Attempt, folder: Path) -> None:
     """Write the sources and headers of `attempt`, and nothing else that a compiler could read.
 
-    A model_new.py without text marks `kernels/`, as the loader looks for it (`reach.tree_of`).
+    A model_new.py without text marks `kernels/`, as the loader looks for it (`tree_of`).
     """
-    texts = {name: text for name, text in attempt.files if Path(name).suffix in reach.SUFFIXES}
+    texts = {name: text for name, text in attempt.files if Path(name).suffix in SUFFIXES}
     Attempt(tuple(sorted({**texts, MODULE: ""}.items()))).write(folder)
 
 
@@ -65,7 +66,7 @@ def runner(folder: Path, confine: Confine, seconds: float = TOTAL_SECONDS) -> co
         try:
             if left <= 0:
                 raise compiler.CompileFailed(too_long, too_long)
-            limit = min(left, compiler.SECONDS)
+            limit = min(left, compiler.TIME_LIMIT_S)
             return compiler.run_compiler([*shell, *confined], scratch, source, limit)
         except compiler.CompileFailed as error:
             if time.monotonic() < ends:

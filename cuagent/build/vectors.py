@@ -125,7 +125,7 @@ def _ask(attempt: Attempt, library: Library, confine: Confine) -> None:
     ):
         lay_down(attempt, Path(folder))
         source = Path(folder) / library.source
-        how = compiler.recipe(source)
+        how = compiler.read_recipe(source)
         tools = compiler.toolchain(how.form)
         if reports(tools):
             run = reporting(runner(Path(folder), confine), source, library.path)

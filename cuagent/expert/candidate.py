@@ -1,4 +1,4 @@
-"""From a captured module and a choice of options to the files of one candidate."""
+"""Generate the files of one candidate from a captured module and a choice of options."""
 
 from __future__ import annotations
 
@@ -19,49 +19,53 @@ from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
 
 @dataclass(frozen=True)
 class Options:
-    """One point of the search: which rewrites, which fusions, which schedule."""
+    """One point of the search: rewrites, fusions and schedule."""
 
     fold: bool = True
+    """Fold per-channel arithmetic into the weights of the layer before it."""
     merge: bool = False
+    """Merge linear layers of the same input into one product."""
     keep: frozenset[str] = frozenset()
     """Captured operators that stay with torch."""
     tile: int = 64
-    """CPU: neighbouring rows that advance together where the reduction is not innermost."""
+    """CPU: adjacent rows that are processed together if the reduction is not innermost."""
     threads: int = 0
-    """CUDA threads per row; 0 lets the row length decide."""
+    """CUDA threads per row; 0 chooses them from the row length."""
     vector: bool = True
-    """CUDA: 16-byte accesses where the shape allows them."""
+    """CUDA: use 16-byte accesses if the shape allows them."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Files by relative path, and what they do in words."""
+    """A generated attempt: files by relative path, and a description of its kernels."""
 
     options: Options
     files: dict[str, str]
     kernels: tuple[str, ...]
     """Names of the kernels."""
     origins: tuple[frozenset[str], ...]
-    """For each kernel, the captured operators that it replaces."""
+    """Captured operators that each kernel replaces, in the order of `kernels`."""
     notes: tuple[str, ...]
+    """One line for each kernel, after one line for the rewrites."""
     folded: tuple[str, ...]
     """Operators that rewrites removed."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A captured task: all that candidates are made from."""
+    """A captured task, from which all candidates are generated."""
 
     captured: Captured
     reference: str
-    """Text of the reference class and what it needs."""
+    """Text of the reference class and the definitions that it needs."""
     entry: str
     attribute: Callable[[str], str]
+    """Function from a state_dict name to its expression from `self`."""
     device: str
 
 
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
-    """The candidate under these options, or None where they leave nothing to do."""
+    """Return the candidate with these options; None if it would not differ from the reference."""
     keep = set(options.keep)
     while True:
         before = share_equal(lower(subject.captured, frozenset(keep)))
@@ -75,8 +79,8 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
                 continue
             origins = _origins(step)
             try:
-                if not _worth(step, steps, graph, subject.device):
-                    raise NestError("not worth a kernel")
+                if not _may_gain(step, steps, graph, subject.device):
+                    raise NestError("torch has a kernel for this operation")
                 name = _kernel_name(step, [c.name for c in calls.values()])
                 calls[position] = _kernel(subject.device, name, step, graph, options)
             except NestError:
@@ -94,18 +98,18 @@ def _origins(group: Group) -> frozenset[str]:
     return frozenset(n.origin for n in group.nodes if n.origin)
 
 
-def _worth(group: Group, steps: tuple[Step, ...], graph: Graph, device: str) -> bool:
-    """False for one simple operation that torch has a kernel for already.
+def _may_gain(group: Group, steps: tuple[Step, ...], graph: Graph, device: str) -> bool:
+    """Return False for one simple operation, for which torch already has a kernel.
 
-    On the CPU even one is worth it where it can work in place on a library call's result: memory
-    that was just written is in the cache and needs no new pages.
+    On the CPU such an operation still gains if it can work in place on a library call's result:
+    memory that was just written is in the cache and needs no new pages.
     """
     work = [n for n in group.nodes if n.kind is not Kind.VIEW]
     origins = {n.origin for n in work}
     shared = any(
         origins & _origins(step) for step in steps if isinstance(step, Group) and step is not group
     )
-    # A product that became a scaling is no product any more.
+    # A matrix product in a group was lowered to a scaling (diag(a) @ B), which is cheaper.
     algebra = any(origin.startswith(("matmul", "mm")) for origin in origins)
     users = graph.users()
     in_place = device == "cpu" and any(
@@ -120,7 +124,7 @@ def _worth(group: Group, steps: tuple[Step, ...], graph: Graph, device: str) -> 
 
 
 def _kernel_name(group: Group, taken: list[str]) -> str:
-    """From the captured operators: `linear_gelu`; at most four of them."""
+    """Return a name from at most four captured operators, such as `linear_gelu_kernel`."""
     words = list(dict.fromkeys(re.sub(r"_\d+$", "", n.origin) for n in group.nodes))
     base = "_".join(words[:2] + words[-2:] if len(words) > 4 else words) + "_kernel"
     name, k = base, 2
@@ -147,10 +151,10 @@ def _title(group: Group) -> str:
 
 
 def _changed(before: Graph, after: Graph) -> tuple[str, ...]:
-    """Names of nodes that a rewrite took away, parameters' own arithmetic left out."""
+    """Return the operators that rewrites removed, except arithmetic on parameters alone."""
     names = {n.name for n in after.nodes}
-    old = prepared_names(before)
-    changed = [n for n in before.nodes if n.name not in names and n.name not in old]
+    prepared = prepared_names(before)
+    changed = [n for n in before.nodes if n.name not in names and n.name not in prepared]
     changed += [
         n
         for n in before.nodes
@@ -171,7 +175,7 @@ def _assemble(
     origins = tuple(_origins(step) for k, step in enumerate(steps) if isinstance(step, Group))
     notes = [f"{call.name}: {_title(call.nest.group)[:-1]}" for call in calls.values()]
     if rewritten:
-        notes.insert(0, f"rewritten without a pass of their own: {', '.join(rewritten)}")
+        notes.insert(0, f"merged into other operators: {', '.join(rewritten)}")
     parts = ModuleText(
         graph,
         prepared,

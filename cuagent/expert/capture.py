@@ -1,9 +1,9 @@
-"""From a reference module to a flat operator graph: `torch.export` in eval mode, functionalised.
+"""Capture a reference module as a flat operator graph: `torch.export` in eval mode, functional.
 
-Composite operators (linear, layer_norm, softmax, attention) stay whole; `lower` decides what to
-take apart. Shapes are static: what is captured holds for inputs of the captured shapes only.
-Not covered: control flow on tensor values, modules that change their own buffers, and whatever
-else torch.export refuses; each raises CaptureError with one line.
+Composite operators (linear, layer_norm, softmax, attention) stay whole; `lower` decides which ones
+to decompose. Shapes are static: the graph holds for inputs of the captured shapes only.
+Not covered: control flow on tensor values, modules that change their buffers, and everything else
+that torch.export refuses; each raises CaptureError with one line.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 
 class CaptureError(Exception):
-    """The module has no static operator graph that the expert can work on. One line."""
+    """The module has no static operator graph that the expert can use. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A captured module: placeholders and outputs of `nodes` with what stands behind them."""
+    """A captured module: its graph, and the meaning of each placeholder and output."""
 
     nodes: tuple[Any, ...]
     """torch.fx nodes, in order; `meta["val"]` has shape and dtype."""
     parameters: dict[str, str]
-    """Placeholder to state_dict (or attribute) name."""
+    """state_dict (or attribute) name of each placeholder of a parameter or buffer."""
     inputs: dict[str, str]
-    """Placeholder to the expression that reaches it from the arguments of forward."""
+    """Expression over the arguments of forward for each placeholder of an input."""
     literals: dict[str, Any]
-    """Placeholder to the plain number that it was captured with."""
+    """Number that each placeholder of a number was captured with."""
     constants: dict[str, torch.Tensor]
     outputs: tuple[Any, ...]
     """fx nodes or plain values, flattened."""
     template: str
-    """Expression over `{0}`, `{1}`, ... that gives what forward returns."""
+    """Expression over the outputs `{0}`, `{1}`, ... for the value that forward returns."""
     arguments: tuple[str, ...]
-    """Names of forward's arguments, as many as there are inputs."""
+    """Names of forward's arguments, one for each given input."""
 
 
 def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
@@ -50,7 +50,8 @@ def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
     import torch
     from torch.utils import _pytree as pytree
 
-    # exporting imports torch._inductor, which at once makes a folder of its own, else in TMPDIR
+    # torch.export imports torch._inductor, which creates its cache folder on import (in TMPDIR
+    # unless this variable is set).
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_cache() / "inductor"))
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -95,7 +96,7 @@ def _cache() -> Path:
 
 
 def _argument_names(model: torch.nn.Module, count: int) -> tuple[str, ...]:
-    """Names of forward's positional arguments; `arg2` and so on where it takes `*args`."""
+    """Return the names of forward's positional arguments; `arg2` and so on for `*args`."""
     names = [
         parameter.name
         for parameter in inspect.signature(model.forward).parameters.values()
@@ -105,7 +106,7 @@ def _argument_names(model: torch.nn.Module, count: int) -> tuple[str, ...]:
 
 
 def _key(entry: Any) -> Any:
-    """A pytree key entry's own key: of a dict, or the index in a sequence."""
+    """Return the dict key or the sequence index of a pytree key entry."""
     return getattr(entry, "key", getattr(entry, "idx", None))
 
 
@@ -114,7 +115,7 @@ def _path(path: Sequence[Any]) -> str:
 
 
 def _expression(structure: Any) -> str:
-    """Python text for nested lists, tuples and dicts of placeholders; braces are doubled."""
+    """Return Python text for nested lists, tuples and dicts of placeholders; braces are doubled."""
     match structure:
         case str():
             return structure

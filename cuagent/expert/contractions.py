@@ -1,5 +1,6 @@
-"""Lowering rules for linear layers, convolutions and products: library calls in one form, so that
-rewrites can read them, and products that are none.
+"""Lower linear layers, convolutions and products to library calls in one form for the rewrites.
+
+A product with a diagonal matrix becomes a scaling of rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cuagent.expert.lowering import (
 
 @rule("linear")
 def linear(low: Lowering, fx: Any) -> str | None:
-    """A library call in one form, so that rewrites can read it."""
+    """Lower to a library call in the form that rewrites match."""
     x, weight, bias = (operand(low, argument(fx, k, "")) for k in range(3))
     if not isinstance(x, str) or not isinstance(weight, str) or not floating(fx):
         return None
@@ -44,6 +45,7 @@ def convolution(low: Lowering, fx: Any) -> str | None:
 def contraction(
     low: Lowering, fx: Any, call: str, x: str, weight: str, bias: Operand | None
 ) -> str:
+    """Add the library call of a linear layer or a convolution, with its bias if it has one."""
     args: tuple[str, ...] = (x, weight)
     if isinstance(bias, str):
         args, call = (x, weight, bias), with_bias(call)
@@ -63,7 +65,7 @@ def contraction(
 
 @rule("matmul", "mm")
 def product(low: Lowering, fx: Any) -> str | None:
-    """diag(a) @ B scales the rows of B; x @ W.T is a linear layer; others stay with the library."""
+    """Lower diag(a) @ B to a scaling of B's rows and x @ W.T to a linear layer; else None."""
     left, right = fx.args
     if not floating(fx):
         return None
@@ -87,5 +89,5 @@ def _row_scaling(low: Lowering, fx: Any, left: Any, right: Any) -> str | None:
 
 
 def with_bias(call: str) -> str:
-    """The call of a linear layer or a convolution, with a bias as {2}."""
+    """Return the call of a linear layer or a convolution with a bias as {2}."""
     return call.replace("{1}", "{1}, bias={2}")

@@ -1,11 +1,11 @@
-"""C++ kernels for the CPU: one `extern "C"` launcher per group, shapes written into the text.
+"""Generate C++ kernels for the CPU: one `extern "C"` launcher per group, with constant shapes.
 
-Three schedules: `map` (no reduction), `rows` (the reduction is innermost; a row per iteration, in
-passes), `columns` (the reduction is not innermost; a tile of neighbouring rows side by side), and
-`blocks` (few long rows: partial sums per block, added in order, so that results do not depend on
-the number of threads).
+Four schedules: `map` (no reduction), `rows` (the reduction is innermost; one row per iteration, in
+several passes), `columns` (the reduction is not innermost; a tile of adjacent rows is processed
+together), and `blocks` (few long rows: partial sums per block, added in order, so that results do
+not depend on the number of threads).
 Invariant: every output element is written exactly once, after all reads of the same element, so an
-output may be the buffer of an input that is read element by element.
+output may use the buffer of an input that is read element by element.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from cuagent.expert.stages import Plan, Stage
 from cuagent.expert.text import KernelText, without_unused
 
 PARALLEL_WORK = 60_000
-"""Weighted operations under which a parallel region costs more than it brings (about 10 us)."""
+"""Weighted operations below which a parallel region costs more than it saves (about 10 us)."""
 SAVED_BYTES = 192 << 10
-"""Largest scratch row; beyond it, expensive values are computed again."""
+"""Bytes of the largest scratch row; for longer rows expensive values are computed again."""
 EXPENSIVE = 4
 """Operations and loads of a value from which it is saved in the cache for the next pass."""
 BLOCK = 4096
-MOST_BLOCKS = 8192
+"""Elements in one block of a long dimension."""
+MAX_BLOCKS = 8192
+"""Blocks of one row, each of which has one partial sum on the stack."""
 
 
 def render(name: str, nest: Nest, title: str, *, tile: int = 64, parallel: bool = True) -> str:
-    """The source of one kernel file. Raises NestError where no schedule fits."""
+    """Return the source of one kernel file. Raises NestError if no schedule fits."""
     return _Kernel(name, nest, title, tile, parallel).text()
 
 
@@ -59,7 +61,7 @@ class _Kernel(KernelText):
         elif all(dims[k].reduced for k in range(len(self.row_dims), len(dims))):
             self._rows()
         else:
-            raise NestError(f"{self.name}: reduced and kept dimensions alternate")
+            raise NestError(f"{self.name}: reduced and row dimensions alternate")
         w.close()
         return "\n".join(without_unused(w.lines)) + "\n"
 
@@ -82,7 +84,7 @@ class _Kernel(KernelText):
     # Loops.
 
     def _parallel(self, loops: int) -> None:
-        """The pragma before so many nested loops that share the work."""
+        """Write the pragma before `loops` nested loops that share the work."""
         if self.parallel and loops:
             collapse = f" collapse({loops})" if loops > 1 else ""
             self.w.pragma(f"omp parallel for schedule(static){collapse}")
@@ -98,26 +100,26 @@ class _Kernel(KernelText):
         stage = self.plan.stages[0]
         rows = math.prod(self.nest.dimensions[k].extent for k in outer)
         if rows < 256 and extent > 2 * BLOCK:
-            # Blocks of the long dimension share the work where there are few rows.
+            # With few rows, threads share blocks of the long dimension.
             self._parallel(len(dims))
             for k in outer:
                 self._loop(k)
             w.open(f"for (long start = 0; start < {extent}; start += {BLOCK})")
             w(f"const long end = start + {BLOCK} < {extent} ? start + {BLOCK} : {extent};")
-            first, last, opened = "start", "end", 1
+            first, last, block_loops = "start", "end", 1
         else:
             self._parallel(len(outer))
             for k in outer:
                 self._loop(k)
-            first, last, opened = "0", str(extent), 0
+            first, last, block_loops = "0", str(extent), 0
         self._constants(stage, inner)
-        if self.parallel and not outer and not opened:
+        if self.parallel and not outer and not block_loops:
             w.pragma("omp parallel for simd schedule(static)")
         else:
             w.pragma("omp simd")
         w.open(f"for (long i{inner} = {first}; i{inner} < {last}; ++i{inner})")
         self._body(stage)
-        w.close(len(outer) + opened + 1)
+        w.close(len(outer) + block_loops + 1)
 
     def _rows(self) -> None:
         w = self.w
@@ -134,13 +136,13 @@ class _Kernel(KernelText):
         w.close(len(self.row_dims))
 
     def _scratch(self) -> dict[str, str]:
-        """The array of each saved value; one that is read for the last time gives its array on."""
+        """Return the array of each saved value; values with separate lifetimes share an array."""
         stages, owner, arrays = self.plan.stages, dict[str, str](), dict[str, str]()
         for stage in stages:
             later = [name for other in stages[stage.level + 1 :] for name in other.reload]
             needed = {*stage.save, *later}
             for name in stage.save:
-                free = [array for array, held in owner.items() if held not in needed]
+                free = [array for array, value in owner.items() if value not in needed]
                 arrays[name] = free[0] if free else f"scratch_{len(owner)}"
                 owner[arrays[name]] = name
         return arrays
@@ -150,7 +152,7 @@ class _Kernel(KernelText):
             self.w(f"alignas(64) float {array}[{size}];")
 
     def _pass(self, stage: Stage) -> None:
-        """One sweep over the row, with its reductions."""
+        """Write one pass over the row, with its reductions."""
         w = self.w
         for node in stage.reduces:
             w(f"float {identifier(node.name)} = {IDENTITY[node.op]};")
@@ -172,13 +174,13 @@ class _Kernel(KernelText):
         return text
 
     def _blocks(self) -> None:
-        """Few long rows: one partial value per block, added up in a fixed order."""
+        """Write the schedule for few long rows: one partial value per block, added in order."""
         w, plan = self.w, self.plan
         if len(self.column_dims) > 1 or plan.levels != 1 or plan.stages[0].stores:
             return self._rows()
         (inner,) = self.column_dims
         extent = self.nest.dimensions[inner].extent
-        block = max(BLOCK, -(-extent // MOST_BLOCKS))
+        block = max(BLOCK, -(-extent // MAX_BLOCKS))
         blocks = -(-extent // block)
         stage = plan.stages[0]
         for k in self.row_dims:
@@ -218,11 +220,11 @@ class _Kernel(KernelText):
         return None
 
     def _columns(self) -> None:
-        """The reduction is not innermost: `tile` neighbouring rows advance together."""
+        """Write the schedule that processes `tile` adjacent rows together."""
         w, dims = self.w, self.nest.dimensions
         *outer, inner = self.row_dims
         if inner != len(dims) - 1 or any(k > self.column_dims[0] for k in outer):
-            raise NestError(f"{self.name}: reduced and kept dimensions alternate")
+            raise NestError(f"{self.name}: reduced and row dimensions alternate")
         extent, tile = dims[inner].extent, self.tile
         self._parallel(len(outer) + 1)
         for k in outer:
@@ -245,11 +247,11 @@ class _Kernel(KernelText):
             w(f"const long i{inner} = start + k;")
             self._body(stage)
             w.close(len(self.column_dims) + 1)
-        stored = self._row_stored()
-        if stored:
+        row_outputs = self._row_outputs()
+        if row_outputs:
             w.open("for (long k = 0; k < width; ++k)")
             w(f"const long i{inner} = start + k;")
-            for name in stored:
+            for name in row_outputs:
                 self._store(name)
             w.close()
         w.close(len(outer) + 1)
@@ -269,7 +271,7 @@ class _Kernel(KernelText):
     # Bodies.
 
     def _constants(self, stage: Stage, inner: int) -> None:
-        """Reads that do not change along the innermost loop stand before it."""
+        """Write the loads that do not change along the innermost loop in front of it."""
         self.defined = {}
         for node in stage.compute:
             for arg in node.inputs:
@@ -288,7 +290,7 @@ class _Kernel(KernelText):
             self.w(f"const {TYPES[node.dtype]} {identifier(node.name)} = {self._value(node)};")
 
     def _row_stores(self) -> None:
-        for name in self._row_stored():
+        for name in self._row_outputs():
             self._store(name)
 
     def _body(self, stage: Stage) -> None:
@@ -322,4 +324,4 @@ class _Kernel(KernelText):
     def _store(self, name: str) -> None:
         source = self.plan.source(name)
         index = self._index(self.nest.writes[name])
-        self.w(f"{identifier(name)}_out[{index}] = {self._named(source)};")
+        self.w(f"{identifier(name)}_out[{index}] = {self._variable(source)};")

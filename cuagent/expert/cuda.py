@@ -1,10 +1,10 @@
-"""CUDA C++ kernels: one file per group with one `extern "C"` launcher on the current stream.
+"""Generate CUDA C++ kernels: one file per group, one `extern "C"` launcher on the current stream.
 
-Schedules: `map` (a thread computes VECTOR neighbouring elements), `rows` (a warp or a block per
-row; the row stays in registers between passes where it is short enough), `blocks` (few long rows:
-partial values, then a second kernel joins them in a fixed order), `columns` (the reduction is not
-innermost: 32 neighbouring rows a block, so that a warp reads neighbouring elements).
-Not covered: transposing accesses through shared memory; strided reads are done as they come.
+Schedules: `map` (a thread computes VECTOR adjacent elements), `rows` (a warp or a block per row; a
+short row stays in registers between passes), `split rows` (few long rows: several blocks per row
+write partial values, and a second kernel joins them in a fixed order), `columns` (the reduction is
+not innermost: 32 adjacent rows per block, so that a warp reads adjacent elements).
+Not covered: transposition through shared memory; strided reads stay strided.
 """
 
 from __future__ import annotations
@@ -18,49 +18,59 @@ from cuagent.expert.stages import Plan, Stage
 from cuagent.expert.text import KernelText, without_unused
 
 MAP_THREADS = 256
-MOST_SAVED = 48
-"""Registers of a thread that may hold saved values of its row."""
-MOST_KEPT = 16
-"""Registers of a thread for elements that would otherwise be read again. On an H200, 32 of them
-cost a cross-entropy over 32000 columns 30 % (fewer blocks in flight); 16 brought a softmax over
-4096 columns 6 %."""
+"""Threads per block of the `map` schedule."""
+MAX_SAVED = 48
+"""Registers per thread for saved values of its row."""
+MAX_CACHED = 16
+"""Registers per thread for input elements that a later pass reads again.
+
+On an H200, 32 registers slowed a cross-entropy over 32000 columns by 30 % (fewer resident blocks);
+16 registers made a softmax over 4096 columns 6 % faster.
+"""
 JOIN = {"sum": "Sum", "max": "Max", "min": "Min"}
-LAST_THREADS = 256
+SPLIT_THREADS = 256
+"""Threads per block of both kernels of the `split rows` schedule."""
 
 
 def render(
     name: str, nest: Nest, title: str, threads: int = 0, vector: bool = True
 ) -> tuple[str, int]:
-    """The source of one kernel file and the floats of workspace it needs. Raises NestError."""
+    """Return the source of one kernel file and the floats of workspace that it needs.
+
+    `threads` is per row; 0 chooses it from the row length. Raises NestError if no schedule fits.
+    """
     kernel = _Kernel(name, nest, title, threads, vector)
     return kernel.text(), kernel.workspace
 
 
 def threads_for(columns: int, vector: int) -> int:
-    """A warp for short rows, so that no barrier is needed; about eight elements a thread beyond."""
+    """Return the threads per row: one warp, which needs no barrier, for up to 256 vectors.
+
+    For longer rows each thread has two to four vectors, within 64 to 1024 threads.
+    """
     if columns <= 256 * vector:
         return 32
-    wanted = columns // (4 * vector)
-    return max(64, min(1024, 1 << (wanted - 1).bit_length()))
+    count = columns // (4 * vector)
+    return max(64, min(1024, 1 << (count - 1).bit_length()))
 
 
 class _Kernel(KernelText):
     def __init__(self, name: str, nest: Nest, title: str, threads: int, vector: bool) -> None:
         inner = nest.dimensions[-1]
         accesses = [*nest.reads.values(), *nest.writes.values()]
-        regular = all(_vectorises(a) for a in accesses)
+        regular = all(_vectorizes(a) for a in accesses)
         column_rows = bool(nest.group.reduced) and not inner.reduced
         fits = inner.extent % 4 == 0 and vector and regular and not column_rows
         self.vector = 4 if fits else 1
         self.threads = threads or threads_for(nest.group.columns, self.vector)
         self.items = math.ceil(nest.group.columns / (self.threads * self.vector))
-        first = Plan(nest)
-        saved = sum(len(stage.save) for stage in first.stages) * self.items * self.vector
-        self.cached = saved <= MOST_SAVED and bool(nest.group.reduced) and not column_rows
-        super().__init__(name, nest, title, first if self.cached else Plan(nest, may_save=False))
+        plan = Plan(nest)
+        saved = sum(len(stage.save) for stage in plan.stages) * self.items * self.vector
+        may_save = saved <= MAX_SAVED and bool(nest.group.reduced) and not column_rows
+        super().__init__(name, nest, title, plan if may_save else Plan(nest, may_save=False))
         self.column_rows = column_rows
-        self.kept: dict[str, tuple[int, str]] = {}
-        """Elements that stay in registers from the pass that first reads them: pass and array."""
+        self.cached: dict[str, tuple[int, str]] = {}
+        """First pass and register array of each element that stays in registers."""
         self.workspace = 0
         self.blocks = 0
         self.long = max(a.offset + nest.group.size for a in accesses) >= 1 << 30
@@ -80,14 +90,14 @@ class _Kernel(KernelText):
         elif self.column_rows:
             self._columns()
         elif any(d.reduced for d in dims[: len(self.row_dims)]):
-            raise NestError(f"{self.name}: reduced and kept dimensions alternate")
-        elif self._spread():
-            self._spread_rows()
+            raise NestError(f"{self.name}: reduced and row dimensions alternate")
+        elif self._splits_rows():
+            self._split_rows()
         else:
             self._rows()
         return "\n".join(without_unused(w.lines)) + "\n"
 
-    def _spread(self) -> bool:
+    def _splits_rows(self) -> bool:
         group = self.nest.group
         simple = self.plan.levels == 1 and not self.plan.stages[0].stores
         return group.rows < FEW_ROWS and group.columns >= LONG_ROW and simple
@@ -154,21 +164,21 @@ class _Kernel(KernelText):
         self._decode("row", self.row_dims)
         for stage in self.plan.stages:
             for name in stage.save:
-                w(f"float {identifier(name)}_kept[ITEMS][VECTOR];")
-        self._keep_elements()
+                w(f"float {identifier(name)}_cached[ITEMS][VECTOR];")
+        self._cache_elements()
         for stage in self.plan.stages:
             self._row_values(stage)
             if stage.loops:
                 self._pass(stage)
-        self._store_rows()
+        self._row_stores()
         w.close()
         grid = math.ceil(group.rows / per_block)
         block = f"dim3({self.threads}, {per_block})" if per_block > 1 else str(self.threads)
         self._launcher([self._launch(str(grid), block)])
 
-    def _keep_elements(self) -> None:
-        """Rows that are read in several passes and fit into registers are read once."""
-        room = MOST_SAVED - len(self._saved()) * self.items * self.vector
+    def _cache_elements(self) -> None:
+        """Declare register arrays for the elements that several passes read, if they fit."""
+        free = MAX_SAVED - len(self._saved()) * self.items * self.vector
         passes: dict[str, list[int]] = {}
         for stage in self.plan.stages:
             readers = {n.name for n in (*stage.compute, *stage.reduces)}
@@ -178,14 +188,14 @@ class _Kernel(KernelText):
                     passes.setdefault(self._element(access), []).append(stage.level)
         for key, levels in passes.items():
             size = self.items * self.vector
-            if len(set(levels)) > 1 and size <= min(room, MOST_KEPT):
-                room -= size
-                word = f"row_{len(self.kept)}_kept"
-                self.kept[key] = (min(levels), word)
+            if len(set(levels)) > 1 and size <= min(free, MAX_CACHED):
+                free -= size
+                word = f"row_{len(self.cached)}_cached"
+                self.cached[key] = (min(levels), word)
                 self.w(f"float {word}[ITEMS][VECTOR];")
 
     def _pass(self, stage: Stage) -> None:
-        """One sweep of the row's threads over its elements, with the reductions at its end."""
+        """Write one pass of a row's threads over its elements, and the reductions at its end."""
         w = self.w
         for node in stage.reduces:
             w(f"float {identifier(node.name)} = {JOIN[node.op]}::identity();")
@@ -194,7 +204,7 @@ class _Kernel(KernelText):
         w("const int column = (item * THREADS + threadIdx.x) * VECTOR;")
         w.open("if (column < COLUMNS)")
         self._decode("column", self.column_dims)
-        self._element_block(stage, {n: f"{identifier(n)}_kept[item][v]" for n in self._saved()})
+        self._element_block(stage, {n: f"{identifier(n)}_cached[item][v]" for n in self._saved()})
         w.close(2)
         for node in stage.reduces:
             word = identifier(node.name)
@@ -203,14 +213,14 @@ class _Kernel(KernelText):
     def _saved(self) -> list[str]:
         return [name for stage in self.plan.stages for name in stage.save]
 
-    def _spread_rows(self) -> None:
-        """Partial values of `blocks` blocks per row, then one block per row that joins them."""
+    def _split_rows(self) -> None:
+        """Write a kernel with `blocks` partial values per row, and one that joins them."""
         w, group, stage = self.w, self.nest.group, self.plan.stages[0]
-        per_block = LAST_THREADS * self.vector * 8
+        per_block = SPLIT_THREADS * self.vector * 8
         self.blocks = max(1, min(1024, math.ceil(group.columns / per_block)))
         self.workspace = group.rows * self.blocks * len(stage.reduces)
-        constants = {"THREADS": LAST_THREADS, "VECTOR": self.vector, "BLOCKS": self.blocks}
-        self._open_kernel("_partial", "float* workspace", LAST_THREADS)
+        constants = {"THREADS": SPLIT_THREADS, "VECTOR": self.vector, "BLOCKS": self.blocks}
+        self._open_kernel("_partial", "float* workspace", SPLIT_THREADS)
         self._constexpr(**constants)
         w("const int row = blockIdx.y;")
         self._decode("row", self.row_dims)
@@ -231,7 +241,7 @@ class _Kernel(KernelText):
             w(f"if (threadIdx.x == 0) workspace[{slot}] = {word};")
         w.close()
         w()
-        self._open_kernel("_join", "const float* workspace", LAST_THREADS)
+        self._open_kernel("_join", "const float* workspace", SPLIT_THREADS)
         self._constexpr(**constants)
         w("const int row = blockIdx.x;")
         self._decode("row", self.row_dims)
@@ -244,29 +254,29 @@ class _Kernel(KernelText):
             w(f"  {word} = {JOIN[node.op]}::join({word}, workspace[{slot}]);")
             w(f"{word} = reduce_block<{JOIN[node.op]}, THREADS>({word});")
         self._row_values(self.plan.stages[1])
-        self._store_rows()
+        self._row_stores()
         w.close()
         self._launcher(
             [
                 self._launch(
-                    f"dim3({self.blocks}, {group.rows})", str(LAST_THREADS), "_partial", True
+                    f"dim3({self.blocks}, {group.rows})", str(SPLIT_THREADS), "_partial", True
                 ),
-                self._launch(str(group.rows), str(LAST_THREADS), "_join", True),
+                self._launch(str(group.rows), str(SPLIT_THREADS), "_join", True),
             ],
             workspace=True,
         )
 
     def _columns(self) -> None:
-        """32 neighbouring rows a block; LANES threads share the elements of each row."""
+        """Write the schedule with 32 adjacent rows per block and LANES threads per row."""
         w, group = self.w, self.nest.group
-        most = 8 if group.rows >= 1 << 17 else 32
-        lanes = max(1, min(most, 1 << max(0, (group.columns // 4).bit_length() - 1)))
+        max_lanes = 8 if group.rows >= 1 << 17 else 32
+        lanes = max(1, min(max_lanes, 1 << max(0, (group.columns // 4).bit_length() - 1)))
         items = math.ceil(group.columns / lanes)
         self._open_kernel(threads=32 * lanes)
         self._constexpr(COLUMNS=group.columns, LANES=lanes, VECTOR=1)
-        w(f"const {self.integer} place = blockIdx.x * 32 + threadIdx.x;")
-        # Threads past the end keep the last row company: barriers want them all.
-        w(f"const {self.integer} row = place < {group.rows} ? place : {group.rows - 1};")
+        w(f"const {self.integer} flat_row = blockIdx.x * 32 + threadIdx.x;")
+        # Threads past the end compute the last row too, because all threads must reach barriers.
+        w(f"const {self.integer} row = flat_row < {group.rows} ? flat_row : {group.rows - 1};")
         self._decode("row", self.row_dims)
         for stage in self.plan.stages:
             self._row_values(stage)
@@ -282,10 +292,10 @@ class _Kernel(KernelText):
             for node in stage.reduces:
                 word = identifier(node.name)
                 w(f"{word} = reduce_lanes<{JOIN[node.op]}, LANES>({word});")
-        stored = self._row_stored()
-        if stored:
-            w.open(f"if (threadIdx.y == 0 && place < {group.rows})")
-            for name in stored:
+        row_outputs = self._row_outputs()
+        if row_outputs:
+            w.open(f"if (threadIdx.y == 0 && flat_row < {group.rows})")
+            for name in row_outputs:
                 self._store(name)
             w.close()
         w.close()
@@ -295,23 +305,23 @@ class _Kernel(KernelText):
     # Bodies.
 
     def _decode(self, flat: str, dims: list[int], vector: bool = False) -> None:
-        """Index variables of `dims` from a flat index over them."""
-        w, rest = self.w, flat
+        """Write the index variables of `dims` from a flat index over them."""
+        w, remainder = self.w, flat
         if len(dims) > 1:
-            w(f"{self.integer} {flat}_rest = {flat};")
-            rest = f"{flat}_rest"
+            w(f"{self.integer} {flat}_remainder = {flat};")
+            remainder = f"{flat}_remainder"
         for n, k in enumerate(reversed(dims)):
             extent = self.nest.dimensions[k].extent
             scale = " * VECTOR" if vector and n == 0 and self.vector > 1 else ""
             count = extent // self.vector if scale else extent
             if n == len(dims) - 1:
-                w(f"const {self.integer} i{k} = {rest}{scale};")
+                w(f"const {self.integer} i{k} = {remainder}{scale};")
             else:
-                w(f"const {self.integer} i{k} = {rest} % {count}{scale};")
-                w(f"{rest} /= {count};")
+                w(f"const {self.integer} i{k} = {remainder} % {count}{scale};")
+                w(f"{remainder} /= {count};")
 
     def _element_block(self, stage: Stage, slots: dict[str, str]) -> None:
-        """Loads, arithmetic and stores of VECTOR neighbouring elements."""
+        """Write the loads, arithmetic and stores of VECTOR adjacent elements."""
         w, self.stage, self.defined = self.w, stage, {}
         inner = len(self.nest.dimensions) - 1
         readers = {n.name for n in stage.compute} | {n.name for n in stage.reduces}
@@ -320,23 +330,23 @@ class _Kernel(KernelText):
             if reader not in readers or key in self.defined:
                 continue
             word = f"{self._pointer(access.tensor)}_e{len(self.defined)}"
-            kept = self.kept.get(key)
-            if kept and stage.level > kept[0]:
-                self.defined[key] = f"{kept[1]}[item][v]"
+            cached = self.cached.get(key)
+            if cached and stage.level > cached[0]:
+                self.defined[key] = f"{cached[1]}[item][v]"
                 continue
             if self.vector > 1 and access.strides[inner] == 1:
                 pointer = f"{self._pointer(access.tensor)} + {self._index(access)}"
                 w(f"const float4 {word}_4 = *reinterpret_cast<const float4*>({pointer});")
                 w(f"const float {word}[4] = {{{word}_4.x, {word}_4.y, {word}_4.z, {word}_4.w}};")
                 self.defined[key] = f"{word}[v]"
-                if kept:
+                if cached:
                     w.pragma("unroll")
-                    w(f"for (int v = 0; v < 4; ++v) {kept[1]}[item][v] = {word}[v];")
+                    w(f"for (int v = 0; v < 4; ++v) {cached[1]}[item][v] = {word}[v];")
             else:
                 w(f"const {TYPES[access.dtype]} {word} = {key};")
                 self.defined[key] = word
-                if kept:
-                    w(f"{kept[1]}[item][0] = {word};")
+                if cached:
+                    w(f"{cached[1]}[item][0] = {word};")
         vector_stores = [n for n in stage.stores if self.vector > 1]
         for name in vector_stores:
             w(f"float {identifier(name)}_four[4];")
@@ -345,7 +355,7 @@ class _Kernel(KernelText):
             w.open("for (int v = 0; v < VECTOR; ++v)")
         else:
             w.open("")
-            if slots or self.kept:
+            if slots or self.cached:
                 w("constexpr int v = 0;")
         for name in stage.reload:
             w(f"const float {identifier(name)}_saved = {slots[name]};")
@@ -357,11 +367,11 @@ class _Kernel(KernelText):
             word, value = identifier(node.name), self._operand(node, node.args[0])
             w(f"{word} = {JOIN[node.op]}::join({word}, {value});")
         for name in stage.stores:
-            value = self._named(self.plan.source(name))
+            value = self._variable(self.plan.source(name))
             if self.vector > 1:
                 w(f"{identifier(name)}_four[v] = {value};")
             else:
-                inside = f"if (place < {self.nest.group.rows}) " if self.column_rows else ""
+                inside = f"if (flat_row < {self.nest.group.rows}) " if self.column_rows else ""
                 index = self._index(self.nest.writes[name])
                 w(f"{inside}{identifier(name)}_out[{index}] = {value};")
         w.close()
@@ -377,22 +387,22 @@ class _Kernel(KernelText):
         for node in stage.row_nodes:
             self.w(f"const {TYPES[node.dtype]} {identifier(node.name)} = {self._value(node)};")
 
-    def _store_rows(self) -> None:
-        stored = self._row_stored()
-        if stored:
+    def _row_stores(self) -> None:
+        row_outputs = self._row_outputs()
+        if row_outputs:
             self.w.open("if (threadIdx.x == 0)")
-            for name in stored:
+            for name in row_outputs:
                 self._store(name)
             self.w.close()
 
     def _store(self, name: str) -> None:
         index = self._index(self.nest.writes[name])
-        value = self._named(self.plan.source(name))
+        value = self._variable(self.plan.source(name))
         self.w(f"{identifier(name)}_out[{index}] = {value};")
 
 
-def _vectorises(access: Access) -> bool:
-    """Whether four neighbours along the innermost dimension are one aligned 16-byte access."""
+def _vectorizes(access: Access) -> bool:
+    """Return True if four adjacent innermost elements are one aligned 16-byte access."""
     *outer, inner = access.strides
     if inner == 0:
         return True

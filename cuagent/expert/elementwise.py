@@ -1,4 +1,4 @@
-"""Lowering rules for what acts on each element, and for what only renames or reshapes."""
+"""Lower operators that act on single elements, and operators that only rename or reshape."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def gelu(low: Lowering, fx: Any) -> str | None:
 
 @rule("leaky_relu", "elu", "hardtanh", "clamp", "clamp_min", "clamp_max", "softplus", "hardtanh_")
 def parametric(low: Lowering, fx: Any) -> str | None:
-    """Activations with numbers for parameters."""
+    """Lower activations whose parameters are numbers."""
     x = operand(low, fx.args[0])
     name = str(fx.target).split(".")[1]
     if not isinstance(x, str) or not floating(fx) or any(hasattr(a, "meta") for a in fx.args[1:]):
@@ -107,23 +107,23 @@ def parametric(low: Lowering, fx: Any) -> str | None:
                 return None
             return low.pointwise("softplus", x, hint="")
     if name == "clamp_max":
-        least, most = None, argument(fx, 1, "max")
+        lower, upper = None, argument(fx, 1, "max")
     elif name == "hardtanh":
-        least, most = argument(fx, 1, "min_val", -1.0), argument(fx, 2, "max_val", 1.0)
+        lower, upper = argument(fx, 1, "min_val", -1.0), argument(fx, 2, "max_val", 1.0)
     else:
-        least, most = argument(fx, 1, "min"), argument(fx, 2, "max")
-    if least is not None:
-        x = low.pointwise("maximum", x, least, hint="" if most is None else "floor")
-    return x if most is None else low.pointwise("minimum", x, most, hint="")
+        lower, upper = argument(fx, 1, "min"), argument(fx, 2, "max")
+    if lower is not None:
+        x = low.pointwise("maximum", x, lower, hint="" if upper is None else "floor")
+    return x if upper is None else low.pointwise("minimum", x, upper, hint="")
 
 
 @rule("where")
 def where(low: Lowering, fx: Any) -> str | None:
     args = [operand(low, arg) for arg in fx.args]
-    known = [arg for arg in args if arg is not None]
-    if len(known) != 3 or not floating(fx):
+    lowered = [arg for arg in args if arg is not None]
+    if len(lowered) != 3 or not floating(fx):
         return None
-    return low.pointwise("where", *known, hint="")
+    return low.pointwise("where", *lowered, hint="")
 
 
 @rule("masked_fill")
@@ -152,29 +152,29 @@ def view(low: Lowering, fx: Any) -> str | None:
 
 @rule("broadcast_tensors")
 def broadcast_tensors(low: Lowering, fx: Any) -> str | None:
-    """Where nothing has to be broadcast, which is what losses make of equal shapes."""
+    """Lower a broadcast of equal shapes, which losses produce, to its arguments."""
     names = [operand(low, arg) for arg in fx.args[0]]
     shapes = {shape_of(arg) for arg in fx.args[0]}
     if len(shapes) > 1 or not all(isinstance(name, str) for name in names):
         return None
-    low.several[fx.name] = tuple(names)  # type: ignore[arg-type]
+    low.multiple[fx.name] = tuple(names)  # type: ignore[arg-type]
     return names[0]  # type: ignore[return-value]
 
 
 @rule("getitem")
 def getitem(low: Lowering, fx: Any) -> str | None:
-    """Of a lowered operator: an eval-mode batch norm has one result, others say theirs."""
+    """Return result `k` of a lowered operator; an eval-mode batch norm has only result 0."""
     source, k = fx.args[0].name, fx.args[1]
-    if source in low.several:
-        return low.several[source][k]
-    made = low.values.get(source)
-    lowered = isinstance(made, str) and low.by_name[made].kind != "library"
-    return made if lowered and k == 0 else None  # type: ignore[return-value]
+    if source in low.multiple:
+        return low.multiple[source][k]
+    value = low.values.get(source)
+    lowered = isinstance(value, str) and low.by_name[value].kind != "library"
+    return value if lowered and k == 0 else None  # type: ignore[return-value]
 
 
 @rule("expand")
 def expand(low: Lowering, fx: Any) -> str | None:
-    """Left out where every reader broadcasts anyhow and has a full-sized operand beside it."""
+    """Drop an expand if each reader is a binary operator whose other operand has the full shape."""
     x = operand(low, fx.args[0])
     shape = shape_of(fx)
     for user in fx.users:

@@ -1,4 +1,4 @@
-"""The text of operations in C++ and CUDA C++, which share it, and of prepared values in Python."""
+"""Write operations as C++ (for the CPU and CUDA), and operations on parameters as Python."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ PYTHON = {
     "relu": "torch.relu({0})", "softplus": "F.softplus({0})", "silu": "F.silu({0})",
     "gelu": "F.gelu({0})",
 }  # fmt: skip
-"""Operations that may be applied to parameters alone, once, by torch."""
+"""Operations that torch may apply once, in advance, if all their operands are parameters."""
 
 
 def identifier(name: str) -> str:
-    """A node's name as a C++ identifier that is neither a keyword nor one of our functions."""
+    """Return a node's name as a C++ identifier, different from keywords and our functions."""
     word = re.sub(r"\W", "_", name)
     return word + "_" if word in RESERVED or re.fullmatch(r"[ij]\d+|tile|k", word) else word
 
 
 def number(value: float | int, whole: bool = False) -> str:
-    """A literal; `whole` where the other operand is an integer."""
+    """Return a C++ literal, an integer one if `whole` is True and the value is integral."""
     if whole and float(value).is_integer():
         return str(int(value))
     if math.isinf(value):
         return "INFINITY" if value > 0 else "-INFINITY"
-    # Rounding to float here shows the reader the value that is used.
+    # Nine digits identify a float32.
     text = f"{float(value):.9g}"
     return (text if re.search(r"[.e]", text) else text + ".0") + "f"
 
 
 def expression(node: Node, operands: list[str]) -> str:
-    """The C++ expression of a pointwise node."""
+    """Return the C++ expression of a pointwise node."""
     if node.op in INFIX:
         return INFIX[node.op].format(*operands)
     return f"{FUNCTIONS.get(node.op, node.op)}({', '.join(operands)})"

@@ -1,8 +1,8 @@
-"""Grouping of pointwise and reduce nodes into kernels.
+"""Group pointwise and reduce nodes into kernels.
 
-A group runs over one flat domain of `size` elements. Every node in it is placed by one domain
-stride per axis, so that reshapes inside a group cost nothing, and a row value (a reduced one) is
-simply a node that lacks the reduced axes. All reductions of a group run over the same axes.
+A group runs over one flat domain of `size` elements. Each node in it has one domain stride per
+axis, so reshapes inside a group cost nothing. A row value (the result of a reduction) is a node
+without the reduced axes. All reductions of a group run over the same axes.
 Invariant: groups and the nodes outside them form no cycle; a node is in at most one group.
 """
 
@@ -18,13 +18,15 @@ Span = tuple[int, int]
 """Domain stride and extent of a reduced axis."""
 FEW_ROWS = 64
 LONG_ROW = 1 << 16
-"""A reduction of so few, so long rows is spread over threads, and nothing may follow it inside."""
-MOST_LEAVES = 12
+"""Elements of a long row. A reduction over fewer than FEW_ROWS long rows is split over threads, and
+its group may not contain element-wise nodes that read its result."""
+MAX_LEAVES = 12
+"""Tensors that one group may read."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """One kernel: `nodes` in order, `places[node]` its domain strides."""
+    """One kernel. `nodes` are in order; `places` has the domain strides of each node, per axis."""
 
     nodes: tuple[Node, ...]
     places: dict[str, tuple[int, ...]]
@@ -34,16 +36,17 @@ class Group:
 
     @property
     def columns(self) -> int:
-        """Elements of one row: what a reduction runs over."""
+        """Number of elements in one row, over which a reduction runs."""
         return math.prod(extent for _, extent in self.reduced)
 
     @property
     def rows(self) -> int:
+        """Number of rows."""
         return self.size // self.columns
 
 
 Step = Group | Node
-"""A kernel, or a library call."""
+"""A kernel or a library call."""
 
 
 @dataclass
@@ -60,15 +63,15 @@ class _Draft:
 
 
 def fuse(graph: Graph, *, outside: frozenset[str] = frozenset()) -> tuple[Step, ...]:
-    """Kernels and library calls in an order that can be run.
+    """Return kernels and library calls in an executable order.
 
-    Nodes in `outside` (those prepared once from parameters) belong to no step.
+    Nodes in `outside` (those computed once from parameters) are in no step.
     """
     return _Fuser(graph, outside).run()
 
 
 class _Fuser:
-    """Greedy in program order: a node joins the groups of its arguments where it can."""
+    """Greedy fusion in program order: a node joins the groups of its arguments if it can."""
 
     def __init__(self, graph: Graph, outside: frozenset[str]) -> None:
         self.graph = graph
@@ -85,7 +88,7 @@ class _Fuser:
         return self._ordered()
 
     def _place(self, node: Node) -> None:
-        # Joining all arguments' groups is best, any one of them is good, an own group is the rest.
+        # In order of preference: join the groups of all arguments, one of them, or a new group.
         drafts = list({id(d): d for a in node.inputs if (d := self.draft_of.get(a))}.values())
         candidates = []
         if len(drafts) > 1:
@@ -98,9 +101,9 @@ class _Fuser:
             candidates = [d for t in largest_first if (d := self._absorbed(t, drafts, node))]
         candidates += largest_first
         if node.kind is Kind.PICK:
-            # Best beside whatever else reads the rows of the same matrix.
-            beside = [self.draft_of.get(u.name) for u in self.users[node.inputs[0]]]
-            candidates += [draft for draft in beside if draft and draft.reduced]
+            # A pick shares a kernel with the reductions over the rows of the same matrix.
+            readers = [self.draft_of.get(u.name) for u in self.users[node.inputs[0]]]
+            candidates += [draft for draft in readers if draft and draft.reduced]
         if node.kind is not Kind.VIEW:
             candidates.append(_Draft(self._own_domain(node)))
         for draft in candidates:
@@ -111,20 +114,24 @@ class _Fuser:
                 return
 
     def _absorbed(self, target: _Draft, drafts: list[_Draft], node: Node) -> _Draft | None:
-        """`target` with the other groups moved into it: pure arithmetic on fewer elements, which
-        nobody else needs, is as well done where it is used."""
+        """Return `target` with the other groups moved into it, or None if one cannot move.
+
+        A group can move if it has no reduction, fewer elements than `target` and no reader except
+        `node`: its arithmetic costs little where it is used.
+        """
         if node.kind is not Kind.POINTWISE:
             return None
         place = self._pointwise(target, node)
         if place is None:
             return None
-        grown = target
+        merged = target
         for small in drafts:
             if small is target:
                 continue
-            own = set(small.places) | {node.name}
+            members = set(small.places) | {node.name}
             users = {u.name for n in small.places for u in self.users[n]}
-            if small.reduced or not users <= own or own & set(self.graph.outputs) - {node.name}:
+            outputs = members & set(self.graph.outputs) - {node.name}
+            if small.reduced or not users <= members or outputs:
                 return None
             factors = {
                 p // s
@@ -137,8 +144,8 @@ class _Fuser:
                 return None
             (factor,) = factors
             moved = {n: tuple(s * factor for s in p) for n, p in small.places.items()}
-            grown = _Draft(grown.size, grown.places | moved, grown.reduced)
-        return grown
+            merged = _Draft(merged.size, merged.places | moved, merged.reduced)
+        return merged
 
     def _own_domain(self, node: Node) -> int:
         return self.graph.node(node.inputs[0]).size if node.kind is Kind.REDUCE else node.size
@@ -157,7 +164,8 @@ class _Fuser:
         if place is None:
             return None
         joined = _Draft(draft.size, draft.places | {node.name: place}, reduced)
-        return joined if self._leaves(joined) <= MOST_LEAVES and self._splits(joined) else None
+        fits = self._leaves(joined) <= MAX_LEAVES and self._splittable(joined)
+        return joined if fits else None
 
     def _pointwise(self, draft: _Draft, node: Node) -> tuple[int, ...] | None:
         shape = node.shape
@@ -194,13 +202,13 @@ class _Fuser:
         spans = merged_spans((place[d], arg.shape[d]) for d in node.dims)
         if draft.reduced not in (None, spans):
             return None, None
-        rest = [s for d, s in enumerate(place) if d not in node.dims]
-        keep = len(node.shape) == len(arg.shape)
-        kept = tuple(0 if d in node.dims else s for d, s in enumerate(place))
-        return (kept if keep else tuple(rest)), spans
+        dropped = tuple(s for d, s in enumerate(place) if d not in node.dims)
+        keepdim = len(node.shape) == len(arg.shape)
+        zeroed = tuple(0 if d in node.dims else s for d, s in enumerate(place))
+        return (zeroed if keepdim else dropped), spans
 
     def _pick(self, draft: _Draft, node: Node) -> tuple[int, ...] | None:
-        """Only beside reductions over the rows of the same matrix, and only from a leaf."""
+        """Place a pick in a group over the rows of its matrix, which must not be in the group."""
         matrix = self.graph.node(node.inputs[0])
         labels = node.inputs[1]
         if matrix.name in draft.places or labels in draft.places:
@@ -214,8 +222,8 @@ class _Fuser:
         names = {a for n in draft.places for a in self.graph.node(n).inputs}
         return len(names - set(draft.places))
 
-    def _splits(self, draft: _Draft) -> bool:
-        """False where a few long rows would be reduced and then read again."""
+    def _splittable(self, draft: _Draft) -> bool:
+        """Return False if few long rows would be reduced and then read again."""
         columns = math.prod(n for _, n in draft.reduced or ())
         if draft.size // columns >= FEW_ROWS or columns < LONG_ROW:
             return True
@@ -228,7 +236,7 @@ class _Fuser:
         return [node.name for node in self.graph.nodes if node.name in chosen]
 
     def _cycles(self, draft: _Draft, newcomer: str) -> bool:
-        """Whether some path leaves the group and comes back, other groups taken as one node."""
+        """Return True if a path leaves the group and returns to it; other groups count as nodes."""
         members = set(draft.places)
         stack = [u.name for m in members for u in self.users[m] if u.name not in members]
         seen: set[str] = set()
@@ -275,22 +283,22 @@ class _Fuser:
         return tuple(steps)
 
     def _ready(self, names: list[str], done: set[str]) -> bool:
-        known = done | set(names)
-        return all(a in known for n in names for a in self.graph.node(n).inputs)
+        available = done | set(names)
+        return all(a in available for n in names for a in self.graph.node(n).inputs)
 
     def _group(self, names: list[str], draft: _Draft) -> Group:
         members = set(names)
-        wanted = (
+        read_outside = (
             n
             for n in names
             if n in self.graph.outputs or any(u.name not in members for u in self.users[n])
         )
-        outputs = tuple(dict.fromkeys(self._viewed(n, members) for n in wanted))
+        outputs = tuple(dict.fromkeys(self._base(n, members) for n in read_outside))
         nodes = tuple(self.graph.node(n) for n in names)
         return Group(nodes, dict(draft.places), draft.size, draft.reduced or (), outputs)
 
-    def _viewed(self, name: str, members: set[str]) -> str:
-        """What a member is a view of: other kernels look for a value in the memory of its owner."""
+    def _base(self, name: str, members: set[str]) -> str:
+        """Return the member that owns the memory of a view, which other kernels read."""
         node = self.graph.node(name)
         while node.kind is Kind.VIEW and node.inputs[0] in members:
             node = self.graph.node(node.inputs[0])
@@ -300,12 +308,12 @@ class _Fuser:
 def _aligned(
     shape: Shape, place: tuple[int, ...], to: tuple[int, ...]
 ) -> Iterable[tuple[int, int, int]]:
-    """Extent, own stride and the consumer's stride for each axis, aligned at the last."""
+    """Return extent, stride and the consumer's stride of each axis, aligned at the last axis."""
     return zip(shape, place, to[len(to) - len(shape) :], strict=True)
 
 
 def merged_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Adjacent axes as one, outermost first; axes of extent 1 vanish."""
+    """Merge adjacent axes, outermost first, and drop axes of extent 1."""
     merged: list[Span] = []
     for stride, extent in sorted((s for s in spans if s[1] > 1), reverse=True):
         if merged and merged[-1][0] == stride * extent:
@@ -316,7 +324,7 @@ def merged_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def reshaped(shape: Shape, place: tuple[int, ...], to: Shape) -> tuple[int, ...] | None:
-    """Strides of a view of a strided tensor, or None where it would need a copy."""
+    """Return the strides of a view of a strided tensor, or None if it needs a copy."""
     old = [(n, s) for n, s in zip(shape, place, strict=True) if n > 1]
     blocks: list[list[int]] = []  # size, innermost stride
     for n, s in old:
@@ -340,7 +348,7 @@ def reshaped(shape: Shape, place: tuple[int, ...], to: Shape) -> tuple[int, ...]
 
 
 def levels_of(nodes: Iterable[Node]) -> dict[str, int]:
-    """How many reductions stand before each node, within these nodes."""
+    """Return the number of reductions, within these nodes, on the longest path to each node."""
     levels: dict[str, int] = {}
     for node in nodes:
         before = max((levels.get(a, 0) for a in node.inputs), default=0)

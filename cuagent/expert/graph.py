@@ -1,9 +1,9 @@
-"""The expert's intermediate representation: a straight line of nodes with static shapes.
+"""Define the expert's intermediate representation: a list of nodes with static shapes.
 
-A node is one operation on whole tensors. `pointwise` and `reduce` nodes are what the kernel
-generators understand; everything else (`library`) stays a call of torch. All float32 tensors are
-taken as contiguous; a node that torch would lay out otherwise is a library call followed by a copy.
-Invariant: a node's arguments stand before it, and names are unique Python identifiers.
+A node is one operation on whole tensors. The kernel generators handle `pointwise` and `reduce`
+nodes; every `library` node stays a call of torch. All float32 tensors count as contiguous; a node
+with another layout in torch is a library call followed by a copy.
+Invariant: a node's arguments come before it, and names are unique Python identifiers.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class Kind(StrEnum):
     PARAMETER = "parameter"
     """A parameter or buffer; `op` is its state_dict name."""
     CONSTANT = "constant"
-    """A tensor that the module made for itself; `op` is its Python expression."""
+    """A tensor that the module creates; `op` is its Python expression."""
     POINTWISE = "pointwise"
     REDUCE = "reduce"
     VIEW = "view"
     """The same elements in the same order under another shape."""
     STRIDED = "strided"
-    """A window on a tensor: `op` is its Python expression over {0}, `strides` and `offset` say
-    where its elements lie in the contiguous argument."""
+    """A strided slice of a tensor. `op` is its Python expression over {0}; `strides` and `offset`
+    locate its elements in the contiguous argument."""
     PICK = "pick"
-    """`args[0][r, args[1][r]]` for every row r; the class picked by a label."""
+    """`args[0][r, args[1][r]]` for every row r: the element that a label selects."""
     LIBRARY = "library"
-    """`op` is the Python expression, its operands as {0}, {1}, ..."""
+    """A call of torch. `op` is its Python expression with the operands as {0}, {1}, ..."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Node:
     shape: Shape
     dtype: str = "float32"
     dims: tuple[int, ...] = ()
-    """Reduced dimensions of the argument, ascending; only of a reduce."""
+    """Reduced dimensions of a reduce node's argument, ascending; for a pick, the columns."""
     origin: str = ""
     """Name of the captured operation that this node is a part of."""
     contiguous: bool = True
-    """Whether torch would give a library result contiguously."""
+    """False if torch returns the result of this library call with another layout."""
     strides: tuple[int, ...] = ()
     offset: int = 0
 
@@ -64,7 +64,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """`inputs` maps an input node to the Python expression that reaches it from the arguments."""
+    """A captured computation. `inputs` maps input nodes to expressions over forward's arguments."""
 
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]
@@ -84,7 +84,7 @@ class Graph:
         return cached
 
     def users(self) -> dict[str, list[Node]]:
-        """Who reads each node, in order; graph outputs are not counted."""
+        """Return the nodes that read each node, in order; graph outputs do not count."""
         found: dict[str, list[Node]] = {node.name: [] for node in self.nodes}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
@@ -92,17 +92,17 @@ class Graph:
         return found
 
     def live(self) -> Graph:
-        """Without the nodes that no output needs; inputs stay."""
+        """Return the graph without nodes that no output needs; inputs stay."""
         needed = set(self.outputs)
         for node in reversed(self.nodes):
             if node.name in needed:
                 needed.update(node.inputs)
-        kept = tuple(n for n in self.nodes if n.name in needed or n.kind is Kind.INPUT)
-        return replace(self, nodes=kept)
+        nodes = tuple(n for n in self.nodes if n.name in needed or n.kind is Kind.INPUT)
+        return replace(self, nodes=nodes)
 
 
 def contiguous_strides(shape: Shape) -> tuple[int, ...]:
-    """Element strides of a contiguous tensor."""
+    """Return the element strides of a contiguous tensor."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

@@ -1,4 +1,4 @@
-"""An operator that the expert does not take apart, as the text of the same call of torch."""
+"""Write an operator that the expert does not decompose as the text of the same torch call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cuagent.expert.lowering import Lowering, dtype_of, operator_name, shape_of
 
 
 def library(low: Lowering, fx: Any) -> str:
-    """The same operator as a call of torch; its result is one tensor, or a tuple to index."""
+    """Add the operator as a call of torch; its result is one tensor or a tuple to index."""
     args: list[Operand] = []
 
     def text(value: Any) -> str:
@@ -62,8 +62,8 @@ def _function(fx: Any) -> str:
 
 
 def _readable(fx: Any) -> bool:
-    # layer_norm and the convolutions take aten's positional order in F as well, group_norm's
-    # last flag (cudnn) does not exist there.
+    # torch.nn.functional has aten's positional order, but not the last flag (cudnn) of
+    # layer_norm and group_norm.
     return operator_name(fx) not in ("layer_norm", "group_norm") or len(fx.args) <= 5
 
 

@@ -1,4 +1,4 @@
-"""Lowering rules for losses: a pointwise term, then a mean or a sum over everything."""
+"""Lower losses to a pointwise term and a mean or sum over all elements."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from cuagent.expert.lowering import Lowering, argument, floating, operand, rule
 NONE, MEAN, SUM = 0, 1, 2
 
 
-def reduced(low: Lowering, term: str, how: int) -> str:
-    """`term` under the reduction that the loss asks for."""
+def reduced(low: Lowering, term: str, reduction: int) -> str:
+    """Apply a loss's reduction (none, mean or sum) to `term`."""
     dims = list(range(len(low.shape(term))))
-    if how == NONE or not dims:
+    if reduction == NONE or not dims:
         return term
-    return low.mean(term, dims, False) if how == MEAN else low.reduce("sum", term, dims, False)
+    if reduction == MEAN:
+        return low.mean(term, dims, False)
+    return low.reduce("sum", term, dims, False)
 
 
 def _pair(low: Lowering, fx: Any) -> tuple[str, str] | None:
@@ -61,7 +63,7 @@ def huber(low: Lowering, fx: Any) -> str | None:
 
 @rule("kl_div")
 def kl_div(low: Lowering, fx: Any) -> str | None:
-    """target * (log target - input), 0 where the target is 0."""
+    """Lower to target * (log target - input), which is 0 if the target is 0."""
     pair = _pair(low, fx)
     if pair is None:
         return None
@@ -83,7 +85,7 @@ def kl_div(low: Lowering, fx: Any) -> str | None:
 
 @rule("binary_cross_entropy_with_logits")
 def bce_with_logits(low: Lowering, fx: Any) -> str | None:
-    """max(x, 0) - x * y + log(1 + exp(-|x|))."""
+    """Lower to max(x, 0) - x * y + log(1 + exp(-|x|))."""
     pair = _pair(low, fx)
     if (
         pair is None
@@ -105,7 +107,10 @@ def bce_with_logits(low: Lowering, fx: Any) -> str | None:
 
 @rule("cross_entropy_loss")
 def cross_entropy(low: Lowering, fx: Any) -> str | None:
-    """Rows of logits and class labels: logsumexp minus the picked logit, ignored rows left out."""
+    """Lower rows of logits and class labels to logsumexp minus the picked logit.
+
+    Rows with the ignored label count neither in the sum nor in the mean.
+    """
     x, labels = operand(low, fx.args[0]), operand(low, fx.args[1])
     if (
         not isinstance(x, str)
@@ -128,15 +133,15 @@ def cross_entropy(low: Lowering, fx: Any) -> str | None:
     picked = low.pick(x, labels)
     loss = low.pointwise("sub", log_sum, picked, hint="loss")
     counted = low.pointwise("ne", labels, ignore, hint="counted", dtype="bool")
-    kept = low.pointwise("where", counted, loss, 0.0, hint="kept")
-    how = argument(fx, 3, "reduction", MEAN)
-    if how != MEAN:
-        return reduced(low, kept, how)
-    # Once more for the count: it belongs to another kernel than the rows do.
+    counted_loss = low.pointwise("where", counted, loss, 0.0, hint="counted_loss")
+    reduction = argument(fx, 3, "reduction", MEAN)
+    if reduction != MEAN:
+        return reduced(low, counted_loss, reduction)
+    # A second copy of this node: the count is in another kernel than the rows.
     counted = low.pointwise("ne", labels, ignore, hint="counted", dtype="bool")
     ones = low.pointwise("where", counted, 1.0, 0.0, hint="one")
     total, count = (
-        low.reduce("sum", kept, [0], False, "total"),
+        low.reduce("sum", counted_loss, [0], False, "total"),
         low.reduce("sum", ones, [0], False, "count"),
     )
     return low.pointwise("div", total, count, hint="mean")
@@ -144,7 +149,7 @@ def cross_entropy(low: Lowering, fx: Any) -> str | None:
 
 @rule("triplet_margin_loss")
 def triplet_margin(low: Lowering, fx: Any) -> str | None:
-    """max(|a - p + eps| - |a - n + eps| + margin, 0), for p = 2 and without the swap."""
+    """Lower to max(|a - p + eps| - |a - n + eps| + margin, 0), for p = 2 and swap=False."""
     names = [operand(low, arg) for arg in fx.args[:3]]
     margin, p = argument(fx, 3, "margin", 1.0), argument(fx, 4, "p", 2.0)
     eps, swap = argument(fx, 5, "eps", 1e-6), argument(fx, 6, "swap", False)

@@ -1,9 +1,9 @@
-"""From captured aten operators to the expert's graph: what is fusible is taken apart.
+"""Lower captured aten operators to the expert's graph, and decompose the fusible ones.
 
-Softmax, the norms and the losses become pointwise operations and row reductions; matrix products,
-convolutions and everything unknown become library calls of the same operator. Reductions of
-squares are taken about the mean (two passes), so that an offset costs no precision.
-Invariant: every captured operator named in `keep` stays a library call, whatever it is.
+Softmax, norms and losses become pointwise operations and row reductions. Matrix products,
+convolutions and unknown operators become library calls of the same operator. Variances are computed
+about the mean (two passes), so that an offset costs no precision.
+Invariant: every captured operator named in `keep` stays a library call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# Imported for the rules that they register.
+# These modules register their rules on import.
 from cuagent.expert import (  # noqa: F401
     contractions,
     elementwise,
@@ -33,24 +33,25 @@ from cuagent.expert.lowering import (
     value_of,
 )
 
-LARGEST_CONSTANT = 64
+MAX_CONSTANT = 64
 """Elements of a tensor constant that is written into the text of the module."""
 
 
 LOADABLE = {"float32", "bool", "int64", "int32"}
+"""dtypes that generated kernels can load."""
 
 
 def lower(captured: Captured, keep: frozenset[str] = frozenset()) -> Graph:
-    """The expert's graph of a captured module, with the operators in `keep` left to torch."""
+    """Return the expert's graph of a captured module; operators in `keep` stay torch calls."""
     low = Lowering()
     for fx in captured.nodes:
         if fx.op == "placeholder":
             _placeholder(low, captured, fx)
         elif fx.op == "call_function":
-            low.origin = low.readable(fx.name)
+            low.origin = low.readable_name(fx.name)
             rule = LOWERINGS.get(operator_name(fx))
-            made = rule(low, fx) if rule and low.origin not in keep and _loadable(fx) else None
-            low.values[fx.name] = library(low, fx) if made is None else made
+            lowered = rule(low, fx) if rule and low.origin not in keep and _loadable(fx) else None
+            low.values[fx.name] = library(low, fx) if lowered is None else lowered
     names: list[str] = []
     words: list[str] = []
     for value in captured.outputs:
@@ -68,12 +69,12 @@ def lower(captured: Captured, keep: frozenset[str] = frozenset()) -> Graph:
 
 
 def _filled(template: str, words: Sequence[str]) -> str:
-    """The template over all results as one over those that are tensors; braces stay doubled."""
+    """Replace each placeholder of a result by its word; braces stay doubled."""
     return re.sub(r"\{(\d+)\}", lambda match: words[int(match[1])], template)
 
 
 def _loadable(fx: Any) -> bool:
-    """A float32 (or mask) tensor out, loadable tensors in, nothing empty."""
+    """Return True if the result and all operands are nonempty tensors of loadable dtypes."""
     if operator_name(fx) == "getitem":
         return True
     tensors = [fx, *fx.all_input_nodes]
@@ -93,15 +94,17 @@ def _placeholder(low: Lowering, captured: Captured, fx: Any) -> None:
     kind, op = Kind.INPUT, ""
     if name in captured.parameters:
         kind, op = Kind.PARAMETER, captured.parameters[name]
-        # Parameters are named by their path, which is what a reader knows them by.
+        # A parameter gets the name of its path, which readers of the module know.
         name = re.sub(r"\W", "_", op)
     elif name in captured.constants:
         kind, op = Kind.CONSTANT, _constant(name, captured.constants[name])
-    name = low.readable(name)
+    name = low.readable_name(name)
     low.values[fx.name] = low.add(Node(name, kind, op, (), shape_of(fx), dtype_of(fx)))
 
 
 def _constant(name: str, tensor: Any) -> str:
-    if tensor.numel() > LARGEST_CONSTANT:
-        raise CaptureError(f"{name} is a constant of {tensor.numel()} elements; make it a buffer")
+    if tensor.numel() > MAX_CONSTANT:
+        raise CaptureError(
+            f"{name} is a constant with {tensor.numel()} elements; register it as a buffer"
+        )
     return f"torch.tensor({tensor.tolist()!r}, dtype={tensor.dtype}, device='{tensor.device}')"

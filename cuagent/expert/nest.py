@@ -1,8 +1,8 @@
-"""The loop nest of a group: its domain cut into dimensions along which every access is regular.
+"""Derive the loop nest of a group: dimensions along which every access has a constant stride.
 
-Both generators (C++ and CUDA) write from this. A dimension is `reduced` when the group's reductions
-run over it. Invariant: for every access, the element read or written is
-`offset + sum(index[d] * strides[d])`, whatever reshapes stand inside the group.
+Both generators (C++ and CUDA) use it. A dimension is `reduced` if the group's reductions run over
+it. Invariant: every access reads or writes element `offset + sum(index[d] * strides[d])`, for any
+reshapes inside the group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cuagent.expert.graph import Graph, Kind, Node, Shape, contiguous_strides
 
 
 class NestError(Exception):
-    """The group's reshapes have no common loop nest; it has to be split."""
+    """The group has no common loop nest or no schedule; it must be split."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Access:
-    """A tensor read or written, one stride per dimension of the nest."""
+    """A read or write of a tensor, with one stride (in elements) per dimension of the nest."""
 
     tensor: str
-    """Name of the node whose memory it is."""
+    """Name of the node that owns the memory."""
     dtype: str
     strides: tuple[int, ...]
     offset: int = 0
@@ -42,22 +42,23 @@ class Nest:
     dimensions: tuple[Dimension, ...]
     """Outermost first."""
     reads: dict[tuple[str, str], Access]
-    """By (reader, argument)."""
+    """Reads by (reader, argument)."""
     writes: dict[str, Access]
     by_row: frozenset[str]
-    """Nodes with one value per row: they vary over no reduced dimension."""
+    """Nodes with one value per row, which vary over no reduced dimension."""
     levels: dict[str, int]
+    """Number of reductions before each node (`levels_of`)."""
 
     @property
     def tensors_read(self) -> dict[str, str]:
-        """Tensor and dtype, in order of first use."""
+        """dtype of each tensor that is read, in order of first use."""
         return {a.tensor: a.dtype for a in self.reads.values()}
 
 
 Key = tuple[str, str] | str
-"""A read by (reader, argument), a write by its node."""
+"""Key of an access: (reader, argument) for a read, the node for a write."""
 Axis = tuple[int, int, int]
-"""Domain stride, extent, and element stride of one axis of an access."""
+"""Domain stride, extent and element stride of one axis of an access."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class _Placed:
 
 
 def nest_of(group: Group, graph: Graph) -> Nest:
-    """Raises NestError where no common nest exists."""
+    """Return the loop nest of a group. Raises NestError if no common nest exists."""
     reads = {
         (node.name, arg): _read(group, graph, node, arg)
         for node in group.nodes
@@ -113,7 +114,7 @@ def nest_of(group: Group, graph: Graph) -> Nest:
 
 
 def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
-    """Where `reader` finds its argument `name`, which is not part of the group."""
+    """Return the access of `reader` to its argument `name`, which is outside the group."""
     arg = graph.node(name)
     base, strides, offset = storage(graph, arg)
     if reader.kind is Kind.REDUCE:
@@ -132,29 +133,29 @@ def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
 
 
 def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:
-    """The node whose memory a value is, its element strides and its offset there."""
+    """Return the node that owns a value's memory, and the value's strides and offset there."""
     base = node
     while base.kind is Kind.VIEW:
         base = graph.node(base.inputs[0])
     if base.kind is not Kind.STRIDED:
         return base, contiguous_strides(node.shape), 0
     if base is not node:
-        raise NestError(f"{node.name} reshapes the window {base.name}")
+        raise NestError(f"{node.name} reshapes the strided slice {base.name}")
     owner = graph.node(base.inputs[0])
     while owner.kind is Kind.VIEW:
         owner = graph.node(owner.inputs[0])
     if owner.kind is Kind.STRIDED:
-        raise NestError(f"{node.name} is a window on a window")
+        raise NestError(f"{node.name} is a slice of a strided slice")
     return owner, base.strides, base.offset
 
 
 def _axes(shape: Shape, place: tuple[int, ...]) -> tuple[Axis, ...]:
-    own = contiguous_strides(shape)
-    return tuple((d, n, t) for d, n, t in zip(place, shape, own, strict=True) if n > 1)
+    strides = contiguous_strides(shape)
+    return tuple((d, n, t) for d, n, t in zip(place, shape, strides, strict=True) if n > 1)
 
 
 def _cuts(group: Group, placed: Iterable[_Placed]) -> list[int]:
-    """Strides at which the domain has to be cut, each dividing the next."""
+    """Return the strides at which the domain must be cut; each divides the next."""
     cuts = {1, group.size}
     spans = [(d, n) for p in placed for d, n, _ in p.axes] + list(group.reduced)
     for node in group.nodes:
@@ -163,7 +164,7 @@ def _cuts(group: Group, placed: Iterable[_Placed]) -> list[int]:
         cuts |= {stride, stride * extent}
     chain = sorted(cuts)
     if any(b % a for a, b in pairwise(chain)):
-        raise NestError(f"reshapes of {group.nodes[0].name} do not divide each other")
+        raise NestError(f"the reshapes of {group.nodes[0].name} have no common divisors")
     return chain
 
 
@@ -189,7 +190,7 @@ def _collapse(
     strides: list[tuple[int, ...]],
     covered: list[tuple[bool, ...]],
 ) -> list[int]:
-    """Indices of the dimensions that stay; those left out are merged into the next one."""
+    """Return the indices of the remaining dimensions; the others merge into the next one."""
     keep = []
     for k in range(len(dims)):
         if k + 1 < len(dims) and flags[k] == flags[k + 1]:
@@ -205,8 +206,8 @@ def _extents(
     dims: list[tuple[int, int]], flags: list[bool], keep: list[int]
 ) -> list[tuple[int, int, bool]]:
     merged, extent = [], 1
-    for k, (stride, own) in enumerate(dims):
-        extent *= own
+    for k, (stride, size) in enumerate(dims):
+        extent *= size
         if k in keep:
             merged.append((stride, extent, flags[k]))
             extent = 1

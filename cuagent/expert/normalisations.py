@@ -1,6 +1,6 @@
-"""Lowering rules for softmax and the norms: row reductions with arithmetic around them.
+"""Lower softmax and norms to row reductions and pointwise arithmetic.
 
-Variances are taken about the mean (two passes), so that an offset costs no precision.
+Variances are computed about the mean (two passes), so that an offset costs no precision.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ def logsumexp(low: Lowering, fx: Any) -> str | None:
         return None
     top = low.reduce("max", x, dims, True)
     total = low.reduce("sum", low.pointwise("exp", low.pointwise("sub", x, top)), dims, True)
-    kept = low.pointwise("add", low.pointwise("log", total), top, hint="" if keep else "kept")
-    return kept if keep else low.view(kept, shape_of(fx), "")
+    hint = "" if keep else "keepdim"
+    result = low.pointwise("add", low.pointwise("log", total), top, hint=hint)
+    return result if keep else low.view(result, shape_of(fx), "")
 
 
 def normalised(low: Lowering, x: str, dims: list[int], eps: float) -> str:
-    """(x - mean) / sqrt(var + eps), the variance about the mean."""
+    """Add (x - mean) / sqrt(var + eps) over `dims`."""
     centred = low.pointwise("sub", x, low.mean(x, dims, True), hint="centred")
     square = low.pointwise("mul", centred, centred, hint="square")
     variance = low.mean(square, dims, True, "var")
@@ -52,6 +53,7 @@ def normalised(low: Lowering, x: str, dims: list[int], eps: float) -> str:
 
 
 def affine(low: Lowering, x: str, weight: Any, bias: Any) -> str:
+    """Add x * weight + bias; None for weight or bias leaves it out."""
     if weight is not None:
         x = low.pointwise("mul", x, weight, hint="weighted")
     return x if bias is None else low.pointwise("add", x, bias, hint="biased")
@@ -96,15 +98,16 @@ def instance_norm(low: Lowering, fx: Any) -> str | None:
 
 
 def _grouped(
-    low: Lowering, fx: Any, x: str, groups: int, places: tuple[int, int], eps: float
+    low: Lowering, fx: Any, x: str, groups: int, positions: tuple[int, int], eps: float
 ) -> str | None:
+    """Lower a norm over groups of channels; `positions` are those of the weight and bias."""
     shape = low.shape(x)
     if not fx.args[0].meta["val"].is_contiguous():
         return None
     rows = low.view(x, (shape[0], groups, math.prod(shape[1:]) // groups), "groups")
     y = low.view(normalised(low, rows, [-1], eps), shape, "ungrouped")
     over_channels = (shape[1],) + (1,) * (len(shape) - 2)
-    weight, bias = (operand(low, argument(fx, k, "")) for k in places)
+    weight, bias = (operand(low, argument(fx, k, "")) for k in positions)
     weight, bias = (
         low.view(p, over_channels, "per_channel") if isinstance(p, str) else None
         for p in (weight, bias)
@@ -114,7 +117,7 @@ def _grouped(
 
 @rule("batch_norm", "_native_batch_norm_legit_no_training")
 def batch_norm(low: Lowering, fx: Any) -> str | None:
-    """In eval mode: one multiply and one add per channel, from parameters alone."""
+    """Lower eval mode to one multiply and one add per channel, computed from parameters."""
     native = "native" in str(fx.target)
     x, weight, bias, mean, var = (operand(low, arg) for arg in fx.args[:5])
     if not native and fx.args[5]:

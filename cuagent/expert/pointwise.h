@@ -1,6 +1,6 @@
-// Pointwise functions that a compiler can vectorise: no calls, no branches, float in, float out.
-// Polynomials were fitted by weighted least squares over the stated ranges; the stated errors were
-// measured against fp64 over a million points each.
+// Pointwise functions that a compiler can vectorize: no calls, no branches, float in, float out.
+// Polynomials were fitted by weighted least squares over the stated ranges. The stated errors were
+// measured against fp64 at a million points each.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -12,7 +12,7 @@ POINTWISE float as_float(int32_t bits) { float x; std::memcpy(&x, &bits, 4); ret
 POINTWISE int32_t as_bits(float x) { int32_t bits; std::memcpy(&bits, &x, 4); return bits; }
 POINTWISE float power_of_two(int32_t n) { return as_float((n + 127) << 23); }
 
-// NaN in either argument is kept, as torch keeps it.
+// NaN in either argument gives NaN, as in torch.
 POINTWISE float maximum(float a, float b) { return a != a ? a : (b > a || b != b ? b : a); }
 POINTWISE float minimum(float a, float b) { return a != a ? a : (b < a || b != b ? b : a); }
 POINTWISE float relu(float x) { return x < 0.f ? 0.f : x; }
@@ -32,11 +32,11 @@ POINTWISE float exponential_of_rest(float x, float whole) {
   return __builtin_fmaf(p * r, r, r) + 1.f;
 }
 
-// 2^n * e^r; n is applied in halves, so that subnormals and infinity come out. 1 ulp.
+// 2^n * e^r. 2^n is applied as two factors, so that subnormals and infinity are right. 1 ulp.
 POINTWISE float exponential(float x) {
   x = x < -104.f ? -104.f : x;
   x = x > 89.f ? 89.f : x;
-  // Adding and taking away 1.5 * 2^23 rounds to the nearest integer, left in the low bits.
+  // Adding 1.5 * 2^23 rounds to the nearest integer, which is then in the low bits.
   const float shifted = x * 1.44269504f + 12582912.f;
   const int32_t n = as_bits(shifted) - 0x4B400000;
   const int32_t half = n >> 1;
@@ -44,16 +44,16 @@ POINTWISE float exponential(float x) {
   return y * power_of_two(half) * power_of_two(n - half);
 }
 
-// The same in one scaling, a third less work: 0 below -87.7, where `exponential` is subnormal, and
-// infinity from 88.4 on, a third of an octave early. For what is divided or added up afterwards.
+// e^x with one factor 2^n, a third less work: 0 below -87.7, where `exponential` is subnormal, and
+// infinity from 88.4 on, a third of an octave early. For results that are then divided or summed.
 POINTWISE float coarse_range_exponential(float x) {
   x = x < -88.f ? -88.f : x;
   x = x > 89.f ? 89.f : x;
-  // With 127, the bias of the exponent, among the low bits they are the bits of 2^n.
+  // The constant includes 127, the exponent bias, so the low bits are the exponent bits of 2^n.
   const float shifted = x * 1.44269504f + 12583039.f;
   return exponential_of_rest(x, shifted - 12583039.f) * as_float(as_bits(shifted) << 23);
 }
-// For x <= 0: a value less the largest of its row.
+// e^x for x <= 0, such as a value minus the maximum of its row.
 POINTWISE float exponential_of_nonpositive(float x) {
   x = x < -88.f ? -88.f : x;
   const float shifted = x * 1.44269504f + 12583039.f;
@@ -101,7 +101,7 @@ POINTWISE float logarithm(float x) {
   return x < 0.f || x != x ? __builtin_nanf("") : y;
 }
 
-// log(1 + x): the rounding error of 1 + x is put back to first order. 2 ulp.
+// log(1 + x), corrected to first order for the rounding error of 1 + x. 2 ulp.
 POINTWISE float logarithm_one_plus(float x) {
   const float u = 1.f + x;
   const float lost = (x - (u - 1.f)) / u;

@@ -1,11 +1,11 @@
-// Pointwise functions for CUDA under the names that the expert writes; libdevice does the rest.
+// Pointwise functions for CUDA, with the names in generated kernels; libdevice computes them.
 #pragma once
 #include <cmath>
 #include <cstdint>
 
 #define POINTWISE static __device__ __forceinline__
 
-// NaN in either argument is kept, as torch keeps it.
+// NaN in either argument gives NaN, as in torch.
 POINTWISE float maximum(float a, float b) { return a != a ? a : (b > a || b != b ? b : a); }
 POINTWISE float minimum(float a, float b) { return a != a ? a : (b < a || b != b ? b : a); }
 POINTWISE float relu(float x) { return x < 0.f ? 0.f : x; }
@@ -55,7 +55,7 @@ struct Min {
   static __device__ __forceinline__ float join(float a, float b) { return b < a || b != b ? b : a; }
 };
 
-// The joined value of a block of THREADS threads, in every thread; the order of joining is fixed.
+// Reduce over THREADS threads in a fixed order; every thread gets the result.
 template <class Join, int THREADS>
 __device__ __forceinline__ float reduce_block(float value) {
   constexpr int WARPS = THREADS / 32;
@@ -75,7 +75,7 @@ __device__ __forceinline__ float reduce_block(float value) {
   return value;
 }
 
-// The joined value of LANES threads with one threadIdx.x, in each of them; blockDim is (32, LANES).
+// Reduce over the LANES threads with equal threadIdx.x; each gets the result. blockDim: (32, LANES).
 template <class Join, int LANES>
 __device__ __forceinline__ float reduce_lanes(float value) {
   if (LANES == 1) return value;

@@ -1,4 +1,4 @@
-"""Lowering rules for sums, means, extremes, variances and norms over some dimensions."""
+"""Lower sums, means, extremes, variances and norms over some dimensions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def norm(low: Lowering, fx: Any) -> str | None:
 
 @rule("adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_avg_pool1d")
 def global_average(low: Lowering, fx: Any) -> str | None:
-    """Pooling to one value per channel is a mean."""
+    """Lower pooling to one value per channel to a mean."""
     x = operand(low, fx.args[0])
     size = fx.args[1]
     pooled = [size] if isinstance(size, int) else list(size)
@@ -70,7 +70,7 @@ def global_average(low: Lowering, fx: Any) -> str | None:
 
 @rule("cosine_similarity")
 def cosine_similarity(low: Lowering, fx: Any) -> str | None:
-    """sum(x y) / (max(|x|, eps) max(|y|, eps))."""
+    """Lower to sum(x y) / (max(|x|, eps) max(|y|, eps))."""
     x, y = operand(low, fx.args[0]), operand(low, fx.args[1])
     dim, eps = argument(fx, 2, "dim", 1), argument(fx, 3, "eps", 1e-8)
     if not isinstance(x, str) or not isinstance(y, str) or low.shape(x) != low.shape(y):

@@ -1,9 +1,9 @@
-"""The part of the user's file that a candidate carries: the reference class and what it needs.
+"""Extract the reference class and the definitions that it needs from the user's file.
 
-A candidate derives from the reference, so that its constructor, its parameters and their names are
-the same by construction, and so that whatever its kernels do not cover (other shapes, training)
-still runs. Not covered: names that are reached only through globals() or exec, and files beside the
-user's, which `sibling_imports` finds: the process that runs a candidate cannot read them.
+A candidate includes this text and derives from the reference class. So constructor and parameter
+names are the same by construction, and calls that its kernels do not cover (other shapes, training)
+still run. Not covered: names used only through globals() or exec, and other files in the user's
+folder, which the process that runs a candidate cannot read; `sibling_imports` finds their imports.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def needed_definitions(source: str, entry: str) -> str:
-    """Imports, and the top-level statements that `entry` reaches by name, in their order."""
+    """Return the text of the imports and top-level statements that `entry` uses, in order."""
     tree = ast.parse(source)
     defined: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
@@ -32,37 +32,37 @@ def needed_definitions(source: str, entry: str) -> str:
     future = [s for s in tree.body if isinstance(s, ast.ImportFrom) and s.module == "__future__"]
     lines = source.splitlines()
 
-    def _kept(statement: ast.stmt) -> bool:
-        wanted = id(statement) in reached or _imports_any(statement, used)
-        return wanted and statement not in future
+    def is_needed(statement: ast.stmt) -> bool:
+        needed = id(statement) in reached or _imports_any(statement, used)
+        return needed and statement not in future
 
-    kept = [
+    parts = [
         "\n".join(lines[_first_line(statement) - 1 : statement.end_lineno])
         for statement in tree.body
-        if _kept(statement)
+        if is_needed(statement)
     ]
-    imports = [isinstance(s, ast.Import | ast.ImportFrom) for s in tree.body if _kept(s)]
+    imports = [isinstance(s, ast.Import | ast.ImportFrom) for s in tree.body if is_needed(s)]
     text = ""
-    for part, is_import in zip(kept, imports, strict=True):
+    for part, is_import in zip(parts, imports, strict=True):
         text += part + "\n" if is_import else f"\n\n{part}\n"
     return text.strip("\n")
 
 
 def sibling_imports(text: str, folder: Path) -> list[str]:
-    """Modules that `text` imports, at the top or in a function, from files in `folder`."""
+    """Return the modules that `text` imports, at any depth, from files in `folder`."""
     found: list[str] = []
     for statement in ast.walk(ast.parse(text)):
         match statement:
             case ast.ImportFrom(level=level, module=module) if level:
                 found.append("." * level + (module or ""))
             case ast.ImportFrom(module=str(module)):
-                found += [module] if _is_beside(module, folder) else []
+                found += [module] if _is_file_in(module, folder) else []
             case ast.Import(names=names):
-                found += [alias.name for alias in names if _is_beside(alias.name, folder)]
+                found += [alias.name for alias in names if _is_file_in(alias.name, folder)]
     return list(dict.fromkeys(found))
 
 
-def _is_beside(module: str, folder: Path) -> bool:
+def _is_file_in(module: str, folder: Path) -> bool:
     top = folder / module.partition(".")[0]
     return top.with_suffix(".py").is_file() or (top / "__init__.py").is_file()
 

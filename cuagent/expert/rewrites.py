@@ -1,13 +1,13 @@
-"""Algebra on the graph, before fusion. Each rewrite holds for all inputs, in exact arithmetic.
+"""Rewrite the graph algebraically, before fusion. Each rewrite is exact in real arithmetic.
 
-- `fold_affine`: a per-channel multiply or add (BatchNorm in eval mode among them) after a linear
-  layer or a convolution goes into its weight and bias.
-- `sum_into_linear`: a sum over the output features of a linear layer is one dot product per row
-  with the summed weights.
-- `bound_exponentials`: exp(x - max x) has no positive argument, and such an exp is cheaper.
-- `merge_linears`: linear layers of one input become one product with the weights stacked.
-Rounding differs from the reference's only as between two orders of the same sums; what depends on
-parameters alone is computed in fp64 once (see `module`).
+- `fold_affine`: moves a per-channel multiply or add (such as BatchNorm in eval mode) after a linear
+  layer or a convolution into its weight and bias.
+- `sum_into_linear`: replaces a sum over the output features of a linear layer by one dot product
+  per row with the summed weights.
+- `bound_exponentials`: marks exp(x - max x), whose argument is never positive, as a cheaper exp.
+- `merge_linears`: merges linear layers of one input into one product with stacked weights.
+Rounding differs from the reference's only like two orders of the same sum. Values that depend on
+parameters alone are computed once, in fp64 (see `module`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cuagent.expert.graph import Graph, Kind, Node, Operand, Shape, contiguous_s
 
 @dataclass
 class _Editor:
-    """A graph being rebuilt: nodes may be replaced and new ones put before them."""
+    """Edits of a graph: replacements of nodes by lists of nodes, and new names of nodes."""
 
     graph: Graph
     replaced: dict[str, list[Node]] = field(default_factory=dict)
@@ -42,54 +42,58 @@ class _Editor:
 
 
 def _sorted(nodes: list[Node]) -> tuple[Node, ...]:
-    """In an order where arguments come first, otherwise as given."""
-    known = {node.name for node in nodes}
+    """Sort the nodes so that arguments come first; else keep their order."""
+    names = {node.name for node in nodes}
     done: set[str] = set()
     ordered: list[Node] = []
-    rest = nodes
-    while rest:
+    remaining = nodes
+    while remaining:
         later = []
-        for node in rest:
-            if all(a in done or a not in known for a in node.inputs):
+        for node in remaining:
+            if all(a in done or a not in names for a in node.inputs):
                 ordered.append(node)
                 done.add(node.name)
             else:
                 later.append(node)
-        assert len(later) < len(rest), "a rewrite made a cycle"
-        rest = later
+        assert len(later) < len(remaining), "a rewrite made a cycle"
+        remaining = later
     return tuple(ordered)
 
 
 def prepared_names(graph: Graph) -> frozenset[str]:
-    """Nodes that depend on parameters alone: computed once, and again when a parameter changes."""
+    """Return the nodes that depend on parameters alone.
+
+    They are computed once, and again when a parameter changes.
+    """
     from cuagent.expert.expressions import PYTHON
 
-    known: set[str] = set()
+    prepared: set[str] = set()
     for node in graph.nodes:
-        # Constants are small and known; inputs are not.
         leaf = node.kind in (Kind.PARAMETER, Kind.CONSTANT)
         computable = (
             (node.kind is Kind.POINTWISE and node.op in PYTHON)
             or node.kind is Kind.VIEW
             or node.op in PREPARATIONS
         )
-        if leaf or (computable and node.inputs and all(a in known for a in node.inputs)):
-            known.add(node.name)
-    return frozenset(known)
+        if leaf or (computable and node.inputs and all(a in prepared for a in node.inputs)):
+            prepared.add(node.name)
+    return frozenset(prepared)
 
 
 SUM_FEATURES = "{0}.sum(0, keepdim=True)"
 SUM_BIAS = "{0}.sum(0, keepdim=True) "
 STACK = "torch.cat(({parts},))"
 PREPARATIONS = {SUM_FEATURES, SUM_BIAS}
+"""Library calls that rewrites apply to parameters."""
 
 
 def is_contraction(node: Node) -> bool:
+    """Return True for a linear layer or a convolution."""
     return node.kind is Kind.LIBRARY and node.op.startswith(("F.linear(", "F.conv"))
 
 
 def rewrite(graph: Graph, *, fold: bool = True, merge: bool = False) -> Graph:
-    """The graph after all enabled rewrites, applied until none applies."""
+    """Apply all enabled rewrites until none applies."""
     graph = share_equal(graph)
     while fold:
         changed = fold_affine(graph) or sum_into_linear(graph)
@@ -101,7 +105,7 @@ def rewrite(graph: Graph, *, fold: bool = True, merge: bool = False) -> Graph:
 
 
 def bound_exponentials(graph: Graph) -> Graph:
-    """Every exp of a value less the largest of its row as `exp_nonpositive`."""
+    """Replace exp(x - max x), with the maximum over the row, by `exp_nonpositive`."""
 
     def bounded(node: Node) -> bool:
         if node.kind is not Kind.POINTWISE or node.op != "exp":
@@ -118,24 +122,27 @@ def bound_exponentials(graph: Graph) -> Graph:
 
 
 def share_equal(graph: Graph) -> Graph:
-    """Equal operations on equal arguments once; labels' counts stay apart, they cost nothing."""
+    """Merge equal float32 operations on equal arguments.
+
+    Comparisons, such as those of labels, stay separate; they cost nothing.
+    """
     editor = _Editor(graph)
-    known: dict[tuple, str] = {}
+    first_of: dict[tuple, str] = {}
     for node in graph.nodes:
         if node.kind not in (Kind.POINTWISE, Kind.REDUCE, Kind.VIEW) or node.dtype != "float32":
             continue
         args = tuple(editor.renamed.get(a, a) if isinstance(a, str) else a for a in node.args)
         key = (node.kind, node.op, args, node.shape, node.dims)
-        if key in known:
-            editor.renamed[node.name] = known[key]
+        if key in first_of:
+            editor.renamed[node.name] = first_of[key]
             editor.replaced[node.name] = []
         else:
-            known[key] = node.name
+            first_of[key] = node.name
     return editor.result()
 
 
 def fold_affine(graph: Graph) -> Graph | None:
-    """One multiply, divide, add or subtract folded into the layer before it, or None."""
+    """Fold one multiply, divide, add or subtract into the layer before it, or return None."""
     users, prepared = graph.users(), prepared_names(graph)
     for layer in graph.nodes:
         if not is_contraction(layer) or len(users[layer.name]) != 1 or layer.name in graph.outputs:
@@ -160,7 +167,7 @@ def fold_affine(graph: Graph) -> Graph | None:
 
 
 def _channels(layer: Node) -> tuple[int, int]:
-    """Axis of the output features, and how many there are."""
+    """Return axis and number of the output features."""
     axis = len(layer.shape) - 1 if layer.op.startswith("F.linear") else 1
     return axis, layer.shape[axis]
 
@@ -172,22 +179,22 @@ def _per_channel(shape: Shape, layer: Node) -> bool:
 
 
 def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> Graph:
-    """`user(layer, other)` as one layer with a new weight and bias, under the user's name."""
+    """Replace `user(layer, other)` by one layer with a new weight and bias and the user's name."""
     weight, bias = graph.node(str(layer.args[1])), layer.args[2] if len(layer.args) > 2 else None
     _, count = _channels(layer)
-    made: list[Node] = []
+    added: list[Node] = []
 
     def add(op: str, args: tuple[Operand, ...], shape: Shape, hint: str) -> str:
         kind = Kind.VIEW if op == "view" else Kind.POINTWISE
         if kind is Kind.VIEW:
-            base = next((n for n in made if n.name == args[0]), None) or graph.node(str(args[0]))
+            base = next((n for n in added if n.name == args[0]), None) or graph.node(str(args[0]))
             while base.kind is Kind.VIEW:
                 base = graph.node(base.inputs[0])
             if base.shape == shape:
                 return base.name
             args = (base.name,)
         name = f"{user.name}_{hint}"
-        made.append(Node(name, kind, op, args, shape, origin=user.origin))
+        added.append(Node(name, kind, op, args, shape, origin=user.origin))
         return name
 
     flat, size = other, 0
@@ -210,9 +217,9 @@ def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> Graph:
         if isinstance(flat, str) and size == count:
             new_bias = flat if zero_plus == "add" else add("neg", (flat,), (count,), "bias")
         else:
-            # A bias vector out of one number: weights that are finite give exact zeros here.
+            # Build a bias vector from one number: add it to zeros with the weight's rows.
             first = add("view", (weight.name,), (count, weight.size // count), "rows")
-            made.append(
+            added.append(
                 Node(
                     f"{user.name}_zeros",
                     Kind.LIBRARY,
@@ -222,11 +229,11 @@ def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> Graph:
                     origin=user.origin,
                 )
             )
-            new_bias = add(zero_plus, (made[-1].name, flat), (count,), "bias")
+            new_bias = add(zero_plus, (added[-1].name, flat), (count,), "bias")
     call = layer.op if len(layer.args) > 2 or new_bias is None else with_bias(layer.op)
     args = (layer.args[0], new_weight) + ((new_bias,) if new_bias is not None else ())
     folded = replace(layer, name=user.name, op=call, args=args)
-    editor = _Editor(graph, {user.name: [*made, folded], layer.name: []})
+    editor = _Editor(graph, {user.name: [*added, folded], layer.name: []})
     return editor.result()
 
 
@@ -235,7 +242,10 @@ PREPARATIONS.add(ZEROS)
 
 
 def sum_into_linear(graph: Graph) -> Graph | None:
-    """sum_j (x W^T + b)_j = x (sum_j W_j) + sum_j b_j: one output feature instead of many."""
+    """Apply sum_j (x W^T + b)_j = x (sum_j W_j) + sum_j b_j once; None if it does not apply.
+
+    The layer then has one output feature.
+    """
     users, prepared = graph.users(), prepared_names(graph)
     for node in graph.nodes:
         if node.kind is not Kind.REDUCE or node.op != "sum":
@@ -253,30 +263,30 @@ def sum_into_linear(graph: Graph) -> Graph | None:
             f"{node.name}_weight", Kind.LIBRARY, SUM_FEATURES, (weight.name,), (1, weight.shape[1]),
             origin=node.origin,
         )  # fmt: skip
-        made, args = [total], [layer.args[0], total.name]
+        added, args = [total], [layer.args[0], total.name]
         if len(layer.args) > 2:
             shift = Node(
                 f"{node.name}_bias", Kind.LIBRARY, SUM_BIAS, (layer.args[2],), (1,),
                 origin=node.origin,
             )  # fmt: skip
-            made.append(shift)
+            added.append(shift)
             args.append(shift.name)
         shape = (*layer.shape[:-1], 1)
         keeps = node.shape == shape
         dot = replace(
             layer, name=node.name if keeps else f"{node.name}_dot", shape=shape, args=tuple(args)
         )
-        made.append(dot)
+        added.append(dot)
         if not keeps:
-            made.append(
+            added.append(
                 Node(node.name, Kind.VIEW, "view", (dot.name,), node.shape, origin=node.origin)
             )
-        return _Editor(graph, {node.name: made, layer.name: []}).result()
+        return _Editor(graph, {node.name: added, layer.name: []}).result()
     return None
 
 
 def merge_linears(graph: Graph) -> Graph:
-    """Linear layers of the same input as one product with stacked weights and windows on it."""
+    """Merge linear layers of the same input into one product with stacked weights, and slice it."""
     prepared = prepared_names(graph)
     alike: dict[tuple, list[Node]] = {}
     for node in graph.nodes:
@@ -288,7 +298,7 @@ def merge_linears(graph: Graph) -> Graph:
             continue
         first = layers[0]
         name = "_".join(layer.name for layer in layers)[:48]
-        made, args = [], [first.args[0]]
+        added, args = [], [first.args[0]]
         for position in range(1, len(first.args)):
             parts = tuple(layer.args[position] for layer in layers)
             shape = (sum(layer.shape[-1] for layer in layers), *graph.node(str(parts[0])).shape[1:])
@@ -297,14 +307,14 @@ def merge_linears(graph: Graph) -> Graph:
             stacked = Node(
                 f"{name}_{'weight' if position == 1 else 'bias'}", Kind.LIBRARY, op, parts, shape
             )
-            made.append(stacked)
+            added.append(stacked)
             args.append(stacked.name)
         width = sum(layer.shape[-1] for layer in layers)
         shape = (*first.shape[:-1], width)
         whole = replace(first, name=name, args=tuple(args), shape=shape, origin="")
         start = 0
         for k, layer in enumerate(layers):
-            window = Node(
+            part = Node(
                 layer.name,
                 Kind.STRIDED,
                 f"{{0}}[..., {start}:{start + layer.shape[-1]}]",
@@ -316,5 +326,5 @@ def merge_linears(graph: Graph) -> Graph:
                 offset=start,
             )
             start += layer.shape[-1]
-            editor.replaced[layer.name] = [*made, whole, window] if k == 0 else [window]
+            editor.replaced[layer.name] = [*added, whole, part] if k == 0 else [part]
     return editor.result()

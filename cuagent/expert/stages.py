@@ -1,8 +1,8 @@
-"""What a kernel computes in which pass over its row: the plan that both generators write out.
+"""Plan the passes of a kernel over its rows, for both generators.
 
-A group with L levels of reductions makes at most L + 1 passes. Pass k reduces what depends on
-k earlier reductions and stores the outputs that do. What a later pass needs again is saved when it
-was expensive, and computed again when it was cheap.
+A group with L levels of reductions takes at most L + 1 passes. Pass k computes the reductions and
+outputs that depend on k earlier reductions. A value that a later pass needs again is saved if it is
+expensive, and computed again if it is cheap.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ COST = {
     "log_sigmoid": 30, "xlogx": 16, "sin": 30, "cos": 30, "div": 4, "sqrt": 4, "rsqrt": 6,
     "reciprocal": 4,
 }  # fmt: skip
-"""Operations of one element, roughly, in units of an addition."""
+"""Approximate cost of an operation on one element, in additions."""
 EXPENSIVE = 8
-"""Operations from which a value is saved for a later pass; loads count `load` each."""
+"""Cost, in additions, from which a value is saved for a later pass; a load costs `load`."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One pass. Row values are computed before it; then, for every element: reload, compute, ..."""
+    """One pass. Row values come first; then each element: reload, compute, save, reduce, store."""
 
     level: int
     row_nodes: tuple[Node, ...]
@@ -38,11 +38,12 @@ class Stage:
 
     @property
     def loops(self) -> bool:
+        """True if the stage runs over the elements of a row."""
         return bool(self.reduces or self.stores)
 
 
 class Plan:
-    """The stages of a nest, and how names inside the group resolve."""
+    """The stages of a nest, and the names inside its group."""
 
     def __init__(
         self, nest: Nest, *, may_save: bool = True, expensive: int = EXPENSIVE, load: int = 0
@@ -60,7 +61,7 @@ class Plan:
         self.stages = self._stages(may_save)
 
     def source(self, name: Operand) -> Operand:
-        """Through views inside the group: they cost nothing."""
+        """Return the value behind views inside the group, which cost nothing."""
         while isinstance(name, str) and name in self.nodes:
             node = self.nodes[name]
             if node.kind is not Kind.VIEW or node.inputs[0] not in self.nodes:
@@ -69,7 +70,7 @@ class Plan:
         return name
 
     def is_element(self, name: Operand) -> bool:
-        """A value of the group that is computed for every element."""
+        """Return True for a value of the group that is computed for every element."""
         if not isinstance(name, str) or name not in self.nodes:
             return False
         node = self.nodes[name]
@@ -77,11 +78,12 @@ class Plan:
 
     @property
     def levels(self) -> int:
+        """Levels of reductions in the group."""
         return max(self.nest.levels.values(), default=0)
 
     @property
     def operations(self) -> int:
-        """Weighted operations of the whole kernel, as `COST` counts."""
+        """Operations of the whole kernel, weighted with `COST`."""
         group = self.nest.group
         return sum(
             COST.get(n.op, 1) * (group.rows if n.name in self.nest.by_row else group.size)
@@ -102,7 +104,7 @@ class Plan:
         return reduces, stores
 
     def _closure(self, names: list[Operand], stop: set[str]) -> tuple[list[str], list[str]]:
-        """Element values to compute for `names`, in order, and the saved ones to reload."""
+        """Return the element values to compute for `names`, in order, and the values to reload."""
         needed: set[str] = set()
         reload: list[str] = []
         stack = [self.source(name) for name in names]
@@ -118,31 +120,28 @@ class Plan:
         return [n for n in self.nodes if n in needed], sorted(reload)
 
     def _stages(self, may_save: bool) -> tuple[Stage, ...]:
-        wanted = []
+        targets = []
         for level in range(self.levels + 1):
             reduces, stores = self._targets(level)
             names: list[Operand] = [r.args[0] for r in reduces] + list(stores)
-            wanted.append((reduces, stores, names))
-        again: dict[str, int] = {}
-        for _, _, names in wanted:
-            for name in self._closure(names, set())[0]:
-                again[name] = again.get(name, 0) + 1
+            targets.append((reduces, stores, names))
         saved: set[str] = set()
         stages = []
-        for level, (reduces, stores, names) in enumerate(wanted):
+        for level, (reduces, stores, names) in enumerate(targets):
             compute, reload = self._closure(names, saved)
-            later = {n for _, _, rest in wanted[level + 1 :] for n in self._closure(rest, set())[0]}
-            fresh = [n for n in compute if may_save and n in later and self._is_expensive(n)]
-            # Of a chain of expensive values only the last is read again.
-            fresh = [n for n in fresh if self._read_later(n, wanted, level, set(fresh) - {n})]
-            saved |= set(fresh)
+            later_operands = [operands for _, _, operands in targets[level + 1 :]]
+            later = {n for operands in later_operands for n in self._closure(operands, set())[0]}
+            save = [n for n in compute if may_save and n in later and self._is_expensive(n)]
+            # In a chain of expensive values only the last is read again.
+            save = [n for n in save if self._read_later(n, targets, level, set(save) - {n})]
+            saved |= set(save)
             stages.append(
                 Stage(
                     level,
                     self._row_nodes(level),
                     tuple(reload),
                     tuple(self.nodes[n] for n in compute),
-                    tuple(fresh),
+                    tuple(save),
                     reduces,
                     stores,
                 )
@@ -152,8 +151,8 @@ class Plan:
     def _is_expensive(self, name: str) -> bool:
         return self.cost[name] >= self.expensive
 
-    def _read_later(self, name: str, wanted: list, level: int, stop: set[str]) -> bool:
-        return any(name in self._closure(names, stop)[0] for _, _, names in wanted[level + 1 :])
+    def _read_later(self, name: str, targets: list, level: int, stop: set[str]) -> bool:
+        return any(name in self._closure(names, stop)[0] for _, _, names in targets[level + 1 :])
 
     def _row_nodes(self, level: int) -> tuple[Node, ...]:
         return tuple(

@@ -1,4 +1,4 @@
-"""A Task made ready for the expert: reference opened, captured, its text cut out."""
+"""Prepare a task for the expert: open and capture the reference, and extract its text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 
 
 def open_subject(task: Task) -> Subject:
-    """Raises CaptureError where the module cannot be captured, TaskError where it cannot run."""
+    """Capture the reference of a task.
+
+    Raises CaptureError if the module cannot be captured, TaskError if it cannot run.
+    """
     if task.entry == "ModelNew":
-        raise CaptureError("the reference class is itself called ModelNew; rename it")
+        raise CaptureError("the reference class has the name ModelNew; rename it")
     text = needed_definitions(task.source, task.entry)
     if siblings := sibling_imports(text, task.path.parent):
         raise CaptureError(
-            f"{task.path.name} imports {', '.join(siblings)} from files beside it, which a "
-            "candidate cannot read; put what it needs into one file"
+            f"{task.path.name} imports {', '.join(siblings)} from its folder, which a candidate "
+            "cannot read; move the needed definitions into one file"
         )
     reference = open_reference(task)
     model = reference.model(0)
@@ -30,7 +33,7 @@ def open_subject(task: Task) -> Subject:
 
 
 class attribute_of:
-    """The expression that reaches a parameter from `self`: `self.net[0].weight`."""
+    """Function from a parameter's name to its expression from `self`: `self.net[0].weight`."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         from torch import nn

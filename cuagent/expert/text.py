@@ -1,4 +1,4 @@
-"""What the C++ and the CUDA generator share: lines, and how values of a kernel are written."""
+"""Write lines, names and expressions of a kernel; shared by the C++ and the CUDA generator."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ class Writer:
         self.lines.append("  " * self.depth + text if text else "")
 
     def pragma(self, text: str) -> None:
+        """Write a pragma, without indentation."""
         self.lines.append("#pragma " + text)
 
     def open(self, text: str) -> None:
+        """Open a block after `text`."""
         self(f"{text} {{".lstrip())
         self.depth += 1
 
     def close(self, count: int = 1) -> None:
+        """Close `count` blocks."""
         for _ in range(count):
             self.depth -= 1
             self("}")
@@ -38,21 +41,24 @@ DECLARATION = re.compile(r"\s*(?:const|constexpr) [\w ]+?\*?(\w+)(?:\[\w+\])? = 
 
 
 def without_unused(lines: list[str]) -> list[str]:
-    """The lines without constants that nothing after them in their block reads.
+    """Remove constants that no later line in their block reads.
 
-    Whether a row's index is needed is known only once its last access is written. From the end,
-    so that what only an unused constant needed goes too.
+    A generator knows only after the last access if a row's index was needed. The scan runs from the
+    end, so that constants used only by an unused constant are removed too.
     """
-    kept: list[str] = []
+    result: list[str] = []
     for line in reversed(lines):
         match = DECLARATION.match(line)
-        if match is None or _is_read(match[1], line, kept):
-            kept.append(line)
-    return kept[::-1]
+        if match is None or _is_read(match[1], line, result):
+            result.append(line)
+    return result[::-1]
 
 
 def _is_read(word: str, declaration: str, later: list[str]) -> bool:
-    """`later` is in reverse; the block ends where a line stands further left."""
+    """Return True if a later line of the block has `word`; `later` is in reverse order.
+
+    The block ends at the first line with less indentation.
+    """
     depth = _depth(declaration)
     for line in reversed(later):
         if line and line[0] != "#" and _depth(line) < depth:
@@ -67,9 +73,9 @@ def _depth(line: str) -> int:
 
 
 class KernelText:
-    """Names and expressions of one kernel while it is written.
+    """Names and expressions of the kernel that is being written.
 
-    `defined` holds elements that have a name of their own in the present scope.
+    `defined` maps loaded elements to their variables in the current scope.
     """
 
     def __init__(self, name: str, nest: Nest, title: str, plan: Plan) -> None:
@@ -80,13 +86,13 @@ class KernelText:
         self.stage = plan.stages[0]
         self.defined: dict[str, str] = {}
         self.row_suffix = ""
-        """Subscript of row values where several rows advance together."""
+        """Subscript of row values if several rows are processed together."""
 
     def _pointer(self, tensor: str) -> str:
         return identifier(tensor)
 
-    def _row_stored(self) -> list[str]:
-        """Outputs with one value per row."""
+    def _row_outputs(self) -> list[str]:
+        """Return the outputs with one value per row."""
         return [
             name
             for name in self.nest.group.outputs
@@ -99,7 +105,7 @@ class KernelText:
             matrix = self.nest.reads[node.name, node.inputs[0]]
             label = self._element(labels)
             base = self._index(matrix)
-            # A label outside (an ignored row) must not read outside.
+            # A label out of range (an ignored row) must not read out of bounds.
             outside = f"{label} < 0 || {label} >= {node.dims[0]}"
             return f"{self._pointer(matrix.tensor)}[{base} + ({outside} ? 0 : {label})]"
         return expression(node, [self._operand(node, a) for a in node.args])
@@ -112,13 +118,13 @@ class KernelText:
         if access is not None:
             key = self._element(access)
             return self.defined.get(key, key)
-        return self._named(self.plan.source(arg))
+        return self._variable(self.plan.source(arg))
 
     def _dtype(self, node: Node, arg: str) -> str:
         access = self.nest.reads.get((node.name, arg))
         return access.dtype if access else self.plan.nodes[arg].dtype
 
-    def _named(self, source: Operand) -> str:
+    def _variable(self, source: Operand) -> str:
         assert isinstance(source, str)
         node = self.plan.nodes[source]
         word = identifier(source)

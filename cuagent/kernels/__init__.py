@@ -1,8 +1,8 @@
-"""Plain kernels called with tensors: `load("kernels/scale.cu").scale(y, x, 2.0, x.numel())`.
+"""Load plain kernels and call them with tensors: `load("kernels/scale.cu").scale(y, x, 2.0, n)`.
 
-A source exports `extern "C"` functions and includes no torch header, so that it compiles in a
-second instead of a minute. Prototypes are read from its text, and every call is checked against
-them before any pointer is handed over. Three forms are known:
+A source exports `extern "C"` functions and includes no torch header, so it compiles in a second
+instead of a minute. The loader reads the prototypes from its text and checks every call against
+them before it passes a pointer. It knows three forms:
 
 - `.cpp` with launchers: g++ with OpenMP, tensors on the CPU;
 - `.cu` with launchers: nvcc; a last parameter `cudaStream_t` receives the current stream;
@@ -10,8 +10,8 @@ them before any pointer is handed over. Three forms are known:
 
 Not covered: strided tensors (a channels-last tensor is passed as its contiguous permutation),
 structures by value, autograd, torch.compile through a call.
-Invariant: this package imports nothing of cuagent and torch only where a tensor is met, because
-exported packages carry a copy of it.
+Invariant: this package does not import the rest of cuagent, because exported packages carry a copy
+of it. It imports torch only in the functions that handle tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .compiler import CompileFailed, CompilerMissing, recipe, shared_library
+from .compiler import CompileFailed, CompilerMissing, read_recipe, shared_library
 from .prototypes import PrototypeError, parse
 
 __all__ = ["CompileFailed", "CompilerMissing", "Kernels", "PrototypeError", "load"]
@@ -55,22 +55,23 @@ _LOADED: dict[Path, Kernels] = {}
 
 
 def load(path: str | Path) -> Kernels:
-    """Compile (or find compiled) and load a source; `path` is relative to the caller's file.
+    """Load a source and return its functions; compile it first if no compiled library is found.
 
-    Raises FileNotFoundError, PrototypeError, CompilerMissing or CompileFailed.
+    `path` is relative to the caller's file. Raises FileNotFoundError, PrototypeError,
+    CompilerMissing or CompileFailed.
     """
     source = Path(path)
     if not source.is_absolute():
         caller = sys._getframe(1).f_globals.get("__file__")
         source = (Path(caller).parent if caller else Path.cwd()) / source
     if not source.is_file():
-        beside = sorted(file.name for file in source.parent.glob("*.c*"))
-        there = f"there is {', '.join(beside)}" if beside else "no source lies in that folder"
-        raise FileNotFoundError(f"no kernel source {source}; {there}")
-    how = recipe(source)
-    library = shared_library(how)
+        sources = sorted(file.name for file in source.parent.glob("*.c*"))
+        hint = f"the folder has {', '.join(sources)}" if sources else "the folder has no sources"
+        raise FileNotFoundError(f"no kernel source {source}; {hint}")
+    recipe = read_recipe(source)
+    library = shared_library(recipe)
     if library not in _LOADED:
-        _LOADED[library] = _open(source, library, how.form)
+        _LOADED[library] = _open(source, library, recipe.form)
     return _LOADED[library]
 
 

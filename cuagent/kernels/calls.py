@@ -1,7 +1,7 @@
-"""Calls of exported launchers: every argument is checked, then converted, then the function runs.
+"""Call exported launchers: check and convert each argument, then run the function.
 
-The checks are what stands between a slip in Python and a crash without a message; they are
-resolved once per function so that a call costs a few microseconds.
+Without the checks, a mistake in Python would crash the process without a message. The checks are
+chosen once per function, so that a call costs a few microseconds.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Convert = Callable[[Any], Any]
 
 
 def open_library(path: Path, prototypes: Iterable[Prototype], on_cuda: bool) -> dict[str, Any]:
-    """Load a compiled library; one checked callable per exported function."""
-    # Imported first, so that the one OpenMP runtime in the process is torch's own.
+    """Load a compiled library and return one checked callable per exported function."""
+    # Import torch first, so that its copy is the only OpenMP runtime in the process.
     import torch  # noqa: F401
 
     library = ctypes.CDLL(str(path))
@@ -39,7 +39,10 @@ def open_library(path: Path, prototypes: Iterable[Prototype], on_cuda: bool) -> 
 
 
 class Launcher:
-    """One exported function; a call raises TypeError, ValueError, OverflowError or RuntimeError."""
+    """One exported function, callable with tensors and numbers.
+
+    A call raises TypeError, ValueError, OverflowError or RuntimeError.
+    """
 
     def __init__(self, library: ctypes.CDLL, prototype: Prototype, on_cuda: bool) -> None:
         self.prototype = prototype
@@ -79,7 +82,7 @@ class Launcher:
     def _launch(self, values: list[Any], device: int) -> None:
         if self.prototype.stream:
             values.append(self._current_stream(device))
-        # A launch that fails (too much shared memory, a bad grid) says so here and nowhere else.
+        # A failed launch (too much shared memory, a bad grid) is reported only here.
         status = self._function(*values) or self._last_error()
         if status:
             self._last_error()
@@ -92,7 +95,7 @@ class Launcher:
 
 
 class CheckedArguments:
-    """Turns the arguments of a call into C values and the index of their CUDA device (-1: CPU)."""
+    """Converter from the arguments of a call to C values and a CUDA device index (-1: CPU)."""
 
     def __init__(self, prototype: Prototype, on_cuda: bool) -> None:
         self._name = prototype.name
@@ -130,15 +133,19 @@ class CheckedArguments:
             return ValueError(f"{where} is on {tensor.device}; a .cpp kernel takes CPU tensors")
         if device < 0:
             return ValueError(f"{where} is on {tensor.device}; a .cu kernel takes CUDA tensors")
-        return ValueError(f"{where} is on {tensor.device}, the tensors before it on cuda:{device}")
+        return ValueError(
+            f"{where} is on {tensor.device}, but an earlier tensor is on cuda:{device}; "
+            "move all tensors to one device"
+        )
 
 
 def c_type(parameter: Parameter) -> Any:
+    """Return the ctypes class of a parameter."""
     return ctypes.c_void_p if parameter.pointer else CTYPES[parameter.type]
 
 
 def argument(function: str, index: int, parameter: Parameter) -> str:
-    """How error messages name an argument."""
+    """Return the text that names an argument in error messages."""
     return f"{function}: argument {index + 1} `{parameter.text}`"
 
 
@@ -149,7 +156,7 @@ def _converter(function: str, index: int, parameter: Parameter) -> Convert:
     if parameter.type in ("float", "double"):
         return _real(where)
     if parameter.type == "bool":
-        return _truth(where)
+        return _boolean(where)
     bits = int(parameter.type.lstrip("uint"))
     signed = parameter.type[0] == "i"
     low = -(1 << bits - 1) if signed else 0
@@ -168,7 +175,7 @@ def _pointer(where: str, element: str) -> Convert:
             if value is None:
                 return None
             raise TypeError(
-                f"{where} takes a tensor (or None for a null pointer), got {_of(value)}"
+                f"{where} takes a tensor (or None for a null pointer), got {_described(value)}"
             )
         if value.dtype is not dtype and dtype is not None:
             raise TypeError(f"{where} takes a tensor of {dtype}, got {value.dtype}")
@@ -190,17 +197,17 @@ def _real(where: str) -> Convert:
         if type(value) is float or type(value) is int:
             return value
         if isinstance(value, bool) or _is_tensor(value) or not hasattr(value, "__float__"):
-            raise TypeError(f"{where} takes a number, got {_of(value)}")
+            raise TypeError(f"{where} takes a number, got {_described(value)}")
         return float(value)
 
     return convert
 
 
-def _truth(where: str) -> Convert:
+def _boolean(where: str) -> Convert:
     def convert(value: Any) -> Any:
         if isinstance(value, (bool, int)) and value in (0, 1):
             return bool(value)
-        raise TypeError(f"{where} takes True or False, got {_of(value)}")
+        raise TypeError(f"{where} takes True or False, got {_described(value)}")
 
     return convert
 
@@ -209,7 +216,7 @@ def _integer(where: str, low: int, high: int) -> Convert:
     def convert(value: Any) -> Any:
         if type(value) is not int:
             if isinstance(value, bool) or _is_tensor(value) or not hasattr(value, "__index__"):
-                raise TypeError(f"{where} takes an integer, got {_of(value)}")
+                raise TypeError(f"{where} takes an integer, got {_described(value)}")
             value = value.__index__()
         if low <= value <= high:
             return value
@@ -222,7 +229,7 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "data_ptr")
 
 
-def _of(value: Any) -> str:
+def _described(value: Any) -> str:
     if _is_tensor(value):
-        return f"a tensor of shape {tuple(value.shape)} (a scalar is passed as x.item())"
+        return f"a tensor of shape {tuple(value.shape)} (pass a scalar as x.item())"
     return f"{type(value).__name__} {value!r}"[:80]

@@ -1,15 +1,16 @@
-"""From a source to a loadable library: which compiler, which flags, and where the result lies.
+"""Compile a source to a loadable library, or find the library that was compiled earlier.
 
-Libraries are found by content: first in the folders named by CUAGENT_BUILD (read only), then in
-`prebuilt/` beside the source, then in the cache of the trusted builder, then in the cache of this
-loader, else they are compiled into the last. The key covers every source and header of the tree
-(`reach.tree_of`) with its path, and the flags that the source asks for, from ALLOWED_FLAGS. In the
-two caches a library also has a manifest: the other files that its compiler read, with their
-digests, which must be the same now. The compiler, its version, the processor and the base flags are
-the toolchain (`toolchain.py`), one cache folder each. A process that only looks libraries up needs
-no compiler.
+A library is looked up by content, in this order: the folders named by CUAGENT_BUILD (read only),
+`prebuilt/` next to the source, the cache of the trusted builder, the cache of this loader. If it is
+in none of them, it is compiled into the last.
 
-The builder's cache is another one because its compilers see an attempt and nothing else: what the
+The key covers every source and header of the tree (`dependencies.tree_of`) with its path, and the
+flags that the source requests from ALLOWED_FLAGS. In the two caches a library also has a manifest:
+the other files that its compiler read, with their digests, which must still be the same. Compiler,
+version, processor and base flags form the toolchain (`toolchain.py`); each toolchain has its own
+cache folder. A process that only looks up libraries needs no compiler.
+
+The builder has a separate cache because its compilers can read the attempt only. A library that the
 loader compiles may also depend on files elsewhere and on variables such as CPATH.
 """
 
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import reach
+from . import dependencies
 from .toolchain import (
     DEPENDENCIES,
     FORMAT,
@@ -40,7 +41,7 @@ __all__ = [
     "ALLOWED_FLAGS",
     "BUILD",
     "FIXED",
-    "SECONDS",
+    "TIME_LIMIT_S",
     "CompileFailed",
     "CompilerMissing",
     "Recipe",
@@ -49,7 +50,7 @@ __all__ = [
     "cache_root",
     "compile_library",
     "nvcc",
-    "recipe",
+    "read_recipe",
     "run_compiler",
     "shared_library",
     "target",
@@ -57,21 +58,22 @@ __all__ = [
 ]
 
 BUILD = "CUAGENT_BUILD"
-"""Environment: folders of ready libraries, separated as in PATH."""
-SECONDS = 300.0
-"""Of one run of a compiler."""
-MOST_OUTPUT = 4 << 20
-"""Bytes that are read of what a compiler prints."""
-MOST_FLAGS = 64
-LONGEST_FLAG = 200
-"""Characters. Linux takes 128 KiB in one argument of a command."""
+"""Name of the environment variable with folders of compiled libraries, separated as in PATH."""
+TIME_LIMIT_S = 300.0
+"""Seconds that one run of a compiler may take."""
+MAX_OUTPUT = 4 << 20
+"""Bytes of a compiler's messages that are read."""
+MAX_FLAGS = 64
+"""Flags that one source may request."""
+MAX_FLAG_LENGTH = 200
+"""Characters of one flag. Linux accepts 128 KiB in one argument of a command."""
 FIXED = {"LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
-"""Environment of every compiler: messages in English, and `__DATE__` the same on every day."""
+"""Environment of every compiler: messages in English, the same `__DATE__` every day."""
 SETTINGS = (
     *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH"),
     *("GCC_EXEC_PREFIX", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"),
 )
-"""Environment that compilers heed."""
+"""Environment variables that change a compiler's result; the loader's cache key covers them."""
 SILENT = "the compiler failed and printed nothing"
 
 ALLOWED_FLAGS = re.compile(
@@ -82,8 +84,8 @@ ALLOWED_FLAGS = re.compile(
     r"|--extra-device-vectorization|--expt-relaxed-constexpr|--extended-lambda|-lcuda"
     r"|-D\w+(=[\w.+-]+)?"
 )
-_ASKED = re.compile(r"^[ \t]*//[ \t]*cuagent:[ \t]*flags[ \t]+(.*)$", re.MULTILINE)
-_SYSTEM = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>", re.MULTILINE)
+_REQUEST = re.compile(r"^[ \t]*//[ \t]*cuagent:[ \t]*flags[ \t]+(.*)$", re.MULTILINE)
+_SYSTEM_HEADER = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>", re.MULTILINE)
 _NVRTC_KNOWS = re.compile(
     r"cuda|mma\.h|cooperative_groups|math_constants\.h|(c?stdint|c?math|c?float|c?limits)(\.h)?$"
 )
@@ -92,7 +94,7 @@ _KERNEL_ONLY = re.compile(r'extern\s*"C"\s*(\{\s*)?__global__')
 
 
 class CompileFailed(RuntimeError):
-    """The compiler refused the source; `output` is all it printed."""
+    """The compiler refused the source; `output` holds all its messages."""
 
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message)
@@ -101,103 +103,108 @@ class CompileFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one source becomes a library, before any compiler is looked for."""
+    """Inputs of the compilation of one source. Reading it needs no compiler."""
 
     source: Path
     form: str
-    """`g++` or `nvcc`; `nvrtc`, or else `cubin`, where only `__global__` kernels are exported."""
-    asked: tuple[str, ...]
-    """Flags that the source asks for."""
+    """`g++` or `nvcc`. `nvrtc` or `cubin` if the source exports `__global__` kernels only."""
+    requested_flags: tuple[str, ...]
+    """Flags that the source requests."""
     key: str
-    """sha256 over the files of the tree, the place of the source in it and the asked flags."""
-    tree: reach.Tree = field(repr=False)
+    """sha256 over the files of the tree, the source's path in it and the requested flags."""
+    tree: dependencies.Tree = field(repr=False)
 
     @property
     def file(self) -> str:
-        """Name of the result in every folder that may hold it."""
+        """File name of the result in every folder that may hold it."""
         return f"{self.key}.{'cubin' if self.form in ('nvrtc', 'cubin') else 'so'}"
 
 
-def recipe(source: Path) -> Recipe:
+def read_recipe(source: Path) -> Recipe:
     """Read a source and its tree. Raises CompileFailed, also for a flag that is not allowed."""
     try:
         text = source.read_bytes().decode()
     except UnicodeDecodeError as error:
         message = f"not UTF-8 text (byte {error.start})"
         raise CompileFailed(f"{source.name}: {message}", message) from error
-    asked = _asked(text, source.name)
+    flags = _requested_flags(text, source.name)
     form = _form(source, text)
-    tree = reach.tree_of(source)
-    place = source.relative_to(tree.root).as_posix()
+    tree = dependencies.tree_of(source)
+    relative = source.relative_to(tree.root).as_posix()
     digest = hashlib.sha256()
-    for part in (FORMAT, form, str(len(asked)), *asked, place, text):
+    for part in (FORMAT, form, str(len(flags)), *flags, relative, text):
         _add(digest, part.encode(errors="surrogateescape"))
     for name, content in tree.files:
         _add(digest, os.fsencode(name))
         _add(digest, content)
-    return Recipe(source, form, asked, digest.hexdigest(), tree)
+    return Recipe(source, form, flags, digest.hexdigest(), tree)
 
 
 def _add(digest: hashlib._Hash, part: bytes) -> None:
     digest.update(len(part).to_bytes(8, "little") + part)
 
 
-def _asked(text: str, name: str) -> tuple[str, ...]:
-    """The flags that a source asks for. Raises CompileFailed."""
-    asked = tuple(flag for line in _ASKED.findall(text) for flag in line.split())
+def _requested_flags(text: str, name: str) -> tuple[str, ...]:
+    """Return the flags that a source requests. Raises CompileFailed."""
+    flags = tuple(flag for line in _REQUEST.findall(text) for flag in line.split())
     message = ""
-    if len(asked) > MOST_FLAGS:
-        message = f"the source asks for {len(asked)} flags; it may ask for {MOST_FLAGS}"
-    for flag in asked:
-        if len(flag) > LONGEST_FLAG:
-            message = f"the flag {flag[:40]}... has {len(flag)} characters; {LONGEST_FLAG} may be"
+    if len(flags) > MAX_FLAGS:
+        message = f"the source requests {len(flags)} flags; the limit is {MAX_FLAGS}"
+    for flag in flags:
+        if len(flag) > MAX_FLAG_LENGTH:
+            size = f"{len(flag)} characters; the limit is {MAX_FLAG_LENGTH}"
+            message = f"the flag {flag[:40]}... has {size}"
         elif not ALLOWED_FLAGS.fullmatch(flag):
-            message = f"the flag {flag} is not among those a source may ask for"
+            message = f"the flag {flag} is not allowed in a source"
     if message:
         raise CompileFailed(f"{name}: {message}", message)
-    return asked
+    return flags
 
 
 def _form(source: Path, text: str) -> str:
     if source.suffix == ".cpp":
         return "g++"
     if source.suffix != ".cu":
-        message = "a kernel source ends with .cu or .cpp"
+        message = "the name of a kernel source must end with .cu or .cpp"
         raise CompileFailed(f"{source.name}: {message}", message)
     if "<<<" in text or not _KERNEL_ONLY.search(text):
         return "nvcc"
-    # NVRTC sees CUDA's headers and knows a few of C++'s; for more, nvcc makes the cubin.
-    return "nvrtc" if all(_NVRTC_KNOWS.match(h) for h in _SYSTEM.findall(text)) else "cubin"
+    # NVRTC has CUDA's headers and a few of C++'s; with other headers nvcc compiles the cubin.
+    headers = _SYSTEM_HEADER.findall(text)
+    return "nvrtc" if all(_NVRTC_KNOWS.match(h) for h in headers) else "cubin"
 
 
-def shared_library(how: Recipe) -> Path:
-    """Path of the compiled library, compiled now if it lies nowhere. Raises CompileFailed."""
+def shared_library(recipe: Recipe) -> Path:
+    """Return the path of the compiled library; compile it if none is found.
+
+    Raises CompileFailed or CompilerMissing.
+    """
     for folder in os.environ.get(BUILD, "").split(os.pathsep):
-        if folder and (Path(folder) / how.file).is_file():
-            return Path(folder) / how.file
-    prebuilt = how.source.parent / "prebuilt"
-    if prebuilt.is_dir() and (found := prebuilt / target(how.form) / how.file).is_file():
+        if folder and (Path(folder) / recipe.file).is_file():
+            return Path(folder) / recipe.file
+    prebuilt = recipe.source.parent / "prebuilt"
+    if prebuilt.is_dir() and (found := prebuilt / target(recipe.form) / recipe.file).is_file():
         return found
-    tools = toolchain(how.form)
-    built = cache_root() / tools.name / how.file
-    own = cache_root() / OWN / f"{tools.name}-{_settings()}" / how.file
-    for path in (built, own):
+    tools = toolchain(recipe.form)
+    built = cache_root() / tools.name / recipe.file
+    loaded = cache_root() / LOADED / f"{tools.name}-{_settings()}" / recipe.file
+    for path in (built, loaded):
         if path in _CHECKED and path.is_file():
             return path
-    doubtful = reach.doubtful(
-        how.tree, how.source.read_text(), how.form, lists_incbin=tools.lists_incbin
+    unlisted = dependencies.may_have_unlisted(
+        recipe.tree, recipe.source.read_text(), recipe.form, lists_incbin=tools.lists_incbin
     )
-    for path in (built, own):
-        if not doubtful and reach.current(path, how.source.parent):
+    for path in (built, loaded):
+        if not unlisted and dependencies.is_current(path, recipe.source.parent):
             _CHECKED.add(path)
             return path
-    compile_library(how, tools, own, run_compiler)
-    _CHECKED.add(own)
-    return own
+    compile_library(recipe, tools, loaded, run_compiler)
+    _CHECKED.add(loaded)
+    return loaded
 
 
 _CHECKED: set[Path] = set()
-"""Libraries that this process compiled, or whose manifest it has checked."""
+"""Libraries that this process has compiled, or whose manifest it has checked."""
 
 
 def _settings() -> str:
@@ -205,61 +212,62 @@ def _settings() -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
 
 
-OWN = "loaded"
-"""Folder of the cache for what this loader compiles."""
+LOADED = "loaded"
+"""Cache folder for libraries that this loader compiles."""
 
 
 def cache_root() -> Path:
+    """Return the folder that holds all compiled libraries of this user."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "cuagent" / "kernels"
 
 
 Run = Callable[[list[str], Path, Path], tuple[int, str]]
-"""Runs a compiler: (argv, writable scratch, working folder) -> exit status and what it printed."""
+"""Function that runs a compiler: (argv, writable scratch, working folder) -> (status, output)."""
 
 
-def compile_library(how: Recipe, tools: Toolchain, path: Path, run: Run) -> None:
-    """Compile to `path`, with a log and a manifest beside it. Raises CompileFailed."""
+def compile_library(recipe: Recipe, tools: Toolchain, path: Path, run: Run) -> None:
+    """Compile to `path`, and write a log and a manifest next to it. Raises CompileFailed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not beside its place: a compiler under another user id cannot enter a private home.
+    # A folder in TMPDIR: a compiler under another user id cannot enter a private home.
     with tempfile.TemporaryDirectory(prefix="cuagent-compile-") as scratch:
         output = Path(scratch) / path.name
-        argv = tools.argv(how, output, Path(scratch))
-        status, text = run(argv, Path(scratch), how.source.parent)
+        argv = tools.argv(recipe, output, Path(scratch))
+        status, text = run(argv, Path(scratch), recipe.source.parent)
         if status or not output.is_file():
             first = next((line for line in text.splitlines() if _ERROR.search(line)), text[:200])
             raise CompileFailed(
-                f"{how.source.name} does not compile: {first.strip()}", text or SILENT
+                f"{recipe.source.name} does not compile: {first.strip()}", text or SILENT
             )
-        known = _manifest(how, Path(scratch))
-        if recipe(how.source).key != how.key:
+        manifest = _manifest(recipe, Path(scratch))
+        if read_recipe(recipe.source).key != recipe.key:
             message = "a file changed while it was compiled; load it again"
-            raise CompileFailed(f"{how.source.name}: {message}", message)
-        # Equal sources may lie in many folders, so what is kept names none of them.
-        log = text.replace(f"{how.source.parent}/", "").encode()
-        _place(log, path.with_suffix(".log"))
-        # The manifest last: a library that has none is compiled again.
-        reach.manifest_path(path).unlink(missing_ok=True)
-        _place(output.read_bytes(), path)
-        _place(known.encode(), reach.manifest_path(path))
+            raise CompileFailed(f"{recipe.source.name}: {message}", message)
+        # Equal sources in several folders share one log, so it names none of the folders.
+        log = text.replace(f"{recipe.source.parent}/", "").encode()
+        _write_whole(log, path.with_suffix(".log"))
+        # Write the manifest last: a library without a manifest is compiled again.
+        dependencies.manifest_path(path).unlink(missing_ok=True)
+        _write_whole(output.read_bytes(), path)
+        _write_whole(manifest.encode(), dependencies.manifest_path(path))
 
 
-def _manifest(how: Recipe, scratch: Path) -> str:
-    """What the compiler says that it read. Raises CompileFailed for what is no source."""
-    folder = how.source.parent
+def _manifest(recipe: Recipe, scratch: Path) -> str:
+    """Return the manifest of the files that the compiler read.
+
+    Raises CompileFailed if one of them is not a source file.
+    """
+    folder = recipe.source.parent
     try:
-        names = [
-            name
-            for file in DEPENDENCIES
-            for name in reach.listed(os.fsdecode(reach.contents(scratch / file)), folder, scratch)
-        ]
-        return reach.manifest(names, folder, how.tree)
+        rules = [os.fsdecode(dependencies.contents(scratch / file)) for file in DEPENDENCIES]
+        names = [name for rule in rules for name in dependencies.listed(rule, folder, scratch)]
+        return dependencies.manifest(names, folder, recipe.tree)
     except ValueError as error:
-        raise CompileFailed(f"{how.source.name}: {error}", str(error)) from error
+        raise CompileFailed(f"{recipe.source.name}: {error}", str(error)) from error
 
 
-def _place(content: bytes, path: Path) -> None:
-    """Written under another name and renamed: a reader sees the whole file or none."""
+def _write_whole(content: bytes, path: Path) -> None:
+    """Write under another name and rename, so that a reader sees the whole file or none."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(content)
     Path(file.name).chmod(0o644)
@@ -267,11 +275,11 @@ def _place(content: bytes, path: Path) -> None:
 
 
 def run_compiler(
-    argv: list[str], scratch: Path, folder: Path, seconds: float = SECONDS
+    argv: list[str], scratch: Path, folder: Path, seconds: float = TIME_LIMIT_S
 ) -> tuple[int, str]:
     """Run a compiler in `folder` as this user. Raises CompileFailed after `seconds`."""
     environment = {**os.environ, **FIXED, "TMPDIR": str(scratch)}
-    # A file, not a pipe: a pipe would be read without a bound, and until all who hold it end.
+    # A pipe would be read without a size limit, and until every process that holds it ends.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             argv,
@@ -285,10 +293,10 @@ def run_compiler(
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            # nvcc and g++ are drivers: the pass that hangs is a child of theirs.
+            # nvcc and g++ start other programs; kill the program that hangs with its group.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            message = f"the compiler did not end within {seconds:.0f} s"
+            message = f"the compiler did not finish within {seconds:.0f} s"
             raise CompileFailed(message, message) from error
         output.seek(0)
-        return process.returncode, output.read(MOST_OUTPUT).decode(errors="replace")
+        return process.returncode, output.read(MAX_OUTPUT).decode(errors="replace")

@@ -1,7 +1,7 @@
-"""Kernels of a cubin, launched through the CUDA driver: `kernel[grid, block, smem](...)`.
+"""Launch kernels of a cubin through the CUDA driver: `kernel[grid, block, smem](...)`.
 
-Uses the primary context, which is torch's, and the current stream. Arguments are checked as those
-of launchers are; a failing launch raises RuntimeError with the name of the CUDA error.
+The launch uses the primary context, which torch uses too, and the current stream. Arguments are
+checked as for launchers. A failed launch raises RuntimeError with the name of the CUDA error.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from .calls import CheckedArguments, c_type
 from .prototypes import Prototype
 
 MAX_DYNAMIC_SHARED = 8
-"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
-FREE_SHARED = 48 << 10
-"""Bytes of dynamic shared memory that need no leave."""
+"""Value of CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES in cuda.h."""
+DEFAULT_SHARED = 48 << 10
+"""Bytes of dynamic shared memory that a kernel may use without the attribute above."""
 
 BUFFER_POINTER, BUFFER_SIZE = 1, 2
-"""Tags by which cuLaunchKernel takes all parameters as one block, laid out as a C structure."""
+"""Tags with which cuLaunchKernel takes all parameters as one block with a C structure's layout."""
 
 Extent = int | tuple[int, ...]
 
 
 def open_cubin(path: Path, prototypes: Iterable[Prototype]) -> dict[str, Any]:
-    """One launchable object per `__global__` kernel; modules are loaded per device, when needed."""
+    """Return one launchable object per `__global__` kernel.
+
+    A device loads the module at the first launch on it.
+    """
     image = path.read_bytes()
     return {p.name: Kernel(image, p) for p in prototypes if p.kernel}
 
@@ -43,7 +46,7 @@ class Kernel:
         self._checked = CheckedArguments(prototype, on_cuda=True)
         fields = [(f"p{i}", c_type(p)) for i, p in enumerate(prototype.parameters)]
         self._block = type("Parameters", (ctypes.Structure,), {"_fields_": fields})
-        # The driver compares sizes without the padding at the end of a C structure.
+        # The size that the driver expects excludes the padding at the end of a C structure.
         last = getattr(self._block, fields[-1][0]) if fields else None
         self._size = ctypes.c_size_t(last.offset + last.size if last else 0)
         self._functions: dict[int, ctypes.c_void_p] = {}
@@ -65,7 +68,7 @@ class Kernel:
     def launch(
         self, grid: tuple[int, ...], block: tuple[int, ...], shared: int, arguments: tuple[Any, ...]
     ) -> None:
-        """Check and launch on the current stream. Raises as a launcher does."""
+        """Check the arguments and launch on the current stream. Raises the errors of a launcher."""
         values, device = self._checked(arguments)
         current = self._current_device()
         if device in (-1, current):
@@ -85,7 +88,7 @@ class Kernel:
         values: list[Any],
     ) -> None:
         function = self._functions.get(device) or self._function(device)
-        if shared > FREE_SHARED and shared > self._allowed.get(device, 0):
+        if shared > DEFAULT_SHARED and shared > self._allowed.get(device, 0):
             _check("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
             self._allowed[device] = shared
         parameters = self._block(*values)
@@ -97,7 +100,7 @@ class Kernel:
     def _function(self, device: int) -> ctypes.c_void_p:
         import torch
 
-        # Makes sure that the primary context exists and is current.
+        # This call makes the primary context exist and current.
         torch.cuda.synchronize(device)
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         _check("cuModuleLoadData", ctypes.byref(module), self._image)
@@ -108,7 +111,7 @@ class Kernel:
 
 
 class Launch:
-    """A kernel with its launch shape; calling it runs it on the current stream."""
+    """A kernel with its launch shape; a call launches it on the current stream."""
 
     def __init__(
         self, kernel: Kernel, grid: tuple[int, ...], block: tuple[int, ...], shared: int = 0

@@ -1,7 +1,8 @@
-"""NVRTC as a command: `python nvrtc.py LIBNVRTC OPTIONS... -o OUT SOURCE` writes a cubin.
+"""Run NVRTC as a command: `python nvrtc.py LIBNVRTC OPTIONS... -o OUT SOURCE` writes a cubin.
 
-A program of its own, not a call in the process: untrusted text is compiled where a crash or a
-runaway costs nothing, and where it can be sandboxed as any compiler. Standard library only.
+A separate program compiles untrusted text without risk: a crash or an endless compilation does not
+harm the caller, and the program can be sandboxed like any compiler. It uses the standard library
+only.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HEADERS = {
     **dict.fromkeys(("cmath", "math.h", "cfloat", "float.h", "climits", "limits.h"), LIMITS),
     "cuda_runtime.h": "",
 }
-"""What NVRTC lacks of the headers that kernels commonly include; math functions are built in."""
+"""Text of common headers that NVRTC lacks, by name. NVRTC has the math functions built in."""
 
 
 def main(arguments: list[str]) -> int:
@@ -57,25 +58,26 @@ def main(arguments: list[str]) -> int:
     array = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
     status = nvrtc.nvrtcCompileProgram(program, len(flags), array)
     print(
-        _text(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace"), file=sys.stderr
+        _result(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace"),
+        file=sys.stderr,
     )
     if status == 0:
-        Path(out).write_bytes(_text(nvrtc, program, "CUBIN"))
+        Path(out).write_bytes(_result(nvrtc, program, "CUBIN"))
     return int(status != 0)
 
 
 def _includes(library: Path, source: Path) -> list[str]:
-    """Where cuda_fp16.h and its like lie, beside the library or in the toolkit."""
-    beside = [library.parent.parent / "include", Path("/usr/local/cuda/include")]
-    beside += sorted(library.parent.parent.parent.glob("cuda_runtime/include"))
-    return [f"-I{folder}" for folder in [source.parent, *beside] if folder.is_dir()]
+    """Return include options for headers such as cuda_fp16.h, of the wheel or of the toolkit."""
+    folders = [library.parent.parent / "include", Path("/usr/local/cuda/include")]
+    folders += sorted(library.parent.parent.parent.glob("cuda_runtime/include"))
+    return [f"-I{folder}" for folder in [source.parent, *folders] if folder.is_dir()]
 
 
-def _text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+def _result(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, name: str) -> bytes:
     size = ctypes.c_size_t()
-    nvrtc[f"nvrtcGet{what}Size"](program, ctypes.byref(size))
+    nvrtc[f"nvrtcGet{name}Size"](program, ctypes.byref(size))
     buffer = ctypes.create_string_buffer(size.value)
-    nvrtc[f"nvrtcGet{what}"](program, buffer)
+    nvrtc[f"nvrtcGet{name}"](program, buffer)
     return buffer.raw
 
 

@@ -1,9 +1,10 @@
-"""Prototypes read from the text of a source: the exported functions and their parameters.
+"""Read prototypes from the text of a source: the exported functions and their parameters.
 
-Not a C++ parser: it understands `extern "C"` definitions, single or in blocks, whose parameters
-are scalars and pointers to scalars, and refuses the rest by name. Macros are not expanded.
-Invariant: the time taken grows in proportion to the text, whatever it says; who wrote it is not
-trusted. So every character is passed once, and no pattern here can fail after a long way.
+This is not a C++ parser. It understands `extern "C"` definitions, single or in blocks, whose
+parameters are scalars and pointers to scalars, and names the others in an error. It does not expand
+macros.
+Invariant: the time grows linearly with the text, because the text is not trusted. The scan visits
+every character once, and no regular expression here backtracks far.
 """
 
 from __future__ import annotations
@@ -15,29 +16,31 @@ from typing import NamedTuple
 
 
 class PrototypeError(ValueError):
-    """An exported function has a form that cannot be called from Python. One line."""
+    """An exported function cannot be called from Python. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """`type` is canonical (`float`, `int64`, `half`, ...); a pointer points to it."""
+    """One parameter. `type` is canonical (`float`, `int64`, `half`, ...), of the pointee if any."""
 
     name: str
     type: str
     pointer: bool
     text: str
-    """As written, for error messages."""
+    """Declaration as written in the source, for error messages."""
 
 
 @dataclass(frozen=True)
 class Prototype:
-    """One exported function. `kernel` marks a `__global__` one; `stream` is not a parameter."""
+    """One exported function."""
 
     name: str
     parameters: tuple[Parameter, ...]
     stream: bool
+    """True if a last parameter, not in `parameters`, takes the current stream."""
     returns_status: bool
     kernel: bool
+    """True for a `__global__` kernel."""
 
 
 CANONICAL = {
@@ -86,8 +89,8 @@ NO_SCALAR = {"half", "bfloat16", "float8_e4m3fn", "float8_e5m2", "void", "int8",
 STREAM = "cudaStream_t"
 STATUS = {"int", "cudaError_t", "int32_t"}
 
-MOST_CHARACTERS = 1 << 20
-"""Of one source: forty times the longest kernel of CUTLASS's examples."""
+MAX_CHARACTERS = 1 << 20
+"""Characters of one source: forty times the longest kernel of CUTLASS's examples."""
 
 _NOISE = re.compile(
     r"""
@@ -103,9 +106,9 @@ _NOISE = re.compile(
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\\\n]|\\.)*", re.MULTILINE | re.DOTALL)
 _TOKEN = re.compile(r'"C"|\w+|::|[^\s\w]')
 _ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__attribute__", "__maxnreg__"}
-_IDLE = {"noexcept", "__host__"}
+_IGNORED = {"noexcept", "__host__"}
 _ALIAS_TOKENS = 12
-"""Of the longest alias that names a scalar type."""
+"""Tokens of the longest alias that names a scalar type."""
 _QUALIFIERS = re.compile(
     r"\b(?:const|volatile|struct|__restrict__|__restrict|restrict|__grid_constant__)\b"
 )
@@ -118,12 +121,15 @@ class _Token(NamedTuple):
 
 
 def parse(text: str, file: str) -> tuple[Prototype, ...]:
-    """The exported functions of a source, in order. Raises PrototypeError, also where none is."""
-    if len(text) > MOST_CHARACTERS:
+    """Return the exported functions of a source, in order.
+
+    Raises PrototypeError, also if the source exports no function.
+    """
+    if len(text) > MAX_CHARACTERS:
         raise PrototypeError(
-            f"{file}: {len(text)} characters; split it, no more than {MOST_CHARACTERS} are read"
+            f"{file}: it has {len(text)} characters; the limit is {MAX_CHARACTERS}, so split it"
         )
-    text = _DIRECTIVE.sub("", _NOISE.sub(_quieted, text))
+    text = _DIRECTIVE.sub("", _NOISE.sub(_blanked, text))
     tokens = [_Token(match[0], match.start(), match.end()) for match in _TOKEN.finditer(text)]
     aliases = dict(_aliases(tokens))
     found: dict[str, Prototype] = {}
@@ -132,18 +138,18 @@ def parse(text: str, file: str) -> tuple[Prototype, ...]:
         if prototype is not None:
             found[prototype.name] = prototype
     if not found:
-        raise PrototypeError(f'{file}: no extern "C" function is defined; export at least one')
+        raise PrototypeError(f'{file}: it defines no extern "C" function; export at least one')
     return tuple(found.values())
 
 
-def _quieted(match: re.Match[str]) -> str:
-    """A blank for comments and literals; numbers stay, so that 1'000 opens no literal."""
-    kept = match[0] == '"C"' or match[0][0].isdigit()
-    return match[0] if kept else " "
+def _blanked(match: re.Match[str]) -> str:
+    """Return a blank for a comment or literal; keep numbers, so that 1'000 opens no literal."""
+    keep = match[0] == '"C"' or match[0][0].isdigit()
+    return match[0] if keep else " "
 
 
 def _aliases(tokens: list[_Token]) -> Iterator[tuple[str, str]]:
-    """`using NAME = TYPE;` and `typedef TYPE NAME;`"""
+    """Yield (NAME, TYPE) for `using NAME = TYPE;` and `typedef TYPE NAME;`."""
     for at, token in enumerate(tokens):
         if token.text not in ("using", "typedef"):
             continue
@@ -162,11 +168,11 @@ def _spelled(words: list[str]) -> str:
 
 
 def _headers(tokens: list[_Token]) -> Iterator[list[_Token]]:
-    """What stands before the body of each function defined under extern "C"."""
-    scopes: list[bool] = []  # of the open braces: whether they are a block of extern "C"
+    """Yield the tokens before the body of each function defined under extern "C"."""
+    scopes: list[bool] = []  # for each open brace, True if it opens a block of extern "C"
     header: list[_Token] = []
     exported = False
-    body = 0  # braces of a function that is passed over
+    body = 0  # open braces of the function body that is skipped
     for at, token in enumerate(tokens):
         if body:
             body += (token.text == "{") - (token.text == "}")
@@ -190,7 +196,7 @@ def _headers(tokens: list[_Token]) -> Iterator[list[_Token]]:
 def _prototype(
     text: str, header: list[_Token], aliases: dict[str, str], file: str
 ) -> Prototype | None:
-    """None for what is not exported: static and device functions, types, variables."""
+    """Parse one header; None for static and device functions, types and variables."""
     header = _without_attributes(header)
     words = [token.text for token in header]
     opening = words.index("(") if "(" in words else 0
@@ -218,8 +224,8 @@ def _prototype(
 
 
 def _without_attributes(header: list[_Token]) -> list[_Token]:
-    """Without launch bounds, `__attribute__((...))`, `[[...]]` and other words for the compiler."""
-    kept: list[_Token] = []
+    """Drop launch bounds, `__attribute__((...))`, `[[...]]` and other compiler attributes."""
+    plain: list[_Token] = []
     depth, pending = 0, False
     for at, token in enumerate(header):
         double = token.text == "[" and [t.text for t in header[at + 1 : at + 2]] == ["["]
@@ -231,9 +237,9 @@ def _without_attributes(header: list[_Token]) -> list[_Token]:
             depth = 1
         elif token.text in _ATTRIBUTES:
             pending = True
-        elif token.text not in _IDLE:
-            kept.append(token)
-    return kept
+        elif token.text not in _IGNORED:
+            plain.append(token)
+    return plain
 
 
 def _is_word(text: str) -> bool:
@@ -244,20 +250,21 @@ def _parameter(text: str, position: int, where: str, aliases: dict[str, str]) ->
     bare = _QUALIFIERS.sub(" ", text.split("=")[0])
     stars = bare.count("*") + bare.count("[")
     words = re.sub(r"\[[^\[\]]*\]|\*", " * ", bare.replace("std::", "")).split()
-    before = [word for word in words if word != "*"]
+    type_words = [word for word in words if word != "*"]
     name = f"#{position}"
-    # A last word that is not part of a type name is the parameter's own name.
-    if len(before) > 1 and before[-1] not in CANONICAL and before[-1] not in ("int", "long"):
-        name = before.pop()
-    spelled = " ".join(before)
+    # A last word that cannot end a type name is the name of the parameter.
+    last = type_words[-1] if len(type_words) > 1 else "int"
+    if last not in CANONICAL and last not in ("int", "long"):
+        name = type_words.pop()
+    spelled = " ".join(type_words)
     spelled = aliases.get(spelled, spelled).replace("std::", "")
     kind = CANONICAL.get(spelled)
-    if STREAM in before:
+    if STREAM in type_words:
         raise PrototypeError(f"{where}: {STREAM} must be the last parameter")
     if kind is None or stars > 1 or "&" in bare:
         raise PrototypeError(
             f"{where}: parameter {position} `{text}` cannot be passed from Python; "
-            "take scalars and pointers to plain element types, and cast inside"
+            "take scalars and pointers to plain element types, and cast inside the function"
         )
     if not stars and kind in NO_SCALAR:
         raise PrototypeError(

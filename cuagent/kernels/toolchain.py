@@ -1,12 +1,12 @@
-"""The compilers of this machine with their base flags, and what identifies each one's results.
+"""Find the compilers of this machine, with their base flags and an identity of their results.
 
 Floating point: IEEE semantics, except that a*b+c may be contracted to one rounding (as nvcc and
-torch do). A source asks for more by a line `// cuagent: flags -ffast-math`.
+torch do). A source requests more by a line such as `// cuagent: flags -ffast-math`.
 
 OpenMP: two runtimes in one process would start two thread pools and oversubscribe the cores.
-torch carries its own libgomp. Where that copy has the plain name `libgomp.so.1` the dynamic linker
-takes it for ours as well, if torch was loaded first; where its name carries a hash, it is linked by
-path ahead of the system's.
+torch carries a copy of libgomp. If that copy has the plain name `libgomp.so.1` and torch is loaded
+first, the dynamic linker uses it for our libraries too. If its name carries a hash, our libraries
+link it by path ahead of the system's.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ if TYPE_CHECKING:
     from .compiler import Recipe
 
 FORMAT = "2"
-"""Counts up when keys made before no longer mean the same."""
+"""Version of the cache keys; increase it when the meaning of a key changes."""
 ARCH = "CUAGENT_CUDA_ARCH"
-"""Environment: compute capability to compile for instead of the present device's, such as 90a."""
+"""Environment variable with the compute capability to compile for, such as 90a.
+
+If it is not set, sources are compiled for the current device.
+"""
 DEFAULT_ARCH = "90a"
-"""Where there is no device to ask: so that a source can at least be compiled."""
+"""Compute capability to compile for if the machine has no device."""
 
 CPU_FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-Wl,--no-undefined"),
-    # Keep IEEE results; give up only errno and floating-point traps, which block vectorising.
+    # Keep IEEE results. Give up only errno and floating-point traps, which prevent vectorization.
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
     "-Wunknown-pragmas",
 )
@@ -47,7 +50,7 @@ CUDA_FLAGS = (
 NVRTC_FLAGS = ("-lineinfo", "-std=c++17", "--ptxas-options=-v")
 CUBIN_FLAGS = ("-cubin", "-O3", "-lineinfo", "-std=c++17", "--resource-usage")
 
-# -ffast-math itself would link start-up code that flushes denormals in the whole process.
+# -ffast-math would also link start-up code that flushes denormals in the whole process.
 FAST_MATH = (
     *("-fassociative-math", "-fno-signed-zeros", "-freciprocal-math", "-ffinite-math-only"),
     *("-fno-rounding-math", "-fcx-limited-range", "-D__FAST_MATH__=1"),
@@ -61,24 +64,24 @@ extern "C" __attribute__((visibility("default"))) const char* cuagent_error_name
   return cudaGetErrorName((cudaError_t)e);
 }
 """
-"""Part of every .cu library: its runtime is linked statically and has its own error state."""
+"""Code in every .cu library: its CUDA runtime is linked statically, with its own error state."""
 
 DEPENDENCIES = ("dependencies.compiler", "dependencies.assembler")
-"""Files in the scratch folder."""
+"""Names of the dependency lists in the scratch folder."""
 
 
 class CompilerMissing(RuntimeError):
-    """The compiler that a source needs is not installed. One line."""
+    """The compiler that a source needs is not installed. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A compiler with its base flags; `name` changes whenever its results would."""
+    """A compiler with its base flags; toolchains with different results have different names."""
 
     form: str
     command: tuple[str, ...]
     libraries: tuple[str, ...]
-    """Linker inputs, which must follow the source."""
+    """Linker inputs, which must follow the source on the command line."""
     target: str
     """`sm_90a`, or `cpu-` and a digest of the processor's features."""
     version: str
@@ -86,15 +89,16 @@ class Toolchain:
 
     @property
     def lists_incbin(self) -> bool:
-        """Whether the assembler can list the files of `.incbin`: GNU as can."""
+        """True if the assembler can list the files of `.incbin`, as GNU as can."""
         return self.form == "g++" and "clang" not in self.version
 
-    def argv(self, how: Recipe, output: Path, scratch: Path) -> list[str]:
-        """The command that compiles `how` to `output`; `scratch` is an empty writable folder.
+    def argv(self, recipe: Recipe, output: Path, scratch: Path) -> list[str]:
+        """Return the command that compiles `recipe` to `output`.
 
-        It must run in the folder of the source, so that `__FILE__` is the same everywhere.
+        `scratch` is an empty writable folder. The command must run in the folder of the source, so
+        that `__FILE__` is the same everywhere.
         """
-        more = [f for flag in how.asked for f in _expanded(flag, self.form)]
+        more = [f for flag in recipe.requested_flags for f in _expanded(flag, self.form)]
         if self.form == "nvcc":
             (scratch / "cuagent_shim.h").write_text(SHIM)
             more += ["-include", str(scratch / "cuagent_shim.h")]
@@ -102,8 +106,9 @@ class Toolchain:
             more += ["-MD", "-MF", str(scratch / DEPENDENCIES[0])]
         if self.lists_incbin:
             more.append(f"-Wa,--MD,{scratch / DEPENDENCIES[1]}")
-        # "./": a name that begins with "-" is no option.
-        return [*self.command, *more, "-o", str(output), f"./{how.source.name}", *self.libraries]
+        # "./" keeps the compiler from reading a name that begins with "-" as an option.
+        source = f"./{recipe.source.name}"
+        return [*self.command, *more, "-o", str(output), source, *self.libraries]
 
 
 def _expanded(flag: str, form: str) -> tuple[str, ...]:
@@ -111,13 +116,13 @@ def _expanded(flag: str, form: str) -> tuple[str, ...]:
         return FAST_MATH if flag == "-ffast-math" else (flag,)
     if flag == "-ffast-math":
         return ("--use_fast_math",)
-    # Flags of the host compiler only, which nvcc passes on by name.
+    # nvcc passes flags of the host compiler on after -Xcompiler.
     return ("-Xcompiler", flag) if flag.startswith(("-f", "-mp")) and form == "nvcc" else (flag,)
 
 
 @functools.cache
 def toolchain(form: str) -> Toolchain:
-    """The compiler for a form of source, as installed here. Raises CompilerMissing."""
+    """Return the installed compiler for a form of source. Raises CompilerMissing."""
     libraries: tuple[str, ...] = ()
     command: tuple[str, ...]
     if form == "g++":
@@ -151,7 +156,7 @@ def _gxx() -> str:
 
 
 def nvcc() -> str:
-    """Path of nvcc. Raises CompilerMissing."""
+    """Return the path of nvcc. Raises CompilerMissing."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     found = shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
     if found is None:
@@ -160,18 +165,19 @@ def nvcc() -> str:
 
 
 def _nvrtc() -> str | None:
-    """Path of libnvrtc: the wheel's that torch came with, else the toolkit's."""
+    """Return the path of libnvrtc: from torch's NVIDIA wheels, else from the toolkit."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    places = [f.glob("*/lib/libnvrtc.so.*") for f in folders] + [
+    matches = [f.glob("*/lib/libnvrtc.so.*") for f in folders] + [
         Path(home).glob("lib64/libnvrtc.so.*")
     ]
-    found = [str(p) for place in places for p in sorted(place) if "builtins" not in p.name]
+    found = [str(p) for match in matches for p in sorted(match) if "builtins" not in p.name]
     return found[0] if found else None
 
 
 def _openmp() -> tuple[str, ...]:
+    """Return the linker inputs for torch's copy of libgomp, if its name carries a hash."""
     spec = importlib.util.find_spec("torch")
     home = Path(spec.origin).parent if spec and spec.origin else None
     if home is None:
@@ -181,7 +187,7 @@ def _openmp() -> tuple[str, ...]:
 
 
 def _identity(compiler: str) -> str:
-    """Place and size of the program; another build may print the same version."""
+    """Return path and size of the program, since two builds may print the same version."""
     path = Path(compiler).resolve()
     return f"{path} {path.stat().st_size if path.is_file() else 0}"
 
@@ -194,7 +200,7 @@ def _version(compiler: str) -> str:
 
 @functools.cache
 def target(form: str) -> str:
-    """What a result runs on: an architecture of a GPU, or the features of this processor."""
+    """Return the machine that a result runs on: a GPU architecture or the processor's features."""
     if form != "g++":
         return f"sm_{os.environ.get(ARCH) or _device_arch() or DEFAULT_ARCH}"
     info = Path("/proc/cpuinfo")
@@ -203,18 +209,18 @@ def target(form: str) -> str:
         if info.exists()
         else None
     )
-    having = features[0] if features else platform.processor()
-    text = f"{platform.machine()} {platform.system()} {having}"
+    processor = features[0] if features else platform.processor()
+    text = f"{platform.machine()} {platform.system()} {processor}"
     return f"cpu-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def _device_arch() -> str | None:
-    """Compute capability of the current device, with the suffix for its own instructions."""
+    """Return the current device's compute capability, with "a" for architecture-specific code."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         major, minor = torch.cuda.get_device_capability()
     elif (smi := shutil.which("nvidia-smi")) is not None:
-        # Asked from outside: a process that may still fork must not touch CUDA.
+        # A process that may still fork must not initialize CUDA, so ask nvidia-smi.
         query = [smi, "--query-gpu=compute_cap", "--format=csv,noheader"]
         answer = re.match(
             r"(\d+)\.(\d+)", subprocess.run(query, capture_output=True, text=True).stdout

@@ -1,4 +1,4 @@
-"""Results of a run as a package of their own, usable where cuagent is not installed."""
+"""Export the result of a run as a package that works without cuagent."""
 
 from cuagent.package.export import Figures, export
 from cuagent.package.folder import ExportError

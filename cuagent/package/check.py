@@ -1,9 +1,9 @@
-"""Compares with the original module: `python check.py [ORIGINAL.py] [--tolerance 1e-2]`.
+"""Compare with the original module: `python check.py [ORIGINAL.py] [--tolerance 1e-2]`.
 
-Travels with an exported package (it imports nothing of cuagent). The original is a file with the
-reference class; without an argument it is `reference.py` beside this file. It is made with and fed
-what its `get_init_inputs` and `get_inputs` give, or those of `inputs.py` beside this file, which go
-before them. Exit 0: all outputs agree; 1: they do not; 2: usage.
+This file travels with an exported package and does not import cuagent. ORIGINAL.py is a file with
+the reference class; the default is `reference.py` in this folder. Constructor arguments and inputs
+come from `get_init_inputs` and `get_inputs` of `inputs.py` in this folder if it defines them, else
+from the original. Exit code 0: all outputs agree; 1: they differ; 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ def main() -> int:
     parser.add_argument("original", nargs="?", type=Path, default=HERE / REFERENCE)
     parser.add_argument("--tolerance", type=float, default=1e-2, help="absolute and relative")
     options = parser.parse_args()
-    about = json.loads((HERE / "task.json").read_text())
+    facts = json.loads((HERE / "task.json").read_text())
     if not options.original.is_file():
-        print(f"no {options.original}: name a file with {about['entry']} and get_inputs()")
+        print(f"{options.original} not found: name a file with {facts['entry']} and get_inputs()")
         return 2
-    if about["device"] == "cuda" and not torch.cuda.is_available():
-        print("this runs on a CUDA device, and torch sees none")
+    if facts["device"] == "cuda" and not torch.cuda.is_available():
+        print("this package needs a CUDA device, and torch finds none")
         return 2
     try:
         original = _module("original", options.original)
     except ImportError as failed:
-        print(f"{options.original}: {failed}; name the original where what it imports lies too")
+        print(f"{options.original}: {failed}; name a copy of the original next to its imports")
         return 2
-    package = _module(about["name"], HERE / "__init__.py")
+    package = _module(facts["name"], HERE / "__init__.py")
     given = _module("given_inputs", HERE / INPUTS) if (HERE / INPUTS).is_file() else original
     get_inputs = getattr(given, "get_inputs", None) or original.get_inputs
     args, named = _init(given if hasattr(given, "get_init_inputs") else original)
     torch.manual_seed(0)
-    reference = getattr(original, about["entry"])(*args, **named).to(about["device"]).eval()
-    make = package.ModelNew if "rung" not in about else getattr(original, about["entry"])
-    candidate = make(*args, **named).to(about["device"]).eval()
+    reference = getattr(original, facts["entry"])(*args, **named).to(facts["device"]).eval()
+    make = package.ModelNew if "rung" not in facts else getattr(original, facts["entry"])
+    candidate = make(*args, **named).to(facts["device"]).eval()
     candidate.load_state_dict(reference.state_dict())
-    if "rung" in about:  # no kernel: the original module, run another way
+    if "rung" in facts:  # the package has no kernel: it runs the original module with a rung
         candidate = package.faster(candidate)
     worst = 0.0
     for seed in SEEDS:
         torch.manual_seed(seed)
-        inputs = [_to(value, about["device"]) for value in get_inputs()]
+        inputs = [_to(value, facts["device"]) for value in get_inputs()]
         with torch.no_grad():
             error = _error(reference(*inputs), candidate(*inputs), options.tolerance)
-            other = getattr(candidate, "why_original", lambda *_: "")(*inputs)
-        print(f"seed {seed}: largest error {error:.3g} of what the tolerance allows")
-        if other:
-            print(f"  the original ran, not the kernel: {other}")
+            reason = getattr(candidate, "why_original", lambda *_: "")(*inputs)
+        print(f"seed {seed}: largest error is {error:.3g} times the tolerance")
+        if reason:
+            print(f"  the original ran, not the kernel: {reason}")
         worst = max(worst, error)
     print("agrees" if worst <= 1 else "DIFFERS")
     return int(not worst <= 1)
@@ -80,7 +80,7 @@ def _module(name: str, path: Path) -> ModuleType:
 
 
 def _init(module: ModuleType) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and named arguments, in any of the forms that get_init_inputs may give."""
+    """Return positional and named arguments, from any form that get_init_inputs may return."""
     given = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
     match given:
         case dict():
@@ -100,7 +100,10 @@ def _to(value: Any, device: str) -> Any:
 
 
 def _error(expected: Any, got: Any, tolerance: float) -> float:
-    """Largest |expected - got| / (tolerance * (1 + |expected|)); infinite where forms differ."""
+    """Return the largest |expected - got| / (tolerance * (1 + |expected|)).
+
+    It is infinite if structure, shape or dtype differ.
+    """
     if isinstance(expected, tuple | list):
         if len(expected) != len(got):
             return float("inf")
@@ -114,7 +117,7 @@ def _error(expected: Any, got: Any, tolerance: float) -> float:
         return float("inf")
     a, b = expected.double(), got.double()
     ratio = (a - b).abs() / (tolerance * (1 + a.abs()))
-    # Equal infinities and NaNs agree; a NaN on one side only is no agreement.
+    # Equal infinities agree, and two NaNs agree; one NaN is a difference.
     same = (a == b) | (a.isnan() & b.isnan())
     ratio = ratio.masked_fill(same, 0.0).nan_to_num(nan=float("inf"))
     return float(ratio.max()) if ratio.numel() else 0.0

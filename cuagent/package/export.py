@@ -1,9 +1,9 @@
-"""An attempt becomes a folder that stands alone: model, kernels, loader, check, measured figures.
+"""Export an attempt as a self-contained folder: model, kernels, loader, check, measured figures.
 
-The folder is a Python package and an installable project at once, and `model_new.py` in it can be
-imported by path as well. Its kernel runs for verified calls only (`guarded.py`). Not covered:
-attempts that need other packages than torch.
-Invariant: nothing in the folder imports cuagent unless the loader's copy is missing beside it.
+The folder is both a Python package and an installable project, and its `model_new.py` can also be
+imported by path. Its kernel runs for verified calls only (`guarded.py`). Not covered: attempts that
+need packages other than torch.
+Invariant: nothing in the folder imports cuagent unless its copy of the loader is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cuagent.attempt import ENTRY, MODULE, Attempt
 from cuagent.build.result import Build
 from cuagent.package import check
 from cuagent.package.check import INPUTS, REFERENCE
-from cuagent.package.folder import made_whole, package_name, pyproject, write_files
+from cuagent.package.folder import atomic_folder, package_name, pyproject, write_files
 from cuagent.package.guarded import FOLDER, guarded_files
 from cuagent.package.inputs import inputs_text
 from cuagent.package.readme import readme
@@ -32,7 +32,7 @@ from cuagent.verify.domain import Domain
 
 
 class Figures(Protocol):
-    """What was measured, as a judgement holds it; whatever is None is said to be unmeasured."""
+    """Results of a judgement. The README states that a None was not verified or not measured."""
 
     @property
     def verdict(self) -> Verdict | None: ...
@@ -44,9 +44,10 @@ class Figures(Protocol):
     def domain(self) -> Domain | None: ...
 
 
-NOTICE = """`check.py` and, in `model_new_verified`, `_kernels`, `guard.py` and `forms.py` are part
-of cuagent, under the Apache License, Version 2.0 (https://www.apache.org/licenses/LICENSE-2.0). The
-rest was made for the owner of the module that it replaces, and cuagent claims no right in it.
+NOTICE = """`check.py` and, in `model_new_verified`, `_kernels`, `guard.py`, `forms.py` and
+`verified.py` are part of cuagent, under the Apache License, Version 2.0
+(https://www.apache.org/licenses/LICENSE-2.0). The rest was made for the owner of the module that it
+replaces, and cuagent claims no right in it.
 """
 
 
@@ -59,13 +60,13 @@ def export(
     build: Build | None = None,
     measured: date | None = None,
 ) -> Path:
-    """Write the package to `out` and return it.
+    """Write the package to `out` and return `out`.
 
-    With `build`, its libraries go along, for machines of this kind.
-    Raises ExportError where `out` already holds something, and where it is not recorded which
-    calls were verified.
+    If `build` is given, the package includes its compiled libraries, for machines of this kind.
+    `measured` is the date in the README; None stands for today.
+    Raises ExportError if `out` is not empty or if the verified calls are not recorded.
     """
-    with made_whole(out) as folder:
+    with atomic_folder(out) as folder:
         _write(attempt, task, figures, folder, build, measured)
     return out
 
@@ -90,12 +91,12 @@ def _write(
         shutil.copytree(loader, inside / LOADER, ignore=shutil.ignore_patterns("__pycache__"))
     (out / "NOTICE").write_text(NOTICE)
     (out / "__init__.py").write_text(
-        f'"""{task.entry} of {task.path.name}, made faster with kernels of its own."""\n\n'
+        f'"""{task.entry} of {task.path.name}, made faster with custom kernels."""\n\n'
         f'from .{MODULE.removesuffix(".py")} import {ENTRY}\n\n__all__ = ["{ENTRY}"]\n'
     )
     shutil.copy(check.__file__, out / "check.py")
-    about = {"name": name, "entry": task.entry, "device": task.device, "task": task.digest}
-    (out / "task.json").write_text(json.dumps(about, indent=2) + "\n")
+    facts = {"name": name, "entry": task.entry, "device": task.device, "task": task.digest}
+    (out / "task.json").write_text(json.dumps(facts, indent=2) + "\n")
     inner = [FOLDER, *([f"{FOLDER}.{LOADER}"] if uses_loader else [])]
     (out / "pyproject.toml").write_text(pyproject(name, inner))
     (out / "README.md").write_text(readme(name, attempt, task, figures, measured))
@@ -104,7 +105,7 @@ def _write(
 
 
 def _prebuilt(library: Path, kernels: Path) -> None:
-    # The cache folder is named target-toolchain; the loader looks beside the source by target.
+    # The cache folder is named target-toolchain; the loader reads prebuilt/<target> by the source.
     folder = kernels / "prebuilt" / library.parent.name.rpartition("-")[0]
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(library, folder)

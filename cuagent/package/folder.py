@@ -1,4 +1,4 @@
-"""What exported folders have in common: a name, a project file; each is there whole or not."""
+"""Write the parts that all exported folders share, each folder completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from cuagent.task.task import Task
 
 
 class ExportError(Exception):
-    """The folder cannot be written as asked. One line."""
+    """The package cannot be exported. The message is one line."""
 
 
 @contextmanager
-def made_whole(out: Path) -> Iterator[Path]:
-    """A folder to write into, moved to `out` at the end: half a package is never found there.
+def atomic_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder to write into, and move it to `out` if the body succeeds.
 
-    Raises ExportError where `out` already holds something.
+    So `out` never holds half a package. Raises ExportError if `out` is not empty.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ExportError(f"{out}: exists and is not empty; name a new folder with --out")
-    place = out.resolve()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+        raise ExportError(f"{out} exists and is not empty; name a new folder with --out")
+    target = out.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         yield partial
         partial.chmod(0o755)
-        partial.replace(place)
+        partial.replace(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def package_name(task: Task) -> str:
-    """A Python identifier and a distribution's name: `rms_norm_fast`."""
+    """Return the name of the exported package, a Python identifier such as `rms_norm_fast`."""
     slug = re.sub(r"\W+", "_", task.name.lower()).strip("_") or "model"
     return f"{'m_' if slug[0].isdigit() else ''}{slug}_fast"
 
@@ -53,17 +53,17 @@ def write_files(files: Mapping[str, str], folder: Path) -> None:
 
 
 def write_original(task: Task, folder: Path) -> None:
-    """What `check.py` compares with: the user's file, and the inputs that came from elsewhere."""
+    """Write the files that `check.py` reads: the user's file, and inputs given as options."""
     (folder / REFERENCE).write_text(task.source)
     if text := inputs_text(task):
         (folder / INPUTS).write_text(text)
 
 
 def pyproject(name: str, inner: Sequence[str] = ()) -> str:
-    """Of a package that lies beside its project file, with packages inside."""
+    """Return the text of pyproject.toml for the package in its folder, with `inner` packages."""
     packages = [name, *(f"{name}.{package}" for package in inner)]
-    places = {p: p.removeprefix(name).lstrip(".").replace(".", "/") or "." for p in packages}
-    folders = ", ".join(f'"{package}" = "{place}"' for package, place in places.items())
+    paths = {p: p.removeprefix(name).lstrip(".").replace(".", "/") or "." for p in packages}
+    folders = ", ".join(f'"{package}" = "{path}"' for package, path in paths.items())
     data = "".join(
         f'"{package}" = ["kernels/**/*", "imports/**/*", "*.json"]\n' for package in packages[1:2]
     )

@@ -1,6 +1,6 @@
-"""Forms of arguments that a kernel was verified on, and whether an argument has that form.
+"""Compare the arguments of a call with the forms that a kernel was verified on.
 
-Travels with an exported or applied kernel, beside `guard.py`.
+Travels with an exported or applied kernel, next to `guard.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 ALIGNMENT = 16
-"""Bytes. Verified tensors were aligned; vector loads of a misaligned view may fail."""
+"""Bytes that tensors must be aligned to, as verified; vector loads of other views may fail."""
 PLAIN = (Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter))
-"""Classes of tensors that hold plain memory; a subclass may hold anything."""
+"""Classes of tensors with plain memory; a subclass may have none."""
 
 
 class Form:
-    """What one input tensor must look like."""
+    """Verified dtype, shape and stride (in elements) of one input tensor."""
 
     __slots__ = ("contiguous", "dtype", "shape", "stride")
 
@@ -33,6 +33,7 @@ class Form:
         self.contiguous = self.stride == tuple(reversed(packed))
 
     def fits(self, value: Any, device: torch.device) -> bool:
+        """Return True if `value` is a plain tensor of this form on `device`."""
         return (
             value.__class__ in PLAIN
             and value.shape == self.shape
@@ -50,7 +51,10 @@ class Form:
 
 
 def nested(spec: dict[str, Any], tensors: Iterator[Any]) -> Any:
-    """Values where they stood, and forms where tensors stood."""
+    """Build the nested arguments of `spec`: its constants, and the next of `tensors` for each one.
+
+    `spec` is a `cuagent.task.Spec`.
+    """
     match spec["kind"]:
         case "tensor":
             return next(tensors)
@@ -63,7 +67,7 @@ def nested(spec: dict[str, Any], tensors: Iterator[Any]) -> Any:
 
 
 def matches(value: Any, form: Any, device: torch.device) -> bool:
-    """Whether an argument has the verified form, or the verified value where it is no tensor."""
+    """Return True if a tensor has the verified form, and any other argument the verified value."""
     if isinstance(form, Form):
         return form.fits(value, device)
     if isinstance(form, (list, tuple)):
@@ -83,7 +87,7 @@ def matches(value: Any, form: Any, device: torch.device) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in type and value, all the way down; lists and tuples count as one."""
+    """Return True if both have equal types and values at every depth; a list may be a tuple."""
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
@@ -94,6 +98,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -104,19 +109,22 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def form_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return (dtype, shape, stride)."""
     return tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """Return `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
-def wanted(form: Any, device: torch.device) -> str:
+def required_text(form: Any, device: torch.device) -> str:
+    """Return the text of a verified form, with the device of a tensor."""
     return f"{form} on {device}" if form.__class__ is Form else form_text(form)
 
 
 def form_text(form: Any) -> str:
-    """A form, or a nest of them."""
+    """Return the text of a form or of nested forms."""
     if form.__class__ is Form:
         return str(form)
     if isinstance(form, dict):
@@ -126,8 +134,8 @@ def form_text(form: Any) -> str:
     return repr(form)
 
 
-def shown(value: Any) -> str:
-    """An argument in a few words."""
+def value_text(value: Any) -> str:
+    """Return a short description of an argument."""
     if not isinstance(value, Tensor):
         text = repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
         return text[:60]

@@ -1,8 +1,8 @@
-"""An attempt as files that guard it: the kernel for the verified calls, the original for the rest.
+"""Write an attempt as files that run its kernel for verified calls and the original for all others.
 
-`model_new.py` is what users import. It stands beside the folder `model_new_verified`, which holds
-the attempt as it was verified, the guard (`guard.py`) and what it compares a call with. No code of
-the task or of the attempt runs here.
+Users import `model_new.py`. Next to it is the folder `model_new_verified` with the attempt as it
+was verified, the guard (`guard.py`) and the facts that the guard compares a call with. Nothing here
+runs code of the task or of the attempt.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from cuagent.verify.domain import Domain
 
 FOLDER = "model_new_verified"
 FACTS = "verified.json"
-TRAVELS = ("guard.py", "forms.py")
-"""Our files that go along; they import nothing of cuagent."""
+GUARD_FILES = ("guard.py", "forms.py", "verified.py")
+"""Files of this package that are copied into every export; they do not import cuagent."""
 
 
 def guarded_files(
     attempt: Attempt, task: Task, domain: Domain | None, reference: str
 ) -> dict[str, str]:
-    """Path and text of each file; `reference` is the path of the original module's file.
+    """Return path and text of each file; `reference` is the path for the original module's file.
 
-    Raises ExportError where the record does not say which calls were verified.
+    Raises ExportError if the verified calls are not recorded.
     """
     if domain is None:
         raise ExportError(
-            "the record does not say which calls this kernel was verified for (it is of an earlier "
-            "version of cuagent); judge it again with cuagent optimize --resume or cuagent verify"
+            "this record was written by an earlier version of cuagent and does not say which calls "
+            "the kernel was verified for; run cuagent optimize --resume or cuagent verify again"
         )
+    package = Path(__file__).parent
+    title = f'"""{ENTRY} as it was verified; {MODULE} in the parent folder decides when it runs."""'
     inside = {
-        "__init__.py": f'"""{ENTRY} as it was verified; {MODULE} above decides when it runs."""\n',
-        **{name: Path(__file__).with_name(name).read_text(encoding="utf-8") for name in TRAVELS},
-        FACTS: json.dumps(facts(task, domain), indent=1) + "\n",
+        "__init__.py": f"{title}\n",
+        **{name: (package / name).read_text(encoding="utf-8") for name in GUARD_FILES},
+        FACTS: json.dumps(verified_facts(task, domain), indent=1) + "\n",
         **dict(attempt.files),
         **_imports(task),
     }
@@ -45,8 +47,8 @@ def guarded_files(
     return {MODULE: entry_text(task, reference), reference: task.source} | files
 
 
-def facts(task: Task, domain: Domain) -> dict[str, object]:
-    """The content of `verified.json`, which `guard.py` reads."""
+def verified_facts(task: Task, domain: Domain) -> dict[str, object]:
+    """Return the content of `verified.json`, which `verified.py` reads."""
     return {
         "entry": task.entry,
         "package": package_of(task.path)[1],
@@ -62,10 +64,10 @@ def facts(task: Task, domain: Domain) -> dict[str, object]:
 
 
 def entry_text(task: Task, reference: str) -> str:
-    """The `model_new.py` that users import."""
+    """Return the text of the `model_new.py` that users import."""
     return f'''"""{task.entry} of {task.path.name} with verified kernels. Written by cuagent.
 
-The kernel runs for the calls that are named in {FOLDER}/{FACTS}, in eval mode and without
+The kernel runs for the calls that {FOLDER}/{FACTS} lists, in eval mode and without
 gradients. For every other call the original module runs, with the same parameters, and a
 RuntimeWarning says why.
 """
@@ -77,12 +79,14 @@ HERE = Path(__file__).resolve().parent
 
 if __package__:
     from .{FOLDER} import guard
-else:  # by path, without a package around it
+else:  # imported by path, not as part of a package
     sys.path += [path for path in (str(HERE),) if path not in sys.path]
     from {FOLDER} import guard
 
 if Path(guard.__file__).resolve().parent.parent != HERE:
-    raise ImportError(f"{{guard.__file__}} is of another kernel: import each as part of a package")
+    raise ImportError(
+        f"{{guard.__file__}} belongs to another kernel; import each kernel as part of a package"
+    )
 
 
 class {ENTRY}(guard.Guarded):
@@ -94,7 +98,7 @@ class {ENTRY}(guard.Guarded):
 
 
 def _imports(task: Task) -> dict[str, str]:
-    """The files beside the user's that the original imports, as long as they are as judged."""
+    """Return the project files that the original imports, if they are the same as when judged."""
     if not task.imported or imported_digest(task.path) != task.imported:
         return {}
     return {f"imports/{name}": text for name, text in imported_texts(task.path).items()}

@@ -1,6 +1,6 @@
-"""`--inputs` and `--init` of a task as Python text, for a package that has no cuagent to read them.
+"""Write `--inputs` and `--init` of a task as Python, for a package that works without cuagent.
 
-What the text draws is what `Reference.inputs` draws from the same seed.
+The written functions draw the same values as `Reference.inputs` does from the same seed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
 def inputs_text(task: Task) -> str | None:
-    """A module with `get_inputs` and `get_init_inputs`, as far as the command line gave them."""
+    """Return a module with `get_inputs` and `get_init_inputs`, for the options that were given.
+
+    None if the command line gave neither.
+    """
     parts = []
     if task.inputs is not None:
         drawn = "".join(f"        {_value(entry)},\n" for entry in parse_inputs(task.inputs))
@@ -25,7 +28,7 @@ def inputs_text(task: Task) -> str | None:
         parts.append(f"def get_init_inputs():\n    return {[list(args), named]!r}\n")
     if not parts:
         return None
-    title = f'"""What {task.entry} of {task.path.name} is made with and fed."""'
+    title = f'"""Inputs and constructor arguments of {task.entry} in {task.path.name}."""'
     return "\n\n".join([f"{title}\n\nimport torch\n", *parts])
 
 

@@ -1,4 +1,4 @@
-"""The README of an exported package: the figures as measured, with what they were measured on."""
+"""Write the README of an exported package: the measured figures with machine and versions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def readme(
     figures: Figures,
     measured: date | None,
 ) -> str:
-    """Markdown; what was not measured is named as such."""
+    """Return the Markdown text; it states which figures were not measured."""
     verdict, timing, score, domain = figures.verdict, figures.timing, figures.score, figures.domain
     day = (measured or date.today()).isoformat()
     kernels = ", ".join(f"`{source}`" for source in attempt.kernels) or "none"
@@ -45,9 +45,9 @@ def readme(
             f"python check.py {task.path.name}   # compares it with the original",
             "```",
             "",
-            "Without an argument `check.py` takes `reference.py`, the original. Not installed, "
-            f"`from model_new import {ENTRY}` works with this folder on the path. Measured under "
-            "`torch.no_grad()`; the kernels have no backward pass.",
+            "Without an argument `check.py` uses `reference.py`, the original. Without an "
+            f"installation, `from model_new import {ENTRY}` works with this folder on the path. "
+            "Measured under `torch.no_grad()`; the kernels have no backward pass.",
             "",
             "## Verified calls",
             "",
@@ -55,9 +55,9 @@ def readme(
             "",
             "## Build",
             "",
-            "A kernel is compiled on first use (" + _compiler(attempt) + ") and cached by content; "
-            "libraries under `model_new_verified/kernels/prebuilt/` are used on machines of the "
-            "same kind.",
+            "A kernel is compiled at first use (" + _compiler(attempt) + ") and cached by content; "
+            "machines of the same kind use the libraries in "
+            "`model_new_verified/kernels/prebuilt/`.",
             "",
             "## Speed",
             "",
@@ -74,7 +74,7 @@ def readme(
 
 
 def _verified(task: Task, verdict: Verdict | None, domain: Domain | None) -> list[str]:
-    """Which calls run the kernel, and what happens to the others."""
+    """Return the lines that list the verified calls."""
     if domain is None:
         return ["Not recorded."]
     tensors = iter(domain.tensors)
@@ -98,8 +98,8 @@ def _verified(task: Task, verdict: Verdict | None, domain: Domain | None) -> lis
         "",
         f"Every other call runs the original module (`{REFERENCE}`) with the same parameters, and "
         "a `RuntimeWarning` says why, once for each reason: another shape, dtype, stride or "
-        "device, training mode, gradients. `model.why_original(x)` tells before a call. The values "
-        "that were verified:",
+        "device, training mode, gradients. `model.why_original(x)` returns that reason without a "
+        "call. Verified values:",
         "",
     ]
     if verdict is None or not verdict.draws:
@@ -110,7 +110,7 @@ def _verified(task: Task, verdict: Verdict | None, domain: Domain | None) -> lis
 
 
 def _form(item: Spec, tensors: Iterator[TensorForm]) -> str:
-    """An argument as text: `float32[4, 128]` for a tensor."""
+    """Return an argument as text, such as `float32[4, 128]` for a tensor."""
     match item["kind"]:
         case "tensor":
             form = next(tensors)
@@ -134,10 +134,14 @@ def _speed(timing: Timing | None, score: Score | None) -> list[str]:
     if timing is None:
         return ["Not measured."]
     lines = [
-        "Ratios come from pairs taken together, times are medians of all: they need not agree.",
+        "Ratios come from paired samples and times are medians of all samples, so the quotient of "
+        "two times may differ from the ratio.",
         "",
     ]
-    lines += ["| against | ratio | 95 % interval | its time | this |", "|---|---|---|---|---|"]
+    lines += [
+        "| baseline | speedup | 95 % interval | baseline time | kernel time |",
+        "|---|---|---|---|---|",
+    ]
     candidate = timing.arm("candidate")
     for baseline, ratio in timing.ratios.items():
         arm = timing.arm(baseline)
@@ -148,12 +152,12 @@ def _speed(timing: Timing | None, score: Score | None) -> list[str]:
         )
     lines += ["", f"Measured on {timing.device}{versions_text(timing.versions)}."]
     if timing.effort is Effort.QUICK:
-        lines.append("A quick measurement, for feedback: it is no score of record.")
+        lines.append("This was a quick measurement, for feedback; it is not a score of record.")
     if timing.share is not None:
-        lines.append(f"That is {timing.share:.0%} of the roofline.")
-    lines += [f"Mind: {remark}" for remark in timing.remarks]
+        lines.append(f"The kernel reaches {timing.share:.0%} of the roofline.")
+    lines += [f"Note: {remark}" for remark in timing.remarks]
     if score is not None:
-        lines.append(f"Milestone score: {score.reward} (of -1, 1, 2, 3).")
+        lines.append(f"Milestone score: {score.reward} (one of -1, 1, 2, 3).")
     return lines
 
 
@@ -163,12 +167,12 @@ def _correctness(task: Task, verdict: Verdict | None) -> list[str]:
     lines = [f"Verdict: {verdict.reason}. {verdict.detail}".rstrip()]
     lines.append(
         f"Precision: {verdict.precision or task.precision} (the task admits {task.precision}). "
-        f"Isolation while judged: {verdict.tier}."
+        f"Isolation during the verdict: {verdict.tier}."
     )
     for rule, result in (("lax", verdict.lax), ("strict", verdict.strict)):
         if result is not None:
             word = "passed" if result.passed else "failed"
-            lines.append(f"- {rule} rule: {word}, largest error {result.worst:.3g} of its bound")
+            lines.append(f"- {rule} rule: {word}, largest error {result.worst:.3g} times its bound")
     if verdict.draws:
         largest = max(verdict.draws, key=lambda draw: draw.max_error)
         lines.append(
@@ -179,12 +183,12 @@ def _correctness(task: Task, verdict: Verdict | None) -> list[str]:
 
 
 def time_text(seconds: float | None) -> str:
-    """A time a call; a dash where there is none."""
+    """Return the time of a call as text; a dash for None."""
     if seconds is None:
         return "-"
     return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
 
 
 def versions_text(versions: dict[str, str]) -> str:
-    """Behind the name of the machine."""
+    """Return the versions in parentheses, to follow the name of the machine."""
     return f" ({', '.join(f'{k} {v}' for k, v in versions.items())})" if versions else ""

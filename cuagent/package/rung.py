@@ -1,9 +1,9 @@
-"""The best rung of the ladder as a folder that stands alone: where no kernel adds to what is free.
+"""Export the best rung of the ladder as a self-contained folder, if no kernel is faster than it.
 
-It holds one function that makes the user's own module run the way that was measured quickest, a
-check against the module as it was, and the figures. Not covered: anything that torch cannot do by
-itself. Invariant: what the function does is what was timed under the rung's name
-(`cuagent.worker.arms`), with the same flags.
+The folder holds one function that applies the rung to the user's module, a check against the
+original module, and the figures. Not covered: anything that needs more than torch.
+Invariant: the function does exactly what was timed under the rung's name (`cuagent.worker.arms`),
+with the same flags.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cuagent.measure.ladder import Ladder, Rung
 from cuagent.package import check
-from cuagent.package.folder import made_whole, package_name, pyproject, write_original
+from cuagent.package.folder import atomic_folder, package_name, pyproject, write_original
 from cuagent.package.readme import time_text, versions_text
 from cuagent.task.task import Device, Precision, Task
 from cuagent.timing import Effort, Ratio
@@ -28,49 +28,50 @@ ENTRY = "faster"
 
 def export_rung(
     rung: Rung,
-    found: Ladder,
+    ladder: Ladder,
     task: Task,
     out: Path,
     *,
     free: Ratio | None = None,
     measured: date | None = None,
 ) -> Path:
-    """Write the package to `out` and return it.
+    """Write the package to `out` and return `out`.
 
-    `free` is eager's time over the rung's, where it was measured again beside an attempt.
-    Raises ExportError where `out` already holds something.
+    `free` is eager's time over the rung's from a later timing with an attempt, if there was one.
+    `measured` is the date in the README; None stands for today. Raises ExportError if `out` is not
+    empty.
     """
-    with made_whole(out) as folder:
+    with atomic_folder(out) as folder:
         name = package_name(task)
         (folder / MODULE).write_text(module_text(rung.name, task))
         (folder / "__init__.py").write_text(
-            f'"""{task.entry} of {task.path.name}, run the way that was measured quickest."""\n\n'
+            f'"""{task.entry} of {task.path.name}, with the fastest measured settings."""\n\n'
             f'from .{MODULE.removesuffix(".py")} import {ENTRY}\n\n__all__ = ["{ENTRY}"]\n'
         )
         shutil.copy(check.__file__, folder / "check.py")
-        about = {"name": name, "entry": task.entry, "device": task.device, "task": task.digest}
-        (folder / "task.json").write_text(json.dumps(about | {"rung": rung.name}, indent=2) + "\n")
+        facts = {"name": name, "entry": task.entry, "device": task.device, "task": task.digest}
+        (folder / "task.json").write_text(json.dumps(facts | {"rung": rung.name}, indent=2) + "\n")
         write_original(task, folder)
         (folder / "pyproject.toml").write_text(pyproject(name))
-        text = "\n".join(_readme(name, rung, found, task, free or rung.over_eager, measured))
+        text = "\n".join(_readme(name, rung, ladder, task, free or rung.over_eager, measured))
         (folder / "README.md").write_text(text)
     return out
 
 
 def module_text(name: str, task: Task) -> str:
-    """The function that applies a rung, as Python."""
+    """Return Python text with the function that applies a rung."""
     mode, *options = name.split("+")
     body = list(_statements(mode, options, task))
     flags = any("allow_tf32" in line for line in body)
-    warning = " Mind that TF32 is switched for the whole process." if flags else ""
+    warning = " Note: it sets TF32 for the whole process." if flags else ""
     lines = [
-        f'"""{_words(name)}: no kernel, nothing but torch.{warning}"""',
+        f'"""Run a module with {_settings(name)}; torch only, no kernel.{warning}"""',
         "",
         "import torch",
         "",
         "",
         f"def {ENTRY}(module: torch.nn.Module) -> torch.nn.Module:",
-        f'    """`module` itself, on {task.device}, made to run the way measured quickest."""',
+        f'    """Apply the fastest measured settings on {task.device} and return `module`."""',
         *(f"    {line}" if line else "" for line in body),
         "    return module",
     ]
@@ -78,7 +79,7 @@ def module_text(name: str, task: Task) -> str:
 
 
 def _statements(mode: str, options: list[str], task: Task) -> Iterator[str]:
-    """In the order in which the worker applies them."""
+    """Yield the statements in the order in which the worker applies the options."""
     if task.device is Device.CUDA:
         tf32 = "fp32" not in options and task.precision is not Precision.MATCH
         if tf32 or "fp32" in options:
@@ -87,15 +88,15 @@ def _statements(mode: str, options: list[str], task: Task) -> Iterator[str]:
     if "channels_last" in options:
         yield "module = module.to(memory_format=torch.channels_last)"
     if "bf16" in options:
-        yield "plain = module.forward"
+        yield "original_forward = module.forward"
         yield ""
-        yield "def widened(x):"
+        yield "def to_float32(x):"
         yield "    return x.float() if x.dtype is torch.bfloat16 else x"
         yield ""
         yield "def forward(*arguments, **named):"
         yield f'    with torch.autocast("{task.device}", torch.bfloat16):'
-        yield "        output = plain(*arguments, **named)"
-        yield "    return torch.utils._pytree.tree_map_only(torch.Tensor, widened, output)"
+        yield "        output = original_forward(*arguments, **named)"
+        yield "    return torch.utils._pytree.tree_map_only(torch.Tensor, to_float32, output)"
         yield ""
         yield "module.forward = forward"
     if mode == COMPILE:
@@ -104,17 +105,16 @@ def _statements(mode: str, options: list[str], task: Task) -> Iterator[str]:
         yield f'module.compile(mode="{mode}")'
 
 
-def _words(name: str) -> str:
+def _settings(name: str) -> str:
     mode, *options = name.split("+")
-    how = {EAGER: "eager PyTorch", COMPILE: "torch.compile"}
-    words = [how.get(mode, f"torch.compile, mode {mode}"), *options]
-    return ", ".join(words)
+    modes = {EAGER: "eager PyTorch", COMPILE: "torch.compile"}
+    return ", ".join([modes.get(mode, f"torch.compile, mode {mode}"), *options])
 
 
 def _readme(
     name: str,
     rung: Rung,
-    found: Ladder,
+    ladder: Ladder,
     task: Task,
     free: Ratio | None,
     measured: date | None,
@@ -123,26 +123,27 @@ def _readme(
     yield f"# {name}"
     yield ""
     yield (
-        f"`{ENTRY}(module)` makes `{task.entry}` of `{task.path.name}` run the way that was "
-        f"measured quickest on {task.device} without a kernel: {_words(rung.name)}. Measured with "
-        f"cuagent on {day}."
+        f"`{ENTRY}(module)` makes `{task.entry}` of `{task.path.name}` run with the fastest "
+        f"settings measured on {task.device} without a kernel: {_settings(rung.name)}. Measured "
+        f"with cuagent on {day}."
     )
     yield from ["", "## Use", "", "```"]
     yield f"pip install .     # then: from {name} import {ENTRY}; module = {ENTRY}(module)"
-    yield f"python check.py {task.path.name}   # compares it with the module as it was"
+    yield f"python check.py {task.path.name}   # compares it with the original module"
     yield from ["```", ""]
-    yield "Without an argument `check.py` takes `reference.py`, the module as it was."
+    yield "Without an argument `check.py` uses `reference.py`, the original module."
     yield "Measured under `torch.no_grad()`."
     yield from ["", "## Speed", ""]
-    yield "| run as | time | over eager | 95 % interval | error against fp64 |"
+    yield "| settings | time | speedup over eager | 95 % interval | error against fp64 |"
     yield "|---|---|---|---|---|"
-    for other in found.rungs:
-        yield _row(other, free if other.name == rung.name else other.over_eager)
+    for each in ladder.rungs:
+        yield _row(each, free if each.name == rung.name else each.over_eager)
     yield ""
-    yield f"Measured on {found.device}{versions_text(found.versions)}; precision {found.precision}."
-    if found.effort is Effort.QUICK:
-        yield "Times of a quick measurement, for feedback: they are no score of record."
-    yield from found.notes
+    machine = f"{ladder.device}{versions_text(ladder.versions)}"
+    yield f"Measured on {machine}; precision {ladder.precision}."
+    if ladder.effort is Effort.QUICK:
+        yield "This was a quick measurement, for feedback; it is not a score of record."
+    yield from ladder.notes
     yield from ["", f"Task `{task.digest[:16]}`.", ""]
 
 

@@ -1,16 +1,16 @@
-"""Imports of the loader, pointed at the copy that travels with the package."""
+"""Rewrite imports of the kernel loader to use the copy that travels with the package."""
 
 from __future__ import annotations
 
 import ast
 
 LOADER = "_kernels"
-"""Name of the copy, beside `model_new.py`."""
+"""Folder name of the copy, next to `model_new.py`."""
 ORIGINAL = "cuagent.kernels"
 
 
 def vendored(source: str) -> tuple[str, bool]:
-    """`model_new.py` with its loader imports rewritten, and whether there were any."""
+    """Return `model_new.py` with rewritten loader imports, and True if it had any."""
     lines = source.splitlines(keepends=True)
     found = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
     changed = False
@@ -26,7 +26,7 @@ def vendored(source: str) -> tuple[str, bool]:
 
 
 def _loader_names(node: ast.Import | ast.ImportFrom) -> str | None:
-    """What is imported from the loader: `load as compile_it`, or `* as NAME` for the module."""
+    """Return the names imported from the loader: `load as f`, or `* as NAME` for the module."""
     if isinstance(node, ast.ImportFrom) and node.module == ORIGINAL:
         return ", ".join(ast.unparse(alias) for alias in node.names)
     if isinstance(node, ast.ImportFrom) and node.module == "cuagent":

@@ -41,15 +41,18 @@ def test_an_include_that_the_compiler_skips_is_read_by_nobody(tmp_path: Path, te
 
 REFUSED = {
     "own memory": ('#include "/proc/self/mem"', ""),
-    "a device": ('#include "/dev/null"', "reads /dev/null, which is no source file"),
+    "a device": ('#include "/dev/null"', "reads /dev/null, which is not a source file"),
     "a pseudo file": ('#include "/proc/cpuinfo"\n', ""),
     "data of a device": (
         '__asm__(".section .rodata\\n.incbin \\"/dev/null\\"\\n.previous");',
         "",
     ),
     "a long name": ('#include "' + "a" * 5000 + '"', "aaaa"),
-    "a long flag": (f"// cuagent: flags -DX={'1' * 200_000}", "has 200004 characters; 200 may be"),
-    "many flags": (f"// cuagent: flags {'-DX=1 ' * 50_000}", "asks for 50000 flags"),
+    "a long flag": (
+        f"// cuagent: flags -DX={'1' * 200_000}",
+        "200004 characters; the limit is 200",
+    ),
+    "many flags": (f"// cuagent: flags {'-DX=1 ' * 50_000}", "requests 50000 flags"),
     "itself": ('#include "a.cpp"', ""),
     "a line far away": ('#line 4294967295 "/etc/passwd"\nint x = ;', ""),
     "a line elsewhere": ('#line 1 "/proc/kmsg"\nint x = ;', ""),

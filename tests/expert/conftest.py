@@ -1,4 +1,4 @@
-"""A task's text to a candidate, written out, built by the real compiler and imported."""
+"""Fixture that generates a candidate from a task's text, writes it and imports it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agreement import Made
+from agreement import Imported
 
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.subject import open_subject
@@ -16,8 +16,10 @@ from cuagent.task import load_task
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Made]:
-    def made(text: str, entry: str, options: Options | None = None, device: str = "cpu") -> Made:
+def make(tmp_path: Path) -> Callable[..., Imported]:
+    def make(
+        text: str, entry: str, options: Options | None = None, device: str = "cpu"
+    ) -> Imported:
         path = tmp_path / "task.py"
         path.write_text(text)
         subject = open_subject(load_task(f"{path}:{entry}", device=device))
@@ -29,9 +31,9 @@ def make(tmp_path: Path) -> Callable[..., Made]:
             (folder / name).write_text(content)
         module = _imported(folder / "model_new.py")
         task = _imported(path)
-        return Made(candidate, module.ModelNew, getattr(task, entry), task.get_inputs)
+        return Imported(candidate, module.ModelNew, getattr(task, entry), task.get_inputs)
 
-    return made
+    return make
 
 
 def _imported(path: Path) -> Any:

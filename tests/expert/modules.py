@@ -1,4 +1,4 @@
-"""Modules that the expert is tried on, each with its inputs; their text is what a task holds."""
+"""Modules for tests of the expert, each with its inputs; `task_text` writes them as task files."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class SmoothLoss(nn.Module):
 
 
 class SqueezeAndExcite(nn.Module):
-    """One kernel's result is read by another through views."""
+    """Module in which one kernel reads another kernel's result through views."""
 
     def __init__(self):
         super().__init__()
@@ -171,7 +171,7 @@ INPUTS: dict[type[nn.Module], str] = {
 
 
 def task_text(cls: type[nn.Module], inputs: str | None = None) -> str:
-    """A file in KernelBench form around one of the classes."""
+    """Return a file in KernelBench's form with one of the classes."""
     body = textwrap.dedent(inspect.getsource(cls))
     given = INPUTS[cls] if inputs is None else inputs
     return (

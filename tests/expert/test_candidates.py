@@ -1,4 +1,4 @@
-"""Whole candidates: captured, rewritten, generated, compiled by g++ and compared with fp64."""
+"""Complete candidates: captured, rewritten, generated, compiled by g++ and compared with fp64."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from cuagent.task import load_task
 
 
 @pytest.mark.parametrize("cls", INPUTS, ids=lambda cls: cls.__name__)
-def test_a_candidate_computes_what_its_reference_does(make, cls):
+def test_candidate_agrees_with_reference(make, cls):
     assert_agrees(make(task_text(cls), cls.__name__))
 
 
-def test_stacked_linear_layers_compute_the_same(make):
+def test_merged_linear_layers_agree_with_reference(make):
     made = make(task_text(Gated), "Gated", Options(merge=True))
     assert made.candidate.files["model_new.py"].count("F.linear") == 1
     assert_agrees(made)
 
 
-def test_folded_weights_follow_a_parameter_that_changes(make):
+def test_folded_weights_follow_changed_parameters(make):
     text = """
 import torch
 from torch import nn
@@ -48,20 +48,20 @@ def get_init_inputs(): return []
         torch.testing.assert_close(new(x), expected)
 
 
-def test_other_shapes_training_and_autograd_run_the_reference(make):
+def test_unsupported_shapes_and_autograd_run_reference(make):
     made = make(task_text(Mlp), "Mlp")
     new = assert_agrees(made)
     x = torch.randn(3, 24)
     torch.testing.assert_close(new(x), made.reference.forward(new, x))
-    wanted = torch.randn(11, 24)
-    new(wanted).sum().backward()
+    supported = torch.randn(11, 24)
+    new(supported).sum().backward()
     assert new.net[0].weight.grad is not None
 
 
-def test_operators_that_are_kept_stay_with_torch(make):
+def test_operators_in_keep_stay_torch_calls(make):
     text = task_text(Mlp)
-    everything = make(text, "Mlp").candidate
-    origins = frozenset().union(*everything.origins)
+    full = make(text, "Mlp").candidate
+    origins = frozenset().union(*full.origins)
     assert "layer_norm" in origins
     fewer = make(text, "Mlp", Options(keep=frozenset({"layer_norm"})))
     assert (
@@ -76,7 +76,7 @@ def test_operators_that_are_kept_stay_with_torch(make):
     "body",
     ["torch.softmax(x * 2 + 1, -1)", "(x * x).sum(0) + 1", "(x - x.mean(1, keepdim=True)).relu()"],
 )
-def test_odd_sizes(make, shape, body):
+def test_candidate_agrees_with_reference_at_odd_sizes(make, shape, body):
     text = f"""
 import torch
 class Model(torch.nn.Module):
@@ -88,7 +88,7 @@ def get_init_inputs(): return []
     assert_agrees(make(text, "Model"))
 
 
-def test_a_large_offset_costs_no_precision(make):
+def test_layer_norm_keeps_precision_with_large_offset(make):
     text = """
 import torch
 class Model(torch.nn.Module):
@@ -106,7 +106,7 @@ def _subject(tmp_path, text, entry="Model"):
     return open_subject(load_task(f"{path}:{entry}", device="cpu"))
 
 
-def test_a_lone_product_leaves_nothing_to_do(tmp_path):
+def test_single_matrix_product_gives_no_candidate(tmp_path):
     text = """
 import torch
 class Model(torch.nn.Module):
@@ -118,7 +118,7 @@ def get_init_inputs(): return []
     assert make_candidate(_subject(tmp_path, text), Options()) is None
 
 
-def test_control_flow_on_values_is_refused_in_one_line(tmp_path):
+def test_control_flow_on_values_raises_one_line_error(tmp_path):
     text = """
 import torch
 class Model(torch.nn.Module):
@@ -131,6 +131,6 @@ def get_init_inputs(): return []
         _subject(tmp_path, text)
 
 
-def test_a_candidate_is_the_same_text_every_time(tmp_path):
+def test_candidate_text_is_deterministic(tmp_path):
     subject = _subject(tmp_path, task_text(OneElement), "OneElement")
     assert make_candidate(subject, Options()) == make_candidate(subject, Options())

@@ -1,4 +1,4 @@
-"""Capturing a module leaves nothing behind in the folder for temporary files."""
+"""Capture of a module leaves no files in the folder for temporary files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ capture(torch.nn.Linear(2, 2), [torch.ones(1, 2)])
 """
 
 
-def test_torchs_own_cache_is_made_in_ours(tmp_path: Path, python: list[str]) -> None:
+def test_capture_puts_inductor_cache_into_our_cache(tmp_path: Path, python: list[str]) -> None:
     temporary, cache = tmp_path / "tmp", tmp_path / "cache"
     temporary.mkdir()
     env = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}

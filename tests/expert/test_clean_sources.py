@@ -1,4 +1,4 @@
-"""Generated sources compile without a word from the compilers, however odd the module."""
+"""Generated sources compile without warnings."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def subjects(tmp_path_factory):
     return found
 
 
-def _together(subjects, device, folder):
-    """One file that includes the kernels of all modules, each in a namespace of its own."""
+def _write_all(subjects, device, folder):
+    """Write one file that includes the kernels of all modules, each in a separate namespace."""
     lines = []
     for name, subject in subjects.items():
         candidate = make_candidate(replace(subject, device=device), Options())
@@ -40,22 +40,22 @@ def _together(subjects, device, folder):
                 target.write_text(text.replace('extern "C" ', ""))
                 lines.append(f'namespace {target.stem} {{\n#include "{target.name}"\n}}\n')
     header = "pointwise_cuda.h" if device == "cuda" else "pointwise.h"
-    together = folder / f"together.{'cu' if device == 'cuda' else 'cpp'}"
-    together.write_text(f'#include "{header}"\n' + "".join(lines))
-    return together
+    source = folder / f"all.{'cu' if device == 'cuda' else 'cpp'}"
+    source.write_text(f'#include "{header}"\n' + "".join(lines))
+    return source
 
 
-def test_gxx_has_nothing_to_warn_of(subjects, tmp_path):
-    together = _together(subjects, "cpu", tmp_path)
+def test_gxx_compiles_without_warnings(subjects, tmp_path):
+    source = _write_all(subjects, "cpu", tmp_path)
     options = ["-std=c++17", "-fopenmp", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
-    _compile(["g++", *options, str(together)])
+    _compile(["g++", *options, str(source)])
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
-def test_nvcc_has_nothing_to_warn_of(subjects, tmp_path):
-    together = _together(subjects, "cuda", tmp_path)
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_nvcc_compiles_without_warnings(subjects, tmp_path):
+    source = _write_all(subjects, "cuda", tmp_path)
     options = ["-std=c++17", "-arch=sm_80", "-ptx", "-Werror", "all-warnings"]
-    _compile(["nvcc", *options, "-o", "/dev/null", str(together)])
+    _compile(["nvcc", *options, "-o", "/dev/null", str(source)])
 
 
 def _compile(command):
@@ -63,7 +63,7 @@ def _compile(command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_constant_that_its_block_does_not_read_is_left_out():
+def test_without_unused_removes_constants_that_their_block_does_not_read():
     lines = [
         "{",
         "  const int row = 3;",

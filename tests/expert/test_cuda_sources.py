@@ -1,4 +1,4 @@
-"""CUDA candidates compute what the reference does; that they compile, test_clean_sources says."""
+"""CUDA candidates agree with the reference; test_clean_sources tests that they compile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cuagent.expert.candidate import Options
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("cls", INPUTS, ids=lambda cls: cls.__name__)
-def test_on_the_device(make, cls):
+def test_cuda_candidate_agrees_with_reference(make, cls):
     assert_agrees(make(task_text(cls), cls.__name__, device="cuda"), "cuda")
 
 
@@ -19,7 +19,7 @@ def test_on_the_device(make, cls):
 @pytest.mark.parametrize("shape", ["1, 1", "1, 7", "7, 1", "3, 8", "5, 4099", "2, 70000"])
 @pytest.mark.parametrize("body", ["torch.softmax(x * 2 + 1, -1)", "(x * x).sum(0) + 1"])
 @pytest.mark.parametrize("options", [Options(), Options(threads=128), Options(vector=False)])
-def test_odd_sizes_on_the_device(make, shape, body, options):
+def test_cuda_candidate_agrees_with_reference_at_odd_sizes(make, shape, body, options):
     text = f"""
 import torch
 class Model(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""The expert as a model: it acts through tool calls alone and knows a run from its messages."""
+"""The expert as a model: it acts through tool calls and reads the run from its messages."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ def task(tmp_path):
 
 
 def converse(task, answers, fresh=False, most=40):
-    """Lets the expert act; `answers` maps a tool and how often it was called to a result's data.
+    """Run the expert and return its calls.
 
-    Gives the calls. What `answers` gives as a text is an error of the tool.
+    `answers(tool, count)` returns the data of a tool's result, or a text for an error of the tool.
+    `fresh` replaces the model after each step, as in a resumed run.
     """
     model, messages, acts, counts = ExpertModel(task), [Message("user", "go")], [], {}
     while len(acts) < most:
-        said: list[str] = []
-        reply = model.query(messages, TOOLS, lambda text, kind, said=said: said.append(text))
-        assert "".join(said) == reply.message.content
+        pieces: list[str] = []
+        reply = model.query(messages, TOOLS, lambda text, kind, pieces=pieces: pieces.append(text))
+        assert "".join(pieces) == reply.message.content
         messages.append(reply.message)
         for call in reply.message.tool_calls:
             counts[call.name] = counts.get(call.name, 0) + 1
@@ -51,7 +52,7 @@ def converse(task, answers, fresh=False, most=40):
             return acts
         if fresh:
             model = ExpertModel(task)
-    raise AssertionError("the expert does not come to an end")
+    raise AssertionError("the expert does not stop")
 
 
 def accepted(number, eager, compiled=None, width=0.0):
@@ -80,7 +81,7 @@ def answers_with(verdicts):
     return answer
 
 
-def test_it_submits_the_fastest_accepted_attempt(task):
+def test_expert_submits_fastest_accepted_attempt(task):
     acts = converse(task, answers_with([accepted(1, 1.3), accepted(2, 1.1), accepted(3, 1.0)]))
     name, arguments = acts[-1]
     assert (name, arguments["attempt"]) == ("submit", 1)
@@ -88,25 +89,25 @@ def test_it_submits_the_fastest_accepted_attempt(task):
     assert names(acts)[:2] == ["profile", "write"]
 
 
-def test_a_resumed_run_goes_on_as_the_same_run(task):
+def test_resumed_run_equals_uninterrupted_run(task):
     verdicts = [accepted(1, 1.3), accepted(2, 1.6), accepted(3, 1.0)]
-    straight = converse(task, answers_with(verdicts))
-    assert converse(task, answers_with(verdicts), fresh=True) == straight
+    uninterrupted = converse(task, answers_with(verdicts))
+    assert converse(task, answers_with(verdicts), fresh=True) == uninterrupted
 
 
-def test_no_gain_is_said(task):
+def test_submit_message_reports_no_gain(task):
     acts = converse(task, answers_with([accepted(n, 0.9) for n in range(1, 9)]))
     assert acts[-1][1]["message"].startswith("no gain")
 
 
-def test_after_refusals_and_odd_results_it_ends(task):
+def test_run_ends_after_rejections_and_empty_results(task):
     refused = {"accepted": False, "reason": "wrong values", "detail": "", "attempt": 1}
     acts = converse(task, answers_with([refused]))
     assert acts[-1] == ("submit", {"message": acts[-1][1]["message"]})
     assert converse(task, lambda tool, count: {})[-1][0] == "submit"
 
 
-def test_a_kernel_that_does_not_compile_is_left_out_next(task):
+def test_run_continues_after_kernel_that_does_not_compile(task):
     def answer(tool, count):
         if tool == "compile" and count == 1:
             return {"ok": False, "diagnostics": [{"file": "kernels/silu_mul_kernel.cpp"}]}
@@ -117,7 +118,7 @@ def test_a_kernel_that_does_not_compile_is_left_out_next(task):
     assert any(name == "submit" for name, _ in acts[first_compile:])
 
 
-def test_a_module_that_cannot_be_captured_ends_with_no_gain(tmp_path):
+def test_uncapturable_module_ends_with_no_gain(tmp_path):
     path = tmp_path / "task.py"
     path.write_text(
         "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
@@ -129,7 +130,7 @@ def test_a_module_that_cannot_be_captured_ends_with_no_gain(tmp_path):
     assert "cannot be captured" in acts[-1][1]["message"]
 
 
-def test_only_what_differs_is_written_and_only_what_is_stale_removed(task):
+def test_expert_writes_only_changed_files_and_removes_only_stale_ones(task):
     acts = converse(task, answers_with([accepted(n, 0.9) for n in range(1, 9)]))
     folder: dict[str, str] = {}
     for name, arguments in acts:
@@ -150,7 +151,7 @@ def _loaded(folder):
     return re.findall(r'load\("([^"]+)"\)', folder["model_new.py"])
 
 
-def test_a_file_that_others_changed_is_read_before_it_is_written(task):
+def test_expert_reads_file_that_others_changed_before_writing_it(task):
     def answer(tool, count):
         if tool == "write" and count == 2:
             return "Error: model_new.py: it has changed since you read it; read it again"
@@ -164,7 +165,7 @@ def test_a_file_that_others_changed_is_read_before_it_is_written(task):
     assert "verify" not in names(acts)[:reading]
 
 
-def test_a_verify_that_fails_inside_is_asked_once_more(task):
+def test_failed_verify_call_is_repeated_once(task):
     def answer(tool, count):
         if tool == "verify" and count == 1:
             return "Error: verify failed inside (OSError: no space left)"
@@ -176,7 +177,7 @@ def test_a_verify_that_fails_inside_is_asked_once_more(task):
     assert acts[-1][1]["attempt"] == 1
 
 
-def test_where_verify_fails_inside_twice_the_run_ends_with_what_there_is(task):
+def test_run_submits_best_attempt_after_two_failed_verify_calls(task):
     def answer(tool, count):
         if tool == "verify" and count > 1:
             return "Error: verify failed inside (OSError: no space left)"
@@ -190,19 +191,19 @@ def test_where_verify_fails_inside_twice_the_run_ends_with_what_there_is(task):
     assert "Error: full" in acts[-1][1]["message"]
 
 
-def test_a_wide_interval_against_compile_is_no_reason_to_give_up(task):
+def test_wide_interval_against_compile_does_not_end_run(task):
     acts = converse(task, answers_with([accepted(n, 3.0, 0.95, width=0.2) for n in range(1, 9)]))
     assert names(acts).count("verify") > 1
     assert acts[-1][0] == "submit"
     assert not acts[-1][1]["message"].startswith("no gain")
 
 
-def test_the_attempt_with_the_best_lower_limit_is_submitted(task):
+def test_expert_submits_attempt_with_best_lower_limit(task):
     verdicts = [accepted(1, 1.4, width=0.05), accepted(2, 1.5, width=0.4), accepted(3, 1.0)]
     assert converse(task, answers_with(verdicts))[-1][1]["attempt"] == 1
 
 
-def test_a_file_beside_the_reference_is_said_to_be_the_hindrance(tmp_path):
+def test_submit_message_names_import_from_folder_of_reference(tmp_path):
     (tmp_path / "blocks.py").write_text("import torch\nclass Block(torch.nn.ReLU): pass\n")
     path = tmp_path / "task.py"
     path.write_text(

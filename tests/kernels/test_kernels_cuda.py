@@ -1,4 +1,4 @@
-"""CUDA kernels on a device: both forms, streams, devices, and launches that fail."""
+"""CUDA kernels on a device: both forms, streams, devices and failed launches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ extern "C" void scale_half(half* y, const half* x, float f, long n, cudaStream_t
 extern "C" void too_much_shared(float* y, cudaStream_t stream) {
   k<<<1, 256, 1 << 20, stream>>>(y, y, 1.0f, 1L);
 }
-extern "C" cudaError_t says(int code) { return (cudaError_t)code; }
+extern "C" cudaError_t status(int code) { return (cudaError_t)code; }
 """
 KERNELS = """
 #include <cstdint>
@@ -78,15 +78,13 @@ def test_launchers_compute_in_fp32_and_fp16(launchers: Kernels):
         assert torch.equal(y, 2 * x)
 
 
-def test_a_tensor_on_the_cpu_is_named(launchers: Kernels):
+def test_launcher_refuses_cpu_tensor_by_name(launchers: Kernels):
     x = torch.randn(8, device="cuda")
     with pytest.raises(ValueError, match=r"argument 2 .*x.* is on cpu"):
         launchers.scale(x, x.cpu(), 2.0, 8)
 
 
-def test_a_launch_that_fails_silently_in_cuda_raises_here_and_the_next_one_works(
-    launchers: Kernels,
-):
+def test_failed_launch_raises_and_next_launch_works(launchers: Kernels):
     x = torch.ones(8, device="cuda")
     with pytest.raises(RuntimeError, match=r"too_much_shared: CUDA error .*cudaErrorInvalidValue"):
         launchers.too_much_shared(x)
@@ -94,13 +92,13 @@ def test_a_launch_that_fails_silently_in_cuda_raises_here_and_the_next_one_works
     assert x.tolist() == [2.0] * 8
 
 
-def test_a_status_is_raised_with_its_name(launchers: Kernels):
-    launchers.says(0)
+def test_returned_status_raises_with_name_of_error(launchers: Kernels):
+    launchers.status(0)
     with pytest.raises(RuntimeError, match="cudaErrorMemoryAllocation"):
-        launchers.says(2)
+        launchers.status(2)
 
 
-def test_the_current_stream_is_used_so_that_graphs_capture(launchers: Kernels):
+def test_launcher_uses_current_stream_so_that_graphs_capture_it(launchers: Kernels):
     x, y = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -122,13 +120,13 @@ def test_global_kernels_are_launched_from_python(kernels: Kernels):
         kernels.scale(y, x, 2.0, 1000)
 
 
-def test_global_kernels_take_parameters_of_every_size(kernels: Kernels):
+def test_global_kernels_accept_parameters_of_every_size(kernels: Kernels):
     y = torch.zeros(8, device="cuda", dtype=torch.bfloat16)
     kernels.mixed[1, 32](y, True, 3, 2.5, torch.tensor([4], dtype=torch.int32, device="cuda"))
     assert y.tolist() == [0, 0, 0, 3.5, 3.5, 3.5, 3.5, 0]
 
 
-def test_global_kernels_get_large_shared_memory_or_an_error(kernels: Kernels):
+def test_global_kernels_get_large_shared_memory_or_raise(kernels: Kernels):
     y = torch.arange(256, device="cuda", dtype=torch.float32)
     kernels.shared[1, 256, 100 << 10](y, 256)
     assert torch.equal(y, torch.arange(255, -1, -1, device="cuda", dtype=torch.float32))
@@ -148,8 +146,8 @@ def test_global_kernels_are_captured_by_graphs(kernels: Kernels):
     assert y.sum().item() == 16
 
 
-def test_tensors_on_two_devices_are_refused(launchers: Kernels):
+def test_launcher_refuses_tensors_on_two_devices(launchers: Kernels):
     if torch.cuda.device_count() < 2:
-        pytest.skip("one device here")
-    with pytest.raises(ValueError, match="before it on cuda:0"):
+        pytest.skip("needs two devices")
+    with pytest.raises(ValueError, match="earlier tensor is on cuda:0"):
         launchers.scale(torch.ones(8, device="cuda:0"), torch.ones(8, device="cuda:1"), 2.0, 8)

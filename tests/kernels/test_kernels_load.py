@@ -1,4 +1,4 @@
-"""Compiling, caching and calling real C++ kernels."""
+"""Compilation, caching and calls of real C++ kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cuagent.kernels import CompileFailed, Kernels, load
-from cuagent.kernels.compiler import recipe
+from cuagent.kernels.compiler import read_recipe
 
 SCALE = """
 #include <cstdint>
@@ -44,13 +44,13 @@ def kernels(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return load(source)
 
 
-def test_a_launcher_computes_into_a_tensor(kernels: Kernels):
+def test_launcher_writes_into_tensor(kernels: Kernels):
     x, y = torch.randn(1000, requires_grad=True), torch.empty(1000)
     kernels.scale(y, x, 2, 1000)
     assert torch.equal(y, 2 * x)
 
 
-def test_none_is_a_null_pointer_and_an_empty_tensor_is_fine(kernels: Kernels):
+def test_launcher_accepts_none_and_empty_tensors(kernels: Kernels):
     kernels.scale(None, None, 1.0, 0)
     kernels.scale(torch.empty(0), torch.empty(0), 1.0, 0)
 
@@ -59,7 +59,7 @@ X, Y = torch.randn(8, 8), torch.empty(8, 8)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "told"),
+    ("arguments", "error", "message"),
     [
         ((Y, X, 2.0), TypeError, "scale takes 4 arguments .* got 3"),
         ((Y, X.double(), 2.0, 64), TypeError, "argument 2 .*in.* torch.float32, got torch.float64"),
@@ -73,12 +73,12 @@ X, Y = torch.randn(8, 8), torch.empty(8, 8)
         ((Y, X, 2.0, 1 << 63), OverflowError, "argument 4 .*n.* does not fit"),
     ],
 )
-def test_a_wrong_argument_is_named_before_the_call(kernels: Kernels, arguments, error, told: str):
-    with pytest.raises(error, match=told):
+def test_launcher_names_wrong_argument(kernels: Kernels, arguments, error, message: str):
+    with pytest.raises(error, match=message):
         kernels.scale(*arguments)
 
 
-def test_scalar_ranges_follow_the_prototype(kernels: Kernels):
+def test_launcher_refuses_scalars_outside_type_range(kernels: Kernels):
     out = torch.empty(2, dtype=torch.float64)
     kernels.fill(out, 255, 2)
     assert out.tolist() == [255, 255]
@@ -88,23 +88,23 @@ def test_scalar_ranges_follow_the_prototype(kernels: Kernels):
         kernels.fill(out, 1, 1 << 31)
 
 
-def test_a_status_that_is_not_zero_raises(kernels: Kernels):
+def test_nonzero_status_raises(kernels: Kernels):
     kernels.fail(7, False)
     with pytest.raises(RuntimeError, match="fail returned 7"):
         kernels.fail(7, True)
 
 
-def test_an_unknown_function_is_answered_with_those_that_exist(kernels: Kernels):
+def test_unknown_function_error_lists_exported_functions(kernels: Kernels):
     with pytest.raises(AttributeError, match="scale, fail, fill"):
         kernels.scael  # noqa: B018
 
 
-def test_the_key_follows_content_headers_and_flags_but_not_the_folder(tmp_path: Path):
+def test_recipe_key_depends_on_content_headers_and_flags_but_not_on_folder(tmp_path: Path):
     def key(folder: str, header: str, text: str = SCALE) -> str:
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "h.h").write_text(header)
         (tmp_path / folder / "k.cpp").write_text('#include "h.h"\n' + text)
-        return recipe(tmp_path / folder / "k.cpp").key
+        return read_recipe(tmp_path / folder / "k.cpp").key
 
     first = key("a", "int a;")
     assert key("b", "int a;") == first
@@ -113,15 +113,13 @@ def test_the_key_follows_content_headers_and_flags_but_not_the_folder(tmp_path: 
     assert key("b", "int a;", SCALE + "\n// cuagent: flags -ffast-math\n") != first
 
 
-def test_a_flag_outside_the_list_is_refused(tmp_path: Path):
+def test_load_refuses_flag_outside_allowed_list(tmp_path: Path):
     (tmp_path / "k.cpp").write_text("// cuagent: flags -fplugin=x.so\n" + SCALE)
     with pytest.raises(CompileFailed, match=r"-fplugin=x\.so"):
         load(tmp_path / "k.cpp")
 
 
-def test_an_error_of_the_compiler_is_one_line_with_the_output_beside_it(
-    cache: Path, tmp_path: Path
-):
+def test_compile_error_message_is_one_line_with_full_output(cache: Path, tmp_path: Path):
     (tmp_path / "k.cpp").write_text('extern "C" void f(float* x) { x[0] = missing; }')
     with pytest.raises(CompileFailed, match="'missing' was not declared") as caught:
         load(tmp_path / "k.cpp")
@@ -129,7 +127,7 @@ def test_an_error_of_the_compiler_is_one_line_with_the_output_beside_it(
     assert "k.cpp:1" in caught.value.output
 
 
-def test_a_symbol_that_exists_nowhere_fails_at_compile_time(cache: Path, tmp_path: Path):
+def test_undefined_symbol_fails_at_compile_time(cache: Path, tmp_path: Path):
     (tmp_path / "k.cpp").write_text('void g();\nextern "C" void f() { g(); }')
     with pytest.raises(CompileFailed, match="undefined reference"):
         load(tmp_path / "k.cpp")
@@ -150,16 +148,14 @@ def run_python(
     return done.stdout
 
 
-def test_the_path_is_relative_to_the_file_that_calls(cache: Path, tmp_path: Path):
+def test_load_path_is_relative_to_calling_file(cache: Path, tmp_path: Path):
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "k.cpp").write_text(SCALE)
     out = run_python(tmp_path, 'from cuagent.kernels import load\nprint(load("kernels/k.cpp"))')
     assert "k.cpp: scale, fail, fill" in out
 
 
-def test_a_process_with_no_compiler_finds_the_library_that_was_built_for_it(
-    kernels: Kernels, tmp_path: Path
-):
+def test_load_without_compiler_finds_library_in_build_folder(kernels: Kernels, tmp_path: Path):
     (tmp_path / "scale.cpp").write_text(SCALE)
     out = run_python(
         tmp_path,
@@ -171,9 +167,7 @@ def test_a_process_with_no_compiler_finds_the_library_that_was_built_for_it(
     assert out.strip() == str(kernels.library)
 
 
-def test_processes_that_compile_the_same_source_at_once_all_succeed(
-    tmp_path: Path, python: list[str]
-):
+def test_concurrent_loads_of_same_source_succeed(tmp_path: Path, python: list[str]):
     (tmp_path / "k.cpp").write_text(SCALE)
     text = "import torch\nfrom cuagent.kernels import load\nload('k.cpp').fail(0, True)\n"
     (tmp_path / "main.py").write_text(text)
@@ -181,11 +175,11 @@ def test_processes_that_compile_the_same_source_at_once_all_succeed(
     command = [*python, str(tmp_path / "main.py")]
     running = [subprocess.Popen(command, env=environment) for _ in range(2)]
     assert [process.wait() for process in running] == [0, 0]
-    made = tmp_path.glob("cache/cuagent/kernels/loaded/*/*")
-    assert sorted(path.suffix for path in made) == [".deps", ".log", ".so"]
+    written = tmp_path.glob("cache/cuagent/kernels/loaded/*/*")
+    assert sorted(path.suffix for path in written) == [".deps", ".log", ".so"]
 
 
-def test_kernels_share_the_openmp_runtime_of_torch(cache: Path, tmp_path: Path, python: list[str]):
+def test_kernels_share_openmp_runtime_with_torch(cache: Path, tmp_path: Path, python: list[str]):
     (tmp_path / "k.cpp").write_text(
         '#include <omp.h>\nextern "C" void count(int* n) {\n#pragma omp parallel\n'
         "#pragma omp single\n*n = omp_get_num_threads();\n}\n"
@@ -209,7 +203,7 @@ def test_kernels_share_the_openmp_runtime_of_torch(cache: Path, tmp_path: Path, 
     assert out.split() == ["2", "1", "1"]
 
 
-def test_fast_math_of_a_source_leaves_the_denormals_of_the_process_alone(
+def test_fast_math_flag_keeps_denormals_in_rest_of_process(
     cache: Path, tmp_path: Path, python: list[str]
 ):
     (tmp_path / "k.cpp").write_text("// cuagent: flags -ffast-math\n" + SCALE)
@@ -226,7 +220,7 @@ def test_fast_math_of_a_source_leaves_the_denormals_of_the_process_alone(
     assert out.split() == ["True", "True"]
 
 
-def test_importing_the_loader_imports_nothing_of_ours_and_no_torch():
+def test_loader_import_loads_neither_torch_nor_rest_of_cuagent():
     out = subprocess.run(
         [sys.executable, "-c", "import sys, cuagent.kernels; print(*sys.modules)"],
         capture_output=True,
@@ -234,5 +228,5 @@ def test_importing_the_loader_imports_nothing_of_ours_and_no_torch():
         check=True,
     ).stdout
     assert "torch" not in out.split()
-    ours = [name for name in out.split() if re.match(r"cuagent\.(?!kernels)", name)]
-    assert ours == []
+    other_packages = [name for name in out.split() if re.match(r"cuagent\.(?!kernels)", name)]
+    assert other_packages == []

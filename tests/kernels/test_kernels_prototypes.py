@@ -1,4 +1,4 @@
-"""What is read from a source: the exported functions, and only those."""
+"""Prototypes parsed from sources: all exported functions, and no others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cuagent.kernels.prototypes import MOST_CHARACTERS, PrototypeError, parse
+from cuagent.kernels.prototypes import MAX_CHARACTERS, PrototypeError, parse
 
 
 def one(text: str):
@@ -19,7 +19,7 @@ def kinds(text: str) -> list[tuple[str, str, bool]]:
     return [(p.name, p.type, p.pointer) for p in one(text).parameters]
 
 
-def test_reads_a_launcher_over_several_lines_with_comments_and_qualifiers():
+def test_parse_reads_launcher_over_several_lines_with_comments_and_qualifiers():
     text = """
     // extern "C" void not_this(float* x) {}
     /* extern "C" void nor_this(float* x) {} */
@@ -53,11 +53,11 @@ def test_reads_a_launcher_over_several_lines_with_comments_and_qualifiers():
         ("void", "void"),
     ],
 )
-def test_pointer_types_have_one_canonical_name(written: str, canonical: str):
+def test_parse_maps_pointer_types_to_canonical_names(written: str, canonical: str):
     assert kinds(f'extern "C" void f(const {written}* x) {{}}') == [("x", canonical, True)]
 
 
-def test_reads_every_definition_of_a_block_and_no_declaration_or_helper():
+def test_parse_reads_definitions_of_extern_block_but_no_declarations_or_helpers():
     text = """
     extern "C" {
     static int helper(int a) { if (a) { return 1; } return 2; }
@@ -74,13 +74,13 @@ def test_reads_every_definition_of_a_block_and_no_declaration_or_helper():
     assert found[1].parameters == ()
 
 
-def test_reads_a_global_kernel_with_launch_bounds():
+def test_parse_reads_global_kernel_with_launch_bounds():
     text = 'extern "C" __global__ void __launch_bounds__(256, 2) k(float* x, int n) {}'
     assert one(text).kernel
     assert one(text).name == "k"
 
 
-def test_follows_aliases_and_array_parameters_and_unnamed_ones():
+def test_parse_resolves_aliases_and_reads_array_and_unnamed_parameters():
     text = (
         'using bf = __nv_bfloat16; typedef long long idx;\nextern "C" void f(bf x[], idx, int) {}'
     )
@@ -88,7 +88,7 @@ def test_follows_aliases_and_array_parameters_and_unnamed_ones():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("__global__ void k(float* x) {}", "no extern"),
         ('extern "C" void f(std::vector<float>& x) {}', "parameter 1"),
@@ -98,12 +98,12 @@ def test_follows_aliases_and_array_parameters_and_unnamed_ones():
         ('extern "C" void f(cudaStream_t s, int n) {}', "last parameter"),
     ],
 )
-def test_what_cannot_be_called_is_refused_by_name(text: str, told: str):
-    with pytest.raises(PrototypeError, match=told):
+def test_parse_refuses_functions_that_python_cannot_call(text: str, message: str):
+    with pytest.raises(PrototypeError, match=message):
         parse(text, "k.cu")
 
 
-def test_is_not_misled_by_digit_separators_raw_strings_and_attributes():
+def test_parse_skips_digit_separators_raw_strings_and_attributes():
     text = """
     constexpr int MANY = 1'000; const char* help = R"x(extern "C" void not_this(int) {)x";
     namespace inner {
@@ -132,16 +132,16 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE.keys())
-def test_takes_no_longer_than_the_text_is_long_whatever_it_says(piece: str):
-    """A megabyte that is gone through once for each piece takes hours."""
+def test_parse_time_is_linear_on_hostile_text(piece: str):
+    """A scan of the whole text for each repeated piece would take hours."""
     for begin in ("", 'extern "C" void f(', 'extern "C" {', 'extern "C" '):
-        text = begin + piece * ((MOST_CHARACTERS // 16 - 100) // len(piece)) + ") {}"
-        begun = time.process_time()
+        text = begin + piece * ((MAX_CHARACTERS // 16 - 100) // len(piece)) + ") {}"
+        start = time.process_time()
         with contextlib.suppress(PrototypeError):
             parse(text, "k.cu")
-        assert time.process_time() - begun < 5
+        assert time.process_time() - start < 5
 
 
-def test_a_source_of_more_than_can_be_a_kernel_is_refused_by_its_size():
+def test_parse_refuses_source_above_size_limit():
     with pytest.raises(PrototypeError, match="split it"):
-        parse("x" * (MOST_CHARACTERS + 1), "k.cu")
+        parse("x" * (MAX_CHARACTERS + 1), "k.cu")

@@ -1,4 +1,4 @@
-"""An exported folder works in a process that cannot import cuagent."""
+"""Exported folders, used in processes that cannot import cuagent."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def without_cuagent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment whose compiled kernels start from nothing."""
+    """Environment with an empty kernel cache."""
     return {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
 
 
-# Isolated mode, and every import of cuagent refused, wherever it may be installed.
+# Refuse every import of cuagent, even if it is installed.
 REFUSE = """
 import sys
 class Refuse:
@@ -150,7 +150,7 @@ with torch.no_grad():
     assert not m.why_original(x)
     print(m(x)[0, :2].tolist(), m(torch.ones(2)).tolist())
 """
-SAID = "[4.0, 4.0] [4.0, 4.0]\n"
+OUTPUT = "[4.0, 4.0] [4.0, 4.0]\n"
 
 
 @pytest.mark.parametrize(
@@ -161,14 +161,14 @@ SAID = "[4.0, 4.0] [4.0, 4.0]\n"
     ],
     ids=["as a package", "by path"],
 )
-def test_the_folder_works_without_cuagent(
+def test_export_works_without_cuagent(
     out: Path, without_cuagent, imported: str, tmp_path: Path, run: Run
 ):
     program = imported.format(parent=str(out.parent), out=str(out)) + USE
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     done = run(program, elsewhere, without_cuagent)
-    assert done.stdout == SAID, done.stderr
+    assert done.stdout == OUTPUT, done.stderr
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def check(run: Run) -> Check:
     return check
 
 
-def test_its_check_agrees_with_the_original_and_notices_another(
+def test_check_accepts_original_and_rejects_another_module(
     out: Path, without_cuagent, check: Check
 ):
     status, text = check(out, without_cuagent)
@@ -196,9 +196,7 @@ def test_its_check_agrees_with_the_original_and_notices_another(
     assert "DIFFERS" in text
 
 
-def test_its_check_feeds_a_class_by_name_what_the_command_line_gave(
-    without_cuagent, tmp_path: Path, check: Check
-):
+def test_check_uses_inputs_from_command_line_options(without_cuagent, tmp_path: Path, check: Check):
     source = REFERENCE.replace("class Model", "class Affine").partition("def get_inputs")[0]
     named = replace(TASK, entry="Affine", source=source, inputs="f32[4,8]", init="factor=3")
     out = export(ATTEMPT, named, MEASURED, tmp_path / "out")
@@ -208,10 +206,10 @@ def test_its_check_feeds_a_class_by_name_what_the_command_line_gave(
     (out / "reference.py").write_text("import not_there_at_all\n" + source)
     status, text = check(out, without_cuagent)
     assert status == 2
-    assert text.endswith("name the original where what it imports lies too\n")
+    assert text.endswith("name a copy of the original next to its imports\n")
 
 
-def test_the_readme_holds_the_figures_as_measured(out: Path):
+def test_readme_contains_measured_figures(out: Path):
     text = (out / "README.md").read_text()
     for part in ("3.000x", "2.900 to 3.125", "a named processor", "torch 9.9", "2026-01-02"):
         assert part in text
@@ -219,20 +217,20 @@ def test_the_readme_holds_the_figures_as_measured(out: Path):
     assert "Precision: match" in text
 
 
-def test_the_readme_names_the_verified_calls(out: Path):
+def test_readme_lists_verified_calls(out: Path):
     text = (out / "README.md").read_text()
     assert "| x | `float32[4, 8]` |" in text
     assert "| constructor | `Model(3)` |" in text
     assert "Every other call runs the original module (`reference.py`)" in text
 
 
-def test_a_record_without_the_verified_calls_is_refused(tmp_path: Path):
-    with pytest.raises(ExportError, match="which calls this kernel was verified for"):
+def test_export_refuses_record_without_verified_calls(tmp_path: Path):
+    with pytest.raises(ExportError, match="which calls the kernel was verified for"):
         export(ATTEMPT, TASK, replace(MEASURED, domain=None), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_that_the_original_imports_go_along(without_cuagent, tmp_path: Path, run: Run):
+def test_export_includes_files_that_original_imports(without_cuagent, tmp_path: Path, run: Run):
     project = tmp_path / "project"
     (project / "net").mkdir(parents=True)
     (project / "net" / "__init__.py").write_text("")
@@ -245,46 +243,46 @@ def test_files_that_the_original_imports_go_along(without_cuagent, tmp_path: Pat
     program = f"sys.path.insert(0, {str(out.parent)!r}); from out import ModelNew\n{USE}"
     shutil.rmtree(project)
     done = run(program, tmp_path, without_cuagent)
-    assert done.stdout == SAID, done.stderr
+    assert done.stdout == OUTPUT, done.stderr
 
 
-def test_what_was_not_measured_is_said(tmp_path: Path):
+def test_readme_states_missing_measurements(tmp_path: Path):
     text = (export(ATTEMPT, TASK, Measured(), tmp_path / "out") / "README.md").read_text()
     assert "Not measured." in text
     assert "Not verified." in text
 
 
-def test_a_folder_that_holds_something_is_refused(tmp_path: Path):
+def test_export_refuses_folder_that_is_not_empty(tmp_path: Path):
     (tmp_path / "keep.txt").write_text("mine")
     with pytest.raises(ExportError, match="not empty"):
         export(ATTEMPT, TASK, MEASURED, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["keep.txt"]
 
 
-def test_an_export_that_fails_midway_leaves_nothing(tmp_path: Path):
+def test_failed_export_leaves_no_files(tmp_path: Path):
     broken = Attempt((("kernels/a.cpp", "int x;\n"), ("model_new.py", "class ModelNew(:\n")))
     with pytest.raises(SyntaxError):
         export(broken, TASK, MEASURED, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_prebuilt_library_is_used_where_there_is_no_compiler(tmp_path: Path, run: Run):
+def test_export_uses_prebuilt_library_without_compiler(tmp_path: Path, run: Run):
     built = build(ATTEMPT, Device.CPU, cache=tmp_path / "cache")
     out = export(ATTEMPT, TASK, MEASURED, tmp_path / "out", build=built)
     program = f"sys.path.insert(0, {str(out.parent)!r}); from out import ModelNew\n{USE}"
     environment = {"PATH": "/nonexistent", "HOME": str(tmp_path / "home")}
     done = run(program, tmp_path, environment)
-    assert done.stdout == SAID, done.stderr
+    assert done.stdout == OUTPUT, done.stderr
 
 
-def test_the_folder_installs_with_pip(out: Path, without_cuagent, tmp_path: Path, run: Run):
+def test_export_installs_with_pip(out: Path, without_cuagent, tmp_path: Path, run: Run):
     target = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     options = ["--no-build-isolation", "--disable-pip-version-check", "--target", str(target)]
     subprocess.run([*command, *options, str(out)], check=True, capture_output=True)
     program = f"sys.path.insert(0, {str(target)!r}); from affine_task_fast import ModelNew\n{USE}"
     done = run(program, tmp_path, without_cuagent)
-    assert done.stdout == SAID, done.stderr
+    assert done.stdout == OUTPUT, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -299,7 +297,7 @@ def test_the_folder_installs_with_pip(out: Path, without_cuagent, tmp_path: Path
         ),
     ],
 )
-def test_every_form_of_the_loader_import_is_rewritten(line: str, package: str):
+def test_vendored_rewrites_every_form_of_loader_import(line: str, package: str):
     before = "def f():\n" if line.startswith(" ") else ""
     text, changed = vendored(f"{before}{line}\n")
     assert changed
@@ -307,5 +305,5 @@ def test_every_form_of_the_loader_import_is_rewritten(line: str, package: str):
     compile(text, "model_new.py", "exec")
 
 
-def test_a_model_without_the_loader_stays_as_it_is():
+def test_vendored_keeps_model_without_loader_import():
     assert vendored("import torch\n") == ("import torch\n", False)

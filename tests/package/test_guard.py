@@ -1,4 +1,4 @@
-"""An exported kernel runs for the calls that it was verified on, the original for all others."""
+"""Guarded exports: the kernel runs for verified calls, the original for all others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def get_inputs():
 def get_init_inputs():
     return [8]
 """
-# Right for 4 rows, in eval mode, without gradients, and for nothing else.
+# Correct only for 4 rows, in eval mode and without gradients.
 KERNEL = """
 import torch
 from torch import nn
@@ -120,7 +120,7 @@ def ran(model: Any) -> int:
     return int(model._kernel.ran)
 
 
-def test_the_verified_call_runs_the_kernel(model: Any, original: Any) -> None:
+def test_verified_call_runs_kernel(model: Any, original: Any) -> None:
     x = torch.randn(4, 8)
     with torch.no_grad():
         torch.testing.assert_close(model(x), original(x))
@@ -146,7 +146,7 @@ class Odd(torch.Tensor):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_input_runs_the_original(name: str, model: Any, original: Any) -> None:
+def test_unverified_input_runs_original(name: str, model: Any, original: Any) -> None:
     make, why = OTHERS[name]
     x = make()
     with torch.no_grad():
@@ -155,7 +155,7 @@ def test_another_input_runs_the_original(name: str, model: Any, original: Any) -
     assert ran(model) == 0
 
 
-def test_another_dtype_runs_the_original(model: Any, original: Any) -> None:
+def test_unverified_dtype_runs_original(model: Any, original: Any) -> None:
     x = torch.randn(4, 8, dtype=torch.float64)
     model.double()
     original.double()
@@ -164,10 +164,10 @@ def test_another_dtype_runs_the_original(model: Any, original: Any) -> None:
         model.float()
         original.float()
         torch.testing.assert_close(model(x.float()), original(x.float()))
-    assert ran(model) == 1, "it is as it was verified again"
+    assert ran(model) == 1, "the module has its verified dtype again"
 
 
-def test_parameters_of_another_form_run_the_original(model: Any, original: Any) -> None:
+def test_parameter_with_other_strides_runs_original(model: Any, original: Any) -> None:
     x = torch.randn(4, 8)
     with torch.no_grad():
         model(x)
@@ -177,7 +177,7 @@ def test_parameters_of_another_form_run_the_original(model: Any, original: Any) 
     assert ran(model) == 1
 
 
-def test_other_arguments_run_the_original(model: Any, original: Any, module: ModuleType) -> None:
+def test_unverified_arguments_run_original(model: Any, original: Any, module: ModuleType) -> None:
     x = torch.randn(4, 8)
     other = module.ModelNew(8, eps=0.5).eval()
     other.load_state_dict(original.state_dict())
@@ -190,23 +190,23 @@ def test_other_arguments_run_the_original(model: Any, original: Any, module: Mod
     assert ran(model) == ran(other) == 0
 
 
-def test_gradients_are_the_originals(model: Any, original: Any) -> None:
+def test_gradients_equal_those_of_original(model: Any, original: Any) -> None:
     x = torch.randn(4, 8)
     for made in (model, original):
         made(x).square().sum().backward()
     names = dict(model.named_parameters())
-    assert names.keys() == dict(original.named_parameters()).keys(), "tied weights are one"
+    assert names.keys() == dict(original.named_parameters()).keys(), "tied weights count once"
     for name, parameter in original.named_parameters():
         torch.testing.assert_close(names[name].grad, parameter.grad)
     assert ran(model) == 0
     model.requires_grad_(False)
     model(x)
-    assert ran(model) == 1, "nothing wants a gradient"
+    assert ran(model) == 1, "no tensor requires a gradient"
     model(x.requires_grad_())
     assert ran(model) == 1
 
 
-def test_training_mode_runs_the_original_and_its_statistics_stay(model: Any, original: Any) -> None:
+def test_training_mode_runs_original_and_keeps_its_statistics(model: Any, original: Any) -> None:
     x = torch.randn(4, 8)
     for made in (model, original):
         made.train()
@@ -222,7 +222,7 @@ def test_training_mode_runs_the_original_and_its_statistics_stay(model: Any, ori
         assert "norm is in training mode" in model.why_original(x)
 
 
-def test_autocast_and_transforms_run_the_original(model: Any, original: Any) -> None:
+def test_autocast_and_transforms_run_original(model: Any, original: Any) -> None:
     x = torch.randn(4, 8)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert model(x).dtype == original(x).dtype
@@ -232,19 +232,19 @@ def test_autocast_and_transforms_run_the_original(model: Any, original: Any) -> 
     assert ran(model) == 0
 
 
-def test_the_reason_is_told_once(model: Any) -> None:
+def test_reason_is_warned_once(model: Any) -> None:
     x = torch.randn(5, 8)
     type(model)._warned.clear()
-    with warnings.catch_warnings(record=True) as told, torch.no_grad():
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
         model(x)
         model(x)
-    texts = [str(w.message) for w in told if issubclass(w.category, RuntimeWarning)]
+    texts = [str(w.message) for w in caught if issubclass(w.category, RuntimeWarning)]
     assert len(texts) == 1
     assert "the original module runs, not the kernel: argument 0 is float32[5, 8]" in texts[0]
 
 
-def test_there_is_one_set_of_parameters(model: Any) -> None:
+def test_kernel_and_original_share_parameters(model: Any) -> None:
     with torch.no_grad():
         model(torch.randn(3, 8))
     original = model._original
@@ -262,7 +262,7 @@ def copies(model: Any) -> Iterator[Any]:
     yield torch.load(file, weights_only=False)
 
 
-def test_copies_are_guarded_and_share_nothing_with_it(model: Any, original: Any) -> None:
+def test_copies_are_guarded_and_share_no_state_with_model(model: Any, original: Any) -> None:
     x, other = torch.randn(4, 8), torch.randn(6, 8)
     with torch.no_grad():
         model(other)
@@ -273,10 +273,10 @@ def test_copies_are_guarded_and_share_nothing_with_it(model: Any, original: Any)
             torch.testing.assert_close(made(other), original(other))
             made.fc.bias.add_(1)
             assert not torch.equal(made(x), model(x))
-            assert not torch.equal(made(other), model(other)), "the copy's own original"
+            assert not torch.equal(made(other), model(other)), "the copy has its original"
 
 
-def test_the_state_goes_round(model: Any, original: Any, module: ModuleType) -> None:
+def test_state_dict_loads_into_other_models(model: Any, original: Any, module: ModuleType) -> None:
     other = module.ModelNew(8).eval()
     other.load_state_dict(model.state_dict(), assign=True)
     assert model.state_dict().keys() == original.state_dict().keys()
@@ -290,8 +290,8 @@ def test_the_state_goes_round(model: Any, original: Any, module: ModuleType) -> 
     assert ran(other) == ran(outer[0]) == 1
 
 
-def test_a_compiled_model_around_it_runs_the_kernel(model: Any, original: Any) -> None:
-    class Around(torch.nn.Module):
+def test_compiled_outer_module_runs_kernel(model: Any, original: Any) -> None:
+    class Outer(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = model
@@ -299,7 +299,7 @@ def test_a_compiled_model_around_it_runs_the_kernel(model: Any, original: Any) -
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.inner(x * 2) + 1
 
-    compiled = torch.compile(Around().eval(), backend="eager")
+    compiled = torch.compile(Outer().eval(), backend="eager")
     x, longer = torch.randn(4, 8), torch.randn(6, 8)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), original(x * 2) + 1)
@@ -308,20 +308,20 @@ def test_a_compiled_model_around_it_runs_the_kernel(model: Any, original: Any) -
     assert ran(model) == 1
 
 
-def test_the_guard_costs_microseconds(model: Any) -> None:
+def test_guard_takes_less_than_50_microseconds(model: Any) -> None:
     x = torch.randn(4, 8)
     with torch.no_grad():
         assert model._fits((x,))
         rounds = []
         for _ in range(20):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             for _ in range(200):
                 model._fits((x,))
-            rounds.append((time.perf_counter() - begun) / 200)
+            rounds.append((time.perf_counter() - start) / 200)
     assert min(rounds) < 50e-6, f"{min(rounds) * 1e6:.1f} us a call"
 
 
-def test_an_original_that_cannot_be_imported_is_an_error_and_not_the_kernel(tmp_path: Path) -> None:
+def test_missing_import_of_original_raises_instead_of_running_kernel(tmp_path: Path) -> None:
     broken = Task(path=Path("net.py"), entry="Model", source="import not_there_at_all\n")
     folder = tmp_path / "guarded_broken"
     write_files(guarded_files(ATTEMPT, broken, DOMAIN, "reference.py"), folder)

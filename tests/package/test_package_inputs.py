@@ -1,4 +1,4 @@
-"""Inputs as text draw what cuagent itself draws from the same seed."""
+"""Inputs written as text draw the same values as cuagent does from the same seed."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class Net(torch.nn.Module):
         "[f32[2], (bool[3], i8[4])], {'x': f32[1]<1, 'y': [0.5, None]}; 3; 'mean'",
     ],
 )
-def test_the_same_seed_gives_the_same_inputs(tmp_path: Path, inputs: str) -> None:
+def test_inputs_text_draws_same_values_from_same_seed(tmp_path: Path, inputs: str) -> None:
     (tmp_path / "net.py").write_text(SOURCE)
     task = load_task(f"{tmp_path / 'net.py'}:Net", inputs=inputs, init="3, bias=None", device="cpu")
     text = inputs_text(task)
     assert text is not None
-    made: dict[str, object] = {}
-    exec(text, made)
+    functions: dict[str, object] = {}
+    exec(text, functions)
     torch.manual_seed(5)
     random.seed(5)
     numpy.random.seed(5)
-    got, form = flatten(made["get_inputs"]())  # type: ignore[operator]
-    expected, wanted = flatten(open_reference(task).inputs(5))
-    assert form == wanted
-    for ours, theirs in zip(got, expected, strict=True):
-        assert ours.dtype is theirs.dtype
-        assert torch.equal(ours, theirs)
-    assert made["get_init_inputs"]() == [[3], {"bias": None}]  # type: ignore[operator]
+    got, got_form = flatten(functions["get_inputs"]())  # type: ignore[operator]
+    expected, expected_form = flatten(open_reference(task).inputs(5))
+    assert got_form == expected_form
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype is b.dtype
+        assert torch.equal(a, b)
+    assert functions["get_init_inputs"]() == [[3], {"bias": None}]  # type: ignore[operator]
 
 
-def test_a_file_that_says_all_itself_needs_none(tmp_path: Path) -> None:
+def test_inputs_text_is_none_without_command_line_options(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(SOURCE + "def get_inputs(): return []\n")
     assert inputs_text(load_task(f"{tmp_path / 'net.py'}:Net", device="cpu")) is None

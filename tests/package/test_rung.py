@@ -1,4 +1,4 @@
-"""The best rung as a folder: it runs the user's own module another way, without cuagent."""
+"""Exported rungs: a function that applies the best rung to the user's module, without cuagent."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def exported(name: str, out: Path, task: Task = TASK) -> Path:
 
 
 @pytest.mark.parametrize("name", ["eager+channels_last", "eager+bf16"])
-def test_its_check_agrees_with_the_module_as_it_was(
+def test_check_of_exported_rung_accepts_original_module(
     name: str, tmp_path: Path, python: list[str]
 ) -> None:
     folder = exported(name, tmp_path / "out")
@@ -66,7 +66,7 @@ def test_its_check_agrees_with_the_module_as_it_was(
     assert done.stdout.endswith("agrees\n")
 
 
-def test_the_function_gives_back_the_users_own_module(tmp_path: Path) -> None:
+def test_exported_function_returns_the_given_module(tmp_path: Path) -> None:
     folder = exported("eager+channels_last", tmp_path / "out")
     names: dict[str, object] = {}
     exec((folder / "faster.py").read_text(), names)
@@ -76,7 +76,7 @@ def test_the_function_gives_back_the_users_own_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "precision", "said"),
+    ("name", "precision", "expected"),
     [
         ("compile", Precision.MATCH, ["module.compile()"]),
         ("reduce-overhead", Precision.MATCH, ['module.compile(mode="reduce-overhead")']),
@@ -86,14 +86,16 @@ def test_the_function_gives_back_the_users_own_module(tmp_path: Path) -> None:
         ("compile+bf16", Precision.BF16, ['torch.autocast("cuda", torch.bfloat16)']),
     ],
 )
-def test_every_rung_has_a_function(name: str, precision: Precision, said: list[str]) -> None:
+def test_module_text_applies_every_rung(
+    name: str, precision: Precision, expected: list[str]
+) -> None:
     text = module_text(name, replace(TASK, device=Device.CUDA, precision=precision))
     ast.parse(text)
-    assert all(words in text for words in said)
+    assert all(words in text for words in expected)
     assert ("allow_tf32" in text) == (precision is not Precision.MATCH)
 
 
-def test_the_readme_holds_the_ladder_as_measured(tmp_path: Path) -> None:
+def test_readme_contains_measured_ladder(tmp_path: Path) -> None:
     text = (exported("eager+channels_last", tmp_path / "out") / "README.md").read_text()
     assert "| eager+channels_last | 1.000 ms | 2.000x | 1.900 to 2.100 (faster) | 1.0e-07 |" in text
     assert "Measured on a named processor (torch 9.9); precision match." in text
@@ -101,7 +103,7 @@ def test_the_readme_holds_the_ladder_as_measured(tmp_path: Path) -> None:
     assert "on 2026-01-02." in text
 
 
-def test_it_installs_with_pip(tmp_path: Path, python: list[str]) -> None:
+def test_exported_rung_installs_with_pip(tmp_path: Path, python: list[str]) -> None:
     folder = exported("eager+channels_last", tmp_path / "out")
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
     target = tmp_path / "site"
@@ -116,7 +118,7 @@ def test_it_installs_with_pip(tmp_path: Path, python: list[str]) -> None:
     subprocess.run([*python, "-I", "-c", program, str(target)], check=True)
 
 
-def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
+def test_export_rung_refuses_folder_that_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(ExportError, match="not empty"):
         exported("eager+channels_last", tmp_path)

@@ -1,4 +1,4 @@
-"""The skill keeps its word: it is well formed, and every complete example in it is accepted."""
+"""The skill is well formed, and its complete examples compile and are accepted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cuagent.worker.arms import EAGER
 ON_CPU = [name for name, example in EXAMPLES.items() if example.device == "cpu"]
 ON_CUDA = [name for name, example in EXAMPLES.items() if example.device == "cuda"]
 COMPILED_CUDA = [name for name in ON_CUDA if EXAMPLES[name].attempt.kernels]
-OLDER = ("75", "89")
+OLDER_ARCHITECTURES = ("75", "89")
 
 BROKEN = {
     "one-pass variance": (
@@ -48,10 +48,10 @@ BROKEN = {
         Reason.CHANGED_INPUT,
     ),
 }
-"""How wrong-results.md's kernel is broken, and what a verdict must call it."""
+"""Replacements that break the kernel of wrong-results.md, with the verdict's expected reason."""
 
 
-def test_front_matter_names_the_skill_and_says_when_to_use_it() -> None:
+def test_front_matter_has_name_and_use_of_skill() -> None:
     text = (SKILLS / "SKILL.md").read_text()
     front, fields = text.split("---\n")[1], {}
     for line in front.splitlines():
@@ -77,13 +77,13 @@ def test_skill_lists_every_reference_and_no_other() -> None:
     assert mentioned <= {*EXAMPLES, "SKILL", "AGENTS"}
 
 
-def test_every_reason_of_a_verdict_is_explained() -> None:
+def test_skill_explains_every_verdict_reason() -> None:
     explained = skill()
     for reason in set(Reason) - {Reason.ACCEPTED}:
         assert f"`{reason}`" in explained, reason
 
 
-def test_texts_stay_short_enough_to_be_read_in_a_run() -> None:
+def test_skill_and_references_keep_length_limits() -> None:
     assert len((SKILLS / "SKILL.md").read_text().splitlines()) < 300
     for reference in REFERENCES.glob("*.md"):
         lines = reference.read_text().splitlines()
@@ -92,7 +92,7 @@ def test_texts_stay_short_enough_to_be_read_in_a_run() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_every_reference_says_what_was_measured_where_and_when(name: str) -> None:
+def test_reference_states_measured_speedup_with_machine_and_date(name: str) -> None:
     text = (REFERENCES / f"{name}.md").read_text()
     assert re.search(r"^Measured 20\d\d-\d\d-\d\d on .+:.*\d[.\d]*x eager", text, re.MULTILINE)
 
@@ -110,18 +110,18 @@ def test_cuda_example_compiles(name: str) -> None:
 
 
 @pytest.mark.parametrize("device", list(Device))
-def test_the_form_of_a_kernel_that_the_skill_shows_compiles(device: Device) -> None:
-    shown = Attempt(tuple(sorted(named_blocks(skill(device)).items())))
-    assert shown.kernels
+def test_kernel_form_in_skill_compiles(device: Device) -> None:
+    attempt = Attempt(tuple(sorted(named_blocks(skill(device)).items())))
+    assert attempt.kernels
     try:
-        made = build(shown, device)
+        made = build(attempt, device)
     except CompilerMissing as missing:
         pytest.skip(str(missing))
     assert made.ok, made.diagnostics
 
 
-@pytest.mark.parametrize("arch", OLDER)
-def test_example_for_older_gpus_compiles_for_them(arch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("arch", OLDER_ARCHITECTURES)
+def test_example_for_older_gpus_compiles(arch: str, tmp_path: Path) -> None:
     try:
         nvcc = compiler.nvcc()
     except CompilerMissing as missing:
@@ -139,12 +139,12 @@ def test_cpu_example_is_accepted(name: str, judge: Judge) -> None:
     assert verdict.accepted, verdict.detail
 
 
-@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("change", BROKEN)
 @pytest.mark.parametrize("name", ["wrong-results"])
-def test_broken_example_is_refused_for_the_reason_that_the_text_gives(
-    name: str, how: str, judge: Judge
+def test_broken_example_is_rejected_with_documented_reason(
+    name: str, change: str, judge: Judge
 ) -> None:
-    old, new, reason = BROKEN[how]
+    old, new, reason = BROKEN[change]
     assert verify(judge, EXAMPLES[name].changed(old, new)).reason is reason
 
 
@@ -172,7 +172,7 @@ def judge(
     fork_server: ForkServer,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Judge:
-    """The judge of the example's task, opened once for all tests; one at a time holds a GPU."""
+    """Return the judge of the example's task; only one judge is open, because each uses the GPU."""
     if name not in judges:
         for other in [*judges]:
             judges.pop(other).close()

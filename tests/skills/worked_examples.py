@@ -1,6 +1,7 @@
-"""The complete examples in the skill's references: code blocks that name their file in line one.
+"""Read the complete examples in the skill's references.
 
-A reference holds one attempt (`model_new.py`, sources in `kernels/`) and its task (`reference.py`).
+An example consists of the code blocks whose first line names a file: one attempt (`model_new.py`,
+sources in `kernels/`) and its task (`reference.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _FILE = re.compile(r"(?://|#) (reference\.py|model_new\.py|kernels/\w+\.(?:cu|cp
 
 @dataclass(frozen=True)
 class Example:
-    """What one reference shows in full."""
+    """The complete example of one reference: an attempt and its task."""
 
     name: str
     attempt: Attempt
@@ -33,31 +34,31 @@ class Example:
         return "cpu" if any(path.endswith(".cpp") for path in self.attempt.kernels) else "cuda"
 
     def task(self, folder: Path) -> Task:
-        """The task, laid down in `folder`."""
+        """Write the task to `folder` and load it."""
         path = folder / f"{self.name.replace('-', '_')}.py"
         path.write_text(self.task_source)
         return load_task(path, device=self.device)
 
     def changed(self, old: str, new: str) -> Attempt:
-        """The attempt with one piece of its text replaced, which must occur exactly once."""
+        """Return the attempt with `old` replaced, which must occur exactly once."""
         assert sum(text.count(old) for _, text in self.attempt.files) == 1, old
         return Attempt(tuple((path, text.replace(old, new)) for path, text in self.attempt.files))
 
 
 def named_blocks(text: str) -> dict[str, str]:
-    """The code blocks that name their file, by that name; AssertionError where one comes twice."""
+    """Return the code blocks that name their file. Raises AssertionError if a name is repeated."""
     files: dict[str, str] = {}
     for block in _BLOCK.findall(text):
         if named := _FILE.match(block):
-            assert named[1] not in files, f"{named[1]} twice"
+            assert named[1] not in files, f"{named[1]} occurs twice"
             files[named[1]] = block
     return files
 
 
 def read_example(reference: Path) -> Example:
-    """The example of a reference; AssertionError where it is not complete."""
+    """Read the example of a reference. Raises AssertionError if it is incomplete."""
     files = named_blocks(reference.read_text())
-    assert {TASK, MODULE} <= files.keys(), f"{reference.name}: not complete"
+    assert {TASK, MODULE} <= files.keys(), f"{reference.name}: incomplete example"
     task_source = files.pop(TASK)
     return Example(reference.stem, Attempt(tuple(sorted(files.items()))), task_source)
 

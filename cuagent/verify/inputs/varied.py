@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cuagent.verify.inputs import draws
@@ -233,7 +234,18 @@ def _repeated(rows: Tensor, low: int, high: int, generator: Generator) -> Tensor
     drawn = _integers(rows, low, high + 1, generator).to(rows.dtype)
     drawn = drawn.maximum(rows[:, :1]).minimum(rows[:, -1:])
     drawn[:, :1], drawn[:, -1:] = rows[:, :1], rows[:, -1:]
-    return drawn.sort(-1).values
+    return _each(drawn.sort(-1).values, partial(_without_one, generator=generator))
+
+
+def _without_one(row: Tensor, generator: Generator) -> Tensor:
+    """Replace one value of a sorted row by the value before it, so that surely some are equal."""
+    import torch
+
+    inner = row[(row > row[0]) & (row < row[-1])].unique()
+    if not inner.numel():
+        return row
+    value = inner[_integers(inner[:1], 0, inner.numel(), generator)]
+    return torch.where(row == value, row[row < value].max(), row)
 
 
 def _prefixes(own: Tensor, generator: Generator) -> Tensor:

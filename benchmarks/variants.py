@@ -1,8 +1,8 @@
-"""Other ways to the same results as torch's operators, in fp32 throughout: what kernels do.
+"""Compute torch operators in fp32 with the algorithms that kernels use, for `calibrate.py`.
 
-Sequential, blocked, strided and online forms of products, sums, moments, softmax, scans, attention
-and convolutions, for `calibrate.py`. Each takes and gives tensors of the operator it stands for.
-Invariant: every one is honest; coarser arithmetic is made in `calibrate.py`.
+The variants are sequential, blocked, strided and online forms of products, sums, moments, softmax,
+scans, attention and convolutions. Each has the same inputs and outputs as its operator.
+Invariant: every variant is honest; `calibrate.py` applies coarser arithmetic.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def sequential_sum(x: Tensor) -> Tensor:
 
 
 def strided_sum(x: Tensor) -> Tensor:
-    """As a block of 32 threads does: each its own stride, then a tree."""
+    """Sum like a block of 32 threads: each thread sums with stride 32, then a tree joins them."""
     total = x.view(*x.shape[:-1], -1, 32).transpose(-1, -2)
     partial = sequential_sum(total)
     while partial.shape[-1] > 1:

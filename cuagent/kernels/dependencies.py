@@ -1,9 +1,9 @@
-"""The files that can enter a compilation, for the key of its result.
+"""Find the files that a compilation can read, to decide if its result may be used again.
 
-Two sets cover them. The tree of a source is known before compiling: all sources and headers that
-lie beside or below it. The dependencies are known after compiling: the compiler lists every file
-that it read (`-MD`), and GNU as lists those of `.incbin`. What neither set covers is named by
-`doubtful`, and a library of such a source is not used again by another process.
+Two sets cover them. The tree of a source is known before compiling: all sources and headers in its
+folder and below. The dependencies are known after compiling: the compiler lists every file that it
+read (`-MD`), and GNU as lists those of `.incbin`. `may_have_unlisted` detects sources that can read
+other files; another process compiles such a source again.
 Invariant: only regular files are read, and no open blocks.
 """
 
@@ -25,26 +25,27 @@ SUFFIXES = (
     *(".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h", ".hpp", ".hh", ".hxx"),
     *(".inl", ".inc", ".ipp", ".tpp"),
 )
-"""Files of a tree that count, by the end of their names."""
-MOST_ENTRIES = 10_000
-MOST_BYTES = 64 << 20
-"""Bounds of a tree. Beyond them the key covers the source alone, and the dependencies the rest."""
+"""Suffixes of the sources and headers in a tree."""
+MAX_ENTRIES = 10_000
+"""Files in the folder of a tree. In a larger one the key covers the source only."""
+MAX_BYTES = 64 << 20
+"""Bytes of sources and headers in a tree. In a larger one the key covers the source only."""
 PSEUDO = ("/proc", "/sys", "/dev")
-"""Folders of files that are no sources: some block when opened, others change when read."""
+"""Folders without source files: some files block when opened, others change when read."""
 
 _FILE = r'"[\w-]+(?:[./][\w-]+)*\.(?:' + "|".join(s[1:] for s in sorted(SUFFIXES)) + ')"'
 _NAME = rf"(?:<(?![^>\n]*\.\.)[^/>\n][^>\n]*>|{_FILE})"
-_ASKS = re.compile(
+_COVERED_QUERIES = re.compile(
     rf"__has_include(?:_next)?\s*\(\s*{_NAME}\s*\)"
     r"|#\s*ifn?def\s+__has_include|\bdefined\s*\(?\s*__has_include\b"
 )
-"""Forms of __has_include whose answer depends on the tree or on the toolchain only."""
+"""Forms of __has_include whose result depends on the tree or on the toolchain only."""
 _INCLUDES = re.compile(rf"^[ \t]*#[ \t]*include[ \t]*{_NAME}", re.MULTILINE)
 _SPLICE = re.compile(r"\\[ \t]*\r?\n")
 
 
-class NoSource(ValueError):
-    """A compilation read something that is no source file. One line."""
+class NotASource(ValueError):
+    """A compilation read a file that is not a source file. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,15 @@ class Tree:
 
     root: Path
     files: tuple[tuple[str, bytes], ...]
-    whole: bool
-    """False where the folder holds more than the bounds; `files` is then empty."""
+    complete: bool
+    """False if the folder exceeds MAX_ENTRIES or MAX_BYTES; `files` is then empty."""
 
 
 def tree_of(source: Path) -> Tree:
-    """The files that `source` can include by a relative name.
+    """Return the files that `source` can include by a relative name.
 
-    The root is `kernels/` beside a model_new.py, if the source lies in one, else its own folder.
+    The root is the enclosing `kernels/` next to a model_new.py; if there is none, the folder of the
+    source.
     """
     root, hidden = source.parent, False
     for folder in source.parents:
@@ -74,13 +76,13 @@ def tree_of(source: Path) -> Tree:
             content = contents(path)
             files.append((path.relative_to(root).as_posix(), content))
             size += len(content)
-        if count > MOST_ENTRIES or size > MOST_BYTES:
-            return Tree(root, (), whole=False)
-    return Tree(root, tuple(sorted(files)), whole=True)
+        if count > MAX_ENTRIES or size > MAX_BYTES:
+            return Tree(root, (), complete=False)
+    return Tree(root, tuple(sorted(files)), complete=True)
 
 
 def _entries(folder: Path, hidden: bool) -> Iterator[Path]:
-    """Everything below `folder` but folders; links are not followed."""
+    """Yield all paths below `folder` except folders; do not follow links."""
     with os.scandir(folder) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
@@ -91,17 +93,17 @@ def _entries(folder: Path, hidden: bool) -> Iterator[Path]:
 
 
 def contents(path: Path) -> bytes:
-    """The first `MOST_BYTES` + 1 bytes of a regular file; none of what cannot be read."""
+    """Return the first MAX_BYTES + 1 bytes of a regular file; b"" if it cannot be read."""
     try:
         with _opened(path) as file:
-            return file.read(MOST_BYTES + 1) or b""
+            return file.read(MAX_BYTES + 1) or b""
     except (OSError, ValueError):
         return b""
 
 
 def _opened(path: Path) -> io.BufferedReader:
-    """Open a regular file. Raises OSError, also for anything else."""
-    # Without O_NONBLOCK, opening a pipe or certain files of /proc waits for ever.
+    """Open a regular file. Raises OSError, also if it is not a regular file."""
+    # Without O_NONBLOCK, the open of a pipe or of certain files of /proc blocks forever.
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -109,10 +111,10 @@ def _opened(path: Path) -> io.BufferedReader:
     return file
 
 
-def doubtful(tree: Tree, text: str, form: str, *, lists_incbin: bool) -> bool:
-    """Whether a result may depend on files that are neither in the tree nor listed.
+def may_have_unlisted(tree: Tree, text: str, form: str, *, lists_incbin: bool) -> bool:
+    """Return True if the result may depend on files outside the tree that no compiler lists.
 
-    `form` is that of a `Recipe`: NVRTC lists no dependencies at all.
+    `form` is that of a `Recipe`; NVRTC never lists dependencies.
     """
     texts = [content.decode(errors="replace") for _, content in tree.files] or [text]
     words = r"has_include|has_embed"
@@ -124,17 +126,18 @@ def doubtful(tree: Tree, text: str, form: str, *, lists_incbin: bool) -> bool:
         one = _SPLICE.sub("", one)
         if form == "nvrtc":
             one = _INCLUDES.sub("", one)
-        # Quoted names depend on the tree, which the key holds only where it is whole.
-        if re.search(words, _ASKS.sub("", one) if tree.whole else one, re.DOTALL):
+        # Quoted names depend on the tree, and the key covers a complete tree only.
+        searched = _COVERED_QUERIES.sub("", one) if tree.complete else one
+        if re.search(words, searched, re.DOTALL):
             return True
     return False
 
 
 def listed(makefile: str, folder: Path, scratch: Path) -> list[str]:
-    """Files that a compiler names in a rule for make, except those of its scratch folder.
+    """Return the files that a compiler lists in a rule for make, except those in `scratch`.
 
-    Relative names are seen from `folder`, where the compiler ran, and stay relative. Raises
-    NoSource for devices and files of /proc and /sys.
+    Names relative to `folder`, where the compiler ran, stay relative. Raises NotASource for devices
+    and files of /proc and /sys.
     """
     found: list[str] = []
     for word in _words(makefile):
@@ -143,16 +146,16 @@ def listed(makefile: str, folder: Path, scratch: Path) -> list[str]:
             continue
         real = os.path.realpath(path)
         if any(Path(place).is_relative_to(p) for p in PSEUDO for place in (path, real)):
-            raise NoSource(
-                f"it reads {word[:200]}, which is no source file; include files below {KERNELS}/ "
-                "and headers of the compiler only"
+            raise NotASource(
+                f"it reads {word[:200]}, which is not a source file; include only files below "
+                f"{KERNELS}/ and headers of the compiler"
             )
         found.append(word)
     return list(dict.fromkeys(found))
 
 
 def _words(makefile: str) -> Iterator[str]:
-    """The prerequisites in `target: a b\\ c \\<newline> d`."""
+    """Yield the prerequisites in `target: a b\\ c \\<newline> d`."""
     joined = makefile.replace("\\\r\n", " ").replace("\\\n", " ")
     for line in joined.splitlines():
         _, colon, rest = line.partition(": ")
@@ -161,16 +164,16 @@ def _words(makefile: str) -> Iterator[str]:
 
 
 def manifest(names: list[str], folder: Path, tree: Tree) -> str:
-    """Names with a digest of each one's content, as JSON; without those the key covers."""
-    known = {os.path.normpath(tree.root / name) for name, _ in tree.files}
-    kept = [n for n in names if os.path.normpath(folder / n) not in known]
-    return json.dumps({name: _digest(folder / name) for name in kept}, indent=0)
+    """Return each name outside the tree with the digest of its content, as JSON."""
+    in_tree = {os.path.normpath(tree.root / name) for name, _ in tree.files}
+    outside = [n for n in names if os.path.normpath(folder / n) not in in_tree]
+    return json.dumps({name: _digest(folder / name) for name in outside}, indent=0)
 
 
-def current(library: Path, folder: Path) -> bool:
-    """Whether `library` is there and all that it was compiled from is as it was.
+def is_current(library: Path, folder: Path) -> bool:
+    """Return True if `library` exists and the files in its manifest have not changed.
 
-    `folder` is the one of the source.
+    `folder` is the folder of the source.
     """
     if not library.is_file():
         return False
@@ -184,12 +187,12 @@ def current(library: Path, folder: Path) -> bool:
 
 
 def manifest_path(library: Path) -> Path:
-    """Where the manifest of a library lies."""
+    """Return the path of a library's manifest."""
     return library.with_suffix(".deps")
 
 
 def _digest(path: Path) -> str:
-    """sha256 of a file of any size, or a word for a file that cannot be read."""
+    """Return the sha256 of a file of any size, or "absent" if it cannot be read."""
     try:
         with _opened(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,149 @@
+"""Read the progress of a run from its messages: tried candidates, outcomes and written files.
+
+The messages are the only state, so that an interrupted run resumes at the same point. Not covered:
+files in the work folder that others changed; `write` then fails, and the file is read first.
+Invariant: a result is assigned to a candidate only if all of its files were written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cuagent.expert.planner import Outcome, Proposal
+from cuagent.message import Message, ToolCall
+from cuagent.timing import Ratio
+
+Propose = Callable[[Sequence[Outcome]], Proposal | None]
+
+
+@dataclass
+class Progress:
+    """State of a run, as its messages record it."""
+
+    profiled: bool = False
+    """True after a profile of the reference."""
+    candidate_profiled: bool = False
+    outcomes: list[Outcome] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    """Text of the files that our calls wrote to the work folder, by relative path."""
+    unread: set[str] = field(default_factory=set)
+    """Files that must be read before `write` can replace them."""
+    compiled: bool = False
+    """True if the newest candidate was compiled and has no verdict yet."""
+    failures: int = 0
+    """Calls since the last outcome that failed for reasons other than the candidate."""
+    failure: str = ""
+    """First line of the last such failure."""
+    refused: set[int] = field(default_factory=set)
+    """Attempts that `submit` did not accept."""
+    empty_submit: bool = False
+    """True after a `submit` without an attempt."""
+
+
+def read_progress(messages: Sequence[Message], propose: Propose) -> Progress:
+    """Replay the calls that have a result.
+
+    `propose` returns the candidate that followed the given outcomes.
+    """
+    progress = Progress()
+    results = {m.tool_call_id: m for m in messages if m.role == "tool"}
+    for message in messages:
+        for call in message.tool_calls if message.role == "assistant" else ():
+            result = results.get(call.id)
+            if result is not None and not result.data.get("interrupted"):
+                _replay(progress, call, result, propose)
+    return progress
+
+
+def _replay(progress: Progress, call: ToolCall, result: Message, propose: Propose) -> None:
+    arguments = _arguments(call)
+    match call.name:
+        case "profile":
+            progress.candidate_profiled |= progress.profiled and bool(progress.outcomes)
+            progress.profiled = True
+        case "write":
+            _record_write(progress, arguments, result)
+        case "bash" if not result.is_error:
+            command, *paths = str(arguments.get("command")).split() or [""]
+            for path in paths if command == "rm" else ():
+                progress.files.pop(path, None)
+        case "compile" | "verify":
+            proposal = propose(progress.outcomes)
+            if proposal and proposal.candidate.files.items() <= progress.files.items():
+                _record_outcome(progress, call.name, proposal, result)
+        case "submit":
+            _record_submit(progress, arguments, result)
+
+
+def _record_write(progress: Progress, arguments: Mapping[str, Any], result: Message) -> None:
+    path = str(arguments.get("path"))
+    if result.is_error:
+        progress.unread.add(path)
+        progress.files.pop(path, None)
+        _record_failure(progress, result)
+    else:
+        progress.unread.discard(path)
+        progress.files[path] = str(arguments.get("text"))
+
+
+def _record_outcome(progress: Progress, tool: str, proposal: Proposal, result: Message) -> None:
+    """Record a result of `compile` or `verify` for the candidate in the work folder."""
+    data, candidate = result.data, proposal.candidate
+    match tool:
+        case "compile" if "ok" in data:
+            progress.compiled = bool(data["ok"])
+            if progress.compiled:
+                progress.failures = 0
+                return None
+            files = tuple(str(d.get("file", "")) for d in data.get("diagnostics", ()))
+            outcome = Outcome(candidate, False, "build failed", broken_files=files)
+        case "verify" if "accepted" in data:
+            progress.compiled = False
+            outcome = Outcome(
+                candidate,
+                bool(data["accepted"]),
+                str(data.get("reason", "no reason given")),
+                data.get("attempt"),
+                _ratios(data.get("ratios")),
+            )
+        case _:
+            return _record_failure(progress, result)
+    progress.outcomes.append(outcome)
+    progress.failures = 0
+    return None
+
+
+def _record_submit(progress: Progress, arguments: Mapping[str, Any], result: Message) -> None:
+    if result.data.get("ended"):
+        return
+    attempt = arguments.get("attempt")
+    if isinstance(attempt, int):
+        progress.refused.add(attempt)
+    else:
+        progress.empty_submit = True
+
+
+def _record_failure(progress: Progress, result: Message) -> None:
+    progress.failures += 1
+    progress.failure = (result.content.strip().splitlines() or ["the tool returned no result"])[0]
+
+
+def _ratios(data: Any) -> dict[str, Ratio]:
+    """Return the ratios by baseline; a ratio without limits has an interval of width 0."""
+    found = {}
+    for name, ratio in data.items() if isinstance(data, Mapping) else ():
+        value = ratio.get("value") if isinstance(ratio, Mapping) else None
+        if isinstance(value, int | float):
+            found[str(name)] = Ratio(value, ratio.get("low", value), ratio.get("high", value))
+    return found
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    try:
+        value = json.loads(call.arguments)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
