@@ -1,9 +1,9 @@
-"""Which loops of a kernel for the CPU the compiler vectorised, and why not the others.
+"""Report which loops of a CPU kernel the compiler vectorised, and why it left the others scalar.
 
-g++ writes its report while it builds, and the report lies beside the library from then on; where
-the loader made the library, g++ is asked again. Not covered: other compilers, which report in
-another form, and headers. Invariant: as in the build, the text of an attempt meets a compiler only
-inside `confine`.
+g++ writes its report during the build, and the report is stored next to the library. If the loader
+made the library, the source is compiled again for the report.
+Not covered: other compilers, which report in another form, and loops in headers.
+Invariant: as in the build, a compiler reads the text of an attempt only inside `confine`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuagent.attempt import Attempt
-from cuagent.build.confine import Confine, lay_down, runner, sandboxed
+from cuagent.build.confine import Confine, runner, sandboxed, write_sources
 from cuagent.build.result import Library
 from cuagent.kernels import compiler
 
 MOST_TEXT = 4 << 20
-"""Characters of a report that are read: inlined headers make it long."""
-_LINE = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: (?P<kind>\w+):\s+(?P<said>.*)$")
+"""Characters of a report that are read; inlined headers make reports long."""
+_LINE = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: (?P<kind>\w+):\s+(?P<text>.*)$")
 _BYTES = re.compile(r"loop vectorized using (\d+) byte vectors")
 
 
@@ -32,84 +32,85 @@ class Loop:
     source: str
     line: int
     vector_bytes: int
-    """Of the widest version; 0 where it stays scalar."""
+    """Vector width of the widest version in bytes; 0 if the loop is scalar."""
     reason: str = ""
-    """Why it is scalar, in the compiler's words."""
+    """Reason why the loop is scalar, in the compiler's words."""
     text: str = ""
-    """Its line in the source."""
+    """Source text of the line."""
 
     def __str__(self) -> str:
-        said = f"{self.vector_bytes}-byte vectors" if self.vector_bytes else "not vectorised"
+        form = f"{self.vector_bytes}-byte vectors" if self.vector_bytes else "not vectorised"
         why = f", {self.reason}" if self.reason else ""
-        return f"{self.source}:{self.line}: {said}{why}: {self.text}"  # who cuts it loses the text
+        # The source text comes last, so that a caller that truncates the line keeps the rest.
+        return f"{self.source}:{self.line}: {form}{why}: {self.text}"
 
 
-def reporting(run: compiler.Run, source: Path, library: Path) -> compiler.Run:
-    """`run` for g++, whose report is put beside `library`."""
+def with_vector_report(run: compiler.Run, source: Path, library: Path) -> compiler.Run:
+    """Return `run` with the options of g++ that store its report next to `library`."""
 
-    def asked(argv: list[str], scratch: Path, folder: Path) -> tuple[int, str]:
+    def run_with_report(argv: list[str], scratch: Path, folder: Path) -> tuple[int, str]:
         report = scratch / "vectors"
         status, text = run([*argv, f"-fopt-info-vec-optimized-missed={report}"], scratch, folder)
         if not status and report.is_file():
             with report.open(errors="replace") as file:
-                said = file.read(MOST_TEXT).replace(f"{source.parent}/", "")
-            library.with_suffix(".vectors").write_text(said)
+                content = file.read(MOST_TEXT).replace(f"{source.parent}/", "")
+            library.with_suffix(".vectors").write_text(content)
         return status, text
 
-    return asked
+    return run_with_report
 
 
-def reports(tools: compiler.Toolchain) -> bool:
-    """Whether this compiler says what it vectorised in the form that is read here."""
+def has_vector_report(tools: compiler.Toolchain) -> bool:
+    """True if this compiler reports vectorised loops in the form of g++."""
     return tools.form == "g++" and "clang" not in tools.version
 
 
 def vectorised(
     attempt: Attempt, library: Library, *, confine: Confine = sandboxed
 ) -> tuple[Loop, ...]:
-    """The loops of a library's source; none where the compiler is not g++ or says nothing."""
+    """Return the loops of a library's source; none if the compiler is not g++ or has no report."""
     report = library.path.with_suffix(".vectors")
     if not report.is_file() and library.source.endswith(".cpp"):
         with suppress(compiler.CompileFailed):
-            _ask(attempt, library, confine)
+            _compile_for_report(attempt, library, confine)
     if not report.is_file():
         return ()
-    return read(report.read_text(), library.source, dict(attempt.files)[library.source])
+    return parse_report(report.read_text(), library.source, dict(attempt.files)[library.source])
 
 
-def _ask(attempt: Attempt, library: Library, confine: Confine) -> None:
-    """Compile once more, for the report. Raises CompileFailed."""
+def _compile_for_report(attempt: Attempt, library: Library, confine: Confine) -> None:
+    """Compile the source again for the report. Raises CompileFailed."""
     with (
         tempfile.TemporaryDirectory(prefix="cuagent-vectors-") as folder,
         tempfile.TemporaryDirectory(prefix="cuagent-compile-") as scratch,
     ):
-        lay_down(attempt, Path(folder))
+        write_sources(attempt, Path(folder))
         source = Path(folder) / library.source
-        how = compiler.recipe(source)
-        tools = compiler.toolchain(how.form)
-        if reports(tools):
-            run = reporting(runner(Path(folder), confine), source, library.path)
-            argv = tools.argv(how, Path(scratch) / "unused.so", Path(scratch))
+        recipe = compiler.recipe(source)
+        tools = compiler.toolchain(recipe.form)
+        if has_vector_report(tools):
+            run = with_vector_report(runner(Path(folder), confine), source, library.path)
+            argv = tools.argv(recipe, Path(scratch) / "unused.so", Path(scratch))
             run(argv, Path(scratch), source.parent)
 
 
-def read(text: str, source: str, code: str) -> tuple[Loop, ...]:
-    """The loops that a report of g++ names in `source`, by line; `code` is its text."""
+def parse_report(text: str, source: str, code: str) -> tuple[Loop, ...]:
+    """Return the loops of `source` in a report of g++, sorted by line; `code` is its text."""
     lines = code.splitlines()
     widest: dict[int, int] = {}
     scalar: dict[int, str] = {}
     pending: int | None = None
     for match in filter(None, map(_LINE.match, text.splitlines())):
-        line, said = int(match["line"]), match["said"].strip()
+        line, message = int(match["line"]), match["text"].strip()
         if Path(match["file"]).name != Path(source).name or not 0 < line <= len(lines):
             continue
-        if width := _BYTES.match(said):
+        if width := _BYTES.match(message):
             widest[line] = max(widest.get(line, 0), int(width[1]))
-        elif said.startswith("couldn't vectorize loop"):
+        elif message.startswith("couldn't vectorize loop"):
             pending = line
             scalar.setdefault(line, "")
-        elif said.startswith("not vectorized:") and pending is not None:
-            scalar[pending] = scalar[pending] or said.removeprefix("not vectorized:").strip(" .")
+        elif message.startswith("not vectorized:") and pending is not None:
+            scalar[pending] = scalar[pending] or message.removeprefix("not vectorized:").strip(" .")
             pending = None
     return tuple(
         Loop(

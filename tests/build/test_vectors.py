@@ -1,4 +1,4 @@
-"""The compiler's own report on loops: what it vectorised, and why not the rest."""
+"""The compiler's report on loops: which it vectorised, and why not the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.build.vectors import read, vectorised
+from cuagent.build.vectors import parse_report, vectorised
 from cuagent.task import Device
 
 SOURCE = """
@@ -21,11 +21,11 @@ extern "C" void first(float* y, const float* x, const int* at, long n) {
 """
 
 
-def test_loops_are_told_apart_by_what_the_compiler_made_of_them(tmp_path: Path) -> None:
+def test_vectorised_and_scalar_loops_are_reported(tmp_path: Path) -> None:
     attempt = Attempt((("kernels/act.cpp", SOURCE), ("model_new.py", "")))
     (library,) = build(attempt, Device.CPU, cache=tmp_path).libraries
     report = library.path.with_suffix(".vectors")
-    assert report.is_file(), "made by the build itself"
+    assert report.is_file(), "the build writes the report"
     plain, branching = vectorised(attempt, library)
     assert (plain.source, plain.line) == ("kernels/act.cpp", 3)
     assert plain.vector_bytes >= 16
@@ -34,12 +34,12 @@ def test_loops_are_told_apart_by_what_the_compiler_made_of_them(tmp_path: Path) 
     assert "control flow" in branching.reason
     assert "not vectorised" in str(branching)
     report.unlink()
-    assert vectorised(attempt, library) == (plain, branching), "asked again"
+    assert vectorised(attempt, library) == (plain, branching), "a missing report is written again"
     report.write_text(report.read_text().replace("control flow", "a whim"))
-    assert "a whim" in vectorised(attempt, library)[1].reason, "the report beside it is used"
+    assert "a whim" in vectorised(attempt, library)[1].reason, "a present report is used"
 
 
-def test_lines_of_other_files_and_lines_that_are_not_there_are_left_out() -> None:
+def test_parse_report_ignores_other_files_and_missing_lines() -> None:
     text = (
         "/usr/include/math.h:3:1: optimized: loop vectorized using 32 byte vectors\n"
         "kernels/act.cpp:99:1: optimized: loop vectorized using 32 byte vectors\n"
@@ -47,5 +47,5 @@ def test_lines_of_other_files_and_lines_that_are_not_there_are_left_out() -> Non
         "kernels/act.cpp:3:1: optimized: loop vectorized using 32 byte vectors\n"
         "no report at all\n"
     )
-    (loop,) = read(text, "kernels/act.cpp", SOURCE)
+    (loop,) = parse_report(text, "kernels/act.cpp", SOURCE)
     assert (loop.line, loop.vector_bytes) == (3, 32)
