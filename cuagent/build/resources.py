@@ -19,7 +19,7 @@ LONGEST_NAME = 1_000
 
 
 def resources(output: str) -> tuple[KernelResources, ...]:
-    """Return the resources of each kernel in the compiler's order; empty if there is no report."""
+    """Return the resources of each kernel in the compiler's order; empty without a report."""
     found = []
     name, stack, spills = "", 0, 0
     for line in output.splitlines():

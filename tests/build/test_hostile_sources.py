@@ -1,4 +1,4 @@
-"""For any source, the trusted builder ends soon, with a library or with a diagnostic."""
+"""The trusted builder ends soon for any source, with a library or with a diagnostic."""
 
 from __future__ import annotations
 
