@@ -1,4 +1,4 @@
-"""Judge candidates of the corpora with cuagent's own judge, and compare the result with the expected one.
+"""Judge candidates of the corpora with cuagent's own judge and check the expected outcome.
 
 One judge serves all candidates of a task, and one fork server serves all judges.
 Each process has one compute thread, so that a measured speedup does not depend on the load of the
