@@ -1,13 +1,13 @@
-"""Tokens a second of the engines that sample in this process, on conversations of several turns.
+"""Measure tokens per second of the in-process sampling engines on conversations of several turns.
 
     python benchmarks/train_engines.py --preset tiny                   # a dry run, on a CPU too
     python benchmarks/train_engines.py --preset h200 --out engines.json
 
-Each conversation has a thread, as an episode has, and asks through the rollouts' own `Batcher`:
-gathered for `local`, alone for `continuous`. All begin with the same prompt; what a tool says is
-random ids at once, and a turn's length is drawn beforehand, so that both engines sample as much.
-An arm's figure is the median over rounds in which the arms take turns; opening counts.
-Not covered: judging beside it, servers, what is sampled (the weights are random).
+Each conversation has a thread, like an episode, and samples through the rollouts' own `Batcher`:
+gathered for `local`, separately for `continuous`. All start with the same prompt. Tool results are
+random ids without delay, and turn lengths are drawn in advance, so both engines sample equally
+much. A result is the median over rounds that alternate between the engines, and includes opening.
+Not covered: judging in parallel, servers, the sampled text (the weights are random).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from train_throughput import decoder
 
 from cuagent.training.continuous import ContinuousEngine
 from cuagent.training.engine import Engine, LocalEngine, Request
-from cuagent.training.model import parameters
+from cuagent.training.model import count_parameters
 from cuagent.training.rollout import Batcher
 
 NEVER = -1
-"""No token has this id: a turn is as long as it is asked to be."""
+"""An id that no token has, so a turn always reaches its requested length."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Size:
     conversations: int
     turns: int
     prompt: int
-    """Tokens that all conversations begin with."""
+    """Tokens of the common start of all conversations."""
     reply: int
-    """Tokens of a turn at most, a quarter of them at least."""
-    heard: int
-    """Tokens of what a tool says."""
+    """Largest number of tokens of a turn; the smallest is a quarter of it."""
+    observation: int
+    """Tokens of a tool result."""
     rounds: int
 
     @property
     def context(self) -> int:
-        return self.prompt + self.turns * (self.reply + self.heard)
+        return self.prompt + self.turns * (self.reply + self.observation)
 
 
 PRESETS = {
@@ -65,7 +65,7 @@ PRESETS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--preset", choices=PRESETS, default="tiny")
-    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     found = figures(PRESETS[options.preset], "cuda" if torch.cuda.is_available() else "cpu")
     print(json.dumps(found, indent=1))
@@ -74,12 +74,12 @@ def main() -> None:
 
 
 def figures(size: Size, device: str) -> dict[str, Any]:
-    """Sampled tokens a second, seconds of each round and peak memory of each engine."""
+    """Return sampled tokens per second, seconds of each round and peak memory of each engine."""
     import transformers
 
     shape = replace(DECODERS[size.decoder], tokens=size.context)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    # Each its own: continuous batching changes how its model attends.
+    # One model each: continuous batching changes the model's attention.
     one, other = (decoder(shape).to(device, dtype).eval() for _ in range(2))
     engines: dict[str, Engine] = {
         "local": LocalEngine(one, NEVER),
@@ -89,11 +89,11 @@ def figures(size: Size, device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "weights": parameters(one),
+        "weights": count_parameters(one),
         "size": asdict(size),
         "sampled": sum(map(sum, (lengths(size, n) for n in range(size.conversations)))),
     }
-    arms = {name: playing(size, shape.vocabulary, engine) for name, engine in engines.items()}
+    arms = {name: player(size, shape.vocabulary, engine) for name, engine in engines.items()}
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for number in range(size.rounds + 1):
         for name, arm in arms.items():
@@ -116,37 +116,37 @@ def figures(size: Size, device: str) -> dict[str, Any]:
 
 
 def lengths(size: Size, number: int) -> list[int]:
-    """Tokens of each turn of a conversation."""
-    luck = random.Random(number)
-    return [luck.randint(max(1, size.reply // 4), size.reply) for _ in range(size.turns)]
+    """Return the number of tokens of each turn of a conversation."""
+    rng = random.Random(number)
+    return [rng.randint(max(1, size.reply // 4), size.reply) for _ in range(size.turns)]
 
 
-def playing(size: Size, vocabulary: int, engine: Engine) -> Callable[[], float]:
-    """A function that plays all conversations and returns the seconds that it took."""
+def player(size: Size, vocabulary: int, engine: Engine) -> Callable[[], float]:
+    """Return a function that plays all conversations and returns the seconds."""
 
     def ids(seed: int, count: int) -> tuple[int, ...]:
-        luck = random.Random(seed)
-        return tuple(luck.randrange(3, vocabulary) for _ in range(count))
+        rng = random.Random(seed)
+        return tuple(rng.randrange(3, vocabulary) for _ in range(count))
 
     start = ids(0, size.prompt)
 
     def one(number: int, batcher: Batcher) -> None:
-        said = start
+        context = start
         with batcher.live():
             for turn, most in enumerate(lengths(size, number)):
                 seed = number * size.turns + turn
-                said += batcher.sample(Request(said, most, seed)).ids
-                said += ids(1 + seed, size.heard)
+                context += batcher.sample(Request(context, most, seed)).ids
+                context += ids(1 + seed, size.observation)
 
-    def all_of_them() -> float:
-        begun = time.perf_counter()
-        batcher = Batcher(engine, 1.0 if engine.gathers else 0.0)
+    def play_all() -> float:
+        started = time.perf_counter()
+        batcher = Batcher(engine, 1.0 if engine.needs_batches else 0.0)
         with engine.open(), ThreadPoolExecutor(size.conversations) as threads:
             for played in [threads.submit(one, n, batcher) for n in range(size.conversations)]:
                 played.result()
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
 
-    return all_of_them
+    return play_all
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Verdicts a second of a pool, with one owner on a GPU and with several, and whether they agree.
+"""Measure verdicts per second of a pool with one and with several judging processes on a GPU.
 
     python benchmarks/train_judges.py --preset tiny                 # a dry run, C++ on a CPU
     python benchmarks/train_judges.py --preset gpu --out judges.json
 
-The teacher of the gym writes kernels, right and wrong ones; all are compiled beforehand. For each
-number of owners a pool opens all tasks, then judges every kernel in two passes, nothing remembered.
-Between the two passes of one pool a kernel's speedup differs by chance alone; between pools it must
-not differ by more. Not covered: compiling, sampling, what a training loop does beside it.
+The gym's teacher writes kernels, right and wrong ones; all are compiled in advance. For each number
+of processes a pool opens all tasks, then judges every kernel in two passes without the cache.
+Between two passes of one pool a kernel's speedup differs by chance alone; between pools it must not
+differ by more. Not covered: compiling, sampling, a training loop on the same machine.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from cuagent.task import Device, Task
 from cuagent.timing import Effort
 from cuagent.training.gym import make_chains, make_tasks
 from cuagent.training.pool import JudgePool
-from cuagent.training.teacher import given, teacher_of
+from cuagent.training.teacher import initial_files, teacher_of
 from cuagent.worker.arms import COMPILE, EAGER
 
 Work = Sequence[tuple[Task, Attempt]]
 AT_ONCE = 32
-"""Questions, as many as episodes would ask."""
+"""Number of concurrent requests, like those of episodes."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Size:
     device: Device
     tasks: int
     kernels: int
-    """Of each task."""
+    """Number of kernels for each task."""
     rows: int
     owners: tuple[int, ...]
 
@@ -59,8 +59,8 @@ PRESETS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--preset", choices=PRESETS, default="tiny")
-    parser.add_argument("--owners", type=int, nargs="+", help="instead of the preset's")
-    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    parser.add_argument("--owners", type=int, nargs="+", help="numbers of judging processes")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     size = PRESETS[options.preset]
     size = replace(size, owners=tuple(options.owners or size.owners))
@@ -73,21 +73,21 @@ def main() -> None:
         for owners in size.owners:
             found[f"{owners} beside"], passes[owners] = arm(size, owners, work)
             found["agreement"] = agreement(passes)
-            told = {k: v for k, v in found[f"{owners} beside"].items() if k != "kernels"}
-            print(owners, json.dumps(told), flush=True)
+            summary = {k: v for k, v in found[f"{owners} beside"].items() if k != "kernels"}
+            print(owners, json.dumps(summary), flush=True)
             if options.out:
                 write(options.out, found)
     print(json.dumps(found["agreement"], indent=1))
 
 
 def kernels(size: Size, folder: Path) -> Work:
-    """Different ones for each task, compiled: what does not compile is judged too."""
+    """Return distinct, compiled kernels for each task; those that do not compile are judged too."""
     tasks = make_tasks(folder, make_chains(3, size.tasks, seed=0), size.device, size.rows)
     work: dict[tuple[str, str], tuple[Task, Attempt]] = {}
     for task in tasks:
         seed = 0
         while sum(key[0] == task.digest for key in work) < size.kernels:
-            attempt = teacher_of(task, seed).attempt(given(task))
+            attempt = teacher_of(task, seed).attempt(initial_files(task))
             work[task.digest, attempt.digest] = task, attempt
             seed += 1
     with ThreadPoolExecutor(8) as threads:
@@ -96,16 +96,21 @@ def kernels(size: Size, folder: Path) -> Work:
 
 
 def arm(size: Size, owners: int, work: Work) -> tuple[dict[str, Any], list[list[Judgement]]]:
-    """A pool with so many owners: seconds, verdicts a second, where a verdict's time went."""
-    with JudgePool(Effort.GLANCE, beside=owners) as pool, ThreadPoolExecutor(AT_ONCE) as threads:
-        begun = time.perf_counter()
+    """Measure one pool with `owners` processes; return its figures and its judgements."""
+    with (
+        JudgePool(Effort.GLANCE, judges_per_gpu=owners) as pool,
+        ThreadPoolExecutor(AT_ONCE) as threads,
+    ):
+        started = time.perf_counter()
         pool.open(list({task.digest: task for task, _ in work}.values()))
-        seconds = [time.perf_counter() - begun]
+        seconds = [time.perf_counter() - started]
         passes = []
         for _ in range(2):
-            begun = time.perf_counter()
-            passes.append(list(threads.map(lambda one: pool.afresh(*one, Effort.GLANCE), work)))
-            seconds.append(time.perf_counter() - begun)
+            started = time.perf_counter()
+            passes.append(
+                list(threads.map(lambda one: pool.judge_uncached(*one, Effort.GLANCE), work))
+            )
+            seconds.append(time.perf_counter() - started)
     right = [j for j in passes[1] if j.verdict.accepted]
     wrong = [j for j in passes[1] if not j.verdict.accepted]
     found = {
@@ -119,13 +124,13 @@ def arm(size: Size, owners: int, work: Work) -> tuple[dict[str, Any], list[list[
         "median seconds, timing": round(
             statistics.median([j.timing.seconds for j in right if j.timing] or [0.0]), 3
         ),
-        "kernels": [list(map(told_of, both)) for both in zip(*passes, strict=True)],
+        "kernels": [list(map(verdict_row, both)) for both in zip(*passes, strict=True)],
     }
     return found, passes
 
 
-def told_of(found: Judgement) -> dict[str, Any]:
-    """One verdict: speedups with their limits, microseconds of each arm, what failed."""
+def verdict_row(found: Judgement) -> dict[str, Any]:
+    """Return one verdict: speedups with their limits, microseconds of each arm, failures."""
     row: dict[str, Any] = {"right": found.verdict.accepted, "why": found.verdict.reason}
     if found.timing is not None:
         ratios = found.timing.ratios.items()
@@ -139,7 +144,7 @@ def told_of(found: Judgement) -> dict[str, Any]:
 
 
 def medians(of: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median of each part."""
+    """Return the median of each part."""
     parts = {name for seconds in of for name in seconds}
     return {
         part: round(statistics.median(seconds.get(part, 0.0) for seconds in of), 3)
@@ -148,7 +153,7 @@ def medians(of: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def agreement(passes: Mapping[int, list[list[Judgement]]]) -> dict[str, Any]:
-    """Of verdicts and of speedups: between the passes of a pool, and with the first one's."""
+    """Compare verdicts and speedups between the passes of each pool, and with the first pool."""
     one = next(iter(passes.values()))
     found: dict[str, Any] = {}
     for owners, (first, second) in passes.items():
@@ -159,7 +164,7 @@ def agreement(passes: Mapping[int, list[list[Judgement]]]) -> dict[str, Any]:
 
 
 def compared(left: Sequence[Judgement], right: Sequence[Judgement]) -> dict[str, Any]:
-    """Verdicts and rewards that differ, and how far the speedups over each baseline do."""
+    """Count different verdicts and rewards, and compare the speedups over each baseline."""
     pairs = list(zip(left, right, strict=True))
     return {
         "other verdicts": sum(a.verdict.accepted != b.verdict.accepted for a, b in pairs),
@@ -169,7 +174,8 @@ def compared(left: Sequence[Judgement], right: Sequence[Judgement]) -> dict[str,
 
 
 def spread(left: Sequence[Judgement], right: Sequence[Judgement], over: str) -> dict[str, Any]:
-    """Quotients of the speedups that both know: median, limits, and how many are 1.3 times off."""
+    """Return quotients of speedups known to both: median, limits, and how many differ by
+    1.3 times."""
     ratios = [
         now / before
         for before, now in zip(speedups(left, over), speedups(right, over), strict=True)
@@ -185,7 +191,7 @@ def spread(left: Sequence[Judgement], right: Sequence[Judgement], over: str) -> 
 
 
 def speedups(judged: Sequence[Judgement], over: str) -> list[float | None]:
-    """None where the baseline or the kernel was not timed."""
+    """Return the speedups; None if the baseline or the kernel was not timed."""
     known = [j.timing.ratios.get(over) if j.timing is not None else None for j in judged]
     return [None if ratio is None else ratio.value for ratio in known]
 

@@ -1,26 +1,26 @@
-"""How rollouts and PPO updates scale from one GPU to several of a machine: weak scaling.
+"""Measure how rollouts and PPO updates scale from one GPU to several of a machine (weak scaling).
 
     torchrun --nproc-per-node 1 benchmarks/train_scaling.py --preset h200 --out n1.json
     torchrun --nproc-per-node 4 benchmarks/train_scaling.py --preset h200 --out n4.json
     python benchmarks/train_scaling.py --compare n1.json n4.json --out scaling.json
 
-An iteration is one of `training/ppo.py`, without its checkpoints: a `Collector` plays gym tasks
-through the agent's loop and tools, a pool on the process's own processors compiles and verifies the
-kernels (C++, untimed), then actor and critic score and learn from all episodes, in replicas. Each
-process adds as many episodes; the efficiency is what N processes play and learn from in a second,
-over N times what one does.
+An iteration is one of `training/ppo.py`, without checkpoints: a `Collector` plays gym tasks through
+the agent's loop and tools, a pool on the process's own cores compiles and verifies the kernels
+(C++, untimed), then actor and critic score and learn from all episodes, in replicas. Each process
+adds the same number of episodes. The efficiency is the episodes per second of N processes over N
+times those of one.
 
-A policy with random weights writes nothing that can be judged. So the actor decodes, token by
-token, as many tokens as the teacher of the gym would write; then the teacher's text takes the place
-of its own. Decoding, tools, compilers, verdicts, the exchange of episodes, scores and updates are
-real and cost what they cost; what is written is not the actor's, so nothing is said of learning.
-Not covered: several machines, shards, timed verdicts, kernels for GPUs, episodes of many turns.
+A policy with random weights writes no kernel that can be judged. So the actor decodes, token by
+token, as many tokens as the gym's teacher would write; then the teacher's text replaces its own.
+Decoding, tools, compilers, verdicts, the exchange of episodes, scores and updates are real. The
+text is not the actor's, so the benchmark says nothing about learning.
+Not covered: several machines, shards, timed verdicts, GPU kernels, episodes of many turns.
 
-Invariant: a process has the same work and the same machine in every arm. It has one of `--shares`
-equal parts of the processors, whole physical cores, however many others run; a number of tasks that
-has no factor in common with the number of processes, so that each of them plays all tasks equally
-often; a compiler cache of its own, empty at the start; and a number in every kernel's text that no
-other has, so that neither compiler nor judge finds what it did before.
+Invariant: a process has the same work and the same resources in every arm:
+- one of `--shares` equal parts of the cores, in whole physical cores, for any number of processes;
+- a number of tasks that is coprime to the number of processes, so each plays all tasks equally;
+- its own compiler cache, empty at the start;
+- a unique number in every kernel's text, so neither compiler nor judge reuses earlier results.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ from cuagent.training.demonstrations import first_turns, rendered
 from cuagent.training.engine import LocalEngine, Request, Sampled
 from cuagent.training.gym import make_chains, make_tasks, opening
 from cuagent.training.metrics import episode_metrics
-from cuagent.training.model import new_critic, parameters
+from cuagent.training.model import count_parameters, new_critic
 from cuagent.training.optimize import make_optimizer
 from cuagent.training.placement import Dtype, Placement, place
 from cuagent.training.pool import JudgePool
 from cuagent.training.ppo import PpoConfig, update
 from cuagent.training.presets import DemoConfig, GymConfig
-from cuagent.training.reward import worth
+from cuagent.training.reward import with_reward
 from cuagent.training.rollout import Play
 from cuagent.training.segments import require_logprobs
-from cuagent.training.teacher import given, teacher_of
+from cuagent.training.teacher import initial_files, teacher_of
 
 Row = dict[str, Any]
 TURN = "<|im_start|>"
 NEVER = -1
-"""No token has this id: decoding goes on to the last token asked for."""
+"""An id that no token has, so decoding always reaches the requested length."""
 SPOKEN = 300
-"""Turns of the teacher that the tokenizer learns from."""
+"""Number of teacher turns that train the tokenizer."""
 PARTS = ("seconds", "rollouts", "updates")
 SAME = ("torch", "device", "size", "processors", "judging")
-"""What runs must have in common to be compared."""
+"""Fields that must be equal for two runs to be compared."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class Size:
     """A preset of `train_throughput.py`."""
     tasks: int
     owners: int
-    """Processors of a process's share that judge; compilers and the trainer have the others."""
+    """Cores of a process's share that judge; compilers and the trainer have the others."""
     episodes: int
-    """Of each process in an iteration."""
+    """Episodes of each process in an iteration."""
     iterations: int
-    """That are measured, after one that warms up."""
+    """Measured iterations, after one warm-up."""
     tokens_per_microbatch: int
 
 
@@ -100,15 +100,17 @@ PRESETS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--preset", choices=PRESETS, default="tiny")
-    parser.add_argument("--episodes", type=int, help="of each process in an iteration")
-    parser.add_argument("--iterations", type=int, help="that are measured")
-    parser.add_argument("--shares", type=int, default=4, help="parts of the processors")
-    parser.add_argument("--processors", type=int, default=16, help="of a share, at most")
+    parser.add_argument("--episodes", type=int, help="episodes of each process per iteration")
+    parser.add_argument("--iterations", type=int, help="number of measured iterations")
+    parser.add_argument("--shares", type=int, default=4, help="number of equal parts of the cores")
     parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="begin no iteration after them"
+        "--processors", type=int, default=16, help="largest number of cores of a share"
     )
-    parser.add_argument("--compare", type=Path, nargs=2, help="two files that --out has written")
-    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="start no iteration after this time"
+    )
+    parser.add_argument("--compare", type=Path, nargs=2, help="two files written by --out")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     if options.compare:
         found = compared(*(json.loads(path.read_text("utf-8")) for path in options.compare))
@@ -122,7 +124,7 @@ def main() -> None:
     if math.gcd(size.tasks, processes) > 1 or processes > options.shares:
         parser.error(f"{size.tasks} tasks and {options.shares} shares for {processes} processes")
     free = share(
-        sorted(os.sched_getaffinity(0), key=physical),
+        sorted(os.sched_getaffinity(0), key=physical_core),
         options.shares,
         int(os.environ.get("LOCAL_RANK", "0")),
         options.processors,
@@ -130,30 +132,33 @@ def main() -> None:
     measure(size, free, 60 * options.minutes, options.out)
 
 
-def physical(processor: int) -> tuple[int, int]:
-    """An order in which the processors of one physical core are neighbours."""
-    about = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+def physical_core(processor: int) -> tuple[int, int]:
+    """Return a sort key that groups the hardware threads of one physical core."""
+    run_facts = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
     with suppress(OSError, ValueError):
-        return int(re.split("[,-]", about.read_text())[0]), processor
+        return int(re.split("[,-]", run_facts.read_text())[0]), processor
     return processor, processor
 
 
 def share(processors: Sequence[int], shares: int, number: int, most: int) -> list[int]:
-    """One of `shares` equal parts; where there is less than one for each, they take turns."""
+    """Return one of `shares` equal parts; if there are fewer cores than parts, cores are reused."""
     each = min(most, len(processors) // shares)
     if each == 0:
         return [processors[number % len(processors)]]
     return list(processors[number * each : (number + 1) * each])
 
 
-# -- what an iteration is made of
+# -- the parts of an iteration
 
 
 class TeacherEngine:
     """An `Engine`: the actor decodes as many tokens as the teacher's turn has, the ids are the
-    teacher's. Log-probabilities are the actor's, of what it decoded."""
+    teacher's.
 
-    gathers = True
+    Log-probabilities are those of the actor's own tokens.
+    """
+
+    needs_batches = True
 
     def __init__(self, actor: Any, chat: Chat, tasks: Sequence[Task]) -> None:
         self.local = LocalEngine(actor, NEVER)
@@ -161,20 +166,20 @@ class TeacherEngine:
         self.tasks = {opening(task)[0].content: task for task in tasks}
         self.seconds = 0.0
         self.decoded = 0
-        """Tokens."""
+        """Number of decoded tokens."""
         self.ended = 0.0
-        """When the last batch was done, by time.perf_counter()."""
+        """End of the last batch, by time.perf_counter()."""
 
     def open(self) -> AbstractContextManager[None]:
         return self.local.open()
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         said = [self.says(request) for request in requests]
-        asked = [replace(r, most=len(ids)) for r, ids in zip(requests, said, strict=True)]
+        asked = [replace(r, max_tokens=len(ids)) for r, ids in zip(requests, said, strict=True)]
         decoded = self.local.sample(asked)
         self.ended = time.perf_counter()
-        self.seconds += self.ended - begun
+        self.seconds += self.ended - started
         self.decoded += sum(len(ids) for ids in said)
         return [
             Sampled(ids, own.logprobs, cut=ids[-1] != self.chat.end)
@@ -182,21 +187,25 @@ class TeacherEngine:
         ]
 
     def says(self, request: Request) -> tuple[int, ...]:
-        """The teacher's next turn; like any engine's, by the prompt and the seed alone.
+        """Return the teacher's next turn; it depends on the prompt and the seed alone.
 
-        It is told that a verdict came, not which, so it submits whatever it wrote: an episode has
+        The teacher learns that a verdict came, but not which, so it always submits: an episode has
         one long turn.
         """
         text = self.chat.tokenizer.decode(list(request.prompt))
         task = self.tasks[text.partition(f"{TURN}user\n")[2].partition(self.chat.end_text)[0]]
-        heard = Message("tool", "") if f"{TURN}tool\n" in text else opening(task)[0]
-        turn = teacher_of(task, request.seed).query([heard], (), lambda text, kind: None).message
-        calls = tuple(numbered(call, request.seed) for call in turn.tool_calls)
-        return self.chat.turn(replace(turn, tool_calls=calls))[: request.most]
+        last_message = Message("tool", "") if f"{TURN}tool\n" in text else opening(task)[0]
+        turn = (
+            teacher_of(task, request.seed)
+            .query([last_message], (), lambda text, kind: None)
+            .message
+        )
+        calls = tuple(with_number(call, request.seed) for call in turn.tool_calls)
+        return self.chat.assistant_ids(replace(turn, tool_calls=calls))[: request.max_tokens]
 
 
-def numbered(call: ToolCall, number: int) -> ToolCall:
-    """The call with a number in the text of a kernel that it writes."""
+def with_number(call: ToolCall, number: int) -> ToolCall:
+    """Return the call with a number in the text of a kernel that it writes."""
     arguments = json.loads(call.arguments)
     if "text" not in arguments:
         return call
@@ -205,7 +214,7 @@ def numbered(call: ToolCall, number: int) -> ToolCall:
 
 
 def tokenizer(vocabulary: int) -> Chat:
-    """As `training/demonstrations.py` makes one, from what the teacher does first."""
+    """Train a tokenizer on the teacher's first turns, like `training/demonstrations.py`."""
     turns = first_turns(DemoConfig(first_turns=SPOKEN), set())
     most = min(vocabulary, DemoConfig().decoder.vocabulary)
     return train_tokenizer(rendered(list(turns)), most, Pieces.WORDS)
@@ -229,53 +238,53 @@ class Trainer:
         }
         self.pool = pool
         self.engine = TeacherEngine(self.actor, chat, tasks)
-        play = Play(TOOLS, opening, turns=4, context=2048, reply=512, given=given)
+        play = Play(TOOLS, opening, turns=4, context=2048, reply=512, initial_files=initial_files)
         self.collect = Collector(
             tasks, chat, self.engine, pool, play, out, size.episodes * processes, 0, say=say
         )
 
     def iteration(self, number: int) -> Row:
-        """What `ppo` does in one, with a clock; the same row on every process."""
+        """Run one iteration of `ppo` with a clock; return the same row on every process."""
         engine, judged = self.engine, self.pool.judged
         engine.seconds, engine.decoded = 0.0, 0
-        begun = together_now()
+        started = synchronized_time()
         self.actor.eval()
         episodes = self.collect(number)
         require_logprobs(episodes)
         metrics = episode_metrics(episodes)
         played = time.perf_counter()
-        worthy = worth(episodes, self.config.reward)
-        metrics |= update(self.actor, self.critic, self.optimizers, worthy, self.config, number)
-        ended = together_now()
+        rewarded = with_reward(episodes, self.config.reward)
+        metrics |= update(self.actor, self.critic, self.optimizers, rewarded, self.config, number)
+        ended = synchronized_time()
         own = {
             "decoding": round(engine.seconds, 4),
             "decoded": engine.decoded,
-            "last turn": round(engine.ended - begun, 4),
+            "last turn": round(engine.ended - started, 4),
             "judged": self.pool.judged - judged,
             "lost so far": sum(self.collect.lost.values()),
             "peak GiB": round(peak(), 2),
         }
         return {
-            "seconds": round(ended - begun, 4),
-            "rollouts": round(played - begun, 4),
+            "seconds": round(ended - started, 4),
+            "rollouts": round(played - started, 4),
             "updates": round(ended - played, 4),
             "episodes": len(episodes),
             "tokens": sum(e.tokens for e in episodes),
             "action tokens": sum(e.action_tokens for e in episodes),
             "correct": metrics["correct"],
             "finite": math.isfinite(metrics["actor_loss"] + metrics["critic_loss"]),
-            "of each process": parallel.together([own]),
+            "of each process": parallel.gather_interleaved([own]),
         }
 
     def equal(self) -> bool:
-        """Whether all processes hold the same weights, as replicas must."""
+        """Return True if all processes hold the same weights, as replicas must."""
         models = (self.actor, self.critic)
         own = [float(p.detach().double().sum()) for m in models for p in m.parameters()]
-        return all(theirs == own for theirs in parallel.together([own]))
+        return all(theirs == own for theirs in parallel.gather_interleaved([own]))
 
 
-def together_now() -> float:
-    """The time at which all processes and their GPUs have done what they were told."""
+def synchronized_time() -> float:
+    """Return the time after all processes and their GPUs have finished their work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     parallel.barrier()
@@ -294,11 +303,11 @@ def say(text: str) -> None:
 
 
 def measure(size: Size, free: Sequence[int], seconds: float, out: Path | None) -> None:
-    """All iterations; the file is whole after each."""
-    began = time.monotonic()
+    """Run all iterations; the output file is complete after each."""
+    started_at = time.monotonic()
     judging = list(free[: max(1, min(size.owners, len(free) - 1))])
     os.sched_setaffinity(0, set(free) - set(judging) or set(free))
-    # torchrun gives several processes one thread each, a single one all; here it is one for all.
+    # torchrun sets one thread per process for several processes only; use one in every arm.
     torch.set_num_threads(1)
     device = parallel.start("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory(prefix="cuagent-scaling-") as name:
@@ -311,21 +320,21 @@ def measure(size: Size, free: Sequence[int], seconds: float, out: Path | None) -
             trainer = Trainer(size, tasks, pool, folder / "played", device)
             for verdict in opened:
                 verdict.result()
-            found = about(size, trainer, free, judging, device)
-            found["seconds to open"] = round(time.monotonic() - began, 1)
+            found = run_facts(size, trainer, free, judging, device)
+            found["seconds to open"] = round(time.monotonic() - started_at, 1)
             if parallel.rank() == 0:
                 say(f"opened in {found['seconds to open']:.0f} s")
-            run(trainer, found, size.iterations, began + seconds, out)
+            run(trainer, found, size.iterations, started_at + seconds, out)
     del trainer
     parallel.stop()
 
 
 def first_verdict(pool: JudgePool, task: Task) -> None:
-    """Open a task in its owner."""
-    pool.judge(task, teacher_of(task, 0).attempt(given(task)))
+    """Open a task in its judging process."""
+    pool.judge(task, teacher_of(task, 0).attempt(initial_files(task)))
 
 
-def about(
+def run_facts(
     size: Size, trainer: Trainer, free: Sequence[int], judging: Sequence[int], device: str
 ) -> Row:
     return {
@@ -333,7 +342,7 @@ def about(
         "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
         "processes": parallel.size(),
         "size": asdict(size),
-        "weights": parameters(trainer.actor),
+        "weights": count_parameters(trainer.actor),
         "processors": len(free),
         "judging": len(judging),
         "iterations": [],
@@ -341,8 +350,10 @@ def about(
 
 
 def run(trainer: Trainer, found: Row, iterations: int, end: float, out: Path | None) -> None:
-    """One iteration to warm up, then those that count: at least one, and none is begun after
-    `end` (time.monotonic())."""
+    """Run one warm-up iteration, then at least one measured one; start none after `end`.
+
+    `end` is in time.monotonic() seconds.
+    """
     for number in range(iterations + 1):
         row = trainer.iteration(number)
         if number == 0:
@@ -350,34 +361,34 @@ def run(trainer: Trainer, found: Row, iterations: int, end: float, out: Path | N
         else:
             found["iterations"].append(row)
             found["median"] = medians(found)
-        late = parallel.summed(float(time.monotonic() > end)) > 0  # all end together
+        stop = parallel.sum_number(float(time.monotonic() > end)) > 0  # all processes agree
         found["replicas are equal"] = trainer.equal()
         if parallel.rank() == 0:
-            say(told(number, row))
+            say(describe(number, row))
             if out:
                 write(out, found)
-        if late and number:
+        if stop and number:
             break
-    found["seconds of adding gradients"] = adding(trainer)
+    found["seconds of adding gradients"] = time_gradient_sums(trainer)
     if parallel.rank() == 0:
         say(f"adding the gradients of both models: {found['seconds of adding gradients']} s")
         if out:
             write(out, found)
 
 
-def adding(trainer: Trainer, times: int = 3) -> list[float]:
-    """Seconds of what the processes say to each other in an update, the part that scaling adds."""
+def time_gradient_sums(trainer: Trainer, times: int = 3) -> list[float]:
+    """Return the seconds of summing the gradients of both models, the cost that scaling adds."""
     found = []
     for _ in range(times):
-        begun = together_now()
+        started = synchronized_time()
         for model in (trainer.actor, trainer.critic):
             parallel.add_gradients(model)
-        found.append(round(together_now() - begun, 4))
+        found.append(round(synchronized_time() - started, 4))
     return found
 
 
-def told(number: int, row: Mapping[str, Any]) -> str:
-    """One line for a person."""
+def describe(number: int, row: Mapping[str, Any]) -> str:
+    """Return the row as one line of text."""
     each = row["of each process"]
     decoding = max(own["decoding"] for own in each)
     return (
@@ -388,32 +399,33 @@ def told(number: int, row: Mapping[str, Any]) -> str:
     )
 
 
-# -- what the rows say
+# -- comparison of runs
 
 
 def rates(found: Mapping[str, Any], part: str) -> list[float]:
-    """Episodes a second of each measured iteration, by the seconds of one part of it."""
+    """Return episodes per second of each measured iteration, by the seconds of one part of it."""
     return [row["episodes"] / row[part] for row in found["iterations"]]
 
 
 def medians(found: Mapping[str, Any]) -> dict[str, float]:
-    """Of the seconds, and of episodes a second."""
+    """Return the median seconds of each part and the median episodes per second."""
     rows = found["iterations"]
     seconds = {part: round(statistics.median(row[part] for row in rows), 4) for part in PARTS}
     return seconds | {"episodes a second": round(statistics.median(rates(found, "seconds")), 4)}
 
 
 def compared(few: Mapping[str, Any], many: Mapping[str, Any]) -> Row:
-    """The efficiency of many processes over that of few, whole and by part.
+    """Return the efficiency of `many` processes over `few`, overall and by part.
 
-    Medians over iterations; beside them the least and the most that any two iterations of the two
-    runs would give. Raises SystemExit where the runs are not alike or have no iterations.
+    Each has the median over iterations, and the least and most that two iterations of the runs
+    give.
+    Raises SystemExit if the runs differ in setup or have no iterations.
     """
     differ = [name for name in SAME if few[name] != many[name]]
     if differ:
-        raise SystemExit(f"the runs cannot be compared, they differ in: {', '.join(differ)}")
+        raise SystemExit(f"the runs cannot be compared; they differ in: {', '.join(differ)}")
     if not few["iterations"] or not many["iterations"]:
-        raise SystemExit("a run has no iteration beside the one that warmed up")
+        raise SystemExit("a run has only warmed up; repeat it with more --iterations")
     more = many["processes"] / few["processes"]
     found: Row = {name: few[name] for name in SAME}
     found["processes"] = [run["processes"] for run in (few, many)]
@@ -433,7 +445,7 @@ def compared(few: Mapping[str, Any], many: Mapping[str, Any]) -> Row:
 
 
 def peaks(found: Mapping[str, Any]) -> list[float]:
-    """Of each process, over all measured iterations."""
+    """Return the peak memory of each process over all measured iterations."""
     each = zip(*(row["of each process"] for row in found["iterations"]), strict=True)
     return [max(own["peak GiB"] for own in rows) for rows in each]
 

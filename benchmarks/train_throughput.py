@@ -1,16 +1,16 @@
-"""Tokens a second of RFT and PPO updates, beside TRL's SFT trainer on the same model and batch.
+"""Measure tokens per second of RFT and PPO updates, against TRL's SFT trainer on the same batch.
 
     python benchmarks/train_throughput.py --preset tiny                    # a dry run, on a CPU too
     CUDA_VISIBLE_DEVICES=0 python benchmarks/train_throughput.py --preset h200 --out one.json
     torchrun --nproc-per-node 2 benchmarks/train_throughput.py --preset h200 --out two.json
 
 All arms train the same decoder (random weights, fp32 with bf16 products, fused AdamW) on the same
-rows: agent episodes, of which two sevenths of the tokens were sampled. An arm's figure is the
-median over rounds in which the arms take turns; a step is one optimizer step over the whole batch.
-Rows of one length show the trainers alone; rows of many lengths what padding costs as well.
-With several processes only our own updates are timed, in replicas and in shards: strong scaling,
-the batch stays as it is. TRL (`pip install trl`, with datasets) has no PPO with a critic any more,
-so that one is ours alone.
+rows: agent episodes, with two sevenths of the tokens sampled. A result is the median over rounds
+that alternate between the arms; a step is one optimizer step over the whole batch. Rows of one
+length show the trainers alone; rows of many lengths also show the cost of padding. With several
+processes only our own updates are timed, in replicas and in shards: strong scaling with a constant
+batch. TRL (`pip install trl`, with datasets) no longer has a PPO with a critic, so PPO has no
+counterpart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from cuagent.training import parallel
 from cuagent.training.batch import collate
 from cuagent.training.losses import imitation_loss
-from cuagent.training.model import logprobs_of, new_critic, parts
+from cuagent.training.model import device_microbatches, logprobs_of, new_critic
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
 from cuagent.training.placement import Dtype, Placement, place
 from cuagent.training.ppo import PpoConfig, update
@@ -48,7 +48,7 @@ class Size:
     rows: int
     """Episodes of a step."""
     tokens: int
-    """Of the longest row."""
+    """Tokens of the longest row."""
     micro: int
     """Rows of a forward pass."""
     steps: int
@@ -64,7 +64,7 @@ PRESETS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--preset", choices=PRESETS, default="tiny")
-    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     device = parallel.start("cuda" if torch.cuda.is_available() else "cpu")
     found = figures(PRESETS[options.preset], device)
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def figures(size: Size, device: str) -> dict[str, Any]:
-    """Everything measured, printed as it comes."""
+    """Return all measurements; print each when it is done."""
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
@@ -89,9 +89,10 @@ def figures(size: Size, device: str) -> dict[str, Any]:
 
 
 def episodes(size: Size, shortest: float) -> list[Episode]:
-    """Random ids: a prompt, then two turns, each followed by twice as many tokens of a tool."""
-    luck = torch.Generator().manual_seed(0)
-    shares = torch.linspace(shortest, 1.0, size.rows)[torch.randperm(size.rows, generator=luck)]
+    """Return episodes of random ids: a prompt, then two turns, each followed by twice as many tool
+    tokens."""
+    rng = torch.Generator().manual_seed(0)
+    shares = torch.linspace(shortest, 1.0, size.rows)[torch.randperm(size.rows, generator=rng)]
     kinds = (Kind.PROMPT, Kind.ACTION, Kind.OBSERVATION, Kind.ACTION, Kind.OBSERVATION)
     found = []
     for number, share in enumerate(shares.tolist()):
@@ -99,7 +100,7 @@ def episodes(size: Size, shortest: float) -> list[Episode]:
         segments = []
         for kind in kinds:
             n = 2 * part if kind is Kind.OBSERVATION else part
-            ids = tuple(torch.randint(3, size.vocabulary, (n,), generator=luck).tolist())
+            ids = tuple(torch.randint(3, size.vocabulary, (n,), generator=rng).tolist())
             segments.append(Segment(kind, ids, (-10.0,) * n if kind is Kind.ACTION else None))
         found.append(
             Episode(f"e{number}", "t", "t", tuple(segments), float(number % 4), "submitted")
@@ -108,7 +109,7 @@ def episodes(size: Size, shortest: float) -> list[Episode]:
 
 
 def measure(size: Size, rows: list[Episode], device: str) -> dict[str, Any]:
-    """Real tokens a second of each arm, and peak memory."""
+    """Return real (unpadded) tokens per second of each arm, and peak memory."""
     placements = {"": Placement(compute=Dtype.BF16)}
     if parallel.size() > 1:
         placements[" in shards"] = Placement(sharded=True, compute=Dtype.BF16)
@@ -158,7 +159,7 @@ def decoder(size: Size) -> Any:
 
 
 def ours(size: Size, rows: list[Episode], placement: Placement, device: str) -> Callable[[], float]:
-    """Seconds of an RFT step, as the loop of `rft.py` makes it."""
+    """Return a function that measures an RFT step like the loop of `rft.py`."""
     actor = place(decoder(size), placement, device)
     optimizer = make_optimizer(actor, RATES)
     actor.train()
@@ -166,7 +167,7 @@ def ours(size: Size, rows: list[Episode], placement: Placement, device: str) -> 
     def step() -> None:
         batch = collate(rows)
         losses = []
-        for _, part in parts(batch, size.micro * size.tokens, actor):
+        for _, part in device_microbatches(batch, size.micro * size.tokens, actor):
             loss = imitation_loss(logprobs_of(actor, part), part.action, batch.action_tokens)
             loss.backward()
             losses.append(loss.detach())
@@ -179,7 +180,8 @@ def ours(size: Size, rows: list[Episode], placement: Placement, device: str) -> 
 def ours_ppo(
     size: Size, rows: list[Episode], placement: Placement, device: str
 ) -> Callable[[], float]:
-    """Seconds of a PPO update: both models score the batch, then both learn from it, once."""
+    """Return a function that measures a PPO update: both models score the batch and learn from it
+    once."""
     start = decoder(size)
     critic = place(new_critic(start), placement, device)
     actor = place(start, placement, device)
@@ -195,7 +197,7 @@ def ours_ppo(
 
 
 def timed(step: Callable[[], None], steps: int, device: str) -> Callable[[], float]:
-    """A function that takes `steps` steps and returns the seconds of one; warmed up."""
+    """Warm up; return a function that makes `steps` steps and returns the seconds of one."""
 
     def wait() -> float:
         if device != "cpu":
@@ -215,7 +217,7 @@ def timed(step: Callable[[], None], steps: int, device: str) -> Callable[[], flo
 
 
 def theirs(size: Size, rows: list[Episode], device: str) -> Callable[[], float]:
-    """Seconds of a step of TRL's SFTTrainer on the same rows, from its own callbacks."""
+    """Return a function that measures a step of TRL's SFTTrainer on the same rows by callbacks."""
     from datasets import Dataset
     from datasets.table import InMemoryTable
     from tokenizers import Tokenizer, models
@@ -224,7 +226,7 @@ def theirs(size: Size, rows: list[Episode], device: str) -> Callable[[], float]:
     from trl import SFTConfig, SFTTrainer
 
     logging.disable_progress_bar()
-    # Named, for some versions cannot pickle their own rows to make a name of them.
+    # Set the fingerprint, since some versions cannot pickle their own rows to compute it.
     table = InMemoryTable.from_pylist([as_labels(e) for e in rows])
     data = Dataset(table, fingerprint="episodes")
     tokenizer = PreTrainedTokenizerFast(
@@ -234,7 +236,7 @@ def theirs(size: Size, rows: list[Episode], device: str) -> Callable[[], float]:
     )
 
     class Clock(TrainerCallback):
-        """Seconds of all steps but the first, which warms up."""
+        """Callback that records the end of each step; the first step is the warm-up."""
 
         def __init__(self) -> None:
             self.marks: list[float] = []
@@ -269,8 +271,8 @@ def theirs(size: Size, rows: list[Episode], device: str) -> Callable[[], float]:
             disable_tqdm=True,
         )
         trainer = SFTTrainer(
-            # A trainer wraps its model's forward: in the second one's hands it took three times as
-            # long.
+            # A trainer wraps its model's forward; a second trainer on the same model took three
+            # times as long.
             decoder(size).to(device),
             settings,
             train_dataset=data,
@@ -284,7 +286,7 @@ def theirs(size: Size, rows: list[Episode], device: str) -> Callable[[], float]:
 
 
 def as_labels(episode: Episode) -> dict[str, list[int]]:
-    """Ids, and labels that count the same tokens as our own loss."""
+    """Return ids, and labels that count the same tokens as our own loss."""
     ids = [i for s in episode.segments for i in s.ids]
     labels = [i if s.kind is Kind.ACTION else -100 for s in episode.segments for i in s.ids]
     return {"input_ids": ids, "labels": labels}

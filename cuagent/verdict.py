@@ -53,8 +53,12 @@ class Draw:
     ratio: float
     passed: bool
     note: str = ""
+    """Where it was refused: the worst element with what was got and expected, the share of wrong
+    elements and where they lie."""
     rms_bound: float = math.nan
     """Of the rms error; NaN where outputs must be equal."""
+    hint: str = ""
+    """What the wrong elements suggest to look for; a sentence, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ class Verdict:
     accepted: bool
     reason: Reason
     detail: str
-    """One line that says what happened, and where; never an expected value."""
+    """One line that says what happened, and where. An expected value in it is of a draw that is
+    never used again."""
     task: str
     attempt: str
     """Digests."""
@@ -97,3 +102,17 @@ class Verdict:
     """What the compiler said where the build failed, else what the candidate printed, capped;
     feedback only, nothing is read from it."""
     versions: dict[str, str] = field(default_factory=dict)
+
+    def more(self, draw: Draw) -> str:
+        """The note of a draw, unless the detail says as much: of another element, the same."""
+        rest = draw.note.partition("; ")[2]
+        known = draw.note in self.detail or (rest and rest in self.detail)
+        return "" if known else draw.note
+
+    @property
+    def hint(self) -> str:
+        """What the wrong elements of the worst draw suggest to look for; "" where nothing."""
+        failed = [draw for draw in self.draws if not draw.passed]
+        if self.reason is not Reason.WRONG_VALUES or not failed:
+            return ""
+        return max(failed, key=lambda draw: draw.ratio).hint

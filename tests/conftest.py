@@ -47,10 +47,12 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def one_cache(run_folder: Path) -> Iterator[None]:
     """What one test has measured or compiled serves the others, as it does a user.
 
-    It begins empty, and the cache of whoever runs the tests is neither used nor filled.
+    It begins empty, and the cache of whoever runs the tests is neither used nor filled. The key
+    that marks runs as made here is one for all tests, too.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(run_folder / "cache"))
+        patch.setenv("XDG_STATE_HOME", str(run_folder / "state"))
         yield
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.config import ConfigError, resolve
+from cuagent.config import ConfigError, Proposal, resolve
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def test_each_layer_goes_before_the_next(home: Path, project: Path) -> None:
     assert settings.origins["precision"] == "--precision"
     assert settings.max_steps == 8
     assert settings.origins["max_steps"] == "CUAGENT_MAX_STEPS"
-    assert settings.model == "project"
+    assert settings.model == "user", "which model answers is for the user to decide"
     assert settings.max_time == 1800.0
-    assert settings.origins["model"] == str(project / ".cuagent.toml")
+    assert settings.origins["max_time"] == str(project / ".cuagent.toml")
     assert settings.max_cost == 1.0
     assert settings.origins["max_cost"].endswith("config.toml")
     assert settings.isolation == "auto"
@@ -64,6 +64,8 @@ def test_a_file_above_the_repository_is_not_read(project: Path) -> None:
         ("max_steps = true", "a whole number above 0"),
         ('max_cost = "free"', "max_cost is 'free'; it takes a number above 0"),
         ("max_time = -1", "max_time is -1"),
+        ('max_time = "3x"', "it takes a time above 0: 90s, 30m, 1.5h"),
+        ('model_timeout = "soon"', "it takes a time above 0: 90s, 30m, 1.5h"),
         ("model = ", "not TOML"),
         ('device = "gpu"', "it takes auto or cpu or cuda"),
     ],
@@ -89,6 +91,62 @@ def test_a_project_lowers_no_guard_and_names_no_program(
     (project / ".cuagent.toml").write_text(f"{key} = {value!r}\n")
     with pytest.raises(ConfigError, match=f"{key} is not for a project to set"):
         resolve(environ=environ, cwd=project)
+
+
+@pytest.mark.parametrize(
+    ("text", "users", "holds"),
+    [
+        ("max_cost = 500", "max_cost = 1", 1.0),
+        ("max_cost = 0.5", "max_cost = 1", 0.5),
+        ("max_cost = 6", "", 5.0),
+        ("max_steps = 101", "", 100),
+        ('max_time = "2h"', "", 3600.0),
+        ('max_device_time = "30m"', 'max_device_time = "10m"', 600.0),
+        ('max_device_time = "5m"', 'max_device_time = "10m"', 300.0),
+    ],
+)
+def test_a_project_only_lowers_budgets(
+    home: Path, project: Path, text: str, users: str, holds: float
+) -> None:
+    (home / ".config" / "cuagent" / "config.toml").write_text(users)
+    (project / ".cuagent.toml").write_text(text)
+    key = text.split()[0]
+    settings = resolve(environ={"HOME": str(home)}, cwd=project)
+    assert getattr(settings, key) == holds
+    lowered = settings.origins[key] == str(project / ".cuagent.toml")
+    assert lowered != (key in settings.ignored)
+    if not lowered:
+        assert "a project may only lower it" in settings.ignored[key]
+    more = resolve({key: "9999"}, environ={"HOME": str(home)}, cwd=project)
+    assert getattr(more, key) == 9999
+    assert not more.ignored
+
+
+@pytest.mark.parametrize("name", [".cuagent.toml", "pyproject.toml"])
+def test_model_and_precision_of_a_project_need_the_users_word(tmp_path: Path, name: str) -> None:
+    table = "[tool.cuagent]\n" * (name == "pyproject.toml")
+    (tmp_path / name).write_text(f'{table}precision = "bf16"\nmodel = "openai:dear"\n')
+    asked: list[Proposal] = []
+
+    def agree(proposal: Proposal) -> bool:
+        asked.append(proposal)
+        return True
+
+    settings = resolve(environ={}, cwd=tmp_path)
+    assert (settings.precision, settings.model) == ("match", "auto")
+    assert settings.ignored.keys() == {"precision", "model"}
+    settings = resolve({"precision": None}, environ={}, cwd=tmp_path, accept=agree)
+    assert (settings.precision, settings.model) == ("bf16", "auto"), "only what was asked for"
+    assert str(asked[0]).endswith("sets precision = 'bf16', which is for you to decide")
+    both = {"precision": None, "model": None}
+    assert resolve(both, environ={}, cwd=tmp_path, accept=agree).model == "openai:dear"
+    flags = {"precision": "tf32", "model": "expert"}
+    settings = resolve(flags, environ={}, cwd=tmp_path, accept=agree)
+    assert (settings.precision, settings.model, settings.ignored) == ("tf32", "expert", {})
+    assert len(asked) == 2, "a flag needs no question"
+    (tmp_path / name).write_text(f'{table}precision = "fp16"\n')
+    resolve(both, environ={}, cwd=tmp_path, accept=agree)
+    assert len({proposal.digest for proposal in asked}) == 3, "agreed to for these values alone"
 
 
 def test_servers_and_prices_are_the_users_own(home: Path, project: Path) -> None:

@@ -1,26 +1,27 @@
-"""From run logs to a better policy: samples, rejection fine-tuning, value pretraining, PPO.
+"""Train a policy from run logs: samples, rejection fine-tuning, value pretraining, PPO.
 
-    segments.py   what was sampled: append-only token segments, episodes, their JSONL
-    chat.py       messages to token ids and back, by the target's chat template
-    windows.py    what a run log says was said; data.py: run logs to episodes, the held-out split
-    filters.py    which episodes are imitated; export.py: formats of others
+    segments.py   append-only token segments, episodes and their JSONL
+    chat.py       messages to token ids and back, by the model's chat template
+    windows.py    context windows of a run log; data.py: run logs to episodes, the held-out split
+    filters.py    the episodes that RFT imitates; export.py: formats of other trainers
     batch.py      episodes to padded tensors
     advantage.py  GAE over action tokens
     losses.py     the objectives; metrics.py, report.py: their statistics and curves
-    monitor.py    is the run collapsing? trust.py: how far an iteration may go
+    monitor.py    alarms of a collapsing run; trust.py: the bound on one PPO step
     model.py      actor and critic; lora.py: adapters; placement.py: replicas or shards
-    optimize.py   the shared update; parallel.py: over processes; checkpoint.py: to resume
-    reward.py     what an episode is worth to the learner; board.py: metrics for TensorBoard
-    rft.py, value.py, ppo.py   the three stages, each one loop that reads top to bottom
-    engine.py     ids to sampled ids; rollout.py: episodes through the agent's own loop and tools
-    pool.py       verdicts for many episodes; ray_pool.py: on many machines
-    collect.py    a policy plays tasks; curriculum.py: which; pace.py: how far it is
-    verl_*.py     the export to verl, its loop and its GAE; doctor.py: what is here
-    stages.py, config.py, cli.py   what a person touches; begun.py: who may go on with a folder
-    gym.py, teacher.py, presets.py, demo.py   a small policy learns from nothing
-    trial.py      over several seeds; lend.py: one pool for all; paired.py: their differences
-    audit.py      the last kernels once more; ablation.py: one thing left out
+    optimize.py   the shared update; parallel.py: several processes; checkpoint.py: resuming
+    reward.py     the reward that a learner sees; tensorboard.py: metrics for TensorBoard
+    rft.py, value.py, ppo.py   the three training loops
+    engine.py     token ids to sampled ids; rollout.py: episodes through the agent's loop and tools
+    pool.py       verdicts for many episodes; judge_process.py: one judging process
+    ray_pool.py   judges on several machines; pool_server.py: one pool shared by processes
+    collect.py    episodes of a policy; curriculum.py: the choice of tasks; throttle.py: progress
+    verl_*.py     export to verl, its agent loop and its GAE; doctor.py: check of the installation
+    stages.py, config.py, cli.py   commands and settings; manifest.py: the settings of a folder
+    gym.py, teacher.py, presets.py, demo.py   the demonstration: a small policy learns from scratch
+    trial.py      several seeds of it; paired.py: their statistics
+    audit.py      final kernels judged again; ablation.py: arms with one part left out
 
 Modules that compute import torch at their top; `cli.py` imports them only when a command runs.
-Needs the extra `cuagent[train]` for everything that touches a transformers model.
+Everything that uses a transformers model needs the extra `cuagent[train]`.
 """

@@ -1,8 +1,9 @@
-"""The kernels of an evaluation once more: fresh processes, fresh secret inputs, a longer timing.
+"""Judge the kernels of an evaluation again, in fresh processes, with fresh secret inputs.
 
-For: a result of record, whose rewards came from quick looks that were remembered. The source is
-taken from the episode's own calls and must have the digest of what was scored then.
-Not covered: which policy deserves it (`trial.py`).
+The rewards of an evaluation come from short, cached judgements; a result of record needs a new
+verdict and a longer timing. The source is rebuilt from the episode's calls and must have the digest
+that was scored.
+Not covered: the choice of the policy (`trial.py`).
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from cuagent.attempt import MODULE, SOURCES, Attempt
 from cuagent.task import Task
 from cuagent.timing import Effort
 from cuagent.training.pool import JudgePool
-from cuagent.training.pool_server import Borrowed
+from cuagent.training.pool_server import PoolClient
 from cuagent.training.segments import Episode, RecordError
 
 
 @dataclass(frozen=True)
 class Audit:
-    """How many different accepted kernels there were, and what became of them."""
+    """Counts and mean rewards of distinct accepted kernels, before and after judging them again."""
 
     kernels: int
     accepted: int
-    """By the strict verdict, again."""
+    """Kernels that the strict verdict accepted again."""
     reasons: Mapping[str, int]
-    """Of those refused now."""
+    """Number of kernels that are refused now, by reason."""
     reward_before: float
-    """Mean over all episodes, those without a kernel too."""
+    """Mean over all episodes, including those without a kernel."""
     reward_again: float
     faster_before: float
     faster_again: float
@@ -40,18 +41,20 @@ class Audit:
 def audit(
     episodes: Sequence[Episode],
     tasks: Sequence[Task],
-    given: Callable[[Task], Mapping[str, str]],
-    pool: JudgePool | Borrowed,
+    initial_files: Callable[[Task], Mapping[str, str]],
+    pool: JudgePool | PoolClient,
     effort: Effort | None = Effort.QUICK,
 ) -> Audit:
-    """Judge again what `episodes` scored with, in processes of its own for each kernel."""
+    """Judge the kernels that `episodes` scored with again, without the cache."""
     by_digest = {task.digest: task for task in tasks}
     found: dict[tuple[str, str], Attempt] = {}
     for e in episodes:
         if e.reward > 0 and (e.task, e.solution) not in found:
-            found[e.task, e.solution] = solution_of(e, given(by_digest[e.task]))
+            found[e.task, e.solution] = solution_of(e, initial_files(by_digest[e.task]))
     with ThreadPoolExecutor(64) as threads:
-        judged = threads.map(lambda k: pool.afresh(by_digest[k[0]], found[k], effort), found)
+        judged = threads.map(
+            lambda k: pool.judge_uncached(by_digest[k[0]], found[k], effort), found
+        )
         again = dict(zip(found, judged, strict=True))
     refused = Counter(j.verdict.reason.value for j in again.values() if not j.verdict.accepted)
     rewards = [
@@ -70,20 +73,23 @@ def audit(
     )
 
 
-def solution_of(episode: Episode, given: Mapping[str, str]) -> Attempt:
-    """The attempt that an episode was scored by, from its calls of `write`. Raises RecordError."""
-    files = dict(given)
+def solution_of(episode: Episode, initial_files: Mapping[str, str]) -> Attempt:
+    """Rebuild the scored attempt of an episode from its `write` calls.
+
+    Raises RecordError if no state of the files has the scored digest.
+    """
+    files = dict(initial_files)
     for call in episode.calls:
         if call.name != "write" or not call.valid:
             continue
         arguments = json.loads(call.arguments, strict=False)
         files[arguments["path"].removeprefix("./")] = arguments["text"]
-        kept = {
+        sources = {
             name: text
             for name, text in files.items()
             if name == MODULE or (name.startswith("kernels/") and name.endswith(SOURCES))
         }
-        attempt = Attempt(tuple(sorted(kept.items())))
+        attempt = Attempt(tuple(sorted(sources.items())))
         if attempt.digest == episode.solution:
             return attempt
-    raise RecordError(f"episode {episode.id}: its calls do not make the kernel that was scored")
+    raise RecordError(f"episode {episode.id}: its calls do not produce the kernel that was scored")

@@ -1,9 +1,8 @@
-"""Episodes to padded tensors, and a batch to microbatches of bounded size.
+"""Convert episodes to padded tensors, and split a batch into microbatches of bounded size.
 
-One convention everywhere: **index t speaks of token t**. `action[:, t]` says that token t was
-sampled, `logprobs[:, t]` is its log-probability, a value at t is V of the state just before it.
-So column 0 is never an action, and model outputs are shifted once, in `model.action_logits` and
-`model.values`, and nowhere else.
+One convention holds everywhere: **index t refers to token t**. `action[:, t]` says that token t was
+sampled, `logprobs[:, t]` is its log-probability, a value at t is V of the state just before it. So
+column 0 is never an action. Only `model.action_logits` and `model.values` shift model outputs.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ class Batch:
     ids: Tensor
     """[B, L] int64."""
     real: Tensor
-    """[B, L] bool, false on padding. Never derived from the ids: id 0 may be a word."""
+    """[B, L] bool, false on padding. Not derived from the ids, since id 0 may be a word."""
     action: Tensor
     """[B, L] bool."""
     drawn: Tensor
-    """[N] int64: where in [B * L] the N action tokens lie. Known beforehand, for a GPU that is
-    asked where they are makes the host wait until it has nothing left to do."""
+    """[N] int64: positions of the N action tokens in [B * L]. Computed on the CPU in advance:
+    asking the GPU for them would make the host wait for all queued work."""
     logprobs: Tensor
-    """[B, L] float, of the sampler; NaN-free zeros where it gave none."""
+    """[B, L] float, of the sampler; zero where the sampler gave none."""
     row_episode: Tensor
     """[B] int64, not decreasing."""
     rewards: Tensor
@@ -47,12 +46,12 @@ class Batch:
 
     @property
     def outcome(self) -> Tensor:
-        """[B, L]: at every token the terminal reward of its episode, its Monte-Carlo return."""
+        """The terminal reward of each token's episode, [B, L]: its Monte-Carlo return."""
         return self.rewards[self.row_episode][:, None].expand(self.ids.shape)
 
 
 def collate(episodes: Sequence[Episode], longest: int | None = None) -> Batch:
-    """Pad episodes into one batch. Raises RecordError where a window exceeds `longest` tokens."""
+    """Pad episodes into one batch. Raises RecordError if a window exceeds `longest` tokens."""
     rows: list[tuple[int, list[Segment]]] = []
     for number, episode in enumerate(episodes):
         windows: dict[int, list[Segment]] = {}
@@ -63,8 +62,10 @@ def collate(episodes: Sequence[Episode], longest: int | None = None) -> Batch:
     width = max(lengths)
     if longest is not None and width > longest:
         worst = episodes[rows[lengths.index(width)][0]].id
-        raise RecordError(f"episode {worst}: {width} tokens, the model holds {longest}")
-    # Filled by numpy, which puts a few numbers in their place in a tenth of torch's time.
+        raise RecordError(
+            f"episode {worst}: {width} tokens exceed the model's context of {longest}"
+        )
+    # numpy assigns short slices in a tenth of torch's time.
     ids = np.zeros((len(rows), width), np.int64)
     marked = np.zeros((len(rows), width), np.bool_)
     logprobs = np.zeros((len(rows), width), np.float32)
@@ -91,10 +92,10 @@ def collate(episodes: Sequence[Episode], longest: int | None = None) -> Batch:
 
 
 def microbatches(lengths: Tensor, budget: int) -> Iterator[Tensor]:
-    """Row indices in groups of at most `budget` padded tokens (or a single longer row).
+    """Yield row indices in groups of at most `budget` padded tokens (or a single longer row).
 
-    `lengths` [B]: real tokens of each row. Rows of similar length share a group, so that little
-    padding is computed; the losses are sums over tokens, so the grouping changes no gradient.
+    `lengths` [B]: real tokens of each row. Rows of similar length share a group, which keeps
+    padding small. Losses are sums over tokens, so the grouping changes no gradient.
     """
     order, tokens = torch.argsort(lengths, stable=True).tolist(), lengths.tolist()
     group: list[int] = []
@@ -108,8 +109,10 @@ def microbatches(lengths: Tensor, budget: int) -> Iterator[Tensor]:
 
 
 def take(batch: Batch, rows: Tensor, width: int | None = None) -> Batch:
-    """Some rows, cut to `width` (to their longest); `row_episode` and `rewards` still speak of all
-    episodes."""
+    """Select some rows, cut to `width` (default: their longest).
+
+    `row_episode` and `rewards` still refer to all episodes.
+    """
     width = width or int(batch.real[rows].sum(1).max())
     action = batch.action[rows, :width]
     return Batch(
@@ -124,10 +127,10 @@ def take(batch: Batch, rows: Tensor, width: int | None = None) -> Batch:
 
 
 def batch_order(n: int, size: int, seed: int, step: int) -> list[int]:
-    """Indices of batch `step` over `n` items: epochs of one permutation each, cut into batches.
+    """Return the indices of batch `step` over `n` items.
 
-    Depends on its arguments alone, so that resuming needs no state; what does not fill a batch at
-    the end of an epoch is left for the next permutation to choose.
+    Each epoch is one permutation, cut into batches; the remainder of an epoch is skipped. The
+    result depends on the arguments alone, so resuming needs no state.
     """
     size = min(size, n)
     epoch, at = divmod(step, n // size)

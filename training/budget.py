@@ -1,9 +1,10 @@
-"""Where the minutes of a demonstration go, and when PPO must end so that what follows fits.
+"""Track the wall time of a demonstration's stages, and predict the time that follows PPO.
 
-For: runs that are cut off by a clock, where an arm that was not played to its end is lost. What is
-still to come is judged by what was like it: an evaluation by the last one, further RFT by PPO.
-Invariant: seconds of a stage add up over resumed runs (`seconds.json`), but for what a kill cut off
-since they were last written.
+A run with a time limit must leave enough time for the stages after PPO, since an unfinished arm is
+lost. The prediction uses similar stages: an evaluation takes as long as the last one, further RFT
+as long as PPO.
+Invariant: seconds of a stage add up over resumed runs (`seconds.json`), except for the time between
+the last write and a kill.
 """
 
 from __future__ import annotations
@@ -16,24 +17,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cuagent.training.files import write_whole
+from cuagent.training.files import write_atomic
 
 SECONDS = "seconds.json"
 EVALUATION = "evaluation"
-LIKE_PPO = 1.2
-"""Further RFT plays as many episodes as PPO, and sharpens less, so that fewer are remembered."""
+RFT_OVER_PPO = 1.2
+"""Ratio of further RFT's time to PPO's. Further RFT plays as many episodes but sharpens the policy
+less, so that fewer of its kernels are in the cache."""
 
 
 @dataclass
 class Budget:
-    """The clock of one seed. `end` by time.time(); None: as long as it takes."""
+    """The clock of one seed. `end` is in time.time() seconds; None means no limit."""
 
     out: Path
     end: float | None = None
     spent: dict[str, float] = field(default_factory=dict)
     """Seconds by stage."""
-    begun: dict[str, float] = field(default_factory=dict)
-    """Stages that are under way, by time.time()."""
+    started: dict[str, float] = field(default_factory=dict)
+    """Start, by time.time(), of each stage that is running."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
@@ -43,40 +45,46 @@ class Budget:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """What happens meanwhile counts for `name`; stages do not contain each other."""
-        self.begun[name] = time.time()
+        """Count the time in this context for `name`; stages must not be nested."""
+        self.started[name] = time.time()
         try:
             yield
         finally:
             with self._lock:
-                self.spent[name] = self.so_far(name)
-                del self.begun[name]
+                self.spent[name] = self.elapsed(name)
+                del self.started[name]
             self.write()
 
     def write(self) -> None:
-        """Keep what was spent, on stages under way too: after a kill it is reckoned with."""
-        with self._lock:  # an audit may end beside an evaluation
-            names = dict.fromkeys([*self.spent, *self.begun])
-            rounded = {name: round(self.so_far(name), 1) for name in names}
-            write_whole(self.out / SECONDS, json.dumps(rounded))
+        """Write the seconds of all stages, running ones included, so that a killed run's time
+        counts."""
+        with self._lock:  # an audit and an evaluation may end at the same time
+            names = dict.fromkeys([*self.spent, *self.started])
+            rounded = {name: round(self.elapsed(name), 1) for name in names}
+            write_atomic(self.out / SECONDS, json.dumps(rounded))
 
-    def so_far(self, name: str) -> float:
-        """Seconds of a stage, up to now where it is under way."""
+    def elapsed(self, name: str) -> float:
+        """Return the seconds of a stage, up to now if it is running."""
         now = time.time()
-        return self.spent.get(name, 0.0) + now - self.begun.get(name, now)
+        return self.spent.get(name, 0.0) + now - self.started.get(name, now)
 
-    def left(self) -> float:
-        """Seconds until the end; infinite where there is none."""
+    def remaining(self) -> float:
+        """Return the seconds until the end; infinite without a limit."""
         return float("inf") if self.end is None else self.end - time.time()
 
-    def after_ppo(self, evaluation: float, refinements: float) -> float:
-        """Seconds of what follows PPO: its evaluation and audit and, where there is further RFT,
-        that and its evaluation. `evaluation` is what the last one took; `refinements` is how much
-        longer than the first RFT the further ones train."""
-        if not refinements:
-            return 2 * evaluation
-        return 3 * evaluation + refinements * self.so_far("rft") + LIKE_PPO * self.so_far("ppo")
+    def seconds_after_ppo(self, evaluation: float, further_rft: float) -> float:
+        """Predict the seconds of the stages after PPO.
 
-    def shares(self) -> str:
-        """All stages in the order in which they ended; for a person."""
+        These are its evaluation and audit and, if there is further RFT, that and its evaluation.
+        `evaluation`: seconds of the last evaluation; `further_rft`: steps of further RFT over those
+        of the first RFT.
+        """
+        if not further_rft:
+            return 2 * evaluation
+        return (
+            3 * evaluation + further_rft * self.elapsed("rft") + RFT_OVER_PPO * self.elapsed("ppo")
+        )
+
+    def summary(self) -> str:
+        """Return the seconds of all stages as text, in the order in which they ended."""
         return ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self.spent.items())

@@ -1,11 +1,10 @@
-"""Between messages and token ids: the target's own chat template, used once for each token.
+"""Convert messages to token ids and back with the model's own chat template.
 
-For: the opening prompt, what stands between two turns of the policy, and the way back from sampled
-ids to a message. A turn is never rendered again after it was sampled: templates rewrite earlier
-turns (drop reasoning, re-serialize calls), and the policy would then be trained on what it never
-saw. So a turn's surroundings are rendered behind a fixed stand-in conversation.
-Tool calls are in the Hermes form, as in Qwen's models:
-`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+It renders the prompt of a conversation and the text between two turns of the policy, and parses
+sampled ids into a message. A sampled turn is never rendered again: templates rewrite earlier turns
+(drop reasoning, serialize calls again), and the policy would then train on text that it never saw.
+Text after a turn is therefore rendered behind a fixed placeholder conversation. Tool calls are in
+the Hermes form, as in Qwen's models: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 Not covered: which tokens count in a loss (`segments.py`).
 """
 
@@ -24,11 +23,11 @@ from cuagent.message import Message, ToolCall
 from cuagent.models.model import ToolSpec
 from cuagent.training.segments import Kind, RecordError, Segment
 
-STAND_IN = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+PLACEHOLDER = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
+THINKING = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 UNPARSABLE = "unparsable"
-"""Name of a call that cannot be read; no tool has it, so the loop answers with an error."""
+"""Name of a call that cannot be parsed. No tool has it, so the loop answers with an error."""
 
 
 class Chat:
@@ -38,27 +37,29 @@ class Chat:
         self.tokenizer = tokenizer
         if tokenizer.chat_template is None or tokenizer.eos_token is None:
             raise RecordError(
-                f"the tokenizer of {tokenizer.name_or_path} has no chat template, or no end of a "
-                "turn; take a model that was tuned to follow instructions"
+                f"the tokenizer of {tokenizer.name_or_path} has no chat template or no eos_token; "
+                "use an instruction-tuned model"
             )
         self.end_text: str = tokenizer.eos_token
         self.end: int = tokenizer.eos_token_id
         self.pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end
-        closed = self.render(STAND_IN)
+        closed = self.render(PLACEHOLDER)
         if self.end_text not in closed:
             raise RecordError(
                 f"the chat template of {tokenizer.name_or_path} does not end a turn with "
-                f"{self.end_text}, the tokenizer's eos_token; set the one that it ends it with"
+                f"{self.end_text}, the tokenizer's eos_token; set eos_token to the template's token"
             )
-        self._stand_in = closed[: closed.rindex(self.end_text) + len(self.end_text)]
-        """Up to the end of a turn, as the policy ends it."""
+        self._prefix = closed[: closed.rindex(self.end_text) + len(self.end_text)]
+        """The rendered placeholder conversation, up to the policy's end-of-turn token."""
         self.check()
 
     def check(self) -> None:
-        """Raise RecordError unless turns can be appended to what stands. (TRL and verl make the
-        same demand of a template.)"""
-        later = [*STAND_IN, {"role": "tool", "content": "."}]
-        if not self.render(later, ask=True).startswith(self._stand_in):
+        """Raise RecordError unless the template only appends to earlier turns.
+
+        TRL and verl make the same demand.
+        """
+        later = [*PLACEHOLDER, {"role": "tool", "content": "."}]
+        if not self.render(later, generate=True).startswith(self._prefix):
             raise RecordError(
                 f"the chat template of {self.tokenizer.name_or_path or 'this tokenizer'} rewrites "
                 "an assistant turn when a tool result follows; use one that only appends"
@@ -66,7 +67,8 @@ class Chat:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over vocabulary and template, to tell which records belong to which model."""
+        """Hash (sha256, 16 digits) of vocabulary and template; identifies the tokenizer of a
+        record."""
         parts = [sorted(self.tokenizer.get_vocab().items()), self.tokenizer.chat_template]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -74,9 +76,9 @@ class Chat:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[ToolSpec] = (),
-        ask: bool = False,
+        generate: bool = False,
     ) -> str:
-        """The template's text; with `ask`, up to where an assistant turn begins."""
+        """Return the template's text; with `generate`, up to where an assistant turn begins."""
         specs = [
             {
                 "type": "function",
@@ -89,69 +91,82 @@ class Chat:
             for t in tools
         ]
         return self.tokenizer.apply_chat_template(
-            list(messages), tools=specs or None, tokenize=False, add_generation_prompt=ask
+            list(messages), tools=specs or None, tokenize=False, add_generation_prompt=generate
         )
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """The prompt of a context window, up to where the policy begins."""
-        return self.encode(self.render([plain(m) for m in messages], tools, ask=True))
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
+        """Return the prompt of a context window, up to the policy's first turn."""
+        return self.encode(
+            self.render([template_message(m) for m in messages], tools, generate=True)
+        )
 
-    def between(self, messages: Sequence[Message], ended: bool) -> tuple[int, ...]:
-        """What follows a turn of the policy, up to where its next turn begins.
+    def continuation_ids(self, messages: Sequence[Message], ended: bool) -> tuple[int, ...]:
+        """Return the ids between the policy's last turn and its next one.
 
-        `messages` are the tool results and others that came; `ended` says whether the policy
-        sampled its end-of-turn token (one that was cut off gets it from here).
+        `messages` are the new tool results and other messages. `ended` is True if the policy
+        sampled its end-of-turn token; a turn that was cut off gets the token from here.
         """
-        later = self.render([*STAND_IN, *(plain(m) for m in messages)], ask=True)
-        if not later.startswith(self._stand_in):
-            raise RecordError("the chat template does not append; see Chat.check")
-        return self.encode(("" if ended else self.end_text) + later[len(self._stand_in) :])
+        later = self.render([*PLACEHOLDER, *(template_message(m) for m in messages)], generate=True)
+        if not later.startswith(self._prefix):
+            raise RecordError(
+                "the chat template does not append to earlier turns; use one that does"
+            )
+        return self.encode(("" if ended else self.end_text) + later[len(self._prefix) :])
 
-    def turn(self, message: Message) -> tuple[int, ...]:
-        """An assistant message as the policy would have sampled it, end-of-turn included.
+    def assistant_ids(self, message: Message) -> tuple[int, ...]:
+        """Return an assistant message as the policy would sample it, including the end-of-turn
+        token.
 
-        For runs of API models, of which only the text is known.
+        Used for runs of API models, whose token ids are unknown.
         """
-        before = self.render(STAND_IN[:1], ask=True)
-        whole = self.render([STAND_IN[0], plain(message)])
+        before = self.render(PLACEHOLDER[:1], generate=True)
+        whole = self.render([PLACEHOLDER[0], template_message(message)])
         if not whole.startswith(before) or self.end_text not in whole[len(before) :]:
-            raise RecordError("the chat template does not begin or end an assistant turn as asked")
+            raise RecordError(
+                "the chat template does not begin or end an assistant turn as expected"
+            )
         return self.encode(whole[len(before) : whole.rindex(self.end_text) + len(self.end_text)])
 
     def segments(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> tuple[Segment, ...]:
-        """A conversation of text as segments; the mask comes from `Message.sampled`, never from
-        the template. Raises RecordError where it holds nothing that was sampled."""
+        """Convert a text conversation to segments.
+
+        `Message.sampled` decides which tokens are actions, never the template. Raises RecordError
+        if no message was sampled.
+        """
         first = next((i for i, m in enumerate(messages) if m.sampled), None)
         if first is None:
             raise RecordError("no message was sampled")
-        found = [Segment(Kind.PROMPT, self.opening(messages[:first], tools))]
+        found = [Segment(Kind.PROMPT, self.prompt_ids(messages[:first], tools))]
         since: list[Message] = []
         for message in messages[first:]:
             if message.sampled:
                 if len(found) > 1:
-                    found.append(Segment(Kind.OBSERVATION, self.between(since, ended=True)))
-                found.append(Segment(Kind.ACTION, self.turn(message)))
+                    found.append(
+                        Segment(Kind.OBSERVATION, self.continuation_ids(since, ended=True))
+                    )
+                found.append(Segment(Kind.ACTION, self.assistant_ids(message)))
                 since = []
             else:
                 since.append(message)
         return tuple(found)
 
     def parse(self, ids: Sequence[int]) -> Message:
-        """The message in sampled ids; malformed calls come back as such for the loop to answer."""
-        kept = ids[:-1] if ids and ids[-1] == self.end else ids
-        text = self.tokenizer.decode(list(kept), skip_special_tokens=False)
-        thought = THOUGHT.match(text)
-        said = text[thought.end() :] if thought else text
+        """Parse sampled ids into a message; malformed calls keep their text so that the loop can
+        answer them."""
+        content_ids = ids[:-1] if ids and ids[-1] == self.end else ids
+        text = self.tokenizer.decode(list(content_ids), skip_special_tokens=False)
+        thinking = THINKING.match(text)
+        answer = text[thinking.end() :] if thinking else text
         calls = tuple(
-            read_call(block, f"c{n}") for n, block in enumerate(BLOCK.findall(said), start=1)
+            parse_call(block, f"c{n}") for n, block in enumerate(BLOCK.findall(answer), start=1)
         )
-        content = said.partition("<tool_call>")[0].strip()
-        reasoning = thought.group(1).strip() if thought else ""
+        content = answer.partition("<tool_call>")[0].strip()
+        reasoning = thinking.group(1).strip() if thinking else ""
         return Message("assistant", content, calls, reasoning=reasoning, sampled=True)
 
     def save(self, folder: Path) -> None:
@@ -159,14 +174,14 @@ class Chat:
 
 
 def load_chat(folder: str | Path) -> Chat:
-    """The chat of a Hugging Face folder or name."""
+    """Load the tokenizer of a Hugging Face folder or name."""
     from transformers import AutoTokenizer
 
     return Chat(AutoTokenizer.from_pretrained(folder))
 
 
-def read_call(block: str, id: str) -> ToolCall:
-    """One `{"name": ..., "arguments": ...}`; the arguments stay byte for byte."""
+def parse_call(block: str, id: str) -> ToolCall:
+    """Parse one `{"name": ..., "arguments": ...}`; the arguments stay byte for byte."""
     reader = json.JSONDecoder(strict=False)
     try:
         whole = reader.decode(block.strip())
@@ -182,14 +197,18 @@ def read_call(block: str, id: str) -> ToolCall:
     return ToolCall(id, name, raw)
 
 
-def plain(message: Message) -> dict[str, Any]:
-    """A message as templates take it."""
+def template_message(message: Message) -> dict[str, Any]:
+    """Convert a message to the dictionary that chat templates expect."""
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         found["reasoning_content"] = message.reasoning
     if message.tool_calls:
         found["tool_calls"] = [
-            {"type": "function", "id": c.id, "function": {"name": c.name, "arguments": readable(c)}}
+            {
+                "type": "function",
+                "id": c.id,
+                "function": {"name": c.name, "arguments": parsed_arguments(c)},
+            }
             for c in message.tool_calls
         ]
     if message.tool_call_id:
@@ -197,8 +216,8 @@ def plain(message: Message) -> dict[str, Any]:
     return found
 
 
-def readable(call: ToolCall) -> Any:
-    """Arguments as an object where they are one: templates serialize them themselves."""
+def parsed_arguments(call: ToolCall) -> Any:
+    """Return the arguments as an object if they are JSON: templates serialize them themselves."""
     try:
         return json.loads(call.arguments or "{}", strict=False)
     except (ValueError, RecursionError):
@@ -221,18 +240,18 @@ TEMPLATE = """\
 {%- if add_generation_prompt -%}
 <|im_start|>assistant
 {% endif -%}"""
-"""ChatML with Hermes calls and without the tools' schemas: a small model learns them by example."""
+"""ChatML with Hermes calls, without tool schemas: a small model learns the tools from examples."""
 
 SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 
 
 class Pieces(StrEnum):
-    """What a token of a tokenizer of our own is at most."""
+    """The largest unit that one token of a newly trained tokenizer may hold."""
 
     WORDS = "words"
     """A word, a number, an operator."""
     LINES = "lines"
-    """A line: a kernel is some twenty tokens, so that two cores can train on it in minutes."""
+    """A line. A kernel is then about twenty tokens, and two cores can train on it in minutes."""
 
 
 SPLITS = {
@@ -242,9 +261,9 @@ SPLITS = {
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, pieces: Pieces = Pieces.WORDS) -> Chat:
-    """A byte-level BPE trained on the spot, with the template above.
+    """Train a byte-level BPE tokenizer that uses the template above.
 
-    Text is split by a pattern first; without it BPE would memorize whole kernels as one token.
+    A pattern splits the text first; without it BPE would memorize whole kernels as one token.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

@@ -1,11 +1,11 @@
-"""Checkpoints from which a stage goes on to the same result as if it had never stopped.
+"""Save and load checkpoints; a resumed stage gives the same result as an uninterrupted one.
 
-A checkpoint is a folder `step-00000012/`: weights and optimizers as a distributed checkpoint of
-torch (DCP; every process writes what it holds, and any number of processes reads it, sharded or
-not), beside it `state.pt` with random states and position. It is written under another name and
-renamed, so that one that has its final name is whole. Several nodes need a folder that all see.
-Finished models leave as Hugging Face folders (`save_pretrained`); this format is for resuming only.
-Not covered: weights that are not trained (below an adapter); the policy's folder has them.
+A checkpoint is a folder `step-00000012/`. It holds weights and optimizers as a distributed
+checkpoint of torch (DCP; every process writes its part, and any number of processes, sharded or
+not, reads it) and `state.pt` with random states and position. It is written under another name and
+then renamed, so a folder with the final name is complete. Several nodes need a shared folder.
+Finished models are saved as Hugging Face folders (`save_pretrained`); this format is for resuming.
+Not covered: frozen weights below an adapter; the policy's folder has them.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def save_checkpoint(
     position: Mapping[str, Any],
     keep: int = 2,
 ) -> Path:
-    """Write `out/step-N` and drop all but the newest `keep`. `position` must be plain data."""
+    """Write `out/step-N` and delete all but the newest `keep`. `position` must be plain data."""
     final, partial = out / f"step-{step:08d}", out / f".partial-{step:08d}"
     if parallel.rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     parallel.barrier()
-    # An optimizer that never stepped has nothing to keep (asking it would make it step).
+    # An optimizer that never stepped has no state, and get_optimizer_state_dict would step it.
     moved = [name for name, optimizer in optimizers.items() if optimizer.state]
-    with alone_or_not():
+    with ignore_single_process_warning():
         save(tensors(modules, optimizers, moved), checkpoint_id=partial / WEIGHTS)
     if parallel.rank() == 0:
         torch.save(
@@ -64,7 +64,7 @@ def save_checkpoint(
                 "moved": moved,
                 "position": dict(position),
                 "torch": torch.get_rng_state(),
-                # Of the GPU that trains alone: the others may be timing kernels.
+                # Only the current GPU: a call to the others could disturb timings there.
                 "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [],
                 "python": random.getstate(),
             },
@@ -80,7 +80,8 @@ def save_checkpoint(
 
 
 def tensors(modules: Modules, optimizers: Optimizers, moved: list[str]) -> dict[str, Any]:
-    """What DCP writes, or reads into: weights by name, states of the optimizers in `moved`."""
+    """Return the state that DCP writes or reads into: weights, and states of the optimizers in
+    `moved`."""
     found: dict[str, Any] = {
         name: {"weights": get_model_state_dict(module, options=TRAINED)}
         for name, module in modules.items()
@@ -93,38 +94,44 @@ def tensors(modules: Modules, optimizers: Optimizers, moved: list[str]) -> dict[
 
 
 @contextmanager
-def alone_or_not() -> Iterator[None]:
-    """DCP warns that there is one process only; that is as it should be."""
+def ignore_single_process_warning() -> Iterator[None]:
+    """Silence DCP's warning about a single process, which is a supported case here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
 
 
 def latest_checkpoint(out: Path) -> Path | None:
-    """The newest whole checkpoint under `out`, if any. All processes ask together."""
+    """Return the newest complete checkpoint under `out`, or None.
+
+    All processes call it together.
+    """
     newest = max(out.glob("step-*"), default=None)
-    # Nobody writes the next one before all have looked: else they would go on from different ones.
+    # No process may write a new checkpoint before all have listed the folder.
     parallel.barrier()
     return newest
 
 
 def rewind(out: Path, step: int, modules: Modules, optimizers: Optimizers) -> Path:
-    """Restore the newest checkpoint of at most `step`, or else the oldest, and drop those after it.
-    Raises RecordError."""
-    kept = sorted(out.glob("step-*"))
-    parallel.barrier()  # nobody drops any before all have looked
-    chosen = max((c for c in kept if c.name <= f"step-{step:08d}"), default=kept[0])
+    """Load the newest checkpoint of at most `step`, or else the oldest, and delete the later ones.
+
+    Returns its folder. Raises RecordError if it does not fit the models.
+    """
+    saved = sorted(out.glob("step-*"))
+    parallel.barrier()  # no process may delete one before all have listed the folder
+    chosen = max((c for c in saved if c.name <= f"step-{step:08d}"), default=saved[0])
     load_checkpoint(chosen, modules, optimizers)
     parallel.barrier()
     if parallel.rank() == 0:
-        for later in kept[kept.index(chosen) + 1 :]:
+        for later in saved[saved.index(chosen) + 1 :]:
             drop(later)
     parallel.barrier()
     return chosen
 
 
 def drop(checkpoint: Path) -> None:
-    """Under another name first: after a kill, too, what has its final name is whole."""
+    """Delete a checkpoint. It is renamed first, so that a kill leaves no partial one under its
+    name."""
     gone = checkpoint.with_name(f".gone-{checkpoint.name}")
     shutil.rmtree(gone, ignore_errors=True)
     shutil.rmtree(checkpoint.rename(gone))
@@ -133,13 +140,16 @@ def drop(checkpoint: Path) -> None:
 def load_checkpoint(
     folder: Path, modules: Modules, optimizers: Optimizers
 ) -> tuple[int, dict[str, Any]]:
-    """Restore everything in place; returns (step, position). Raises RecordError."""
+    """Restore everything in place; return (step, position).
+
+    Raises RecordError if the checkpoint does not fit the models.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
         found = tensors(modules, optimizers, state["moved"])
-        with alone_or_not():
+        with ignore_single_process_warning():
             load(found, checkpoint_id=folder / WEIGHTS)
     except (OSError, KeyError, RuntimeError, ValueError, CheckpointException) as error:
         why: object = error

@@ -1,4 +1,4 @@
-"""`cuagent train ...`: thin commands over the stages; nothing heavy is imported before one runs."""
+"""Define `cuagent train ...`: thin commands over the stages, with lazy heavy imports."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ app = typer.Typer(
 )
 
 
-def a_folder(out: Path) -> Path:
-    """Refuses what lies below a file, before anything is computed for it."""
-    begun = next(path for path in (out, *out.parents) if path.exists())
-    if not begun.is_dir():
-        raise typer.BadParameter(f"{begun} is not a folder")
+def folder_option(out: Path) -> Path:
+    """Return `out`; refuse a path below a file before any work is done for it."""
+    nearest = next(path for path in (out, *out.parents) if path.exists())
+    if not nearest.is_dir():
+        raise typer.BadParameter(f"{nearest} is not a folder")
     return out
 
 
 Out = Annotated[
     Path,
-    typer.Option("--out", help="Folder for checkpoints and metrics.", callback=a_folder),
+    typer.Option("--out", help="Folder for checkpoints and metrics.", callback=folder_option),
 ]
 Policy = Annotated[Path, typer.Option("--policy", help="Hugging Face folder of the policy.")]
 Tasks = Annotated[Path, typer.Option("--tasks", help="A task file, or a folder of them.")]
@@ -56,23 +56,25 @@ def demo(
     kernels: Annotated[
         str, typer.Option(help="auto: for the device that trains. cpu: C++. cuda: CUDA C++.")
     ] = "auto",
-    seed: Annotated[int, typer.Option(help="The first.")] = 0,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
     seeds: Annotated[
-        int, typer.Option(min=1, help="So many, compared, with further RFT as an arm.")
+        int, typer.Option(min=1, help="Number of seeds to train and compare, with an RFT arm.")
     ] = 1,
     minutes: Annotated[
-        float | None, typer.Option(help="Wall time to fit in, by fewer iterations of PPO.")
+        float | None, typer.Option(help="Limit of the wall time; PPO makes fewer iterations.")
     ] = None,
     ablation: Annotated[
         list[str] | None,
-        typer.Option(help="An arm of docs/research/ablations.md, after --seeds. Repeatable."),
+        typer.Option(
+            help="An arm of docs/research/ablations.md; needs finished --seeds. Repeatable."
+        ),
     ] = None,
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Train a small decoder from nothing: teacher, RFT, value pretraining, PPO, real verdicts.
+    """Train a small decoder from scratch: teacher, RFT, value pretraining, PPO, real verdicts.
 
-    What was interrupted goes on where it was.
+    An interrupted run resumes where it stopped.
     """
     needs_extra()
     from cuagent.task import Device
@@ -99,7 +101,7 @@ def demo(
     say(f"curves: {write_report(out)}")
 
 
-Episodes = Annotated[int, typer.Option("--episodes", min=1, help="How many.")]
+Episodes = Annotated[int, typer.Option("--episodes", min=1, help="Number of episodes.")]
 
 
 @app.command()
@@ -112,8 +114,8 @@ def collect(
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Play tasks with a policy and keep the episodes: for RFT, for value pretraining."""
-    played(policy, tasks, out, episodes, device, config, set)
+    """Play tasks with a policy and save the episodes, for RFT and value pretraining."""
+    run_collect(policy, tasks, out, episodes, device, config, set)
 
 
 @app.command()
@@ -126,11 +128,11 @@ def evaluate(
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Play held-out tasks with a policy; figures in evaluation.json."""
-    played(policy, tasks, out, episodes, device, config, set)
+    """Play held-out tasks with a policy; write the metrics to evaluation.json."""
+    run_collect(policy, tasks, out, episodes, device, config, set)
 
 
-def played(
+def run_collect(
     policy: Path,
     tasks: Path,
     out: Path,
@@ -139,7 +141,7 @@ def played(
     config: Path | None,
     set: list[str] | None,
 ) -> None:
-    """What collecting and evaluating have in common: all but the intention."""
+    """Run `collect` or `evaluate`."""
     settings = prepare(config, set)
     from cuagent.training.stages import collect
 
@@ -155,7 +157,7 @@ def rft(
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Rejection fine-tuning on runs of `cuagent optimize` (any provider) or on episodes."""
+    """Run rejection fine-tuning on runs of `cuagent optimize` (any provider) or on episodes."""
     settings = prepare(config, set)
     from cuagent.training.stages import run_rft
 
@@ -185,12 +187,14 @@ def ppo(
     policy: Policy,
     tasks: Tasks,
     out: Out,
-    critic: Annotated[Path | None, typer.Option(help="From `train value`.")] = None,
+    critic: Annotated[
+        Path | None, typer.Option(help="Folder of a critic from `train value`.")
+    ] = None,
     device: DeviceName = "auto",
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """PPO of the policy against the real verifier; goes on where it was interrupted."""
+    """Run PPO on a policy against the real verifier; resume an interrupted run."""
     settings = prepare(config, set)
     from cuagent.training.report import write_report
     from cuagent.training.stages import run_ppo
@@ -205,7 +209,9 @@ def export(
     runs: Annotated[Path, typer.Option(help="Folder of runs.")],
     out: Annotated[Path, typer.Option(help="File (chat, parquet) or folder (atif).")],
     form: Annotated[str, typer.Option("--format", help="chat, atif or parquet.")] = "chat",
-    policy: Annotated[Path | None, typer.Option(help="Whose tokenizer, for parquet.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Policy whose tokenizer parquet needs.")
+    ] = None,
 ) -> None:
     """Write runs in the formats of other trainers."""
     from cuagent.training.config import ConfigError
@@ -220,38 +226,40 @@ def export(
 @app.command(name="export-verl")
 def export_verl(
     policy: Policy,
-    critic: Annotated[Path, typer.Option(help="From `train value`.")],
+    critic: Annotated[Path, typer.Option(help="Folder of a critic from `train value`.")],
     tasks: Tasks,
-    out: Annotated[Path, typer.Option(help="A folder that all nodes see.", callback=a_folder)],
+    out: Annotated[Path, typer.Option(help="Folder shared by all nodes.", callback=folder_option)],
     nodes: Annotated[int, typer.Option(min=1)] = 1,
-    gpus: Annotated[int, typer.Option(min=1, help="Of each node, for training and sampling.")] = 6,
-    judges: Annotated[int, typer.Option(min=1, help="GPUs of the cluster that only time.")] = 2,
-    device: Annotated[str, typer.Option(help="cuda or cpu: where kernels run.")] = "cuda",
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs per node for training and sampling.")] = 6,
+    judges: Annotated[
+        int, typer.Option(min=1, help="GPUs of the cluster that only time kernels.")
+    ] = 2,
+    device: Annotated[str, typer.Option(help="Device of the kernels: cuda or cpu.")] = "cuda",
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Write all that verl needs to go on from here: models, tasks, plug-in, launch script."""
+    """Write a folder from which verl trains: models, tasks, plug-in, launch script."""
     settings = prepare(config, set)
     from cuagent.task import Device
     from cuagent.training.config import ConfigError
     from cuagent.training.verl_export import Cluster, export_verl
 
-    if device not in list(Device):  # that it is not here says nothing of the cluster
+    if device not in list(Device):  # the cluster may have devices that this machine lacks
         raise ConfigError(f"--device {device}: there are {', '.join(Device)}")
     cluster = Cluster(nodes, gpus, judges)
     count = export_verl(policy, critic, tasks, out, settings, cluster, device)
     if settings.ppo.max_kl is not None:
-        say("ppo.max_kl is left out: verl has nothing like it")
+        say("ppo.max_kl is ignored: verl has no such setting")
     say(f"{count} tasks; start with {out}/run.sh")
 
 
 @app.command()
 def doctor(
     policy: Annotated[
-        Path | None, typer.Option(help="Also try whether this policy can be trained.")
+        Path | None, typer.Option(help="Also check that this policy can be trained.")
     ] = None,
 ) -> None:
-    """Say what is here for training, and what is missing."""
+    """Report which packages and devices for training are installed, and which are missing."""
     from cuagent.training.doctor import examine
 
     for line in examine(policy):
@@ -259,7 +267,7 @@ def doctor(
 
 
 def prepare(config: Path | None, sets: list[str] | None) -> TrainConfig:
-    """The settings, once it is known that the extra is there. Raises ConfigError."""
+    """Return the settings after a check of the installed extra. Raises ConfigError."""
     needs_extra()
     from cuagent.training.config import configure
     from cuagent.training.stages import TrainConfig
@@ -268,16 +276,16 @@ def prepare(config: Path | None, sets: list[str] | None) -> TrainConfig:
 
 
 def needs_extra() -> None:
-    """Raises ConfigError that says what to install."""
+    """Raise ConfigError with an install command if a package is missing."""
     from cuagent.training.config import ConfigError
 
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"no {', '.join(missing)} here; pip install 'cuagent[train]'")
+        raise ConfigError(f"{', '.join(missing)} not installed; pip install 'cuagent[train]'")
 
 
 def choose_device(name: str) -> str:
-    """`auto` is a GPU where there is one. Raises ConfigError where what is named is not there."""
+    """Return cpu or cuda; `auto` prefers a GPU. Raises ConfigError if it is not available."""
     from cuagent.training.config import ConfigError
 
     if name == "cpu":
@@ -289,13 +297,13 @@ def choose_device(name: str) -> str:
     if torch.cuda.is_available():
         return "cuda"
     if name == "cuda":
-        raise ConfigError("cuda: torch sees no CUDA device here")
+        raise ConfigError("cuda: torch finds no CUDA device; use --device cpu")
     return "cpu"
 
 
 @contextmanager
 def processes(device: str) -> Iterator[str]:
-    """The device to train on, beside the others where torchrun started several of us."""
+    """Yield the device of this process; join the others if torchrun started several."""
     from cuagent.training import parallel
 
     yield parallel.start(choose_device(device))
@@ -303,12 +311,12 @@ def processes(device: str) -> Iterator[str]:
 
 
 def say(text: str) -> None:
-    """A line for a person, from the first process."""
+    """Print a line, from the first process only."""
     if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
 
 
 if __name__ == "__main__":  # torchrun -m cuagent.training.cli ppo ...
-    # As `cuagent train ppo ...`, for its exit codes; by name, since the commands lie above us.
+    # Run `cuagent train ppo ...` for its exit codes; by name, since cuagent.cli is a higher layer.
     sys.argv.insert(1, "train")
     runpy.run_module("cuagent", run_name="__main__")

@@ -1,8 +1,8 @@
-"""Collecting: a policy plays tasks, iteration by iteration, and its episodes are kept on disk.
+"""Collect episodes: a policy plays tasks, iteration by iteration, and its episodes go to disk.
 
-For: `collect` of the PPO loop, the sets for RFT and value pretraining, and evaluation; all are the
-same thing with other tasks and seeds. Not covered: one episode (`rollout.py`).
-Invariant: a file in `out/episodes` that ends in .jsonl has all episodes of its iteration.
+PPO, the data sets for RFT and value pretraining, and evaluation all use it, with different tasks
+and seeds. Not covered: one episode (`rollout.py`).
+Invariant: a file `out/episodes/*.jsonl` has all episodes of its iteration.
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ from typing import Any
 from cuagent.task import Task
 from cuagent.training import parallel
 from cuagent.training.chat import Chat
-from cuagent.training.curriculum import Curriculum, choose, recall, remember, weights
+from cuagent.training.curriculum import (
+    Curriculum,
+    append_outcomes,
+    read_outcomes,
+    sample_tasks,
+    task_weights,
+)
 from cuagent.training.engine import Engine
-from cuagent.training.files import read_lines, write_whole
+from cuagent.training.files import read_lines, write_atomic
 from cuagent.training.pool import Pool
-from cuagent.training.rollout import Play, name_of, play_many
+from cuagent.training.rollout import Play, episode_id, play_many
 from cuagent.training.segments import (
     VERSION,
     Episode,
@@ -36,7 +42,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Collector:
-    """Call it with the number of an iteration; the episodes also go to `out/episodes/`."""
+    """Play an iteration when called with its number; write the episodes to `out/episodes/`."""
 
     tasks: Sequence[Task]
     chat: Chat
@@ -47,31 +53,32 @@ class Collector:
     episodes: int
     seed: int
     name: str = "policy"
-    at_once: int = 256
-    """Episodes in flight, a thread each."""
+    max_in_flight: int = 256
+    """Number of episodes that run in parallel, one thread each."""
     curriculum: Curriculum | None = None
     """None plays every task equally often."""
     keep_runs: bool = False
-    of: dict[str, Any] | None = None
-    """What episodes depend on beside their seed, the policy above all. Where it is given, and is
-    the same, a collection goes on from what a kill left of it; else it begins anew."""
+    inputs: dict[str, Any] | None = None
+    """Inputs of the episodes other than their seed, such as the policy's digest. If it equals the
+    recorded value, an interrupted collection resumes; otherwise it starts again. None never
+    resumes."""
     say: Say = print
     lost: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, iteration: int) -> list[Episode]:
-        """Raises RecordError where not a single episode has a reward."""
-        jobs = parallel.mine(self._jobs(iteration))
+        """Return the episodes of an iteration. Raises RecordError if no episode has a reward."""
+        jobs = parallel.local_share(self._jobs(iteration))
         policy = f"{self.name}@{iteration}"
-        begun = self.out / "episodes" / f"{iteration:05d}-{parallel.rank()}.begun"
-        ended = {} if self.of is None else taken_up(begun, self.of)
+        partial = self.out / "episodes" / f"{iteration:05d}-{parallel.rank()}.incomplete"
+        ended = {} if self.inputs is None else resume_partial(partial, self.inputs)
         if ended:
-            self.say(f"  going on from {len(ended)} episodes in {begun}")
-        names = [name_of(policy, task, seed) for task, seed in jobs]
+            self.say(f"  resuming from {len(ended)} episodes in {partial}")
+        names = [episode_id(policy, task, seed) for task, seed in jobs]
         todo = [job for job, name in zip(jobs, names, strict=True) if name not in ended]
-        progress = Progress(len(jobs), len(ended), begun if self.of else None, self.say)
-        for at in range(0, len(todo), self.at_once):
+        progress = Progress(len(jobs), len(ended), partial if self.inputs else None, self.say)
+        for at in range(0, len(todo), self.max_in_flight):
             played = play_many(
-                todo[at : at + self.at_once],
+                todo[at : at + self.max_in_flight],
                 self.pool.judge_for,
                 policy,
                 self.chat,
@@ -85,68 +92,72 @@ class Collector:
             for why, count in played.lost.items():
                 self.lost[why] = self.lost.get(why, 0) + count
                 self.say(f"  {count} episodes without a reward: {why}")
-        # None where an episode has no reward: the order is kept.
-        found = [e for e in parallel.together([ended.get(n) for n in names]) if e is not None]
+        # An episode without a reward stays None until here, so that the order is that of the jobs.
+        found = [
+            e for e in parallel.gather_interleaved([ended.get(n) for n in names]) if e is not None
+        ]
         if not found:
             raise RecordError(f"no episode of iteration {iteration} has a reward: {self.lost}")
         if parallel.rank() == 0:
-            self._keep(iteration, found)
-        parallel.barrier()  # what was begun is needed until the whole is there
-        begun.unlink(missing_ok=True)
+            self._write(iteration, found)
+        parallel.barrier()  # delete the partial files only when the complete file exists
+        partial.unlink(missing_ok=True)
         return found
 
-    def _keep(self, iteration: int, found: Sequence[Episode]) -> None:
+    def _write(self, iteration: int, found: Sequence[Episode]) -> None:
         path = self.out / "episodes" / f"{iteration:05d}.jsonl"
         partial = path.with_suffix(".partial")
-        partial.unlink(missing_ok=True)  # of an attempt that was killed while it wrote
+        partial.unlink(missing_ok=True)  # left by a killed process
         write_episodes(partial, found)
         partial.replace(path)
         if self.curriculum is not None:
-            remember(self.out / "outcomes.jsonl", iteration, found)
+            append_outcomes(self.out / "outcomes.jsonl", iteration, found)
 
     def _jobs(self, iteration: int) -> list[tuple[Task, int]]:
-        """(task, seed) of every episode; seeds differ between iterations and episodes."""
+        """Return (task, seed) of every episode; seeds differ between iterations and episodes."""
         by_digest = {task.digest: task for task in self.tasks}
         if self.curriculum is None:
             digests = [list(by_digest)[i % len(by_digest)] for i in range(self.episodes)]
         else:
-            parallel.barrier()  # the first process has written what all read now
-            past = recall(self.out / "outcomes.jsonl", iteration)
-            shares = weights(list(by_digest), past, self.curriculum)
-            digests = choose(shares, self.episodes, self.seed * 7919 + iteration)
+            parallel.barrier()  # wait for the first process to write the outcomes
+            past = read_outcomes(self.out / "outcomes.jsonl", iteration)
+            shares = task_weights(list(by_digest), past, self.curriculum)
+            digests = sample_tasks(shares, self.episodes, self.seed * 7919 + iteration)
         first = (self.seed * 100_003 + iteration) * 10_007
         return [(by_digest[d], first + i) for i, d in enumerate(digests)]
 
 
 class Progress:
-    """Hears of every episode that ends: says now and then how many there are, and keeps each in the
-    file `begun`, if there is one."""
+    """Callback for each finished episode: print progress now and then, append it to `partial` if
+    given."""
 
-    def __init__(self, all_of_them: int, before: int, begun: Path | None, say: Say) -> None:
-        self.all = all_of_them
-        self.ended = before
-        self.begun = begun
+    def __init__(self, total: int, ended_before: int, partial: Path | None, say: Say) -> None:
+        self.all = total
+        self.ended = ended_before
+        self.partial = partial
         self.say = say
-        self._pace = Throttle()
+        self._throttle = Throttle()
         self._lock = threading.Lock()
 
     def __call__(self, episode: Episode | None) -> None:
         with self._lock:
             self.ended += 1
-            if episode is not None and self.begun is not None:
-                write_episodes(self.begun, [episode])
-            if self._pace.due() and self.ended < self.all:
+            if episode is not None and self.partial is not None:
+                write_episodes(self.partial, [episode])
+            if self._throttle.due() and self.ended < self.all:
                 self.say(f"  {self.ended} of {self.all} episodes played")
 
 
-def taken_up(path: Path, of: dict[str, Any]) -> dict[str, Episode]:
-    """The episodes, by id, of a collection that was begun in the same way; the file is made ready
-    for more of them."""
+def resume_partial(path: Path, inputs: dict[str, Any]) -> dict[str, Episode]:
+    """Return the episodes, by id, of an interrupted collection with the same inputs.
+
+    The file is rewritten so that more episodes can be appended.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    of = json.loads(json.dumps({"v": VERSION, **of}))  # as it is read again
+    inputs = json.loads(json.dumps({"v": VERSION, **inputs}))  # tuples become lists, as in the file
     lines: list[Any] = read_lines(path) if path.exists() else []
     head, *rows = lines or [None]
-    found = [episode_from(row) for row in rows] if head == of else []
-    lines = [of, *({"v": VERSION, **asdict(episode)} for episode in found)]
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
+    found = [episode_from(row) for row in rows] if head == inputs else []
+    lines = [inputs, *({"v": VERSION, **asdict(episode)} for episode in found)]
+    write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
     return {episode.id: episode for episode in found}

@@ -1,7 +1,7 @@
-"""Settings of a stage: a TOML file and `--set a.b=value`, checked against the frozen dataclasses.
+"""Read the settings of a stage from a TOML file and `--set a.b=value`, and check them.
 
-The dataclasses of the stages are the schema: a name they do not have, or a value of another type,
-is refused with a line that says what there is.
+The frozen dataclasses of the stages are the schema. An unknown name or a value of another type is
+refused with a message that lists the valid names.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 SEEDS = (0, 2**32 - 1)
-"""The bounds of a seed: generators take 64 bits, and it is multiplied on its way to them."""
+"""Bounds of a seed. Generators take 64 bits, and the code multiplies a seed before it uses it."""
 
 
 class ConfigError(Exception):
-    """A setting cannot be used. One line: which, why, what there is."""
+    """A setting that cannot be used. One line: its name, the reason, the valid values."""
 
 
 def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
-    """`default` with the file's tables and then the assignments laid over it."""
+    """Return `default` with the file's values, then the assignments, applied."""
     values: dict[str, Any] = {}
     if file is not None:
         try:
@@ -42,12 +42,12 @@ def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
         for part in reversed(name.strip().split(".")):
             nested = {part: nested}
         values = _over(values, nested)
-    # At once: settings that must fit each other need not do so halfway.
+    # Applied together, since a check may compare settings of the file with assignments.
     return overlay(default, values, "")
 
 
 def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
-    """A copy of the dataclass with `values` in place of its own, recursively."""
+    """Return a copy of the dataclass with `values` applied, recursively."""
     hints = typing.get_type_hints(type(default))
     known = {f.name for f in fields(default)}  # type: ignore[arg-type]
     changed: dict[str, Any] = {}
@@ -66,35 +66,35 @@ def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
 
 
 def at_least(least: float, settings: Any, *names: str) -> None:
-    """For `__post_init__` of settings. Raises ValueError that names the first that is less."""
+    """Check settings in `__post_init__`. Raises ValueError that names the first below `least`."""
     _hold(lambda value: value >= least, f"{least} or more", settings, names)
 
 
 def above(bound: float, settings: Any, *names: str) -> None:
-    """As `at_least`, but the bound itself is refused too."""
+    """Check that settings are greater than `bound`. Raises ValueError."""
     _hold(lambda value: value > bound, f"above {bound}", settings, names)
 
 
 def below(bound: float, settings: Any, *names: str) -> None:
-    """As `at_least`, of what must stay under the bound."""
+    """Check that settings are less than `bound`. Raises ValueError."""
     _hold(lambda value: value < bound, f"below {bound}", settings, names)
 
 
 def between(least: float, most: float, settings: Any, *names: str) -> None:
-    """As `at_least`, with a most; both bounds are allowed."""
+    """Check that settings are from `least` to `most`, both included. Raises ValueError."""
     _hold(lambda value: least <= value <= most, f"from {least} to {most}", settings, names)
 
 
 def _hold(good: Callable[[Any], bool], words: str, settings: Any, names: Sequence[str]) -> None:
     for name in names:
         value = getattr(settings, name)
-        # None is for the types to refuse, "not a number" compares as no test asks
+        # The types refuse None; any comparison with NaN is False, so NaN fails the test.
         if value is not None and not good(value):
             raise ValueError(f"{name}: {value} is not {words}")
 
 
 def _over(values: Mapping[str, Any], nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, table by table; where they disagree, `nested`."""
+    """Merge two nested tables; `nested` wins."""
     found = dict(values)
     for name, value in nested.items():
         tables = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
@@ -103,7 +103,7 @@ def _over(values: Mapping[str, Any], nested: Mapping[str, Any]) -> dict[str, Any
 
 
 def _value(text: str) -> Any:
-    """`none` is None, what TOML reads is that, and everything else a string."""
+    """Parse a value: `none` is None, TOML is parsed, everything else is a string."""
     if text.strip().lower() == "none":
         return None
     try:
@@ -118,13 +118,13 @@ def _fit(value: Any, hint: Any, name: str) -> Any:
         if option is type(None) and value is None:
             return None
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            if not abs(value) <= sys.float_info.max:  # nor is it "not a number"
+            if not abs(value) <= sys.float_info.max:  # infinite or NaN
                 raise ConfigError(f"{name}: {value} is not a finite number")
             return float(value)
         if isinstance(option, type) and issubclass(option, StrEnum) and isinstance(value, str):
             if value in list(option):
                 return option(value)
-            raise ConfigError(f"{name}: {value!r} is none of {', '.join(option)}")
+            raise ConfigError(f"{name}: {value!r} is not one of {', '.join(option)}")
         if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
             if not value:
                 raise ConfigError(f"{name}: an empty list")

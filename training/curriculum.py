@@ -1,10 +1,10 @@
-"""Which tasks to play next: those that the policy sometimes solves.
+"""Choose the tasks to play next: those that the policy sometimes solves.
 
-For: spending verdicts where they teach. A task that always succeeds or always fails gives every
-episode the same reward and so no advantage; its share shrinks, and grows again when that changes.
-So the mix becomes harder as the policy solves tasks and easier as it fails.
-Invariant: the choice for an iteration follows from the seed and the outcomes of the iterations
-before it, which lie in a file; a resumed run chooses as an uninterrupted one.
+A task that always succeeds or always fails gives every episode the same reward and so no advantage.
+Its share shrinks, and grows again when its outcomes vary. The mix becomes harder as the policy
+solves tasks and easier as it fails.
+Invariant: the choice for an iteration depends only on the seed and the outcomes of earlier
+iterations, which are in a file; a resumed run chooses like an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuagent.training import parallel
-from cuagent.training.files import read_lines, write_whole
+from cuagent.training.files import read_lines, write_atomic
 from cuagent.training.segments import Episode
 
 
 @dataclass(frozen=True)
 class Curriculum:
     memory: int = 32
-    """Outcomes of a task that count, the newest."""
+    """Number of newest outcomes of a task that count."""
     floor: float = 0.05
-    """What a task keeps though it teaches nothing now; 0.25 is the most that one can have."""
+    """Smallest weight of a task; the largest is 0.25 plus this."""
     lowest: float = -1.0
     highest: float = 3.0
-    """Of the reward scale; 1 where nothing is timed."""
+    """Bounds of the reward scale; `highest` is 1 without timing."""
 
 
-def weights(
+def task_weights(
     tasks: Sequence[str], outcomes: Iterable[tuple[str, float]], settings: Curriculum
 ) -> dict[str, float]:
-    """p (1 - p) + floor of each task, p the mean reward as a share of the scale; 1/2 if unseen."""
+    """Return p (1 - p) + floor of each task.
+
+    p is the mean reward as a share of the scale, 1/2 for a task without outcomes.
+    """
     seen: dict[str, list[float]] = defaultdict(list)
     for task, reward in outcomes:
         seen[task].append(reward)
@@ -48,12 +51,12 @@ def weights(
     return out
 
 
-def choose(shares: Mapping[str, float], count: int, seed: int) -> list[str]:
-    """`count` tasks; each gets its expected number, rounded at random, so no draw starves one."""
-    luck = random.Random(seed)
+def sample_tasks(shares: Mapping[str, float], count: int, seed: int) -> list[str]:
+    """Return `count` tasks; each appears its expected number of times, rounded at random."""
+    rng = random.Random(seed)
     total = sum(shares.values())
     chosen: list[str] = []
-    at, offset = 0.0, luck.random()
+    at, offset = 0.0, rng.random()
     for task, share in shares.items():  # systematic sampling: one offset, `count` equal strides
         at += share / total * count
         while len(chosen) + offset < at and len(chosen) < count:
@@ -63,7 +66,7 @@ def choose(shares: Mapping[str, float], count: int, seed: int) -> list[str]:
     return chosen
 
 
-def remember(path: Path, iteration: int, episodes: Sequence[Episode]) -> None:
+def append_outcomes(path: Path, iteration: int, episodes: Sequence[Episode]) -> None:
     """Append the outcomes of an iteration."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
@@ -71,13 +74,15 @@ def remember(path: Path, iteration: int, episodes: Sequence[Episode]) -> None:
             out.write(json.dumps([iteration, e.task, e.reward]) + "\n")
 
 
-def recall(path: Path, before: int) -> list[tuple[str, float]]:
-    """Outcomes of the iterations before `before`; later lines (of a run that was interrupted and
-    goes on from an earlier checkpoint) are cut off."""
+def read_outcomes(path: Path, before: int) -> list[tuple[str, float]]:
+    """Return the outcomes of the iterations before `before`.
+
+    Later lines, left by a run that resumes from an earlier checkpoint, are deleted.
+    """
     if not path.exists():
         return []
     rows = [row for row in read_lines(path) if row[0] < before]
-    parallel.barrier()  # all have read before one writes
+    parallel.barrier()  # all processes have read before one writes
     if parallel.rank() == 0:
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+        write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
     return [(task, reward) for _, task, reward in rows]

@@ -1,12 +1,12 @@
-"""From run logs to training episodes, and which of them are held out.
+"""Convert run logs to training episodes, and split off the held-out tasks.
 
-For: every run of `cuagent optimize` and every rollout; one reader for both. A run whose sampler
-returned token ids becomes a native record of exactly those ids. A run of an API model, of which
-only the text is known, is rendered once with the target's own chat template; it has no log-
-probabilities and therefore serves RFT only.
-Not covered: which episodes are worth imitating (`filters.py`).
-Invariant: what was sampled is decided by the recording (`Message.sampled`, the token trace), never
-by looking for markers in rendered text.
+One reader serves runs of `cuagent optimize` and rollouts. A run whose sampler returned token ids
+becomes a native record of exactly those ids. A run of an API model, of which only the text is
+known, is rendered once with the model's chat template; it has no log-probabilities and therefore
+serves RFT only.
+Not covered: which episodes to imitate (`filters.py`).
+Invariant: the recording (`Message.sampled`, the token trace) decides which tokens were sampled,
+never markers in rendered text.
 """
 
 from __future__ import annotations
@@ -25,56 +25,57 @@ from cuagent.models.model import ToolSpec
 from cuagent.record import RunFolder, ending, list_runs, message_of, read_records
 from cuagent.training.chat import Chat
 from cuagent.training.segments import Call, Episode, Kind, RecordError, Segment, check
-from cuagent.training.windows import Window, calls_in, told, windows_of
+from cuagent.training.windows import Window, calls_in, unique_messages, windows_of
 
 Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Episodes, and how many runs were left out for which reason."""
+    """Episodes, and the number of skipped runs by reason."""
 
     episodes: tuple[Episode, ...]
     left_out: Mapping[str, int]
 
 
-class Unusable(Exception):
-    """This run cannot become an episode; the text says why, in a few words that can be counted."""
+class UnusableRun(Exception):
+    """A run that cannot become an episode; the text is a short reason that can be counted."""
 
 
 def load_runs(root: Path, chat: Chat) -> Loaded:
-    """Episodes of all runs under `root`. Raises record.RecordError where a log cannot be read."""
+    """Load the episodes of all runs under `root`. Raises record.RecordError if a log cannot be
+    read."""
     episodes, left_out = [], Counter[str]()
     for folder in list_runs(root):
         try:
             episodes.append(episode_of(folder, chat))
-        except Unusable as why:
+        except UnusableRun as why:
             left_out[str(why)] += 1
     return Loaded(tuple(episodes), left_out)
 
 
 def episode_of(folder: RunFolder, chat: Chat) -> Episode:
-    """The episode in one run. Raises Unusable or record.RecordError."""
+    """Return the episode of one run. Raises UnusableRun or record.RecordError."""
     records = read_records(folder)
     if not records or records[0]["type"] != "session":
-        raise Unusable("no session")
+        raise UnusableRun("no session")
     session = records[0]
     end = ending(records)
     if end is None:
-        raise Unusable("still running or killed")
+        raise UnusableRun("still running or killed")
     reward = end["rewards"]["milestone"]["score"]
     if reward is None:
-        raise Unusable(f"no reward, {why_it_ended(end)}")
+        raise UnusableRun(f"no reward, {why_it_ended(end)}")
     tools = [ToolSpec(**t) for t in session["tools"]] or [t.spec for t in TOOLS]
     windows = windows_of(records)
-    said = told(windows)
+    messages = unique_messages(windows)
     traces = [call for window in windows for call in calls_in(window, records)]
     if not traces:
-        raise Unusable(f"the model never answered, {why_it_ended(end)}")
+        raise UnusableRun(f"the model never answered, {why_it_ended(end)}")
     try:
         if any(r.get("tokens") for r in traces):
             if session.get("tokenizer") not in (None, chat.fingerprint):
-                raise Unusable("token ids of another tokenizer")
+                raise UnusableRun("token ids of another tokenizer")
             segments = native_segments(folder.id, traces)
         else:
             segments = text_segments(windows, tools, chat)
@@ -86,7 +87,7 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
             segments=segments,
             reward=float(reward),
             stop=end["stop"],
-            calls=calls_of(said, tools),
+            calls=calls_of(messages, tools),
             solution=attempts.get(end.get("attempt"), ""),
             policy=session["model"],
             tokenizer=chat.fingerprint,
@@ -94,22 +95,22 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
         )
         check(episode)
     except RecordError as error:
-        raise Unusable(str(error).partition(": ")[2] or str(error)) from error
+        raise UnusableRun(str(error).partition(": ")[2] or str(error)) from error
     return episode
 
 
 def why_it_ended(end: Record) -> str:
-    """A few words: an engine without memory fails many episodes at once, and must be seen."""
+    """Return the stop reason and the error, shortened: an engine without memory fails many
+    episodes."""
     error = " ".join((end["error"] or "").split())
     return f"{end['stop']}: {error[:200]}" if error else str(end["stop"])
 
 
 def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:
-    """The ids as they were sampled.
+    """Return the ids as they were sampled.
 
-    A call's prompt that begins with everything before it goes on in the same context; any other
-    (the conversation was compacted, or a step undone) opens a new one, whose prompt is not trained
-    again.
+    A call whose prompt extends all earlier ids continues the same context. Any other prompt (after
+    a compaction or an undone step) opens a new context and is not trained on again.
     """
     found: list[Segment] = []
     stream: tuple[int, ...] = ()
@@ -117,9 +118,7 @@ def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:
     for number, trace in enumerate(traces, start=1):
         tokens = trace.get("tokens")
         if not tokens or not tokens["completion"]:
-            raise RecordError(
-                f"run {run}, call {number}: no token ids though other calls have them"
-            )
+            raise RecordError(f"run {run}, call {number}: no token ids, but other calls have them")
         prompt, completion = tuple(tokens["prompt"]), tuple(tokens["completion"])
         if stream and prompt[: len(stream)] == stream:
             kind, new = Kind.OBSERVATION, prompt[len(stream) :]
@@ -136,7 +135,7 @@ def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:
 def text_segments(
     windows: Sequence[Window], tools: Sequence[ToolSpec], chat: Chat
 ) -> tuple[Segment, ...]:
-    """Each window of the conversation rendered with the target's template."""
+    """Render each window of the conversation with the model's template."""
     return tuple(
         replace(segment, context=context)
         for context, window in enumerate(windows)
@@ -144,21 +143,21 @@ def text_segments(
     )
 
 
-def calls_of(said: Window, tools: Sequence[ToolSpec]) -> tuple[Call, ...]:
-    """Every call that was sampled, judged against the tools that the run had."""
+def calls_of(messages: Window, tools: Sequence[ToolSpec]) -> tuple[Call, ...]:
+    """Return every sampled call, checked against the tools of the run."""
     schemas = {t.name: t.schema for t in tools}
     found: list[Call] = []
-    for turn, record in enumerate(r for r in said if r["sampled"]):
+    for turn, record in enumerate(r for r in messages if r["sampled"]):
         for call in message_of(record).tool_calls:
             known = call.name in schemas
             found.append(
-                Call(turn, call.name, call.arguments, known, known and fits(call, schemas))
+                Call(turn, call.name, call.arguments, known, known and arguments_fit(call, schemas))
             )
     return tuple(found)
 
 
-def fits(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the tool itself would take the arguments."""
+def arguments_fit(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return True if the tool accepts the arguments."""
     try:
         parse(call.arguments, schemas[call.name])
     except ToolError:
@@ -169,7 +168,7 @@ def fits(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
 def figures_of(
     records: Sequence[Record], traces: Sequence[Record], end: Record
 ) -> dict[str, float]:
-    """Measured facts for reports."""
+    """Return measured facts for reports."""
     found = {
         "cut_turns": float(sum(r["finish"] == Finish.LENGTH for r in traces)),
         "attempts": float(sum(r["type"] == "attempt" for r in records)),
@@ -184,20 +183,21 @@ def figures_of(
 
 
 def is_heldout(task: str, share: float, salt: str = "cuagent") -> bool:
-    """Whether a task (by digest) is held out: the same on every machine and in every stage."""
+    """Return True if a task (by digest) is held out: on every machine, in every stage the same."""
     h = hashlib.sha256(f"{salt}:{task}".encode()).digest()
     return int.from_bytes(h[:8], "big") < share * 2**64
 
 
 def split(episodes: Iterable[Episode], share: float) -> tuple[list[Episode], list[Episode]]:
-    """(train, held out), by task: no task has episodes in both.
+    """Split episodes into (train, held out) by task: no task has episodes in both.
 
-    Raises RecordError where nothing is left to train on.
+    Raises RecordError if nothing is left to train on.
     """
     train: list[Episode] = []
     heldout: list[Episode] = []
     for episode in episodes:
         (heldout if is_heldout(episode.task, share) else train).append(episode)
     if heldout and not train:
-        raise RecordError("every episode is of a task that is held out; set heldout lower")
+        raise RecordError("the task of every episode is held out; set heldout lower")
+
     return train, heldout

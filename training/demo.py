@@ -1,12 +1,13 @@
-"""The whole way in one command: a small decoder learns to write kernels from nothing.
+"""Run the whole training method in one command: a small decoder learns to write kernels from
+scratch.
 
     teacher ─▶ base ─▶ plays ─▶ filter ─▶ RFT ─▶ plays ─▶ value pretraining ─▶ PPO
 
-No download, no key: tokenizer and weights are made on the spot, tasks come from `gym.py`, every
-kernel is compiled and judged for real. Each stage leaves a folder and is skipped when it is done,
-so an interrupted demonstration goes on where it was. Held-out tasks are compositions that neither
-the teacher nor the policy was shown; they are played after each stage.
-Not covered: what holds over several seeds (`trial.py`).
+It needs no download and no key: tokenizer and weights are created locally, tasks come from
+`gym.py`, and every kernel is compiled and judged. Each stage writes a folder and is skipped if that
+exists, so an interrupted demonstration resumes. Held-out tasks are compositions that neither the
+teacher nor the policy has seen; they are played after each stage.
+Not covered: comparisons over several seeds (`trial.py`).
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from cuagent.training.collect import Collector
 from cuagent.training.curriculum import Curriculum
 from cuagent.training.demonstrations import demonstrate
 from cuagent.training.engine import LocalEngine
-from cuagent.training.files import whole_folder, write_whole
-from cuagent.training.filters import keep
+from cuagent.training.files import atomic_folder, write_atomic
+from cuagent.training.filters import filter_episodes
 from cuagent.training.gym import make_chains, make_tasks, opening
-from cuagent.training.judge_process import memory_of_gpu, most_open
-from cuagent.training.manifest import begin, settings
+from cuagent.training.judge_process import gpu_memory, max_open_tasks
+from cuagent.training.manifest import fixed_settings, open_manifest
 from cuagent.training.metrics import Metrics, episode_metrics, read_metrics
 from cuagent.training.model import (
+    count_parameters,
     load_actor,
     load_critic,
     new_actor,
     new_critic,
-    parameters,
     save_model,
     small_config,
 )
@@ -54,19 +55,19 @@ from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import ppo
 from cuagent.training.presets import DemoConfig
 from cuagent.training.rehearsal import Rehearsal
-from cuagent.training.reward import highest
+from cuagent.training.reward import max_reward
 from cuagent.training.rft import rft
 from cuagent.training.rollout import Play
 from cuagent.training.segments import Episode, RecordError, read_episodes
-from cuagent.training.teacher import given
+from cuagent.training.teacher import initial_files
 from cuagent.training.value import pretrain_value
 
 Say = Callable[[str], None]
 TOOLS = (write.TOOL, verify.TOOL, submit.TOOL)
-NEW = 0.5
-"""Of the episodes of further RFT, what it imitates: they repeat themselves, and some are wrong."""
-PLAYED_SHARE = 0.25
-"""Of what the base policy is shown: whole episodes, which are few, are shown again and again."""
+IMITATED_SHARE = 0.5
+"""Share of further RFT's episodes that it imitates; the others are duplicates or wrong."""
+WHOLE_EPISODE_SHARE = 0.25
+"""Share of whole episodes in the base policy's data. They are few, so they are repeated."""
 
 
 @dataclass
@@ -75,86 +76,101 @@ class Demo:
 
     config: DemoConfig
     device: str
-    """Where the policy is sampled and trained."""
+    """Device on which the policy is sampled and trained."""
     out: Path
     pool: Pool
     shared: Path
-    """Where tasks and demonstrations lie; other seeds use the same."""
+    """Folder of the tasks and demonstrations, which all seeds use."""
     say: Say = print
     end: float | None = None
-    """When all is to be over, by time.time(): PPO leaves out iterations. None: it makes them all.
-    """
+    """Time limit by time.time(): PPO makes fewer iterations to meet it. None means no limit."""
     device_lock: DeviceLock = field(default_factory=DeviceLock)
-    """Of `device`: nothing is timed there while it trains or samples."""
+    """Lock of `device`: no kernel is timed there while the policy trains or samples."""
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.out, self.end)
 
     def run(self) -> dict[str, Metrics]:
-        """Evaluations on held-out tasks by stage. Raises RecordError, ConfigError, PoolError."""
+        """Return the evaluations on held-out tasks by stage. Raises RecordError, ConfigError,
+        PoolError."""
         c = self.config
         train, heldout = self.tasks()
         with self.budget.stage("teacher"):
-            chat = self.taught(train, heldout)
+            chat = self.run_teacher(train, heldout)
         results: dict[str, Metrics] = {}
 
         def evaluated(name: str, actor: Any) -> None:
-            results[name] = self.evaluation(name, heldout, chat, actor)
+            results[name] = self.evaluate(name, heldout, chat, actor)
 
-        # Base: imitates everything that the teacher did, its mistakes too.
+        # Base: imitates everything that the teacher did, including its mistakes.
         with self.budget.stage("base"):
-            actor = self.actor("base", chat, None, self.imitate)
+            actor = self.actor("base", chat, None, self.train_base)
         evaluated("base", actor)
 
-        # RFT: imitates the best of what the base did itself.
+        # RFT: imitates the best of the base policy's own episodes.
         with self.budget.stage("rft played"):
-            mine = self.played("rft", train, chat, actor, c.rft_episodes, 1)
+            rft_episodes = self.sample_episodes("rft", train, chat, actor, c.rft_episodes, 1)
         with self.budget.stage("rft"):
-            actor = self.actor("rft", chat, actor, lambda a, out: self.run_rft(a, mine, out))
+            actor = self.actor(
+                "rft", chat, actor, lambda a, out: self.run_rft(a, rft_episodes, out)
+            )
         evaluated("rft", actor)
 
-        # Value pretraining: on everything that the refined policy does.
+        # Value pretraining: on all episodes of the policy after RFT.
         with self.budget.stage("value"):
-            theirs = self.played("value", train, chat, actor, c.value_episodes, 2)
-            critic = self.critic(actor, theirs)
+            value_episodes = self.sample_episodes("value", train, chat, actor, c.value_episodes, 2)
+            critic = self.critic(actor, value_episodes)
 
         with self.budget.stage("ppo"):
-            actor = self.improved(train, chat, actor, critic)
+            actor = self.run_ppo_stage(train, chat, actor, critic)
         evaluated("ppo", actor)
 
         (self.out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-        self.say(f"where the time went: {self.budget.shares()}")
-        self.say(f"{self.pool.judged} kernels judged, {self.pool.remembered} remembered")
+        self.say(f"time by stage: {self.budget.summary()}")
+        self.say(f"{self.pool.judged} kernels judged, {self.pool.cache_hits} from the cache")
         return results
 
-    def improved(self, train: Sequence[Task], chat: Chat, actor: Any, critic: Any) -> Any:
-        """The actor after PPO; its collector sees it as it is trained: each iteration on policy."""
+    def run_ppo_stage(self, train: Sequence[Task], chat: Chat, actor: Any, critic: Any) -> Any:
+        """Return the actor after PPO. The collector samples the actor in training: PPO is on
+        policy."""
         c, folder = self.config, self.out / "ppo"
         if not (folder / "model").exists():
-            home = load_actor(self.out / "rft" / "model") if c.ppo.kl_weight else None
-            reference = home.to(self.device).eval() if home else None
+            initial = load_actor(self.out / "rft" / "model") if c.ppo.kl_weight else None
+            reference = initial.to(self.device).eval() if initial else None
             collect = self.collector(train, chat, actor, folder, c.ppo_episodes, 3)
             if c.curriculum:
-                collect.curriculum = Curriculum(highest=highest(c.timed))
+                collect.curriculum = Curriculum(highest=max_reward(c.timed))
 
-            def enough() -> bool:
+            def should_stop() -> bool:
                 self.budget.write()
-                return self.late()
+                return self.out_of_time()
 
-            ppo(actor, critic, collect, c.ppo, folder, self.say, reference, enough, self.turn)
-            save(actor, chat, folder / "model")
+            ppo(
+                actor,
+                critic,
+                collect,
+                c.ppo,
+                folder,
+                self.say,
+                reference,
+                should_stop,
+                self.device_guard,
+            )
+            save_policy(actor, chat, folder / "model")
         return load_actor(folder / "model").to(self.device)
 
-    def further(self) -> Metrics:
-        """The arm that PPO is compared with: RFT on and on, from where PPO started.
+    def run_further_rft(self) -> Metrics:
+        """Run the arm that PPO is compared with: more rounds of RFT from the policy where PPO
+        started.
 
-        In each round the policy plays, and imitates all that went well so far, each as often as
-        the first RFT did; all rounds together judge as many episodes as value pretraining and PPO
-        did. A round for which there is no time is left out: `trial.json` counts the episodes.
+        In each round the policy plays, then imitates all good episodes so far, with as many steps
+        per episode as the first RFT. All rounds together judge as many episodes as value
+        pretraining and PPO. A round is skipped if the time runs out; `trial.json` counts the
+        episodes.
         """
         c = self.config
         train, heldout = self.tasks()
-        chat = self.taught(train, heldout)
+        chat = self.run_teacher(train, heldout)
         iterations = len(read_metrics(self.out / "ppo" / "metrics.jsonl"))
         each = (c.value_episodes + iterations * c.ppo_episodes) // c.more_rounds
         funnel = json.loads((self.out / "rft" / "funnel.json").read_text(encoding="utf-8"))
@@ -162,79 +178,91 @@ class Demo:
         def work(actor: Any, out: Path) -> None:
             seen: list[Episode] = []
             for number in range(c.more_rounds):
-                begun, name = time.time(), f"more/{number}"
-                seen += self.played(name, train, chat, actor.eval(), each, 4 + number)
+                started, name = time.time(), f"more/{number}"
+                seen += self.sample_episodes(name, train, chat, actor.eval(), each, 4 + number)
                 self.run_rft(actor, seen, self.out / name, of=funnel["kept"])
                 self.budget.write()
-                rest = c.more_rounds - number - 1
-                if rest and time.time() - begun > self.budget.left():
-                    self.say(f"no time for more than {number + 1} rounds of further RFT")
+                rounds_left = c.more_rounds - number - 1
+                if rounds_left and time.time() - started > self.budget.remaining():
+                    self.say(f"time limit: further RFT ends after {number + 1} rounds")
                     break
 
         start = load_actor(self.out / "rft" / "model").to(self.device)
         with self.budget.stage("more"):
             actor = self.actor("more", chat, start, work)
-        return self.evaluation("more", heldout, chat, actor)
+        return self.evaluate("more", heldout, chat, actor)
 
-    def late(self) -> bool:
-        """Whether PPO's time is up: one more iteration and what is to follow would not fit."""
+    def out_of_time(self) -> bool:
+        """Return True if one more PPO iteration and the stages after PPO would exceed the time
+        limit."""
         c = self.config
-        # RFT's and not the first one's: in that tasks were opened.
+        # Use RFT's evaluation: the first one also includes the time to open the tasks.
         evaluated = json.loads((self.out / "rft" / "evaluation.json").read_text("utf-8"))
         iterations = read_metrics(self.out / "ppo" / "metrics.jsonl")
         more = (c.value_episodes + len(iterations) * c.ppo_episodes) / c.rft_episodes
-        refinements = NEW * more * (c.more_rounds + 1) / 2 if c.more_rounds else 0.0
+        further_rft = IMITATED_SHARE * more * (c.more_rounds + 1) / 2 if c.more_rounds else 0.0
         another: float = iterations[-1]["seconds"]
-        return self.budget.left() < another + self.budget.after_ppo(
-            evaluated.get("seconds", 0.0), refinements
+        return self.budget.remaining() < another + self.budget.seconds_after_ppo(
+            evaluated.get("seconds", 0.0), further_rft
         )
 
     def tasks(self) -> tuple[list[Task], list[Task]]:
-        """For training, held out."""
+        """Return the tasks (for training, held out)."""
         g = self.config.gym
-        # The seed of the run must not choose the tasks: seeds are compared on the same ones.
+        # Independent of the run's seed: seeds are compared on the same tasks.
         chains = make_chains(g.chain, g.train + g.heldout, seed=0)
         if len(chains) < g.train + g.heldout:
-            raise RecordError(f"only {len(chains)} chains of {g.chain} operators; ask for fewer")
+            raise RecordError(
+                f"only {len(chains)} chains of {g.chain} operators exist; lower gym.train"
+            )
         found = make_tasks(self.shared / "tasks", chains, self.config.kernels, g.rows)
         return found[: g.train], found[g.train :]
 
     # The stages.
 
-    def taught(self, train: Sequence[Task], heldout: Sequence[Task]) -> Chat:
-        """The teacher's part, done once; the tokenizer that its texts made."""
+    def run_teacher(self, train: Sequence[Task], heldout: Sequence[Task]) -> Chat:
+        """Create the teacher's episodes and the tokenizer if they are missing; return the
+        tokenizer."""
         folder = self.shared / "demonstrations"
         if not (folder / "tokenizer").exists():
-            shutil.rmtree(folder, ignore_errors=True)  # an interrupted one would count twice
+            shutil.rmtree(folder, ignore_errors=True)  # remove partial files, which are appended to
             demonstrate(self.config, self.pool, self.play(), train, heldout, folder, self.say)
         return load_chat(folder / "tokenizer")
 
-    def imitate(self, actor: Any, out: Path) -> None:
+    def train_base(self, actor: Any, out: Path) -> None:
         folder = self.shared / "demonstrations"
         longest = self.config.decoder.context
         whole = [e for e in read_episodes(folder / "episodes.jsonl") if e.tokens <= longest]
         first = list(read_episodes(folder / "first.jsonl"))
         self.say(
-            f"base: {parameters(actor):,} parameters, {len(whole)} demonstrations, "
+            f"base: {count_parameters(actor):,} parameters, {len(whole)} demonstrations, "
             f"{len(first)} first turns"
         )
-        again = max(1, round(PLAYED_SHARE / (1 - PLAYED_SHARE) * len(first) / max(1, len(whole))))
+        again = max(
+            1,
+            round(
+                WHOLE_EPISODE_SHARE / (1 - WHOLE_EPISODE_SHARE) * len(first) / max(1, len(whole))
+            ),
+        )
         shown = [*first, *whole * again]
-        rft(actor, shown, [], self.seeded(self.config.base), out, self.say, self.turn)
+        rft(actor, shown, [], self.with_seed(self.config.base), out, self.say, self.device_guard)
 
     def run_rft(
         self, actor: Any, episodes: Sequence[Episode], out: Path, of: int | None = None
     ) -> None:
-        """As many steps as are set; where they were for `of` episodes, in proportion to them."""
-        kept, funnel = keep(episodes, self.config.filters)
+        """Train on the filtered episodes for the configured steps.
+
+        If `of` is given, the steps are for `of` episodes and scale with the number of episodes.
+        """
+        kept, funnel = filter_episodes(episodes, self.config.filters)
         for line in funnel.lines():
             self.say(f"  {line}")
         (out / "funnel.json").write_text(json.dumps(asdict(funnel)), encoding="utf-8")
         if not kept:
-            raise RecordError("no episode is worth imitating; train the base policy for longer")
-        settings = self.seeded(self.config.rft)
+            raise RecordError("no episode passes the filters; increase base.steps")
+        settings = self.with_seed(self.config.rft)
         steps = math.ceil(settings.steps * len(kept) / of) if of else settings.steps
-        rft(actor, kept, [], replace(settings, steps=steps), out, self.say, self.turn)
+        rft(actor, kept, [], replace(settings, steps=steps), out, self.say, self.device_guard)
 
     def critic(self, actor: Any, episodes: Sequence[Episode]) -> Any:
         folder = self.out / "value"
@@ -242,22 +270,22 @@ class Demo:
             critic = new_critic(actor)
             heldout = max(1, len(episodes) // 8)
             train, rest = episodes[heldout:], episodes[:heldout]
-            settings = self.seeded(self.config.value)
-            pretrain_value(critic, train, rest, settings, folder, self.say, self.turn)
-            with whole_folder(folder / "model") as partial:
+            settings = self.with_seed(self.config.value)
+            pretrain_value(critic, train, rest, settings, folder, self.say, self.device_guard)
+            with atomic_folder(folder / "model") as partial:
                 save_model(critic, partial)
         return load_critic(folder / "model").to(self.device)
 
-    def evaluation(self, name: str, heldout: Sequence[Task], chat: Chat, actor: Any) -> Metrics:
-        """What a policy does on held-out tasks."""
+    def evaluate(self, name: str, heldout: Sequence[Task], chat: Chat, actor: Any) -> Metrics:
+        """Play the held-out tasks with a policy and return the metrics."""
         path = self.out / name / "evaluation.json"
         if not path.exists():
             n = self.config.evaluation_episodes * len(heldout)
-            played = self.collector(heldout, chat, actor, path.parent / "evaluation", n, 9)
-            begun = time.time()
+            collect = self.collector(heldout, chat, actor, path.parent / "evaluation", n, 9)
+            started = time.time()
             with self.budget.stage(EVALUATION):
-                found = episode_metrics(played(0)) | {"seconds": time.time() - begun}
-                write_whole(path, json.dumps(found))
+                found = episode_metrics(collect(0)) | {"seconds": time.time() - started}
+                write_atomic(path, json.dumps(found))
         m: Metrics = json.loads(path.read_text(encoding="utf-8"))
         self.say(
             f"{name}, held out: reward {m['reward']:+.2f}, correct {m['correct']:.0%}, faster "
@@ -265,11 +293,12 @@ class Demo:
         )
         return m
 
-    # What the stages share.
+    # Methods that the stages share.
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """While the device computes for us; nothing is left to do there afterwards."""
+    def device_guard(self) -> Iterator[None]:
+        """Hold the device lock (shared) while the device computes; synchronize before the
+        release."""
         with self.device_lock.shared():
             try:
                 yield
@@ -277,12 +306,12 @@ class Demo:
                 if self.device.startswith("cuda"):
                     torch.cuda.synchronize(self.device)
 
-    def seeded(self, config: Any) -> Any:
-        """The settings of a stage with the seed of this run."""
+    def with_seed(self, config: Any) -> Any:
+        """Return the settings of a stage with the seed of this run."""
         return replace(config, seed=self.config.seed)
 
     def actor(self, name: str, chat: Chat, before: Any, work: Callable[[Any, Path], None]) -> Any:
-        """The actor after a stage: trained on from `before` (None: from random weights)."""
+        """Return the actor after a stage, trained from `before` (None: from random weights)."""
         folder = self.out / name
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "model").exists():
@@ -291,27 +320,28 @@ class Demo:
             fresh = small_config(*shape, chat.end, chat.pad)
             actor = before or new_actor(fresh, self.config.seed).to(self.device)
             work(actor, folder)
-            save(actor, chat, folder / "model")
+            save_policy(actor, chat, folder / "model")
         return load_actor(folder / "model").to(self.device)
 
-    def played(
+    def sample_episodes(
         self, name: str, tasks: Sequence[Task], chat: Chat, actor: Any, episodes: int, part: int
     ) -> list[Episode]:
-        """Episodes of the actor for a stage, sampled once and then read from disk."""
+        """Return episodes of the actor for a stage; they are sampled once and then read
+        from disk."""
         folder = self.out / name / "sampled"
         path = folder / "episodes" / "00000.jsonl"
         if not path.exists():
             self.collector(tasks, chat, actor, folder, episodes, part)(0)
         found = list(read_episodes(path))
         m = episode_metrics(found)
-        self.say(f"{name}: {len(found)} episodes of reward {m['reward']:+.2f} to learn from")
+        self.say(f"{name}: {len(found)} episodes of mean reward {m['reward']:+.2f}")
         return found
 
     def collector(
         self, tasks: Sequence[Task], chat: Chat, actor: Any, out: Path, episodes: int, part: int
     ) -> Collector:
-        """`part` keeps the seeds of different sets apart."""
-        engine = LocalEngine(actor.eval(), chat.end, turn=self.turn)
+        """Return a collector; `part` separates the seeds of different data sets."""
+        engine = LocalEngine(actor.eval(), chat.end, guard=self.device_guard)
         seed = self.config.seed * 100 + part
         return Collector(
             tasks, chat, engine, self.pool, self.play(), out, episodes, seed, say=self.say
@@ -320,28 +350,30 @@ class Demo:
     def play(self) -> Play:
         c = self.config
         limits = (c.turns, c.decoder.context, c.reply)
-        return Play(TOOLS, opening, *limits, given=given, together=c.together)
+        return Play(TOOLS, opening, *limits, initial_files=initial_files, together=c.together)
 
 
 def run_demo(config: DemoConfig, device: str, out: Path, say: Say) -> dict[str, Metrics]:
-    """The demonstration in `out`; what is there already is not done again. Raises ConfigError where
-    other settings made it."""
-    begin(out, "demo", {}, settings(config))
+    """Run the demonstration in `out`; skip finished stages.
+
+    Raises ConfigError if the folder was made with other settings.
+    """
+    open_manifest(out, "demo", {}, fixed_settings(config))
     end = None if config.minutes is None else time.time() + 60 * config.minutes
-    # What a small decoder computes is too short to share: threads would wait for each other, and
-    # on a busy machine ten times as long as they work.
+    # A small decoder's operations are too short for several threads: on a busy machine threads
+    # would wait for each other ten times as long as they compute.
     torch.set_num_threads(1)
-    where = trains_on(config, device)[0]
-    with judges(config, out) as pool:
-        return Demo(config, where, out, pool, out, say, end, turns(config, pool, where)).run()
+    where = training_devices(config, device)[0]
+    with open_pool(config, out) as pool:
+        return Demo(config, where, out, pool, out, say, end, lock_for(config, pool, where)).run()
 
 
 @contextmanager
-def judges(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
-    """The pool that a configuration asks for; it remembers what it judged in `out`.
+def open_pool(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
+    """Open the pool that the settings ask for; its cache file is in `out` by default.
 
-    Meanwhile this process, and what it starts, keeps off the processors that judge, if others are
-    left: what trains and what compiles would disturb them.
+    Meanwhile this process and its children avoid the cores that judge, if other cores exist:
+    training and compiling would disturb the timing.
     """
     out.mkdir(parents=True, exist_ok=True)
     if config.rehearsal:
@@ -349,34 +381,43 @@ def judges(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
         return
     memory = Path(config.judgements or out / "judgements.pickle")
     effort = Effort.GLANCE if config.timed else None
-    cores, before = cores_of(config), os.sched_getaffinity(0)
+    cores, before = judging_cores(config), os.sched_getaffinity(0)
     os.sched_setaffinity(0, before - set(cores) or before)
     try:
         with JudgePool(
-            effort, gpus=config.gpus, memory=memory, cores=cores, beside=beside_of(config)
+            effort,
+            gpus=config.gpus,
+            cache_file=memory,
+            cores=cores,
+            judges_per_gpu=fitting_judges_per_gpu(config),
         ) as pool:
             yield pool
     finally:
         os.sched_setaffinity(0, before)
 
 
-def beside_of(config: DemoConfig) -> int:
-    """Owners of each GPU: fewer than are asked for where together they could not hold all tasks
-    open, for opening one again takes longer than owners save."""
+def fitting_judges_per_gpu(config: DemoConfig) -> int:
+    """Return the number of judging processes per GPU: at most `beside`.
+
+    It is lower if the processes together could not keep all tasks open: opening a task again costs
+    more than a further process saves.
+    """
     if config.kernels is not Device.CUDA or config.beside == 1:
         return config.beside
-    known = [memory_of_gpu(n) for n in config.gpus]
+    known = [gpu_memory(n) for n in config.gpus]
     total = min((size for size in known if size is not None), default=0)
     if None in known or not total:
-        return config.beside  # whoever opens a task there is told
+        return config.beside  # opening a task there reports the error
     tasks = math.ceil((config.gym.train + config.gym.heldout) / len(config.gpus))
-    fit = [n for n in range(1, config.beside + 1) if n * most_open(total, n) >= tasks]
+    fit = [n for n in range(1, config.beside + 1) if n * max_open_tasks(total, n) >= tasks]
     return max(fit, default=1)
 
 
-def trains_on(config: DemoConfig, device: str) -> list[str]:
-    """Devices for seeds to train on: all GPUs but those that time kernels; where there are no
-    others those, by turns (`turns`)."""
+def training_devices(config: DemoConfig, device: str) -> list[str]:
+    """Return the devices on which seeds train.
+
+    These are all GPUs that time no kernels; if there are none, the timing GPUs, shared by a lock.
+    """
     if device != "cuda":
         return [device]
     timing = config.gpus if config.kernels is Device.CUDA else ()
@@ -384,21 +425,21 @@ def trains_on(config: DemoConfig, device: str) -> list[str]:
     return [f"cuda:{n}" for n in free or config.gpus]
 
 
-def turns(config: DemoConfig, pool: JudgePool | Rehearsal, place: str) -> DeviceLock:
-    """What whoever trains at a place has to heed: kernels may be timed on the same GPU."""
+def lock_for(config: DemoConfig, pool: JudgePool | Rehearsal, place: str) -> DeviceLock:
+    """Return the lock that training on `place` must hold: kernels may be timed on the same GPU."""
     timing = {f"cuda:{n}": n for n in config.gpus} if config.kernels is Device.CUDA else {}
     return pool.device_lock(timing[place]) if place in timing else DeviceLock()
 
 
-def cores_of(config: DemoConfig) -> list[int]:
-    """The processors that judge: of different physical cores where there are enough."""
+def judging_cores(config: DemoConfig) -> list[int]:
+    """Return the cores that judge, on different physical cores if there are enough."""
     if not config.cores:
         return []
     return sorted(cores_for(config.cores) or os.sched_getaffinity(0))[: config.cores]
 
 
-def save(actor: Any, chat: Chat, folder: Path) -> None:
-    """A Hugging Face folder with the tokenizer."""
-    with whole_folder(folder) as partial:
+def save_policy(actor: Any, chat: Chat, folder: Path) -> None:
+    """Save a Hugging Face folder with the tokenizer."""
+    with atomic_folder(folder) as partial:
         save_model(actor, partial)
         chat.save(partial)

@@ -1,8 +1,8 @@
-"""The teacher's part of the demonstration: what the base policy is shown, and the tokenizer.
+"""Create the data of the base policy: the teacher's episodes, and the tokenizer.
 
-    whole episodes, judged for real  +  first turns on chains at random, written down  ─▶  texts
+    whole episodes, judged  +  first turns on random chains, not judged  ─▶  texts
 
-Both are done once, for all seeds. No first turn is on a held-out chain.
+Both are created once, for all seeds. No first turn is on a held-out chain.
 Not covered: how the teacher writes and errs (`teacher.py`), imitation of it (`demo.py`).
 """
 
@@ -18,9 +18,9 @@ from cuagent.agent.loop import run_agent
 from cuagent.message import Message
 from cuagent.record import RunFolder, message_of, read_records
 from cuagent.task import Task
-from cuagent.training.chat import Chat, plain, train_tokenizer
+from cuagent.training.chat import Chat, template_message, train_tokenizer
 from cuagent.training.data import load_runs
-from cuagent.training.files import whole_folder
+from cuagent.training.files import atomic_folder
 from cuagent.training.gym import Chain, chain_of, draw_chain, opening_of
 from cuagent.training.metrics import episode_metrics
 from cuagent.training.pool import Pool
@@ -29,8 +29,8 @@ from cuagent.training.rollout import Play, start_episode
 from cuagent.training.segments import Episode, write_episodes
 from cuagent.training.teacher import Teacher, teacher_of
 
-SPOKEN = 1000
-"""Conversations that the tokenizer learns from."""
+TOKENIZER_CONVERSATIONS = 1000
+"""Number of first turns that train the tokenizer, in addition to all whole episodes."""
 
 
 def demonstrate(
@@ -59,54 +59,55 @@ def demonstrate(
     with ThreadPoolExecutor(32) as threads:
         folders = list(threads.map(one, range(config.demonstrations)))
     first = list(first_turns(config, {chain_of(task) for task in heldout}))
-    spoken = [*conversations(folders), *first[:SPOKEN]]
+    dialogues = [*conversations(folders), *first[:TOKENIZER_CONVERSATIONS]]
     d = config.decoder
-    chat = train_tokenizer(rendered(spoken), d.vocabulary, d.pieces)
+    chat = train_tokenizer(rendered(dialogues), d.vocabulary, d.pieces)
     loaded = load_runs(runs, chat)
-    # In the order of the teacher's seeds: names of runs, and so theirs, depend on the clock.
-    place = {folder.id: n for n, folder in enumerate(folders)}
-    whole = sorted(loaded.episodes, key=lambda episode: place[episode.id])
+    # Sort by the teacher's seeds: the names of runs depend on the clock.
+    position = {folder.id: n for n, folder in enumerate(folders)}
+    whole = sorted(loaded.episodes, key=lambda episode: position[episode.id])
     write_episodes(out / "episodes.jsonl", whole)
     turns = [as_episode(n, messages, play, chat) for n, messages in enumerate(first)]
     write_episodes(out / "first.jsonl", turns)
-    with whole_folder(out / "tokenizer") as partial:  # last: it says that the stage is done
+    with atomic_folder(out / "tokenizer") as partial:  # last: it marks the stage as done
         chat.save(partial)
     m = episode_metrics(loaded.episodes)
     say(
         f"teacher: reward {m['reward']:+.2f}, correct {m['correct']:.0%}, "
-        f"{m['action_tokens']:.0f} tokens sampled of {m['tokens']:.0f} an episode"
+        f"{m['action_tokens']:.0f} of {m['tokens']:.0f} tokens sampled per episode"
     )
 
 
 def first_turns(config: DemoConfig, heldout: set[Chain]) -> Iterator[list[Message]]:
-    """What the teacher does first on chains at random, none of them held out."""
-    luck, kernels = random.Random(0), config.kernels
+    """Yield the teacher's first turns on random chains that are not held out."""
+    rng, kernels = random.Random(0), config.kernels
     n = 0
     while n < config.first_turns:
-        chain = draw_chain(config.gym.chain, luck)
+        chain = draw_chain(config.gym.chain, rng)
         if chain not in heldout or config.gym.chain == 1:
             yield Teacher(kernels, chain, 1_000_000 + n).first_turn(opening_of(kernels, chain))
             n += 1
 
 
 def conversations(runs: Sequence[RunFolder]) -> list[list[Message]]:
-    """What was said in each run."""
+    """Return the messages of each run."""
     return [
         [message_of(r) for r in read_records(folder) if r["type"] == "message"] for folder in runs
     ]
 
 
-def rendered(spoken: Sequence[Sequence[Message]]) -> Iterator[str]:
-    """Conversations as the tokenizer will see them, to learn from."""
-    stand_in = train_tokenizer([], 300)
-    for messages in spoken:
-        text = stand_in.render([plain(m) for m in messages])
-        # Special tokens cut text anyway; the words between them are what is to be learned.
+def rendered(dialogues: Sequence[Sequence[Message]]) -> Iterator[str]:
+    """Yield conversations as text for training the tokenizer."""
+    tokenizer = train_tokenizer([], 300)
+    for messages in dialogues:
+        text = tokenizer.render([template_message(m) for m in messages])
+        # Special tokens split text anyway; BPE learns only the text between them.
         yield re.sub(r"</?tool_call>|<\|im_\w+\|>", "\n", text)
 
 
 def as_episode(number: int, messages: Sequence[Message], play: Play, chat: Chat) -> Episode:
-    """Text of the teacher to imitate. It was never judged: the reward means nothing."""
+    """Return an episode of the teacher's text to imitate. It was never judged; its reward is
+    unused."""
     segments = chat.segments(messages, [tool.spec for tool in play.tools])
     return Episode(
         f"first-{number}", "", "", segments, 0.0, "not played", tokenizer=chat.fingerprint

@@ -1,4 +1,4 @@
-"""What is here for training, and what is missing: versions, devices, a policy's template.
+"""Report the installation for training: versions, devices, a policy's chat template.
 
 Not covered: compilers and isolation, which `cuagent doctor` examines.
 """
@@ -17,13 +17,13 @@ PACKAGES = {
     "peft": "LoRA (lora.rank): cuagent[train-lora]",
     "ray": "judges on other machines (play.ray): cuagent[train-ray]",
     "pyarrow": "parquet (export, export-verl)",
-    "tensorboard": "TensorBoard files beside metrics.jsonl",
-    "verl": "export-verl's; in its own environment",
+    "tensorboard": "TensorBoard files next to metrics.jsonl",
+    "verl": "export-verl; install it in a separate environment",
 }
 
 
 def examine(policy: Path | None) -> Iterator[str]:
-    """One line for each thing. Raises RecordError where the policy cannot be trained."""
+    """Yield one line for each check. Raises RecordError if the policy cannot be trained."""
     import torch
 
     yield f"python {platform.python_version()}, torch {torch.__version__}"
@@ -31,14 +31,14 @@ def examine(policy: Path | None) -> Iterator[str]:
         try:
             yield f"{name} {version(name)}"
         except PackageNotFoundError:
-            yield f"{name} missing, for {use}"
+            yield f"{name} not installed; needed for {use}"
     yield from devices()
     if policy is not None:
         yield from trainable(policy)
 
 
 def devices() -> Iterator[str]:
-    """GPUs, and whether processes can talk to each other about them."""
+    """Yield lines about the GPUs and their communication (NCCL)."""
     import torch
     import torch.distributed as dist
 
@@ -50,18 +50,19 @@ def devices() -> Iterator[str]:
     if not count:
         yield "no CUDA device: the demo runs on the CPU"
     elif count > 1:
-        nccl = "here" if dist.is_nccl_available() else "missing: torchrun cannot use the GPUs"
+        available = dist.is_nccl_available()
+        nccl = "available" if available else "not available: torchrun cannot use the GPUs"
         yield f"NCCL {nccl}"
 
 
 def trainable(policy: Path) -> Iterator[str]:
-    """Whether its template appends, and what its training would hold in memory."""
+    """Check the policy's template and estimate the memory that its training needs."""
     from cuagent.training.stages import TrainConfig, load_policy
 
     chat, actor = load_policy(policy, TrainConfig())
-    yield f"{policy}: its chat template appends; tokenizer {chat.fingerprint}"
+    yield f"{policy}: chat template OK (it only appends); tokenizer {chat.fingerprint}"
     numbers = sum(p.numel() for p in actor.parameters())
     yield (
         f"{numbers / 1e6:,.1f} million weights: {16 * numbers / 2**30:.1f} GiB with gradients and "
-        "AdamW in fp32, as much again for the critic, activations beside that"
+        "AdamW in fp32, the same again for the critic, plus activations"
     )

@@ -1,7 +1,7 @@
-"""Runs and episodes in the formats of others: chat JSONL, ATIF, parquet.
+"""Write runs and episodes in other formats: chat JSONL, ATIF, parquet.
 
-Chat JSONL is what supervised trainers read; ATIF is the Agent Trajectory Interchange Format (v1.4)
-of the Harbor project; parquet holds native episodes with their ids, where pyarrow is installed.
+Supervised trainers read chat JSONL; ATIF is the Agent Trajectory Interchange Format (v1.4) of the
+Harbor project; parquet holds native episodes with their ids and needs pyarrow.
 """
 
 from __future__ import annotations
@@ -15,21 +15,26 @@ from typing import Any
 
 from cuagent.message import Message
 from cuagent.record import RunFolder, ending, message_of, read_records
-from cuagent.training.chat import plain, readable
+from cuagent.training.chat import parsed_arguments, template_message
 from cuagent.training.segments import Episode, Kind, RecordError
-from cuagent.training.windows import told, windows_of
+from cuagent.training.windows import unique_messages, windows_of
 
 
 def chat_rows(folder: RunFolder) -> list[dict[str, Any]]:
-    """One run as `{"messages": [...], "tools": [...], "reward": ...}`, a row for each context
-    window; `sampled` marks turns of the model, for trainers that can weigh messages."""
+    """Return one run as `{"messages": [...], "tools": [...], "reward": ...}`, a row for each
+    window.
+
+    `sampled` marks the model's turns, for trainers that can weight messages.
+    """
     records = read_records(folder)
     reward = end_of(folder, records)["rewards"]["milestone"]["score"]
     return [
         {
             "id": folder.id,
             "window": number,
-            "messages": [plain(m) | {"sampled": m.sampled} for m in map(message_of, window)],
+            "messages": [
+                template_message(m) | {"sampled": m.sampled} for m in map(message_of, window)
+            ],
             "tools": [{"type": "function", "function": function(t)} for t in records[0]["tools"]],
             "reward": reward,
         }
@@ -38,19 +43,22 @@ def chat_rows(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def write_chat(runs: Iterable[RunFolder], out: Path) -> int:
-    """Write a chat JSONL; returns the number of rows."""
+    """Write a chat JSONL; return the number of rows."""
     rows = [json.dumps(row) + "\n" for run in runs for row in chat_rows(run)]
     out.write_text("".join(rows), encoding="utf-8")
     return len(rows)
 
 
 def atif(folder: RunFolder) -> dict[str, Any]:
-    """One run as an ATIF trajectory: what was undone is not in it, a summary is a user's step."""
+    """Return one run as an ATIF trajectory.
+
+    Undone messages are left out; the summary of a compaction is a user step.
+    """
     records = read_records(folder)
     session, end = records[0], end_of(folder, records)
     calls = {r["id"]: r for r in records if r["type"] == "call"}
     steps: list[dict[str, Any]] = []
-    for record in told(windows_of(records)):
+    for record in unique_messages(windows_of(records)):
         message = message_of(record)
         if message.role == "tool":
             result = {"source_call_id": message.tool_call_id, "content": message.content}
@@ -104,7 +112,9 @@ def atif_step(
             {
                 "tool_call_id": c.id,
                 "function_name": c.name,
-                "arguments": args if isinstance(args := readable(c), dict) else {"raw": args},
+                "arguments": args
+                if isinstance(args := parsed_arguments(c), dict)
+                else {"raw": args},
             }
             for c in message.tool_calls
         ]
@@ -127,7 +137,7 @@ def atif_step(
 
 
 def write_atif(runs: Iterable[RunFolder], out: Path) -> int:
-    """Write one `ID.json` for each run into the folder `out`; returns how many."""
+    """Write one `ID.json` for each run into the folder `out`; return the number of files."""
     out.mkdir(parents=True, exist_ok=True)
     count = 0
     for run in runs:
@@ -137,8 +147,10 @@ def write_atif(runs: Iterable[RunFolder], out: Path) -> int:
 
 
 def write_parquet(episodes: Sequence[Episode], out: Path) -> int:
-    """Episodes with ids, loss mask and log-probabilities as columns. Raises RecordError without
-    pyarrow."""
+    """Write episodes with ids, loss mask and log-probabilities as columns.
+
+    Returns the number of rows. Raises RecordError without pyarrow.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -160,7 +172,7 @@ def write_parquet(episodes: Sequence[Episode], out: Path) -> int:
 
 
 def function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded tool as OpenAI describes functions."""
+    """Return a recorded tool in OpenAI's format for functions."""
     return {
         "name": tool["name"],
         "description": tool["description"],
@@ -169,8 +181,8 @@ def function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def end_of(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The `end` record. Raises RecordError where the run has not ended."""
+    """Return the `end` record. Raises RecordError if the run has not ended."""
     end = ending(records)
     if end is None:
-        raise RecordError(f"run {folder.id} has not ended; export it when it has")
+        raise RecordError(f"run {folder.id} has not ended; export it after it ends")
     return end

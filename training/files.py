@@ -1,7 +1,9 @@
-"""Files and folders that another process, or a later run, finds whole or not at all.
+"""Write files and folders atomically: other processes and later runs see them complete or not at
+all.
 
-For: what is read while seeds still train, and what says by being there that a stage is done.
-Not covered: checkpoints, which many processes write (`checkpoint.py`).
+The module serves files that are read while seeds still train, and folders whose existence marks a
+stage as done.
+Not covered: checkpoints, which several processes write (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 from cuagent.training.segments import RecordError
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Replace the file in one step."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
@@ -24,8 +26,8 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Where to write what then takes the folder's name, and the place of what had it."""
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that then gets the name of `folder` and replaces it."""
     partial, gone = (folder.with_name(folder.name + end) for end in (".partial", ".gone"))
     for left in (partial, gone):
         shutil.rmtree(left, ignore_errors=True)
@@ -37,9 +39,9 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def read_lines(path: Path) -> list[Any]:
-    """The JSON values in a log that only grows. Raises RecordError with file and line.
+    """Return the JSON values of an append-only log. Raises RecordError with file and line.
 
-    A last line without an end is what a killed writer left: no part of the log.
+    A last line without a newline is ignored: a killed process left it.
     """
     *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
     found = []

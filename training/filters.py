@@ -1,8 +1,8 @@
-"""Which episodes rejection fine-tuning imitates, and how many each rule turned away.
+"""Choose the episodes that rejection fine-tuning imitates, and count what each rule drops.
 
-For: the paper keeps positive outcomes and drops inefficient loops and invalid tool calls without
-saying how; these are our rules, each with a count, so that a data set can be explained.
-Not covered: value pretraining, which must see everything.
+The paper keeps positive outcomes and drops inefficient loops and invalid tool calls without giving
+the rules. These are ours; each has a count, so that a data set can be explained.
+Not covered: value pretraining, which uses all episodes.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from posixpath import normpath
 from cuagent.training.segments import Call, Episode, Kind
 
 PROTECTED = ("reference.py",)
-"""Files that a policy must leave alone."""
+"""Files that a policy must not change."""
 CHANGES = re.compile(
     r"(>|\b(tee|sed\s+-i|mv|cp|rm|ln|truncate|chmod)\b|open\()[^|;&\n]*\breference\.py"
 )
-"""What a shell is told that would change one of them; copying it elsewhere is refused too."""
+"""Shell commands that would change a protected file; copying one elsewhere also matches."""
 SUBMITTED = ("submitted", "no gain")
-"""Stops that follow from a call of `submit`."""
+"""Stop reasons that follow a call of `submit`."""
 
 
 @dataclass(frozen=True)
 class Filters:
     above: float = 0.0
-    """Rewards must exceed it."""
+    """Rewards must be greater."""
     submitted: bool = True
     cut_turns: int = 0
-    """Turns that ended by their length limit, at most."""
+    """Largest number of turns that ended by their length limit."""
     repeats: int = 2
-    """The same call, or the same few in turn, at most so often in a row."""
+    """Largest number of consecutive repetitions of one call, or of a cycle of a few calls."""
     bad_calls: int = 0
-    """Unknown tools or arguments that break a schema, at most."""
+    """Largest number of calls with an unknown tool or arguments that break its schema."""
     tokens: int = 32768
-    """Of a whole episode."""
+    """Largest number of tokens of an episode."""
     per_task: int | None = None
-    """Easy tasks would otherwise fill the set."""
+    """Largest number of episodes of a task; without it easy tasks fill the set."""
 
 
 @dataclass(frozen=True)
 class Funnel:
-    """How many episodes came in, and how many each rule dropped, in order."""
+    """Number of input episodes, and how many each rule dropped, in order."""
 
     came: int
     dropped: tuple[tuple[str, int], ...]
     kept: int
 
     def lines(self) -> list[str]:
-        rows = [("came in", self.came), *((f"- {name}", n) for name, n in self.dropped)]
+        rows = [("input", self.came), *((f"- {name}", n) for name, n in self.dropped)]
         rows.append(("kept", self.kept))
         return [f"{name:<32}{n:>8}" for name, n in rows]
 
 
-def keep(episodes: Iterable[Episode], filters: Filters) -> tuple[list[Episode], Funnel]:
-    """The episodes to imitate, best first within a task where `per_task` limits it."""
+def filter_episodes(episodes: Iterable[Episode], filters: Filters) -> tuple[list[Episode], Funnel]:
+    """Return the episodes to imitate and the counts; `per_task` keeps the best of each task."""
     left = list(episodes)
     came = len(left)
     rules: list[tuple[str, Callable[[Episode], bool]]] = [
@@ -93,19 +93,19 @@ def keep(episodes: Iterable[Episode], filters: Filters) -> tuple[list[Episode], 
 
 
 def longest_repeat(calls: Sequence[Call], longest: int = 4) -> int:
-    """How often the same calls, one or up to `longest` in turn, stand in a row, at most."""
-    said = [(c.name, c.arguments) for c in calls]
-    most = min(1, len(said))
+    """Return the largest number of consecutive repetitions of a cycle of up to `longest` calls."""
+    requests = [(c.name, c.arguments) for c in calls]
+    most = min(1, len(requests))
     for period in range(1, longest + 1):
-        same = 0  # calls in a row that are what stood a period before
-        for at in range(period, len(said)):
-            same = same + 1 if said[at] == said[at - period] else 0
+        same = 0  # consecutive calls that equal the call one period earlier
+        for at in range(period, len(requests)):
+            same = same + 1 if requests[at] == requests[at - period] else 0
             most = max(most, 1 + same // period)
     return most
 
 
 def touches_protected(call: Call) -> bool:
-    """Whether a file tool was asked to change what it must not, or a shell by a usual command."""
+    """Return True if a file tool or a common shell command changes a protected file."""
     try:
         arguments = json.loads(call.arguments, strict=False)
         if call.name == "bash":
@@ -116,7 +116,7 @@ def touches_protected(call: Call) -> bool:
 
 
 def distinct(episodes: Sequence[Episode]) -> list[Episode]:
-    """The first of those that sampled the same tokens for the same task."""
+    """Keep the first of the episodes that sampled the same tokens for the same task."""
     seen: set[str] = set()
     kept = []
     for episode in episodes:
@@ -129,7 +129,8 @@ def distinct(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def best_of_each_task(episodes: Sequence[Episode], most: int) -> list[Episode]:
-    """At most `most` of each task: the higher reward, then the shorter; the order is kept."""
+    """Keep at most `most` of each task, by reward and then by fewer tokens; the order is
+    preserved."""
     ranked = sorted(range(len(episodes)), key=lambda i: (-episodes[i].reward, episodes[i].tokens))
     taken: Counter[str] = Counter()
     chosen = set()

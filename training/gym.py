@@ -1,11 +1,11 @@
-"""A gym of small kernel tasks: chains of pointwise operators around a product with a small matrix.
+"""Generate small kernel tasks: chains of pointwise operators around a product with a small matrix.
 
-For: `cuagent train demo`, where a small decoder learns from nothing. A kernel translates a chain to
-C++ or CUDA C++, operator by operator, so a policy can learn to compose what it has seen apart; how
-fast the kernel is depends on how the loop or the launch is written. The product is what leaves room
-above torch.compile, which hands it to a library and so runs three kernels where one will do.
-Who shows how kernels are written is `teacher.py`.
-Invariant: in every chain each operator changes the result, so that no kernel without it is right.
+`cuagent train demo` uses them to train a small decoder from scratch. A kernel translates a chain to
+C++ or CUDA C++, operator by operator, so a policy can combine operators that it has seen apart. Its
+speed depends on how the loop or the launch is written. The product leaves room above torch.compile,
+which calls a library for it and so runs three kernels where one suffices. The demonstrations are in
+`teacher.py`.
+Invariant: each operator of a chain changes the result, so no kernel that omits one is right.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Op:
-    """One operator: a line of Python on x, C on a row r, and wrong C that looks right."""
+    """One operator: a line of Python on x, C on a row r, and plausible but wrong C."""
 
     torch: str
     c: str
@@ -35,7 +35,7 @@ class Op:
 
 
 def pointwise(torch: str, c: str, wrong: str) -> Op:
-    """An operator on each element v of a row."""
+    """Return an operator on each element v of a row."""
     return Op(torch, f"for (auto& v : r) {c}", f"for (auto& v : r) {wrong}")
 
 
@@ -59,19 +59,20 @@ OPS: tuple[Op, ...] = (
     pointwise("x = 2 - x", "v = 2 - v;", "v = v - 2;"),
 )
 WIDTH = 4
-"""Columns of every task."""
-_MIXED = """\
+"""Number of columns of every task."""
+_PRODUCT_C = """\
 float s[4] = {{}}; for (int k = 0; k < 16; ++k) s[{column}] += r[{row}] * w[k];
     for (int k = 0; k < 4; ++k) r[k] = s[k];"""
-MIX = Op(
+PRODUCT = Op(
     "x = x @ self.w",
-    _MIXED.format(column="k % 4", row="k / 4"),
-    _MIXED.format(column="k / 4", row="k % 4"),
+    _PRODUCT_C.format(column="k % 4", row="k / 4"),
+    _PRODUCT_C.format(column="k / 4", row="k % 4"),
 )
-"""The product of each row with a matrix of weights; the wrong one is with its transpose."""
-LEAST = 0.02
-"""Share of the largest output by which an operator must change something."""
-LARGEST = 1e4
+"""The product of each row with a weight matrix; the wrong form uses the transpose."""
+MIN_CHANGE = 0.02
+"""Smallest change that each operator must cause, as a share of the largest output."""
+MAX_OUTPUT = 1e4
+"""Largest absolute output of a valid chain."""
 
 TASK = """\
 import torch
@@ -97,61 +98,65 @@ def get_init_inputs():
 
 
 def make_chains(length: int, count: int, seed: int) -> list[Chain]:
-    """Distinct chains of `length` pointwise operators, none twice, and the product somewhere among
-    them, in a random order; fewer where there are fewer."""
+    """Return up to `count` distinct chains in random order.
+
+    Each has `length` distinct pointwise operators and the product at a random position.
+    """
     found: list[Chain] = []
     seen: set[Chain] = set()
     for chain in _shuffled(length, random.Random(seed)):
         if len(found) == count:
             break
-        if chain not in seen and sound(chain):
+        if chain not in seen and is_sound(chain):
             found.append(chain)
         seen.add(chain)
     return found
 
 
-def _shuffled(length: int, luck: random.Random) -> Iterator[Chain]:
-    """All of them where they are few, else draws that may repeat."""
+def _shuffled(length: int, rng: random.Random) -> Iterator[Chain]:
+    """Yield all chains if they are few, otherwise random chains that may repeat."""
     if length < 3:
-        every = [mixed(ops, at) for ops in permutations(OPS, length) for at in range(length + 1)]
-        luck.shuffle(every)
+        every = [
+            insert_product(ops, at) for ops in permutations(OPS, length) for at in range(length + 1)
+        ]
+        rng.shuffle(every)
         yield from every
         return
     while True:
-        yield draw_chain(length, luck)
+        yield draw_chain(length, rng)
 
 
-def draw_chain(length: int, luck: random.Random) -> Chain:
-    """Any chain of so many pointwise operators and the product; not every one is sound."""
-    return mixed(luck.sample(OPS, length), luck.randrange(length + 1))
+def draw_chain(length: int, rng: random.Random) -> Chain:
+    """Return a random chain of `length` pointwise operators and the product; it may be invalid."""
+    return insert_product(rng.sample(OPS, length), rng.randrange(length + 1))
 
 
-def mixed(ops: Sequence[Op], at: int) -> Chain:
-    """The operators with the product put before the one at `at`."""
-    return (*ops[:at], MIX, *ops[at:])
+def insert_product(ops: Sequence[Op], at: int) -> Chain:
+    """Insert the product before the operator at `at`."""
+    return (*ops[:at], PRODUCT, *ops[at:])
 
 
-def sound(chain: Chain) -> bool:
-    """Whether every operator matters, the outputs differ, and none is huge."""
+def is_sound(chain: Chain) -> bool:
+    """Return True if every operator matters, the outputs differ, and none is huge."""
     import torch
 
-    luck = torch.Generator().manual_seed(0)
-    x = 2 * torch.randn(64, WIDTH, generator=luck)
-    w = torch.randn(WIDTH, WIDTH, generator=luck)
+    rng = torch.Generator().manual_seed(0)
+    x = 2 * torch.randn(64, WIDTH, generator=rng)
+    w = torch.randn(WIDTH, WIDTH, generator=rng)
     whole = apply(chain, x, w)
     scale = float(whole.abs().max())
-    if not scale < LARGEST or float(whole.std()) < LEAST * scale:
+    if not scale < MAX_OUTPUT or float(whole.std()) < MIN_CHANGE * scale:
         return False
-    without = [apply(chain[:i] + chain[i + 1 :], x, w) for i in range(len(chain))]
-    return all(float((whole - other).abs().max()) > LEAST * scale for other in without)
+    shortened = [apply(chain[:i] + chain[i + 1 :], x, w) for i in range(len(chain))]
+    return all(float((whole - other).abs().max()) > MIN_CHANGE * scale for other in shortened)
 
 
 def apply(chain: Chain, x: Tensor, w: Tensor) -> Tensor:
-    """What the chain computes of rows x [N, 4] and weights w [4, 4]."""
+    """Compute the chain on rows x [N, 4] with weights w [4, 4]."""
     import torch
 
     model = SimpleNamespace(w=w)
-    for op in chain:  # our own lines
+    for op in chain:  # eval of this module's own lines
         x = eval(op.torch.removeprefix("x = "), {"torch": torch, "x": x, "self": model})
     return x
 
@@ -161,29 +166,30 @@ def make_tasks(folder: Path, chains: Sequence[Chain], device: Device, rows: int)
     folder.mkdir(parents=True, exist_ok=True)
     tasks = []
     for chain in chains:
-        name = "chain_" + "_".join("w" if op is MIX else str(OPS.index(op)) for op in chain)
+        name = "chain_" + "_".join("w" if op is PRODUCT else str(OPS.index(op)) for op in chain)
         body = "\n        ".join(op.torch for op in chain)
         path = folder / f"{name}.py"
         text = TASK.format(body=body, rows=rows, width=WIDTH)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")  # never where another seed may be reading it
+            path.write_text(text, encoding="utf-8")  # not if equal: other seeds may be reading it
         tasks.append(load_task(str(path), device=device))
     return tasks
 
 
 def chain_of(task: Task) -> Chain:
-    """The operators of a gym task, from its source."""
-    by_line = {op.torch: op for op in (*OPS, MIX)}
+    """Return the operators of a gym task, read from its source."""
+    by_line = {op.torch: op for op in (*OPS, PRODUCT)}
     lines = (line.strip() for line in task.source.splitlines())
     return tuple(by_line[line] for line in lines if line in by_line)
 
 
 def opening(task: Task) -> list[Message]:
-    """A short one, for a model of a few million parameters: what to compute, and nothing else."""
+    """Return the first message for a model of a few million parameters: device and
+    operators only."""
     return opening_of(task.device, chain_of(task))
 
 
 def opening_of(device: Device, chain: Chain) -> list[Message]:
-    """The opening of a task that need not exist as a file."""
+    """Return the first message of a task that may not exist as a file."""
     body = "\n".join(op.torch for op in chain)
     return [Message("user", f"{device}\n{body}\n")]

@@ -1,9 +1,9 @@
-"""One process that judges on one device, and holds open what it was asked about.
+"""Run judges of one device in a child process that keeps tasks open.
 
-For: `pool.py`, whose owners these are. Nothing is measured beside another measurement, for an owner
-answers one question after the other, and several on one GPU take turns at timing (`quiet`); only
-opening, of which nothing is timed, goes on for several tasks at once.
-Invariant: an owner ends with the process that started it.
+`pool.py` owns these processes. No measurement runs next to another one: a process answers one
+question after the other, and processes on one GPU share a device lock for timing. Only opening,
+which times nothing, handles several tasks in parallel.
+Invariant: the child ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from cuagent.measure.profile.profile import Profile
     from cuagent.verify.referee import Isolation
 
-MOST_OPEN = 24
-"""Tasks that an owner keeps warm; each has processes and memory of its own, and all of them one
-process that has imported torch."""
+MAX_OPEN_TASKS = 24
+"""Largest number of tasks that a process keeps open. Each has its own processes and memory; one
+fork server that has imported torch serves all of them."""
 TASK_BYTES = 4 << 30
-"""Of a GPU's memory for each task that is open, and as much for what is judged: 30 GB of an H200
-were in use with eight tasks of a million numbers, contexts included."""
+"""GPU memory, in bytes, reserved for each open task and for the attempt in progress: 30 GB of an
+H200 were in use with eight tasks of a million numbers, contexts included."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class PoolError(ForkServerError):
-    """An owner process died or could not open a task. One line.
+    """A failure of a judging process, or a task that cannot be opened. One line.
 
-    The agent takes it for what it is, a loss of the judge: such an episode has no reward.
+    The agent treats it as a loss of the judge: such an episode has no reward.
     """
 
 
 class JudgeProcess:
-    """One process that holds judges of one device. Raises PoolError where there is no such GPU."""
+    """Handle of one judging process for one device. Raises PoolError if the GPU does not exist."""
 
     def __init__(
         self,
@@ -56,99 +56,110 @@ class JudgeProcess:
         gpu: int | None,
         core: int | None,
         device_lock: DeviceLock,
-        beside: int = 1,
+        judges_per_gpu: int = 1,
     ) -> None:
-        """`beside`: owners that share the GPU, this one included."""
+        """Start the process; `judges_per_gpu` processes share the GPU, this one included."""
         context = multiprocessing.get_context("spawn")
-        sees = None if gpu is None else visible(gpu)
-        self._pipe, theirs = context.Pipe()
-        given = (theirs, isolation, sees, core, device_lock, beside)
-        self._process = context.Process(target=serve, args=given)
+        visible = None if gpu is None else visible_device(gpu)
+        self._pipe, child_pipe = context.Pipe()
+        arguments = (child_pipe, isolation, visible, core, device_lock, judges_per_gpu)
+        self._process = context.Process(target=serve, args=arguments)
         self._process.start()
-        theirs.close()
-        self._turn = threading.Lock()
+        child_pipe.close()
+        self._lock = threading.Lock()
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
-        """Have them open before anything is judged on them, all at once. Raises PoolError where the
-        process ended; a task that cannot be opened says so to who judges on it."""
+        """Open tasks in parallel before the first judgement.
+
+        Raises PoolError if the process died. A task that cannot be opened fails at its judgement.
+        """
         self._ask("open", tasks, timed)
 
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Raises PoolError."""
+        """Judge an attempt; `effort` None skips timing. Raises PoolError."""
         return self._ask("judge", task, attempt, effort)
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        """Raises ProfileError, PoolError."""
+        """Profile an attempt, or the reference if None. Raises ProfileError, PoolError."""
         return self._ask("profile", task, attempt)
 
     def _ask(self, *question: Any) -> Any:
-        with self._turn:
+        with self._lock:
             try:
                 self._pipe.send(question)
                 answer = self._pipe.recv()
             except (EOFError, OSError) as error:
-                raise PoolError(f"a judging process ended ({error!r}); start again") from error
+                raise PoolError(
+                    f"a judging process died ({error!r}); run the command again"
+                ) from error
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def close(self) -> None:
-        with self._turn:
+        with self._lock:
             self._pipe.close()
         self._process.join(timeout=30)
         if self._process.is_alive():
             self._process.terminate()
 
 
-class Bench:
-    """The judges that an owner holds open; of too many, the one not asked for longest is closed."""
+class JudgeCache:
+    """Open judges by task; the least recently used is closed when there are too many."""
 
     def __init__(
-        self, isolation: Isolation, device_lock: DeviceLock | None = None, of_gpu: int | None = None
+        self,
+        isolation: Isolation,
+        device_lock: DeviceLock | None = None,
+        sharing_gpu: int | None = None,
     ) -> None:
-        """`of_gpu`: owners that share the memory of a GPU; None where nothing is judged on one."""
+        """Create an empty cache; `sharing_gpu` processes share a GPU's memory (None: no GPU)."""
         self.isolation = isolation
         self.device_lock = device_lock or DeviceLock()
-        self.of_gpu = of_gpu
+        self.sharing_gpu = sharing_gpu
         self._judges: OrderedDict[str, Judge] = OrderedDict()
         self._fork_server: ForkServer | None = None
-        self._crippled: set[str] = set()
-        """Tasks with a baseline that does not open, a second time either."""
+        self._without_baseline: set[str] = set()
+        """Tasks with a baseline that failed to open twice."""
 
     @cached_property
-    def most(self) -> int:
-        """Tasks that may be open at once."""
-        if self.of_gpu is None:
-            return MOST_OPEN
-        with self.device_lock.shared():  # this asks the driver, and somebody may be timing
-            total = memory_of_gpu()
-        return MOST_OPEN if total is None else most_open(total, self.of_gpu)
+    def max_open(self) -> int:
+        """Largest number of tasks that may be open."""
+        if self.sharing_gpu is None:
+            return MAX_OPEN_TASKS
+        with self.device_lock.shared():  # a driver call could disturb a timing
+            total = gpu_memory()
+        return MAX_OPEN_TASKS if total is None else max_open_tasks(total, self.sharing_gpu)
 
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Where a baseline was lost, which a judge times no more, a new judge has the last word:
-        for want of it all kernels of the task would be worth less from then on."""
-        found = self._of(task).judge(attempt, effort)
-        if lacks_baseline(found) and task.digest not in self._crippled:
+        """Judge an attempt; retry once with a new judge if a baseline was lost.
+
+        A judge does not time a lost baseline again, which would lower the reward of all later
+        kernels.
+        """
+        found = self._get(task).judge(attempt, effort)
+        if missing_baseline(found) and task.digest not in self._without_baseline:
             self._judges.pop(task.digest).close()
-            found = self._of(task).judge(attempt, effort)
-            if lacks_baseline(found):
-                self._crippled.add(task.digest)
+            found = self._get(task).judge(attempt, effort)
+            if missing_baseline(found):
+                self._without_baseline.add(task.digest)
         return found
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        return self._of(task).profile(attempt)
+        return self._get(task).profile(attempt)
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
-        """All at once, as many as there is room for: it is mostly waiting for compilers."""
-        room = max(0, self.most - len(self._judges))
+        """Open tasks in parallel, as many as there is room for; most of the time goes to
+        compilers."""
+        room = max(0, self.max_open - len(self._judges))
         tasks = [task for task in tasks if task.digest not in self._judges][:room]
         if tasks:
             with ThreadPoolExecutor(len(tasks)) as threads:
-                fork_server = self._warm()
-                opened = threads.map(lambda task: self._opened(task, timed, fork_server), tasks)
+                fork_server = self._live_fork_server()
+                opened = threads.map(lambda task: self._open_judge(task, timed, fork_server), tasks)
                 for task, judge in zip(tasks, opened, strict=True):
                     if judge is not None:
-                        self._keep(task, judge)
+                        self._add(task, judge)
 
     def close(self) -> None:
         for judge in self._judges.values():
@@ -156,16 +167,17 @@ class Bench:
         if self._fork_server is not None:
             self._fork_server.close()
 
-    def _warm(self) -> ForkServer:
-        """For judges that are opened now; one that died its judges have replaced for themselves."""
+    def _live_fork_server(self) -> ForkServer:
+        """Return a live fork server for new judges; open judges replace a dead one themselves."""
         if self._fork_server is None or not self._fork_server.alive:
             if self._fork_server is not None:
                 self._fork_server.close()
             self._fork_server = ForkServer()
         return self._fork_server
 
-    def _opened(self, task: Task, timed: bool, fork_server: ForkServer) -> Judge | None:
-        """None where it failed: whoever judges on the task will try again, and be told."""
+    def _open_judge(self, task: Task, timed: bool, fork_server: ForkServer) -> Judge | None:
+        """Return an open judge, or None on failure: the next judgement tries again and
+        reports it."""
         from cuagent.judge import Judge
         from cuagent.verify.oracle.client import OracleLost
 
@@ -182,18 +194,21 @@ class Bench:
             return None
         return judge
 
-    def _of(self, task: Task) -> Judge:
+    def _get(self, task: Task) -> Judge:
         from cuagent.judge import Judge
         from cuagent.verify.memory_plan import TooLarge
 
         while task.digest not in self._judges:
-            while len(self._judges) >= self.most:  # before, for there may be no room for both
+            while len(self._judges) >= self.max_open:  # close first: both may not fit
                 self._close_oldest()
             try:
                 judge = Judge(
-                    task, self.isolation, fork_server=self._warm(), device_lock=self.device_lock
+                    task,
+                    self.isolation,
+                    fork_server=self._live_fork_server(),
+                    device_lock=self.device_lock,
                 )
-                self._keep(task, judge)
+                self._add(task, judge)
             except (TooLarge, CudaMemoryError):
                 if not self._judges:
                     raise
@@ -204,61 +219,64 @@ class Bench:
     def _close_oldest(self) -> None:
         self._judges.popitem(last=False)[1].close()
 
-    def _keep(self, task: Task, judge: Judge) -> None:
+    def _add(self, task: Task, judge: Judge) -> None:
         self._judges[task.digest] = judge
 
 
-def lacks_baseline(found: Judgement) -> bool:
-    """Whether a right attempt was timed against fewer baselines than it should have been."""
+def missing_baseline(found: Judgement) -> bool:
+    """Return True if a right attempt was timed against fewer baselines than planned."""
     timing = found.timing
     if timing is None or not found.verdict.accepted:
         return False
     return any(arm.failed for arm in timing.arms if arm.name != CANDIDATE)
 
 
-def memory_of_gpu(index: int = 0) -> int | None:
-    """Bytes of a GPU that this process is shown; None where there is none, which whoever opens a
-    task is told."""
+def gpu_memory(index: int = 0) -> int | None:
+    """Return the bytes of a visible GPU; None if it does not exist (opening a task
+    reports that)."""
     import torch
 
     try:
         return int(torch.cuda.get_device_properties(index).total_memory)
-    except (RuntimeError, AssertionError):  # the latter of a torch without CUDA
+    except (RuntimeError, AssertionError):  # AssertionError: torch without CUDA
         return None
 
 
-def most_open(total: int, beside: int) -> int:
-    """Tasks that each of so many owners may hold open on a GPU of `total` bytes; one at least."""
-    return max(1, min(MOST_OPEN, (total // TASK_BYTES - 1) // beside))
+def max_open_tasks(total: int, judges_per_gpu: int) -> int:
+    """Return how many tasks each process may keep open on a GPU of `total` bytes; at least 1."""
+    return max(1, min(MAX_OPEN_TASKS, (total // TASK_BYTES - 1) // judges_per_gpu))
 
 
 def serve(
     pipe: Connection,
     isolation: Isolation,
-    sees: str | None,
+    visible: str | None,
     core: int | None,
     device_lock: DeviceLock,
-    beside: int,
+    judges_per_gpu: int,
 ) -> None:
-    """The owner's process: answers until the pipe closes. `sees` is the GPU that it is shown."""
-    follow_parent()
+    """Answer questions until the pipe closes; the child's main function.
+
+    `visible`: value of CUDA_VISIBLE_DEVICES.
+    """
+    exit_with_parent()
     if core is not None:
-        stay_on(core)
-    if sees is not None:
-        os.environ[VISIBLE] = sees
-        # Every open task has a torch.compile of its own: with a compiler process for each processor
-        # in each, they would be a thousand.
+        pin_to_core(core)
+    if visible is not None:
+        os.environ[VISIBLE] = visible
+        # Every open task runs torch.compile; one compiler process per core and task would make a
+        # thousand processes.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     from cuagent.measure.profile.profile import ProfileError
     from cuagent.verify.oracle.client import OracleLost
 
-    bench = Bench(isolation, device_lock, None if sees is None else beside)
+    cache = JudgeCache(isolation, device_lock, None if visible is None else judges_per_gpu)
     answer: object
     try:
         while True:
-            what, subject, *arguments = pipe.recv()
+            method, subject, *arguments = pipe.recv()
             try:
-                answer = getattr(bench, what)(subject, *arguments)
+                answer = getattr(cache, method)(subject, *arguments)
             except ProfileError as error:
                 answer = error
             except (TaskError, ForkServerError, OracleLost, CudaMemoryError) as error:
@@ -267,11 +285,11 @@ def serve(
     except (EOFError, OSError, KeyboardInterrupt):
         pass  # the pool closed the pipe, or the user interrupted everything
     finally:
-        bench.close()
+        cache.close()
 
 
-def visible(gpu: int) -> str:
-    """How CUDA is told to see only the device that it counts as `gpu` now. Raises PoolError."""
+def visible_device(gpu: int) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES that shows only GPU `gpu`. Raises PoolError."""
     seen = os.environ.get(VISIBLE)
     if seen is None:
         return str(gpu)
@@ -281,9 +299,9 @@ def visible(gpu: int) -> str:
     return names[gpu].strip()
 
 
-def follow_parent() -> None:
-    """End at once when the process that started this one is gone, even if it was killed: what it
-    wanted done here nobody waits for. Judges end with their owner."""
+def exit_with_parent() -> None:
+    """Exit as soon as the parent process is gone, even if it was killed; judges end with this
+    process."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -294,13 +312,14 @@ def follow_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def stay_on(core: int) -> None:
-    """Hold this process, and what it starts, on one processor, with one thread each."""
+def pin_to_core(core: int) -> None:
+    """Pin this process and its children to one core, with one thread each."""
     import torch
 
     os.sched_setaffinity(0, {core})
-    # More threads, or more compilers of torch.compile, would only take turns. torch may have been
-    # imported before, with a thread for every processor: on this one they waited for each other,
-    # awake, whenever an arena was laid out, three times as long as a verdict takes.
+    # More threads or compiler processes would only alternate on the core. torch may already have
+    # one thread for every core; on one core these threads waited busily for each other at each
+    # arena layout, three times as long as a verdict takes.
+
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     torch.set_num_threads(1)

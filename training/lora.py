@@ -1,10 +1,10 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): few weights are trained, the rest stands.
+"""Train low-rank adapters (LoRA, arXiv 2106.09685): few weights are trained, the rest is frozen.
 
-For: RFT, value pretraining and PPO of models whose optimizer would not fit (16 bytes a trained
-number). The adapters are those of `peft`, which is imported only where they are asked for.
+RFT, value pretraining and PPO use them for models whose optimizer would not fit (16 bytes per
+trained number). The adapters are those of `peft`, which is imported only if they are enabled.
 Not covered: adapters on sharded models.
-Invariant: what a stage leaves is a whole model like any other, the adapter merged into it; beside
-it lies the adapter alone.
+Invariant: a stage saves a complete model with the adapter merged into it, and the adapter
+separately.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from cuagent.training.config import ConfigError, at_least
 @dataclass(frozen=True)
 class Lora:
     rank: int = 0
-    """0 trains all weights."""
+    """Rank of the adapters; 0 trains all weights."""
     alpha: int = 32
     """The adapter's output is scaled by alpha / rank."""
     targets: str | tuple[str, ...] = "all-linear"
-    """Names of linear layers; this one means all but the head."""
+    """Names of linear layers; `all-linear` means all but the head."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "rank", "alpha")
 
 
 def adapt(model: Any, lora: Lora) -> Any:
-    """The model with adapters, the only weights that are trained (a critic's head beside them).
+    """Return the model with adapters; only these, and a critic's head, are trained.
 
-    Raises ConfigError where peft is missing or the model has no such layers.
+    Raises ConfigError if peft is missing or the model has no such layers.
     """
     if lora.rank == 0:
         return model
@@ -48,7 +48,7 @@ def adapt(model: Any, lora: Lora) -> Any:
         r=lora.rank,
         lora_alpha=lora.alpha,
         target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
-        exclude_modules=["score", "classifier"] if critic else None,  # the head learns whole
+        exclude_modules=["score", "classifier"] if critic else None,  # the head is trained fully
         lora_dropout=0.0,  # the ratios of PPO compare two passes of the same weights
     )
     try:
@@ -62,9 +62,9 @@ def is_adapted(model: Any) -> bool:
 
 
 def merged(model: Any, adapter: Path) -> Any:
-    """The whole model with its adapter merged in, which is written to the folder `adapter` before.
+    """Write the adapter to the folder `adapter`, and return the model with the adapter merged in.
 
-    The adapted model is used up by it.
+    The adapted model cannot be used afterwards.
     """
     if not is_adapted(model):
         return model

@@ -1,8 +1,8 @@
-"""The objectives: imitation, clipped policy gradient, value regression; pure tensors.
+"""Compute the objectives: imitation, clipped policy gradient, value regression; pure tensors.
 
 Every loss is a *sum over action tokens divided by a count that the caller gives*: the number of
 action tokens of the global (mini-)batch, over all microbatches and processes. A mean per micro-
-batch or per rank would weigh tokens of short episodes more.
+batch or per rank would give tokens of short episodes more weight.
 Not covered: advantages (`advantage.py`), statistics (`metrics.py`).
 """
 
@@ -17,33 +17,37 @@ from cuagent.training.config import at_least, between
 
 
 def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
-    """log p(id) under the logits it was drawn from; [..., V] and [...] to [...].
+    """Return log p(id) under `logits`; [..., V] and [...] to [...].
 
-    In fp32 whatever the model computes in: near-certain tokens lose their gradient in bf16.
+    Computed in fp32: near-certain tokens lose their gradient in bf16.
     """
     wide = logits.float()
     return wide.gather(-1, ids[..., None]).squeeze(-1) - torch.logsumexp(wide, -1)
 
 
 def token_entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of each distribution; [..., V] to [...]."""
+    """Return the entropy in nats of each distribution; [..., V] to [...]."""
     logp = torch.log_softmax(logits.float(), -1)
     return -(logp.exp() * logp).sum(-1)
 
 
 def imitation_loss(logprobs: Tensor, action: Tensor, count: float) -> Tensor:
-    """Negative log-likelihood of sampled tokens, end-of-turn included (equation 2 of CUDA Agent).
+    """Return the negative log-likelihood of sampled tokens, end-of-turn included (CUDA Agent, eq.
+    2).
 
-    The end-of-turn token must be learned: a policy that is never taught to stop after a tool call
-    goes on to write the tool's answer itself.
+    The end-of-turn token must be learned: otherwise a policy does not stop after a tool call and
+    writes the tool's answer itself.
     """
     return -torch.where(action, logprobs, 0.0).sum() / count
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Bounds of the probability ratio: 1 - low, 1 + high. `dual` bounds the loss of tokens with a
-    negative advantage whose ratio explodes (dual-clip PPO); None leaves it off, as in the paper."""
+    """Bounds of the probability ratio: 1 - low, 1 + high.
+
+    `dual` bounds the loss of tokens with a negative advantage whose ratio explodes (dual-clip PPO);
+    None disables it, as in the paper.
+    """
 
     low: float = 0.2
     high: float = 0.28
@@ -63,7 +67,7 @@ class PolicyLoss:
     log_ratio: Tensor
     """log pi / pi_old of the action tokens [N]."""
     clipped: Tensor
-    """Whether the clip decided [N] bool."""
+    """True where the clip determined the loss, [N] bool."""
 
 
 def policy_loss(
@@ -75,9 +79,9 @@ def policy_loss(
     clip: Clip,
     weights: Tensor | None = None,
 ) -> PolicyLoss:
-    """Token-level clipped surrogate (equation 5 of CUDA Agent, with DAPO's two bounds).
+    """Return the token-level clipped surrogate (CUDA Agent, eq. 5, with DAPO's two bounds).
 
-    All [B, L]. `weights` are truncated importance weights, where sampler and trainer differ.
+    All [B, L]. `weights` are truncated importance weights, if sampler and trainer differ.
     """
     log_ratio = (logprobs - old_logprobs)[action]
     a = advantages[action]
@@ -93,10 +97,10 @@ def policy_loss(
 
 
 def truncated_weights(trainer: Tensor, sampler: Tensor, cap: float = 2.0) -> Tensor:
-    """min(pi_trainer / pi_sampler, cap) per token, no gradient.
+    """Return min(pi_trainer / pi_sampler, cap) per token, without gradient.
 
-    Both are log-probabilities of the *same* weights, computed by two engines; the weights correct
-    for kernels and precision that differ (truncated importance sampling). 1 where they agree.
+    Both are log-probabilities of the *same* weights, computed by two engines. The weights correct
+    for different kernels and precision (truncated importance sampling); 1 where both agree.
     """
     return (trainer - sampler).detach().clamp(-20, 20).exp().clamp(max=cap)
 
@@ -109,9 +113,9 @@ def value_loss(
     old_values: Tensor | None = None,
     clip: float | None = None,
 ) -> Tensor:
-    """Half the squared error over action tokens (equation 4 of CUDA Agent).
+    """Return half the squared error over action tokens (CUDA Agent, eq. 4).
 
-    With `clip`, the worse of it and of the error of the prediction kept within `clip` of
+    With `clip`, the larger of it and the error of the prediction clamped to within `clip` of
     `old_values`, as in PPO2.
     """
     error = (values - returns) ** 2
@@ -122,6 +126,7 @@ def value_loss(
 
 
 def kl_to(logprobs: Tensor, reference: Tensor, action: Tensor, count: float) -> Tensor:
-    """KL(pi || reference) by the always positive estimator e^d - d - 1, d = log ref - log pi."""
+    """Return KL(pi || reference) by the non-negative estimator e^d - d - 1, d = log ref -
+    log pi."""
     d = (reference - logprobs)[action].clamp(-20, 20)
     return (d.exp() - d - 1).sum() / count

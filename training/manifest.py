@@ -1,8 +1,8 @@
-"""What a folder was begun with, so that no command takes another one's results for its own.
+"""Record the settings and inputs that a folder was made with, in `manifest.json`.
 
-For: going on with a folder. Who asks for what is in it may go on, or finds it finished; who asks
-for something else is refused before anything is written.
-Not covered: folders from before this was written down, which are gone on with as they are.
+A command with the same inputs and settings may resume the folder or finds it finished. A command
+with others is refused before it writes anything.
+Not covered: folders without a manifest, which are resumed as they are.
 """
 
 from __future__ import annotations
@@ -14,33 +14,38 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.training.config import ConfigError
-from cuagent.training.files import write_whole
+from cuagent.training.files import write_atomic
 
-BEGUN = "begun.json"
-FREE = {
+MANIFEST = "manifest.json"
+CHANGEABLE = {
     *("minutes", "tokens_per_microbatch", "sharded", "recompute"),
     *("gpus", "beside", "cores", "ray", "server", "together", "judgements", "audited"),
     *("save_every", "evaluate_every", "stop_after", "on_alarm", "rollbacks", "limits"),
 }
-"""Settings that may change on the way: where it is computed, how often it is looked at."""
+"""Settings that may change between runs: where the work is computed and how often it is
+reported."""
 PRODUCTS = ("step-*", "model", "episodes/*.jsonl", "evaluation.json", "demonstrations/tokenizer")
+"""Files and folders that mark results in a folder."""
 MOST_NAMED = 3
+"""Largest number of differences that an error message lists."""
 
 Names = Mapping[str, Any]
 
 
-def begin(out: Path, command: str, of: Names, config: Names, first: bool = True) -> Names | None:
-    """What was written down of the folder, where something lies there that was made in the same
-    way; else the `first` process writes it down now. `of` tells apart what it is made from.
+def open_manifest(
+    out: Path, command: str, inputs: Names, config: Names, first: bool = True
+) -> Names | None:
+    """Return the manifest of a folder with results; otherwise create it and return None.
 
-    Raises ConfigError where something was made in another way.
+    Only the `first` process writes. `inputs` identifies the data that the results depend on.
+    Raises ConfigError if the results were made with other inputs or settings.
     """
-    path = out / BEGUN
-    now = json.loads(json.dumps({"command": command, "of": of, "settings": config}))
-    if not made(out):
+    path = out / MANIFEST
+    now = json.loads(json.dumps({"command": command, "of": inputs, "settings": config}))
+    if not has_results(out):
         if first:
             out.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(now))
+            write_atomic(path, json.dumps(now))
         return None
     before: Names = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if "command" not in before:
@@ -48,55 +53,57 @@ def begin(out: Path, command: str, of: Names, config: Names, first: bool = True)
     if other := differences(before, now):
         named, more = ", ".join(other[:MOST_NAMED]), len(other) - MOST_NAMED
         named += f" and {more} more" if more > 0 else ""
-        raise ConfigError(f"{out} was made {named}; take another --out, or delete it")
+        raise ConfigError(f"{out} was made {named}; use another --out, or delete it")
     return before
 
 
 def finish(out: Path, step: int) -> None:
-    """Write down that all is there, up to a step."""
-    path = out / BEGUN
+    """Record that all results up to `step` are complete."""
+    path = out / MANIFEST
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if "command" in before:
-        write_whole(path, json.dumps(before | {"finished": step}))
+        write_atomic(path, json.dumps(before | {"finished": step}))
 
 
-def made(out: Path) -> bool:
-    """Whether anything lies there that could be lost, or be taken for another command's."""
-    # A file of begun episodes has a first line before there is any.
-    played = (p.read_bytes().count(b"\n") > 1 for p in out.glob("episodes/*.begun"))
+def has_results(out: Path) -> bool:
+    """Return True if the folder holds results that could be lost or mistaken for another
+    command's."""
+    # The first line of an incomplete file is its header, not an episode.
+    played = (p.read_bytes().count(b"\n") > 1 for p in out.glob("episodes/*.incomplete"))
     return any(any(out.glob(product)) for product in PRODUCTS) or any(played)
 
 
-def settings(config: Any, *but: str) -> dict[str, Any]:
-    """All settings by their full names, but for those that may change, and `but`."""
+def fixed_settings(config: Any, *excluded: str) -> dict[str, Any]:
+    """Return all settings by full name, except those that may change and those in `excluded`."""
     return {
         name: value
-        for name, value in flat(asdict(config), "").items()
-        if name not in but and FREE.isdisjoint(name.split("."))
+        for name, value in flatten(asdict(config), "").items()
+        if name not in excluded and CHANGEABLE.isdisjoint(name.split("."))
     }
 
 
-def flat(found: Names, where: str) -> dict[str, Any]:
+def flatten(found: Names, where: str) -> dict[str, Any]:
     names = dict[str, Any]()
     for name, value in found.items():
-        deeper = isinstance(value, Mapping)
-        names |= flat(value, f"{where}{name}.") if deeper else {where + name: value}
+        nested = isinstance(value, Mapping)
+        names |= flatten(value, f"{where}{name}.") if nested else {where + name: value}
     return names
 
 
 def differences(before: Names, now: Names) -> list[str]:
-    """In words, after "was made". A setting that only one of them knows is none."""
+    """Describe the differences as text that follows "was made"; settings known to one side are
+    skipped."""
     if before["command"] != now["command"]:
         return [f"by train {before['command']}, not train {now['command']}"]
-    of = [name for name in now["of"] if before["of"].get(name) != now["of"][name]]
+    inputs = [name for name in now["of"] if before["of"].get(name) != now["of"][name]]
     known = [name for name in now["settings"] if name in before["settings"]]
-    return [f"from {'other' if name.endswith('s') else 'another'} {name}" for name in of] + [
-        f"with {name}={shown(was)}, not {shown(asked)}"
+    return [f"from {'other' if name.endswith('s') else 'another'} {name}" for name in inputs] + [
+        f"with {name}={format_value(was)}, not {format_value(asked)}"
         for name in known
         if (was := before["settings"][name]) != (asked := now["settings"][name])
     ]
 
 
-def shown(value: Any) -> str:
-    """As `--set` takes it."""
+def format_value(value: Any) -> str:
+    """Format a value as `--set` accepts it."""
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value)

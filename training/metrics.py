@@ -1,10 +1,10 @@
-"""Statistics of a batch: how good the critic is, how far the policy moved, what the episodes did.
+"""Compute statistics of a batch: the critic's quality, the policy's step, the episodes' outcomes.
 
-Explained variance is given in both definitions in use, because they differ by the critic's offset:
-`centred` 1 - Var(G - V) / Var(G) forgives it, `plain` 1 - E[(G - V)^2] / Var(G) does not (a zero
-head on rewards of mean 1.7 and variance 0.45 stands at 0 in the one and at -6.4 in the other).
-And by progress quartile: the first tokens cannot predict the outcome, so the figure over all tokens
-hides a critic that is good where it matters.
+Explained variance is given in both common definitions, because they differ by the critic's offset:
+`centred` 1 - Var(G - V) / Var(G) ignores it, `plain` 1 - E[(G - V)^2] / Var(G) does not (a zero
+head on rewards of mean 1.7 and variance 0.45 has 0 in the first and -6.4 in the second). It is also
+given by progress quartile: the first tokens cannot predict the outcome, so the value over all
+tokens hides a critic that is good late in an episode.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch import Tensor
 from cuagent.agent.stop import Stop
 from cuagent.training import parallel, tensorboard
 from cuagent.training.advantage import actions
-from cuagent.training.files import read_lines, write_whole
+from cuagent.training.files import read_lines, write_atomic
 from cuagent.training.segments import Episode
 
 Metrics = dict[str, float]
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> tuple[float, float]:
-    """(centred, plain) over flat tensors [N]; NaN where all returns are equal."""
-    if not returns.numel():  # a quartile of episodes of less than four tokens
+    """Return (centred, plain) over flat tensors [N]; NaN if all returns are equal."""
+    if not returns.numel():  # an empty quartile: episodes of fewer than four tokens
         return math.nan, math.nan
     variance = float(returns.double().var(unbiased=False))
     if variance < 1e-12:
@@ -43,7 +43,7 @@ def explained_variance(values: Tensor, returns: Tensor) -> tuple[float, float]:
 
 
 def critic_metrics(values: Tensor, returns: Tensor, action: Tensor, row_episode: Tensor) -> Metrics:
-    """Explained variance over all action tokens and by quartile of each episode's progress.
+    """Compute explained variance over all action tokens and by quartile of each episode's progress.
 
     `values`, `returns`, `action` [B, L]; `row_episode` [B].
     """
@@ -63,7 +63,7 @@ def critic_metrics(values: Tensor, returns: Tensor, action: Tensor, row_episode:
 
 
 def ratio_metrics(log_ratio: Tensor, clipped: Tensor) -> Metrics:
-    """How far the policy moved from the one that sampled: flat tensors [N] over action tokens."""
+    """Measure the distance from the sampling policy: flat tensors [N] over action tokens."""
     ratio = log_ratio.double().exp()
     return {
         "ratio_mean": float(ratio.mean()),
@@ -75,8 +75,11 @@ def ratio_metrics(log_ratio: Tensor, clipped: Tensor) -> Metrics:
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> Metrics:
-    """What a set of episodes did. `length_clipped` is the share in which a length limit cut a turn
-    or ended the conversation; `step_limited` the share that ran out of turns."""
+    """Summarize a set of episodes.
+
+    `length_clipped` is the share in which a length limit cut a turn or ended the conversation;
+    `step_limited` the share that ran out of turns.
+    """
     n = len(episodes)
     rewards = [e.reward for e in episodes]
     mean = sum(rewards) / n
@@ -99,34 +102,35 @@ def episode_metrics(episodes: Sequence[Episode]) -> Metrics:
 
 
 def is_cut(episode: Episode) -> bool:
-    """Whether a limit of tokens cut it."""
+    """Return True if a token limit cut the episode."""
     return episode.stop == Stop.CONTEXT_FULL or episode.figures.get("cut_turns", 0) > 0
 
 
 def log_metrics(path: Path, step: int, metrics: Mapping[str, float], stage: str) -> None:
-    """Append one line to metrics.jsonl (the first process only); NaN becomes null, as in JSON."""
+    """Append one line to metrics.jsonl (first process only); NaN becomes null, since JSON has no
+    NaN."""
     if parallel.rank():
         return
     figures = {k: (v if math.isfinite(v) else None) for k, v in metrics.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
         out.write(json.dumps({"step": step, "stage": stage, **figures}) + "\n")
-    tensorboard.show(path.parent, stage, step, metrics)
+    tensorboard.write_scalars(path.parent, stage, step, metrics)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All lines of a metrics.jsonl."""
+    """Return all lines of a metrics.jsonl."""
     return read_lines(path)
 
 
 def drop_metrics_from(path: Path, step: int) -> list[Metrics]:
-    """Cut the lines of `step` and later, which a resumed run writes again; returns the others."""
+    """Delete the lines of `step` and later, which a resumed run writes again; return the others."""
     if parallel.rank() == 0:
-        tensorboard.begin(path.parent, step)
+        tensorboard.open_writer(path.parent, step)
     if not path.exists():
         return []
-    kept = [m for m in read_metrics(path) if m["step"] < step]
-    parallel.barrier()  # all have read before one writes
+    rows = [m for m in read_metrics(path) if m["step"] < step]
+    parallel.barrier()  # all processes have read before one writes
     if parallel.rank() == 0:
-        write_whole(path, "".join(json.dumps(m) + "\n" for m in kept))
-    return [{k: math.nan if v is None else v for k, v in m.items()} for m in kept]
+        write_atomic(path, "".join(json.dumps(m) + "\n" for m in rows))
+    return [{k: math.nan if v is None else v for k, v in m.items()} for m in rows]

@@ -1,9 +1,9 @@
-"""Actor and critic: Hugging Face models, and their two forward passes.
+"""Create, load and save actor and critic (Hugging Face models), and run their forward passes.
 
 The actor is any causal language model. The critic is the same backbone with a token-classification
 head of one label: dropout 0 (Hugging Face's default of 0.1 makes old values noise) and a head of
 zeros, so that its first predictions are 0 rather than noise.
-Not covered: sampling (`engine.py`), where weights lie (`placement.py`).
+Not covered: sampling (`engine.py`), devices and sharding (`placement.py`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from torch import Tensor
 from cuagent.training import parallel
 from cuagent.training.batch import Batch, microbatches, take
 from cuagent.training.losses import token_entropy, token_logprobs
-from cuagent.training.placement import is_sharded, whole_weights
+from cuagent.training.placement import full_state_dict, is_sharded
 from cuagent.training.segments import RecordError
 
-FIRST = torch.tensor([0])
-"""Row 0."""
+FIRST_ROW = torch.tensor([0])
+"""Index of row 0."""
 
 
 def small_config(
     vocabulary: int, layers: int, width: int, heads: int, context: int, end: int, pad: int
 ) -> Any:
-    """A Llama configuration for a decoder from scratch; MLP 8/3 of the width, tied embeddings."""
+    """Return a Llama configuration for a decoder from scratch; MLP 8/3 of the width, tied
+    embeddings."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -47,7 +48,7 @@ def small_config(
 
 
 def new_actor(config: Any, seed: int) -> Any:
-    """An actor with random weights."""
+    """Create an actor with random weights."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
@@ -55,15 +56,15 @@ def new_actor(config: Any, seed: int) -> Any:
 
 
 def load_actor(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
-    """An actor from a Hugging Face folder or name."""
+    """Load an actor from a Hugging Face folder or name."""
     from transformers import AutoModelForCausalLM
 
-    quiet()
+    quiet_libraries()
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
 
 
 def new_critic(actor: Any, from_actor: bool = True) -> Any:
-    """A critic on the actor's backbone (or a random one), with a head of zeros."""
+    """Create a critic on the actor's backbone (or a random one), with a head of zeros."""
     from transformers import AutoModelForTokenClassification
 
     config = type(actor.config).from_dict(actor.config.to_dict())
@@ -74,16 +75,17 @@ def new_critic(actor: Any, from_actor: bool = True) -> Any:
     critic.to(actor.dtype)
     if from_actor:
         critic.base_model.load_state_dict(actor.base_model.state_dict())
-    for parameter in head(critic).parameters():
+    for parameter in value_head(critic).parameters():
         torch.nn.init.zeros_(parameter)
     return critic.to(actor.device)
 
 
 def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
-    """A critic from a Hugging Face folder. Raises RecordError where it is something else."""
+    """Load a critic from a Hugging Face folder. Raises RecordError if it is another kind
+    of model."""
     from transformers import AutoModelForTokenClassification
 
-    quiet()
+    quiet_libraries()
     check_critic(folder)
     return AutoModelForTokenClassification.from_pretrained(
         folder, dtype=dtype, attn_implementation="sdpa"
@@ -91,25 +93,28 @@ def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def check_critic(folder: str | Path) -> None:
-    """Raises RecordError where a folder holds another kind of model: its head would be random."""
+    """Raise RecordError if a folder holds another kind of model: its head would be random."""
     from transformers import AutoConfig
 
     kinds = AutoConfig.from_pretrained(folder).architectures or ["nothing"]
     if not kinds[0].endswith("ForTokenClassification"):
-        raise RecordError(f"{folder}: not a critic but {kinds[0]}; cuagent train value makes one")
+        raise RecordError(
+            f"{folder}: not a critic but {kinds[0]}; create one with cuagent train value"
+        )
 
 
 def save_model(model: Any, folder: Path) -> None:
-    """A Hugging Face folder, weights as safetensors. All processes call it, the first writes."""
-    quiet()
-    weights = whole_weights(model)
+    """Save a Hugging Face folder with safetensors weights. All processes call it; the
+    first writes."""
+    quiet_libraries()
+    weights = full_state_dict(model)
     if parallel.rank() == 0:
         model.save_pretrained(folder, state_dict=weights)
     parallel.barrier()
 
 
-def quiet() -> None:
-    """No progress bars in our own output, and no word of each try to reach the hub."""
+def quiet_libraries() -> None:
+    """Hide progress bars and the hub client's warnings about each retry."""
     from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
 
@@ -117,8 +122,8 @@ def quiet() -> None:
     hub.set_verbosity_error()
 
 
-def head(critic: Any) -> torch.nn.Module:
-    """The value head: the one linear layer outside the backbone."""
+def value_head(critic: Any) -> torch.nn.Module:
+    """Return the value head: the one linear layer outside the backbone."""
     outside = [m for name, m in critic.named_children() if name != critic.base_model_prefix]
     linear = [m for m in outside if isinstance(m, torch.nn.Linear)]
     if len(linear) != 1:
@@ -127,18 +132,19 @@ def head(critic: Any) -> torch.nn.Module:
 
 
 def action_logits(actor: Any, batch: Batch) -> Tensor:
-    """The logits that each action token was drawn from, [N, V] in the order of `batch.drawn`.
+    """Return the logits that each action token was drawn from, [N, V] in the order of
+    `batch.drawn`.
 
-    Other positions do not pass the head: in an episode of tool output they would be most of its
-    work and of the memory. No attention mask: padding stands at the right of causal models, so no
-    real token sees it, and without a mask attention takes its fast way.
+    Other positions skip the head: in an episode with much tool output they would take most of its
+    work and memory. There is no attention mask: models are causal and padding is on the right, so
+    no real token sees it, and attention without a mask is faster.
     """
 
     def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
         return (inputs[0].flatten(0, 1)[batch.drawn - 1],)
 
-    # A hook rather than backbone and head by hand: what lies around them (scales, soft caps,
-    # sharding, adapters) stays the model's own business.
+    # A hook on the head keeps the model's own forward, with its scales, soft caps, sharding and
+    # adapters.
     hook = actor.get_output_embeddings().register_forward_pre_hook(pick)
     try:
         return actor(input_ids=batch.ids, use_cache=False).logits
@@ -147,58 +153,65 @@ def action_logits(actor: Any, batch: Batch) -> Tensor:
 
 
 def values(critic: Any, batch: Batch) -> Tensor:
-    """V of the state before token t, at index t; [B, L] fp32, 0 at t = 0."""
+    """Return V of the state before token t, at index t; [B, L] fp32, 0 at t = 0."""
     out = critic(input_ids=batch.ids, use_cache=False).logits
     return torch.nn.functional.pad(out[:, :-1, 0].float(), (1, 0))
 
 
-def parts(batch: Batch, budget: int, model: Any) -> Iterator[tuple[Tensor, Batch]]:
-    """(rows, microbatch on the model's device) until this process' share of the batch is done.
+def device_microbatches(batch: Batch, budget: int, model: Any) -> Iterator[tuple[Tensor, Batch]]:
+    """Yield (rows, microbatch on the model's device) for this process' share of the batch.
 
-    Processes that share a sharded model must make equally many passes: those with less to do pass
+    Processes that share a sharded model must make equally many passes: one with less work passes
     the first token of row 0, which is never an action and adds nothing to any sum.
     """
     groups = list(microbatches(batch.real.sum(1), budget))
-    # All are on the device before the first is computed on: a copy waits for what runs there.
-    yield from [(rows, take(batch, rows).to(model.device)) for rows in parallel.mine(groups)]
+    # Copy all microbatches first: a later copy would wait for the running kernels.
+    yield from [(rows, take(batch, rows).to(model.device)) for rows in parallel.local_share(groups)]
     if is_sharded(model) and parallel.rank() >= len(groups) % parallel.size() > 0:
-        yield FIRST, take(batch, FIRST, width=1).to(model.device)
+        yield FIRST_ROW, take(batch, FIRST_ROW, width=1).to(model.device)
 
 
 @torch.no_grad()
-def score(
-    model: Any, batch: Batch, budget: int, of: Callable[[Any, Batch], Tensor], kinds: int = 1
+def per_token(
+    model: Any,
+    batch: Batch,
+    budget: int,
+    compute: Callable[[Any, Batch], Tensor],
+    channels: int = 1,
 ) -> Tensor:
-    """`of(model, microbatch)` for the whole batch, on the CPU on every process.
+    """Compute `compute(model, microbatch)` for the whole batch; every process gets all of it, on
+    the CPU.
 
-    [b, l] becomes [B, L]; [kinds, b, l] becomes [kinds, B, L].
+    [b, l] becomes [B, L]; [channels, b, l] becomes [channels, B, L].
     """
-    shape = batch.ids.shape if kinds == 1 else (kinds, *batch.ids.shape)
+    shape = batch.ids.shape if channels == 1 else (channels, *batch.ids.shape)
     out = torch.zeros(shape)
-    for rows, part in parts(batch, budget, model):
-        found = of(model, part).float().cpu()
+    for rows, part in device_microbatches(batch, budget, model):
+        found = compute(model, part).float().cpu()
         out[..., rows, : found.shape[-1]] += found
-    return parallel.total(out)
+    return parallel.sum_tensor(out)
 
 
 def logprobs_of(actor: Any, batch: Batch) -> Tensor:
-    """Log-probability of action token t at index t, 0 elsewhere. [B, L] fp32."""
+    """Return the log-probability of action token t at index t, 0 elsewhere. [B, L] fp32."""
     found = token_logprobs(action_logits(actor, batch), batch.ids.flatten()[batch.drawn])
-    return laid_out(found, batch)
+    return scatter_tokens(found, batch)
 
 
 def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
-    """Both for action token t at index t, of one forward pass. [2, B, L] fp32."""
+    """Return both for action token t at index t, from one forward pass. [2, B, L] fp32."""
     found = action_logits(actor, batch)
     logprobs = token_logprobs(found, batch.ids.flatten()[batch.drawn])
-    return torch.stack([laid_out(logprobs, batch), laid_out(token_entropy(found), batch)])
+    return torch.stack(
+        [scatter_tokens(logprobs, batch), scatter_tokens(token_entropy(found), batch)]
+    )
 
 
-def laid_out(x: Tensor, batch: Batch) -> Tensor:
-    """One number for each action token, [N], at its place in [B, L]."""
+def scatter_tokens(x: Tensor, batch: Batch) -> Tensor:
+    """Put one number for each action token, [N], at its position in [B, L]."""
     return x.new_zeros(batch.ids.numel()).index_copy(0, batch.drawn, x).view_as(batch.ids)
 
 
-def parameters(model: Any) -> int:
-    """How many numbers are trained."""
+def count_parameters(model: Any) -> int:
+    """Return the number of trained parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -1,8 +1,8 @@
-"""Is the run collapsing? Thresholds on the metrics of each PPO iteration.
+"""Detect a collapsing run by thresholds on the metrics of each PPO iteration.
 
-For: naming trouble early, by the signs that came before the collapses described in the literature
-(CUDA Agent figures 4 and 5, RAGEN, VC-PPO). The thresholds are settings, not published constants.
-Not covered: what is done about it; `ppo.py` warns, stops or rolls back as it is told.
+The signs are those that preceded the collapses in the literature (CUDA Agent figures 4 and 5,
+RAGEN, VC-PPO). The thresholds are settings, not published constants.
+Not covered: the reaction; `ppo.py` warns, stops or rolls back, as `on_alarm` says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOT_FINITE = "not finite"
 
 
 class Action(StrEnum):
-    """What to do about an alarm that says `severe`."""
+    """The reaction to a severe alarm."""
 
     WARN = "warn"
     STOP = "stop"
@@ -27,51 +27,53 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Alarm:
-    """One sign of trouble. Severe ones end or rewind a run that asks for it."""
+    """One sign of trouble. Severe ones stop or rewind a run that is configured for it."""
 
     name: str
     text: str
     severe: bool = False
     back: int = 0
-    """How many iterations before this one the last weights were made that may be trusted: none
-    where only its update failed, one where its episodes show it, for they are of the weights that
-    the update before has left."""
+    """Number of iterations to go back to weights that can be trusted: 0 if only this iteration's
+    update failed, 1 if its episodes show the fault, since the previous update made their weights.
+    """
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Beyond these an iteration is suspicious."""
+    """Thresholds beyond which an iteration raises an alarm."""
 
     entropy_rise: float = 1.25
-    """Over the entropy of the first iteration: the policy comes apart."""
+    """Ratio to the first iteration's entropy: the policy becomes random."""
     entropy_fall: float = 0.10
-    """Under this share of it: nothing is explored any more."""
+    """Ratio to the first iteration's entropy: the policy stops exploring."""
     first_log_ratio: float = 1e-2
-    """|log ratio| before the first update, where it must be 0: a bug, or engines that differ."""
+    """Largest |log ratio| before the first update, where it must be 0: a bug, or engines that
+    differ."""
     clip_fraction: float = 0.2
     approx_kl: float = 0.05
     ev_last_quartile: float = 0.0
     length_clipped: float = 0.05
     bad_calls: float = 0.10
-    """Rise over the first iteration."""
+    """Largest rise of the share of bad calls over the first iteration."""
     reward_std: float = 0.25
-    """Under this share of the first iteration's: all episodes alike ("echo trap")."""
+    """Smallest ratio to the first iteration's deviation: all episodes are alike ("echo trap")."""
     grad_norm: float = 5.0
-    """Times the median so far."""
+    """Largest ratio to the median norm so far."""
     reward_fall: float = 1.0
-    """Below the best mean reward so far: severe."""
+    """Largest fall below the best mean reward so far; more is a severe alarm."""
     patience: int = 3
-    """Iterations in a row after which explained variance or clipped length is severe."""
+    """Consecutive iterations after which low explained variance or many clipped lengths
+    are severe."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "patience")
 
 
 def alarms(history: Sequence[Mapping[str, float]], limits: Limits, rewound: int = 0) -> list[Alarm]:
-    """What is wrong with the last of `history` (the metrics of all iterations, oldest first).
+    """Return the alarms for the last of `history` (the metrics of all iterations, oldest first).
 
-    `rewound`: the first iteration since the last rewind; what lasted before it was of weights that
-    are gone.
+    `rewound`: first iteration since the last rewind. Earlier iterations do not count towards
+    `patience`, since their weights were discarded.
     """
     now, start = history[-1], history[0]
     found: list[Alarm] = []
@@ -104,7 +106,7 @@ def alarms(history: Sequence[Mapping[str, float]], limits: Limits, rewound: int 
     flag(c > limits.clip_fraction, "clip fraction", f"{c:.0%} of tokens clipped; lower the rate")
     k = now.get("kl", now.get("approx_kl", 0.0))
     flag(k > limits.approx_kl, "kl", f"policy moved by {k:.3f} nats in one iteration")
-    flag(now.get("kept") == 0.0, "kept", "the policy was left as it was: every step went too far")
+    flag(now.get("kept") == 0.0, "kept", "policy unchanged: no part of the step is within max_kl")
     v = now.get("ev_q4", math.nan)
     flag(
         v < limits.ev_last_quartile,

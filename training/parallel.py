@@ -1,11 +1,11 @@
-"""Data parallelism over the processes that torchrun starts; with one process all of it is identity.
+"""Communicate between the processes that torchrun starts (data parallelism); identity with one.
 
 Every process holds the whole (small) batch of token ids and computes the forward and backward
-passes of its share of the microbatches; losses are sums over tokens divided by the global count, so
-gradients are simply added. Episodes are played by all.
+passes of its share of the microbatches. Losses are sums over tokens divided by the global count, so
+gradients are simply added. All processes play episodes.
 Not covered: sharded models, which add their gradients themselves (`placement.py`).
-Invariant: after each update all processes hold the same weights, and the same as one process would
-but for the order of additions.
+Invariant: after each update all processes hold the same weights, equal to those of one process up
+to the order of additions.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(hours=2)
-"""How long a process waits for the others: one may still be playing its episodes."""
+TIMEOUT = timedelta(hours=2)
+"""Longest wait for the other processes: one may still be playing its episodes."""
 BUCKET = 1 << 25
-"""Gradients added in one message, so that no second copy of all of them is needed."""
+"""Gradient elements added in one message, which bounds the extra memory."""
 
 
 def start(device: str) -> str:
-    """Join the other processes where torchrun started several; returns this one's device."""
+    """Join the other processes if torchrun started several; return this one's device."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return device
     local = int(os.environ["LOCAL_RANK"])
     if device != "cuda":
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        dist.init_process_group("gloo", timeout=TIMEOUT)
         return device
     torch.cuda.set_device(local)
     own = torch.device("cuda", local)
-    dist.init_process_group("nccl", timeout=PATIENCE, device_id=own)
+    dist.init_process_group("nccl", timeout=TIMEOUT, device_id=own)
     return str(own)
 
 
 def stop() -> None:
-    """Leave the others in order; call it when models and optimizers are done with."""
+    """Leave the process group; call it when models and optimizers are not needed any more."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
@@ -61,13 +61,13 @@ def barrier() -> None:
         dist.barrier()
 
 
-def mine(items: Sequence[T]) -> Sequence[T]:
-    """This process' share: every n-th."""
+def local_share(items: Sequence[T]) -> Sequence[T]:
+    """Return this process' share: every n-th item."""
     return items[rank() :: size()]
 
 
-def together(items: Sequence[T]) -> list[T]:
-    """What `mine` took apart, whole and in order, on every process."""
+def gather_interleaved(items: Sequence[T]) -> list[T]:
+    """Return the items that `local_share` divided, complete and in order, on every process."""
     if size() == 1:
         return list(items)
     found: list[Any] = [None] * size()
@@ -78,22 +78,22 @@ def together(items: Sequence[T]) -> list[T]:
     return whole
 
 
-def total(x: Tensor) -> Tensor:
-    """The sum over all processes, on the device where `x` lies."""
+def sum_tensor(x: Tensor) -> Tensor:
+    """Sum over all processes; the result is on the device of `x`."""
     if size() == 1:
         return x
-    there = x.to(_device())
-    dist.all_reduce(there)
-    return there.to(x.device)
+    on_device = x.to(_device())
+    dist.all_reduce(on_device)
+    return on_device.to(x.device)
 
 
-def summed(number: float) -> float:
-    """The sum of a plain number over all processes."""
-    return float(total(torch.tensor(number, dtype=torch.float64)))
+def sum_number(number: float) -> float:
+    """Sum a plain number over all processes."""
+    return float(sum_tensor(torch.tensor(number, dtype=torch.float64)))
 
 
 def add_gradients(model: Any) -> None:
-    """Sum the gradients of all processes; one that had no microbatch adds zeros."""
+    """Sum the gradients of all processes; one without a microbatch adds zeros."""
     if size() == 1:
         return
     bucket: list[Tensor] = []

@@ -1,9 +1,9 @@
-"""Where a model's weights lie, and how it computes: sharded or not, bf16, recomputation.
+"""Place a model: replicated or sharded, with bf16 compute and recomputation as options.
 
-For: the same training loops on a laptop, on one GPU, with a replica on every GPU, or with weights,
+The same training loops run on a laptop, on one GPU, with a replica on every GPU, or with weights,
 gradients and optimizer sharded over all GPUs of one or several nodes (FSDP2, `fully_shard`).
 Not covered: how the batch is divided (`parallel.py`), loading and saving (`model.py`).
-Invariants: gradients are sums over processes, whatever the placement, because the losses are sums
+Invariants: gradients are sums over processes for every placement, because the losses are sums
 divided by global counts; outside a forward or backward pass a sharded model holds shards only.
 """
 
@@ -32,20 +32,21 @@ class Dtype(StrEnum):
 
 @dataclass(frozen=True)
 class Placement:
-    """How a model is laid out for training."""
+    """The layout of a model for training."""
 
     sharded: bool = False
-    """Weights, gradients and optimizer divided over the processes, for models that fit no GPU."""
+    """Divide weights, gradients and optimizer over the processes, for models that fit no GPU."""
     compute: Dtype = Dtype.FP32
-    """Of products. bfloat16 beside fp32 weights loses no small update, unlike weights of bf16."""
+    """Type of matrix products. bfloat16 with fp32 weights loses no small update, unlike bf16
+    weights."""
     recompute: bool = False
-    """Activations of a layer are computed again in the backward pass instead of kept."""
+    """Compute a layer's activations again in the backward pass instead of storing them."""
 
 
 def place(model: Any, placement: Placement, device: str | torch.device) -> Any:
-    """The model on its device(s), ready for training; make its optimizer afterwards.
+    """Return the model on its device(s), ready for training; create its optimizer afterwards.
 
-    With one process `sharded` changes nothing: there is nobody to share with.
+    With one process `sharded` has no effect.
     """
     kind = torch.device(device).type
     if placement.recompute:
@@ -59,7 +60,7 @@ def place(model: Any, placement: Placement, device: str | torch.device) -> Any:
 
 
 def shard(model: Any, compute: Dtype, kind: str) -> Any:
-    """Divide every layer, then the rest, over all processes."""
+    """Shard every layer, then the rest, over all processes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -67,26 +68,27 @@ def shard(model: Any, compute: Dtype, kind: str) -> Any:
     low = compute.torch if compute is Dtype.BF16 else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
     for module in [*layers(model), model]:
-        # The root too gives its weights back after a forward: scoring has no backward that would,
-        # and a checkpoint loaded in between would leave old ones standing.
+        # The root also reshards after a forward: scoring has no backward pass that would do it, and
+        # weights gathered before a checkpoint is loaded would stay in use.
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     return model
 
 
 def layers(model: Any) -> list[torch.nn.Module]:
-    """The repeated blocks of a transformer: its longest list of modules."""
+    """Return the repeated blocks of a transformer: its longest list of modules."""
     lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
     return list(max(lists, key=len, default=[]))
 
 
 def recompute_layers(model: Any) -> None:
-    """Unlike transformers' own switch this holds in evaluation mode too, in which PPO computes."""
+    """Enable recomputation, also in evaluation mode, which PPO uses; transformers' own switch does
+    not."""
     for layer in layers(model):
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether this process holds only a part of the weights."""
+    """Return True if this process holds only a part of the weights."""
     return any(hasattr(p, "full_tensor") for p in model.parameters())
 
 
@@ -97,22 +99,23 @@ def sum_gradients(model: Any) -> None:
         return
     for p in model.parameters():
         if p.grad is not None:
-            p.grad.mul_(parallel.size())  # FSDP2 has taken the mean; its sums do not work on gloo
+            p.grad.mul_(parallel.size())  # undo FSDP2's mean; its sum fails on gloo
 
 
 @torch.no_grad()
 def copy_weights(model: Any, into: Any) -> None:
-    """Give the weights of a (sharded) model to a whole one of its kind; all processes together.
+    """Copy the weights of a (sharded) model into an unsharded one; all processes call it together.
 
-    One tensor at a time: at no moment are there two whole models beside each other.
+    It copies one tensor at a time, so that no second full copy is in memory.
     """
-    theirs = dict(into.named_parameters())
+    targets = dict(into.named_parameters())
     for name, weight in model.named_parameters():
-        theirs[name].copy_(whole(weight))
+        targets[name].copy_(unshard(weight))
 
 
-def whole_weights(model: Any) -> dict[str, Any] | None:
-    """All weights on the CPU of the first process, for saving; None where nothing is sharded."""
+def full_state_dict(model: Any) -> dict[str, Any] | None:
+    """Return all weights on the CPU of the first process, for saving; None if the model is not
+    sharded."""
     if not is_sharded(model):
         return None
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -122,6 +125,6 @@ def whole_weights(model: Any) -> dict[str, Any] | None:
     )
 
 
-def whole(x: Tensor) -> Tensor:
-    """A tensor from its shards, on every process."""
+def unshard(x: Tensor) -> Tensor:
+    """Return the full tensor of a sharded one, on every process."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x

@@ -1,13 +1,13 @@
-"""Judges for many episodes at once: owner processes for each timing device, and a memory.
+"""Judge kernels for many episodes: one or more processes per timing device, and a cache.
 
-For: rollouts, where hundreds of episodes want verdicts. A processor that times (`cores`) has one
-owner; a GPU may have several (`beside`), which verify beside each other and time one after the
-other, while none of them verifies: so that no measurement runs beside anything of ours.
-Compiling happens in the threads of the episodes, whose results the owner finds in the build cache;
-not where these run on a processor that times, which compilers would disturb. What was judged once
-is remembered by content, for a policy repeats itself. Not covered: several machines.
-Invariant: a judgement never depends on which episode asked for it, so one that failed for reasons
-of the machine is not remembered.
+Rollouts have hundreds of episodes that want verdicts. A CPU core that times (`cores`) has one
+judging process; a GPU may have several (`judges_per_gpu`), which verify in parallel and time one
+after the other while none verifies, so no measurement runs next to our own work. Compiling runs in
+the threads of the episodes, and the judging process finds the result in the build cache; this is
+skipped if the threads may run on a timing core. Judgements are cached by content, since a policy
+repeats itself. Not covered: several machines (`ray_pool.py`).
+Invariant: a judgement never depends on the episode that asked, so a failure of the machine is not
+cached.
 """
 
 from __future__ import annotations
@@ -38,43 +38,44 @@ if TYPE_CHECKING:
 
 
 class Pool(Protocol):
-    """What rollouts ask for judgements: a pool of this process, or one that is lent (`lend.py`)."""
+    """The judgements that rollouts need: a pool of this process, or a client of one
+    (`pool_server.py`)."""
 
     @property
     def judged(self) -> int:
-        """Different kernels so far."""
+        """Number of distinct kernels so far."""
         ...
 
     @property
-    def remembered(self) -> int:
-        """Questions whose answer was known."""
+    def cache_hits(self) -> int:
+        """Number of judgements answered from the cache."""
         ...
 
     def open(self, tasks: Sequence[Task]) -> None:
-        """Take time now that the first judgement on each task would take: for torch.compile."""
+        """Open tasks now, so that the first judgement does not wait for torch.compile."""
         ...
 
     def judge_for(self, task: Task) -> Judge:
-        """What an episode's run takes for its judge."""
+        """Return the judge of an episode's run."""
         ...
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
-        """Raises PoolError."""
+        """Judge an attempt. Raises PoolError."""
         ...
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        """Raises ProfileError, PoolError."""
+        """Profile an attempt. Raises ProfileError, PoolError."""
         ...
 
 
 class JudgePool:
-    """A context manager. `effort` None verifies without timing: rewards are then -1 and 1.
+    """A pool of judging processes; a context manager.
 
-    `gpus`: indices of the CUDA devices that time, with `beside` owners each. `cores`: processors
-    that time CPU tasks, each with an owner that stays on it, its children too; none is one owner
-    anywhere.
-    `memory`: a file of our own (pickles, one after the other) that keeps what was judged, for a
-    run that is resumed or for another seed on the same tasks; only for one machine and one effort.
+    `effort`: None verifies without timing, so rewards are -1 and 1. `gpus`: indices of the CUDA
+    devices that time, with `judges_per_gpu` processes each. `cores`: cores that time CPU tasks, one
+    pinned process each; empty means one process, not pinned. `cache_file`: a file (consecutive
+    pickles) that keeps judgements for a resumed run or another seed on the same tasks; valid for
+    one machine and one effort only.
     """
 
     def __init__(
@@ -82,30 +83,30 @@ class JudgePool:
         effort: Effort | None = Effort.QUICK,
         isolation: str = "auto",
         gpus: Sequence[int] = (0,),
-        memory: Path | None = None,
+        cache_file: Path | None = None,
         cores: Sequence[int] = (),
-        beside: int = 1,
+        judges_per_gpu: int = 1,
     ) -> None:
         self.effort = effort
         self.isolation = isolation
         self.gpus = gpus
         self.cores = cores
-        self.beside = beside
+        self.judges_per_gpu = judges_per_gpu
         self.judged = 0
-        self.remembered = 0
+        self.cache_hits = 0
         self._judge_processes: dict[tuple[bool, int], JudgeProcess] = {}
-        """By whether they judge on a GPU, and by place among their like."""
+        """Processes by (judges on a GPU, index within that kind)."""
         self._places: dict[str, int] = {}
-        self._memory: dict[tuple[str, str], Future[Judgement]] = {}
+        self._cache: dict[tuple[str, str], Future[Judgement]] = {}
         self._lock = threading.RLock()
-        self._file = memory
+        self._cache_file = cache_file
         self._locks: TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> JudgePool:
-        if self._file is not None and self._file.exists():
-            for key, judgement in kept(self._file):
-                self._memory[key] = Future()
-                self._memory[key].set_result(judgement)
+        if self._cache_file is not None and self._cache_file.exists():
+            for key, judgement in read_judgements(self._cache_file):
+                self._cache[key] = Future()
+                self._cache[key].set_result(judgement)
         return self
 
     def __exit__(
@@ -119,103 +120,109 @@ class JudgePool:
         if self._locks is not None:
             self._locks.cleanup()
 
-    def open(self, tasks: Sequence[Task], enough: Callable[[], bool] = lambda: False) -> None:
-        """All owners at once, each as many tasks at a time as there are processors for it, until
-        `enough`. Raises PoolError where an owner died."""
-        of_owner: dict[JudgeProcess, list[Task]] = {}
+    def open(self, tasks: Sequence[Task], should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Open the tasks in all processes in parallel, until `should_stop`.
+
+        Each process opens as many tasks in parallel as it has cores. Raises PoolError if a process
+        died.
+        """
+        by_process: dict[JudgeProcess, list[Task]] = {}
         for task in tasks:
-            of_owner.setdefault(self._judge_process(task), []).append(task)
-        if not of_owner:
+            by_process.setdefault(self._judge_process(task), []).append(task)
+        if not by_process:
             return
-        free = 1 if self.cores else len(os.sched_getaffinity(0)) // len(of_owner)
+        free = 1 if self.cores else len(os.sched_getaffinity(0)) // len(by_process)
 
         def work(judge_process: JudgeProcess) -> None:
-            for some in batched(of_owner[judge_process], max(1, free)):
-                if not enough():
-                    judge_process.open(some, self.effort is not None)
+            for part in chunks(by_process[judge_process], max(1, free)):
+                if not should_stop():
+                    judge_process.open(part, self.effort is not None)
 
-        with ThreadPoolExecutor(len(of_owner)) as threads:
-            list(threads.map(work, of_owner))
+        with ThreadPoolExecutor(len(by_process)) as threads:
+            list(threads.map(work, by_process))
 
     def judge_for(self, task: Task) -> Judge:
-        """What an episode's run takes for its judge."""
-        # A judge by shape: it has what the agent's tools and `conclude` ask of one.
+        """Return the judge of an episode's run."""
+        # Duck-typed: it has the methods that the agent's tools and `conclude` call.
         return cast("Judge", PooledJudge(self, task))
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
-        """Judge once, remember, and let whoever asks the same meanwhile wait for that."""
+        """Judge an attempt, or return the cached judgement; concurrent callers wait for one
+        judgement."""
         key = (task.digest, attempt.digest)
         with self._lock:
-            known = self._memory.get(key)
-            mine: Future[Judgement] = known or Future()
-            self._memory[key] = mine
-            self.remembered += known is not None
-            self.judged += known is None
-        if known is not None:
-            return known.result()
+            cached = self._cache.get(key)
+            future: Future[Judgement] = cached or Future()
+            self._cache[key] = future
+            self.cache_hits += cached is not None
+            self.judged += cached is None
+        if cached is not None:
+            return cached.result()
         try:
             if os.sched_getaffinity(0).isdisjoint(self.cores):
-                build(attempt, task.device)  # in this thread, beside others; the owner finds it
+                build(attempt, task.device)  # in parallel; the judge finds it in the cache
             found = self._judge_process(task).judge(task, attempt, self.effort if timed else None)
         except BaseException as error:
-            self._forget(key)
-            mine.set_exception(error)
+            self._drop(key)
+            future.set_exception(error)
             raise
         if found.verdict.reason is Reason.INFRASTRUCTURE:
-            self._forget(key)
-        elif self._file is not None:
-            with self._lock, self._file.open("ab") as out:
+            self._drop(key)
+        elif self._cache_file is not None:
+            with self._lock, self._cache_file.open("ab") as out:
                 pickle.dump((key, found), out)
-        mine.set_result(found)
+        future.set_result(found)
         return found
 
-    def afresh(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Judge as if nothing were remembered, and remember nothing."""
+    def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+        """Judge without reading or writing the cache."""
         return self._judge_process(task).judge(task, attempt, effort)
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        """In the owner, for it measures too. Raises ProfileError, PoolError."""
+        """Profile in the judging process, since it measures too. Raises ProfileError, PoolError."""
         return self._judge_process(task).profile(task, attempt)
 
     def device_lock(self, gpu: int) -> DeviceLock:
-        """By which all owners of a GPU take turns, and who computes there beside them."""
+        """Return the lock of a GPU: all its judging processes hold it to time, and training to
+        compute."""
         with self._lock:
             if self._locks is None:
                 self._locks = TemporaryDirectory(prefix="cuagent-turns-")
             return DeviceLock(Path(self._locks.name) / f"gpu-{gpu}")
 
-    def throttle(self) -> str:
-        """What a kernel that was right has cost its owner, in the median; for a person."""
-        done = [f.result() for f in list(self._memory.values()) if f.done() and not f.exception()]
+    def describe_cost(self) -> str:
+        """Return the median seconds to verify and to time a right kernel, as text."""
+        done = [f.result() for f in list(self._cache.values()) if f.done() and not f.exception()]
         right = [j for j in done if j.verdict.accepted]
         if not right:
-            return "no kernel was right yet"
+            return "no right kernel yet"
         verdict = median(j.verdict.seconds["total"] for j in right)
         timing = median(j.timing.seconds if j.timing else 0.0 for j in right)
         return f"a right kernel takes {verdict:.1f} s to verify and {timing:.1f} s to time"
 
-    def _forget(self, key: tuple[str, str]) -> None:
+    def _drop(self, key: tuple[str, str]) -> None:
         with self._lock:
-            del self._memory[key]
+            del self._cache[key]
 
     def _judge_process(self, task: Task) -> JudgeProcess:
         cuda = task.device == Device.CUDA
-        devices = [*self.gpus] * self.beside if cuda else self.cores or (None,)
+        devices = [*self.gpus] * self.judges_per_gpu if cuda else self.cores or (None,)
         with self._lock:
-            # The same task always goes to the same owner, which has it open; new ones take turns.
+            # A task always goes to the same process, which keeps it open; new ones rotate.
             place = self._places.setdefault(task.digest, len(self._places) % len(devices))
             if (cuda, place) not in self._judge_processes:
                 index = devices[place]
                 gpu, core = (index, None) if cuda else (None, index)
                 device_lock = DeviceLock() if gpu is None else self.device_lock(gpu)
                 self._judge_processes[cuda, place] = JudgeProcess(
-                    self.isolation, gpu, core, device_lock, self.beside
+                    self.isolation, gpu, core, device_lock, self.judges_per_gpu
                 )
             return self._judge_processes[cuda, place]
 
 
 class PooledJudge:
-    """`cuagent.judge.Judge` of one task, by way of the pool."""
+    """The judge of one task, with `cuagent.judge.Judge`'s methods for rollouts, served by
+    a pool."""
 
     def __init__(self, pool: Pool, task: Task) -> None:
         self.pool = pool
@@ -225,26 +232,29 @@ class PooledJudge:
         return build(attempt, self.task.device)
 
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
-        """At the pool's effort, whatever is asked: an episode's `submit` is not a claim of record,
-        and the reward must be that of the verdict which the policy was shown."""
+        """Judge at the pool's effort (None: without timing).
+
+        The reward of `submit` must be that of the verdict which the policy saw, so other efforts
+        are ignored.
+        """
         return self.pool.judge(self.task, attempt, timed=effort is not None)
 
     def profile(self, attempt: Attempt | None = None) -> Profile:
         return self.pool.profile(self.task, attempt)
 
 
-def batched(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
-    """One part after the other."""
+def chunks(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
+    """Yield the tasks in parts of at most `most`."""
     for at in range(0, len(tasks), most):
         yield tasks[at : at + most]
 
 
-def kept(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
-    """What was judged; what a killed writer left half written is cut off, for more is to follow."""
-    found, whole = [], 0
+def read_judgements(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
+    """Read the cache file; truncate a partial last entry, since new entries are appended."""
+    found, end = [], 0
     with path.open("rb") as source, suppress(EOFError, pickle.UnpicklingError):
         while True:
             found.append(pickle.load(source))
-            whole = source.tell()
-    os.truncate(path, whole)
+            end = source.tell()
+    os.truncate(path, end)
     return found

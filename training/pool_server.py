@@ -1,8 +1,8 @@
-"""A pool of judges lent to other processes of this machine, over a socket.
+"""Share one pool of judges with other processes of this machine, over a socket.
 
-For: several runs (seeds, arms) that train beside each other and share the devices that judge, and
-what was judged. Python's own managers carry the calls. Not covered: other machines; who may ask,
-beyond the children of the lender, which inherit its key.
+Several runs (seeds, arms) that train in parallel share the judging devices and the cache. Python's
+multiprocessing managers carry the calls. Not covered: other machines; access by processes other
+than children, which inherit the key.
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ if TYPE_CHECKING:
     from cuagent.measure.profile.profile import Profile
 
 
-class _Desk(BaseManager):
-    """Where the pool is asked for."""
+class _ClientManager(BaseManager):
+    """Client side of the socket."""
 
 
-_Desk.register("pool")
+_ClientManager.register("pool")
 
 
 @contextmanager
-def lend(pool: JudgePool | Rehearsal) -> Iterator[str]:
-    """While it lasts, the address under which children borrow the pool."""
+def serve_pool(pool: JudgePool | Rehearsal) -> Iterator[str]:
+    """Serve the pool inside this context; yield the address for `PoolClient` in child processes."""
 
-    class Open(BaseManager):
+    class ServerManager(BaseManager):
         pass
 
-    Open.register("pool", callable=lambda: pool, exposed=("judge", "afresh", "profile"))
-    server: Any = Open(authkey=bytes(multiprocessing.current_process().authkey)).get_server()
-    said = sys.stdout, sys.stderr
+    ServerManager.register(
+        "pool", callable=lambda: pool, exposed=("judge", "judge_uncached", "profile")
+    )
+    server: Any = ServerManager(
+        authkey=bytes(multiprocessing.current_process().authkey)
+    ).get_server()
+    streams = sys.stdout, sys.stderr
     thread = threading.Thread(target=_serve, args=(server,), daemon=True)
     thread.start()
     try:
@@ -50,51 +54,51 @@ def lend(pool: JudgePool | Rehearsal) -> Iterator[str]:
     finally:
         server.stop_event.set()
         thread.join()
-        sys.stdout, sys.stderr = said  # the server, made for a process of its own, resets them
+        sys.stdout, sys.stderr = streams  # the server replaces them, as if it owned the process
 
 
 def _serve(server: Any) -> None:
-    with suppress(SystemExit):  # how it ends
+    with suppress(SystemExit):  # raised when the server stops
         server.serve_forever()
 
 
-class Borrowed:
-    """`JudgePool` of another process, for as long as it is lent there."""
+class PoolClient:
+    """Client of a `JudgePool` in another process."""
 
     def __init__(self, address: str) -> None:
-        desk: Any = _Desk(address, bytes(multiprocessing.current_process().authkey))
-        desk.connect()
-        self._pool = desk.pool()
+        manager: Any = _ClientManager(address, bytes(multiprocessing.current_process().authkey))
+        manager.connect()
+        self._pool = manager.pool()
         self._asked: set[tuple[str, str]] = set()
         self._count = 0
 
     @property
     def judged(self) -> int:
-        """Different kernels asked for here, whoever else had asked for them."""
+        """Number of distinct kernels that this client asked for."""
         return len(self._asked)
 
     @property
-    def remembered(self) -> int:
-        """Questions asked again here."""
+    def cache_hits(self) -> int:
+        """Number of repeated requests of this client."""
         return self._count - len(self._asked)
 
     def open(self, tasks: Sequence[Task]) -> None:
-        """Nothing: the lender sees to it."""
+        """Do nothing: the serving process opens the tasks."""
 
     def judge_for(self, task: Task) -> Judge:
-        """As `JudgePool.judge_for`."""
+        """Return the judge of an episode's run."""
         return cast("Judge", PooledJudge(self, task))
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
-        """As `JudgePool.judge`, remembered there."""
+        """Judge an attempt in the serving process, with its cache."""
         self._count += 1
         self._asked.add((task.digest, attempt.digest))
         return cast("Judgement", self._pool.judge(task, attempt, timed))
 
-    def afresh(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """As `JudgePool.afresh`."""
-        return cast("Judgement", self._pool.afresh(task, attempt, effort))
+    def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+        """Judge in the serving process without its cache."""
+        return cast("Judgement", self._pool.judge_uncached(task, attempt, effort))
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        """As `JudgePool.profile`."""
+        """Profile in the serving process."""
         return cast("Profile", self._pool.profile(task, attempt))

@@ -1,11 +1,11 @@
-"""PPO against the real verifier: sample episodes, score them, move the actor and the critic.
+"""Train with PPO against the real verifier: sample episodes, score them, update actor and critic.
 
-The loop is `ppo`; it reads top to bottom. Objective: equation 5 of CUDA Agent with DAPO's global
-token mean; advantages by `advantage.py` over action tokens only.
-Not covered: how episodes are made: `collect(iteration)` gives them, sampled from the actor as it
-stands (`rollout.py`, or a simulated environment in tests).
-Invariant: nothing of an iteration outlives it but the weights, the optimizers and the metrics, so
-a resumed run equals an uninterrupted one as far as `collect` depends on the iteration alone.
+The loop is `ppo`. Objective: equation 5 of CUDA Agent with DAPO's global token mean; advantages by
+`advantage.py` over action tokens only.
+Not covered: how episodes are made. `collect(iteration)` returns them, sampled from the current
+actor (`rollout.py`, or a simulated environment in tests).
+Invariant: only weights, optimizers and metrics outlive an iteration, so a resumed run equals an
+uninterrupted one if `collect` depends on the iteration alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cuagent.training.checkpoint import (
     save_checkpoint,
 )
 from cuagent.training.config import SEEDS, above, at_least, between
-from cuagent.training.engine import Turn
+from cuagent.training.engine import DeviceGuard
 from cuagent.training.losses import Clip, kl_to, policy_loss, truncated_weights
 from cuagent.training.metrics import (
     Metrics,
@@ -41,23 +41,30 @@ from cuagent.training.metrics import (
     log_metrics,
     ratio_metrics,
 )
-from cuagent.training.model import logprobs_and_entropy, logprobs_of, parts, score, values
+from cuagent.training.model import (
+    device_microbatches,
+    logprobs_and_entropy,
+    logprobs_of,
+    per_token,
+    values,
+)
 from cuagent.training.monitor import NOT_FINITE, Action, Limits, alarms
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer, weight_norm
-from cuagent.training.reward import Reward, worth
+from cuagent.training.reward import Reward, with_reward
 from cuagent.training.segments import Episode, require_logprobs
-from cuagent.training.trust import draw_back, kl_between, remembered
+from cuagent.training.trust import binary_kl, shrink_step, snapshot
 from cuagent.training.value import value_step
 
 Collect = Callable[[int], Sequence[Episode]]
-"""Episodes of iteration i, sampled from the actor as it stands."""
-Enough = Callable[[], bool]
+"""A function that returns the episodes of iteration i, sampled from the current actor."""
+ShouldStop = Callable[[], bool]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class PpoConfig:
-    """Values of the paper where it gives them; its learning rates are for a 230B model."""
+    """Settings of PPO: the paper's values where it gives them; its learning rates are for a 230B
+    model."""
 
     iterations: int = 150
     minibatches: int = 1
@@ -73,23 +80,24 @@ class PpoConfig:
     alpha: float = 0.05
     reward: Reward = Reward.MILESTONE
     naive_gae: bool = False
-    """Ablation only: tool tokens are steps too."""
+    """Ablation only: count tool tokens as steps too."""
     importance_cap: float | None = 2.0
-    """Truncated importance sampling between sampler and trainer; None trusts them to agree."""
+    """Cap of truncated importance sampling between sampler and trainer; None assumes that they
+    agree."""
     kl_weight: float = 0.0
-    """Of the KL to the policy that PPO started from; the paper has none."""
+    """Weight of the KL to the policy that PPO started from; the paper has none."""
     max_kl: float | None = None
-    """Nats a token that one iteration may take the policy away from what sampled; a step that went
-    further is halved until it did not. The paper has none."""
+    """Largest KL, in nats per token, between the policy before and after an iteration. A larger
+    step is halved until it fits. The paper has none."""
     critic_only: int = 0
-    """First iterations in which only the critic learns."""
+    """Number of first iterations in which only the critic learns."""
     tokens_per_microbatch: int = 16384
     seed: int = 0
     save_every: int = 5
     limits: Limits = field(default_factory=Limits)
     on_alarm: Action = Action.WARN
     rollbacks: int = 3
-    """How often a severe alarm may rewind the run before it stops."""
+    """Number of severe alarms that may rewind the run before it stops."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "iterations", "critic_only", "rollbacks")
@@ -108,16 +116,15 @@ def ppo(
     out: Path,
     say: Say = print,
     reference: Any | None = None,
-    enough: Enough = lambda: False,
-    turn: Turn = nullcontext,
+    should_stop: ShouldStop = lambda: False,
+    guard: DeviceGuard = nullcontext,
 ) -> list[Metrics]:
-    """Train both models in place; returns the metrics of all iterations.
+    """Train both models in place; return the metrics of all iterations.
 
-    `reference` is the policy that `kl_weight` pulls towards. `enough` is asked after each
-    iteration whether it shall be the last; several processes must give the same answer. `turn` is
-    taken for each iteration's updates.
-    metrics.jsonl and checkpoints lie under `out`; a second call with the same `out` goes on from
-    the newest checkpoint.
+    `reference`: the policy that `kl_weight` pulls towards. `should_stop`: called after each
+    iteration; True ends the run; all processes must return the same answer. `guard`: held for each
+    iteration's updates. metrics.jsonl and checkpoints are written under `out`; a second call with
+    the same `out` resumes from the newest checkpoint.
     """
     modules = {"actor": actor, "critic": critic}
     optimizers = {
@@ -125,7 +132,7 @@ def ppo(
         "critic": make_optimizer(critic, config.critic),
     }
     first, position = 0, {"rollbacks": 0, "rewound": 0, "stopped": 0}
-    # What alarms may rewind to must be there still.
+    # Keep the checkpoints that alarms may rewind to.
     rewinds = config.on_alarm is not Action.WARN
     keep = 1 + math.ceil(config.limits.patience / config.save_every) if rewinds else 2
     if found := latest_checkpoint(out):
@@ -135,14 +142,14 @@ def ppo(
         save_checkpoint(out, 0, modules, optimizers, position)
     history: list[Metrics] = drop_metrics_from(out / "metrics.jsonl", first)
     if position["stopped"] and rewinds:
-        say("it was stopped by an alarm; ppo.on_alarm=warn goes on all the same")
+        say("the run was stopped by an alarm; set ppo.on_alarm=warn to continue it")
         return history
 
     for iteration in range(first, config.iterations):
-        # Slower after each rewind: the same rate would lead to the same place.
+        # Halve the rate after each rewind: the same rate would fail in the same way.
         rate = config.actor.lr / 2 ** position["rollbacks"]
-        now = replace(config, actor=replace(config.actor, lr=rate))
-        metrics = iterate(actor, critic, optimizers, collect, now, iteration, reference, turn)
+        current = replace(config, actor=replace(config.actor, lr=rate))
+        metrics = iterate(actor, critic, optimizers, collect, current, iteration, reference, guard)
         history.append(metrics)
         log_metrics(out / "metrics.jsonl", iteration, metrics, stage="ppo")
         say(describe(iteration, config.iterations, metrics))
@@ -150,14 +157,14 @@ def ppo(
         found_alarms = alarms(history, config.limits, position["rewound"])
         for alarm in found_alarms:
             say(f"  {'ALARM' if alarm.severe else 'warning'}: {alarm.text}")
-        last = iteration + 1 == config.iterations or enough()
+        last = iteration + 1 == config.iterations or should_stop()
         severe = [alarm for alarm in found_alarms if alarm.severe]
         if severe and rewinds:
-            # Also where the run ends here: what it leaves is the model that its caller saves.
+            # Also rewind if the run ends here, since the caller saves the model.
             trusted = iteration - max(alarm.back for alarm in severe)
             healthy = rewind(out, trusted, modules, optimizers)
-            spent = position["rollbacks"] == config.rollbacks
-            stops = spent or config.on_alarm is Action.STOP
+            no_rollbacks_left = position["rollbacks"] == config.rollbacks
+            stops = no_rollbacks_left or config.on_alarm is Action.STOP
             ends = last or stops
             position = {
                 "rollbacks": position["rollbacks"] + (not ends),
@@ -166,11 +173,11 @@ def ppo(
             }
             save_checkpoint(out, iteration + 1, modules, optimizers, position, keep)
             if ends:
-                say(f"  stopped; the weights are those of {healthy.name}")
+                say(f"  stopped with the weights of {healthy.name}")
                 break
-            say(f"  back to the weights of {healthy.name}, at half the rate")
+            say(f"  rewound to {healthy.name}, at half the learning rate")
             continue
-        # Who is only warned goes on, and a kill must not undo that; what is broken is not kept.
+        # With on_alarm=warn save after alarms too, so that a kill loses nothing; never save NaN.
         whole = not any(alarm.name == NOT_FINITE for alarm in found_alarms)
         if whole and ((iteration + 1) % config.save_every == 0 or last):
             save_checkpoint(out, iteration + 1, modules, optimizers, position, keep)
@@ -187,18 +194,18 @@ def iterate(
     config: PpoConfig,
     iteration: int,
     reference: Any | None = None,
-    turn: Turn = nullcontext,
+    guard: DeviceGuard = nullcontext,
 ) -> Metrics:
-    """Fresh episodes, and what both models learn from them."""
+    """Collect episodes and update both models; return the metrics."""
     clock = time.perf_counter()
     actor.eval()
     episodes = collect(iteration)
     require_logprobs(episodes)
     sampled = time.perf_counter() - clock
     metrics = episode_metrics(episodes)
-    worthy = worth(episodes, config.reward)
-    with turn():
-        metrics |= update(actor, critic, optimizers, worthy, config, iteration, reference)
+    rewarded = with_reward(episodes, config.reward)
+    with guard():
+        metrics |= update(actor, critic, optimizers, rewarded, config, iteration, reference)
     return metrics | {"seconds": time.perf_counter() - clock, "seconds_sampling": sampled}
 
 
@@ -211,25 +218,27 @@ def update(
     iteration: int,
     reference: Any | None = None,
 ) -> Metrics:
-    """One batch of episodes into `epochs * minibatches` updates of both models."""
+    """Make `epochs * minibatches` updates of both models from one batch of episodes."""
     budget = config.tokens_per_microbatch
     batch = collate(episodes)
-    # The ratio is taken to what the *trainer* computes before the update: it is 1 at the first
-    # minibatch whatever engine sampled, and the engine's error goes into `weights`, capped.
-    old, entropy = score(actor, batch, budget, logprobs_and_entropy, kinds=2)
-    baseline = score(critic, batch, budget, values)
-    home = score(reference, batch, budget, logprobs_of) if reference is not None else None
+    # The ratio's denominator is what the *trainer* computes before the update: the ratio is 1 at
+    # the first minibatch for every engine, and the engine's error goes into `weights`, capped.
+    old, entropy = per_token(actor, batch, budget, logprobs_and_entropy, channels=2)
+    baseline = per_token(critic, batch, budget, values)
+    reference_logprobs = (
+        per_token(reference, batch, budget, logprobs_of) if reference is not None else None
+    )
     advantages, returns = estimate(batch, baseline, config)
     cap = config.importance_cap
     weights = truncated_weights(old, batch.logprobs, cap) if cap is not None else None
-    # Of the outcome, not of `returns`: with lambda < 1 those are made of the critic's own values,
-    # and one that knows nothing explains itself (0.95 was seen on 400 tokens).
+    # Use the outcome, not `returns`: with lambda < 1 these contain the critic's own values, so an
+    # untrained critic explains itself (0.95 was seen on 400 tokens).
     metrics = critic_metrics(baseline, batch.outcome, batch.action, batch.row_episode)
     metrics["entropy"] = float(entropy[batch.action].mean())
     metrics["sampler_gap"] = float((old - batch.logprobs)[batch.action].abs().max())
 
     limit = config.max_kl if iteration >= config.critic_only else None
-    before = remembered(actor) if limit is not None else []
+    before = snapshot(actor) if limit is not None else []
     moved: list[tuple[Tensor, Tensor]] = []
     sums: Metrics = {}
     steps = config.epochs * config.minibatches
@@ -248,7 +257,7 @@ def update(
         if iteration < config.critic_only:
             continue
         actor_loss, log_ratio, clipped = policy_step(
-            actor, mini, of(old), of(advantages), of(weights), of(home), config
+            actor, mini, of(old), of(advantages), of(weights), of(reference_logprobs), config
         )
         turn_of_actor = iteration - config.critic_only
         actor_norm = apply_gradients(actor, optimizers["actor"], config.actor, turn_of_actor)
@@ -260,16 +269,16 @@ def update(
         metrics |= ratio_metrics(torch.cat([r for r, _ in moved]), torch.cat([c for _, c in moved]))
     if limit is not None:
 
-        def far() -> float:
-            return kl_between(old, score(actor, batch, budget, logprobs_of), batch.action)
+        def distance() -> float:
+            return binary_kl(old, per_token(actor, batch, budget, logprobs_of), batch.action)
 
-        metrics |= draw_back(actor, before, far, limit)
+        metrics |= shrink_step(actor, before, distance, limit)
     metrics |= {"weight_norm_actor": weight_norm(actor), "weight_norm_critic": weight_norm(critic)}
     return metrics | sums
 
 
 def estimate(batch: Batch, baseline: Tensor, config: PpoConfig) -> tuple[Tensor, Tensor]:
-    """(whitened advantages, returns), [B, L]. Returns are formed before whitening."""
+    """Return (whitened advantages, returns), [B, L]. Returns are computed before whitening."""
     advantages, returns = advantages_and_returns(
         baseline,
         batch.action,
@@ -286,7 +295,7 @@ def estimate(batch: Batch, baseline: Tensor, config: PpoConfig) -> tuple[Tensor,
 
 
 def minibatches(batch: Batch, config: PpoConfig, iteration: int) -> list[Tensor]:
-    """Row indices of each update; all windows of an episode stay together."""
+    """Return the row indices of each update; all windows of an episode stay together."""
     generator = torch.Generator().manual_seed(config.seed * 1_000_003 + iteration)
     out = []
     for _ in range(config.epochs):
@@ -304,24 +313,24 @@ def policy_step(
     old: Tensor | None,
     advantages: Tensor | None,
     weights: Tensor | None,
-    home: Tensor | None,
+    reference_logprobs: Tensor | None,
     config: PpoConfig,
 ) -> tuple[float, Tensor, Tensor]:
-    """Accumulate gradients over the minibatch; (loss, log ratios [N], clipped [N])."""
+    """Accumulate gradients over the minibatch; return (loss, log ratios [N], clipped [N])."""
     assert old is not None
     assert advantages is not None
     count = batch.action_tokens
     total = 0.0
     ratios, clips = [torch.zeros(0)], [torch.zeros(0, dtype=torch.bool)]
-    for rows, part in parts(batch, config.tokens_per_microbatch, actor):
+    for rows, part in device_microbatches(batch, config.tokens_per_microbatch, actor):
         width = part.ids.shape[1]
 
         def of(x: Tensor, rows: Tensor = rows, width: int = width) -> Tensor:
             return x[rows, :width].to(actor.device)
 
-        now = logprobs_of(actor, part)
+        current = logprobs_of(actor, part)
         result = policy_loss(
-            now,
+            current,
             of(old),
             of(advantages),
             part.action,
@@ -330,16 +339,18 @@ def policy_step(
             None if weights is None else of(weights),
         )
         loss = result.loss
-        if home is not None and config.kl_weight:
-            loss = loss + config.kl_weight * kl_to(now, of(home), part.action, count)
+        if reference_logprobs is not None and config.kl_weight:
+            loss = loss + config.kl_weight * kl_to(
+                current, of(reference_logprobs), part.action, count
+            )
         loss.backward()
         total += float(loss.detach())
         ratios.append(result.log_ratio.cpu())
         clips.append(result.clipped.cpu())
-    # Tokens of all processes, for statistics alone; their order does not matter.
-    everywhere = parallel.together([(torch.cat(ratios), torch.cat(clips))])
+    # Gather the tokens of all processes for the statistics; their order does not matter.
+    everywhere = parallel.gather_interleaved([(torch.cat(ratios), torch.cat(clips))])
     ratios, clips = [r for r, _ in everywhere], [c for _, c in everywhere]
-    return parallel.summed(total), torch.cat(ratios), torch.cat(clips)
+    return parallel.sum_number(total), torch.cat(ratios), torch.cat(clips)
 
 
 def add(sums: Metrics, terms: Metrics) -> None:
@@ -348,10 +359,10 @@ def add(sums: Metrics, terms: Metrics) -> None:
 
 
 def describe(iteration: int, of: int, m: Metrics) -> str:
-    """One line for a person."""
+    """Return the metrics of one iteration as one line of text."""
     return (
         f"ppo {iteration + 1}/{of}: reward {m['reward']:+.2f} (correct {m['correct']:.0%}, "
         f"over compile {m['faster_than_compile']:.0%}), entropy {m['entropy']:.3f}, "
         f"ev {m['ev']:.2f}, cut {m['length_clipped']:.0%}, {m['seconds']:.1f} s"
-        + (f", step drawn back to {m['kept']:.1%}" if m.get("kept", 1.0) < 1 else "")
+        + (f", step reduced to {m['kept']:.1%}" if m.get("kept", 1.0) < 1 else "")
     )

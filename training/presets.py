@@ -1,6 +1,7 @@
-"""The settings of `cuagent train demo`, for two cores, and for a GPU with and without them.
+"""Define the settings of `cuagent train demo`: for two cores, and for a GPU with C++ or CUDA
+kernels.
 
-Not covered: the settings of one's own training (`TrainConfig` in `stages.py`).
+Not covered: the settings of the other commands (`TrainConfig` in `stages.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cuagent.training.value import ValueConfig
 @dataclass(frozen=True)
 class GymConfig:
     chain: int = 3
-    """Pointwise operators of a task, beside the product."""
+    """Number of pointwise operators of a task, in addition to the product."""
     train: int = 12
     heldout: int = 8
     rows: int = 1024
@@ -41,45 +42,47 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         at_least(1, self, "layers", "width", "heads", "vocabulary", "context")
-        if self.width % (2 * self.heads):  # a head turns its numbers in pairs, by their position
+        if self.width % (2 * self.heads):  # RoPE rotates pairs
             raise ValueError(f"width: {self.width} is no multiple of twice the {self.heads} heads")
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """The values for a CPU with two cores."""
+    """Settings of the demonstration; the defaults are for a CPU with two cores."""
 
     seed: int = 0
     minutes: float | None = None
-    """Wall time to fit in: PPO makes fewer iterations where it must. None: as long as it takes."""
+    """Limit of the wall time; PPO makes fewer iterations to meet it. None means no limit."""
     kernels: Device = Device.CPU
-    """Where the kernels run; a GPU can train a policy that writes kernels for the CPU."""
+    """Device of the kernels; a GPU can train a policy that writes kernels for the CPU."""
     timed: bool = False
-    """Without timing the rewards are -1 and 1: verifying takes a fifth of a second, timing more."""
+    """False gives rewards -1 and 1 only: verifying takes a fifth of a second, timing more."""
     gpus: tuple[int, ...] = (0,)
-    """Devices that judge; seeds train on the others, or by turns on these if there are none."""
+    """Devices that judge. Seeds train on the others, or share these under a lock if there
+    are none."""
     beside: int = 1
-    """Kernels verified at once on each of them; timing is one after the other, beside nothing."""
+    """Kernels verified in parallel on each judging GPU; timing is exclusive."""
     cores: int = 0
-    """Processors that judge kernels for the CPU, an owner each; 0 is one owner anywhere."""
+    """Cores that judge CPU kernels, one process each; 0 means one process that is not pinned."""
     rehearsal: bool = False
-    """A rule on the text in place of compiler, verifier and clock, to try settings in minutes."""
+    """Judge by a rule on the text, without compiler, verifier and clock, to try settings in
+    minutes."""
     judgements: str | None = None
-    """File that remembers what was judged; seeds on one machine may share it, one after another."""
+    """Path of the judgement cache; seeds on one machine may share it, one after another."""
     gym: GymConfig = field(default_factory=GymConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     turns: int = 3
     reply: int = 60
     together: float = 1.0
-    """Share of the live episodes that wait before the policy samples; less does not hold up all
-    for the slowest verdict."""
+    """Share of the live episodes that must wait before the policy samples; with less than 1 the
+    slowest verdict does not delay all."""
     first_turns: int = 3000
-    """First turns of the teacher on other chains, written down and never judged."""
+    """Number of the teacher's first turns on other chains, which are never judged."""
     demonstrations: int = 96
-    """Whole episodes of the teacher, judged."""
+    """Number of whole episodes of the teacher, judged."""
     shown: int = 0
-    """Training tasks that it plays them on, 0 for all; others can be opened while the base trains.
-    """
+    """Number of training tasks that the teacher plays, 0 for all; the others can be opened while
+    the base policy trains."""
     base: RftConfig = field(
         default_factory=lambda: RftConfig(
             1500, 16, AdamW(lr=4e-3, warmup=30, last=1500), evaluate_every=300, save_every=500
@@ -106,12 +109,12 @@ class DemoConfig:
         )
     )
     more_rounds: int = 0
-    """Rounds of further RFT from the same start, on as many episodes as value pretraining and PPO
-    take together: the arm that PPO is compared with."""
+    """Rounds of further RFT, the arm that PPO is compared with. It has the same start, and as many
+    episodes as value pretraining and PPO together."""
     evaluation_episodes: int = 8
-    """For each held-out task, after each stage."""
+    """Number of episodes for each held-out task, after each stage."""
     audited: bool = True
-    """With several seeds, judge PPO's last evaluation again, afresh."""
+    """Judge PPO's last evaluation again without the cache; for several seeds."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "reply", "rft_episodes", "value_episodes", "ppo_episodes")
@@ -122,7 +125,7 @@ class DemoConfig:
 
 
 def preset(device: str, kernels: Device, seed: int) -> DemoConfig:
-    """The settings for what trains and what the kernels are for."""
+    """Return the settings for the training device and the kernels' device."""
     start = DemoConfig(seed=seed)
     if kernels is Device.CUDA:
         return for_cuda(start)
@@ -130,11 +133,11 @@ def preset(device: str, kernels: Device, seed: int) -> DemoConfig:
 
 
 def for_host(config: DemoConfig) -> DemoConfig:
-    """A GPU trains 5 million parameters, the cores beside it judge and time C++ kernels.
+    """Return settings for a GPU that trains 5 million parameters while CPU cores time C++ kernels.
 
-    Many tasks, for few are learned by heart; a critic that knows how episodes end before PPO
-    begins; and an actor whose first steps are short, since Adam's are as long as its rate. One step
-    can still undo all: a policy that fell is taken back to where it was, at half the rate.
+    There are many tasks, since few are memorized. The critic is pretrained well before PPO starts.
+    The actor warms up, since Adam's first steps are as long as its rate. One step can still ruin a
+    policy, so a collapsed run rewinds at half the rate.
     """
     return replace(
         config,
@@ -164,7 +167,7 @@ def for_host(config: DemoConfig) -> DemoConfig:
             iterations=30,
             save_every=2,
             on_alarm=Action.ROLLBACK,
-            # A critic that still knows nothing is no reason to take its learning away.
+            # A poor critic alone must not rewind the run, which would undo the critic's training.
             limits=Limits(ev_last_quartile=-1.0),
             actor=AdamW(3e-4, warmup=8),
             critic=AdamW(5e-4),
@@ -175,10 +178,11 @@ def for_host(config: DemoConfig) -> DemoConfig:
 
 
 def for_cuda(config: DemoConfig) -> DemoConfig:
-    """The same decoder writes CUDA kernels, timed on the GPU that trains it, never at once.
+    """Return settings for CUDA kernels, timed on the GPU that trains the same decoder, never in
+    parallel.
 
-    Verdicts take longer, for contexts are made one after the other, the slower the more there are:
-    so there are fewer tasks.
+    Verdicts take longer: CUDA contexts are created one after the other, more slowly the more exist.
+    So there are fewer tasks.
     """
     host = for_host(config)
     return replace(
@@ -197,7 +201,7 @@ def for_cuda(config: DemoConfig) -> DemoConfig:
 
 
 def for_test(config: DemoConfig) -> DemoConfig:
-    """As small as it can be and still go the whole way, in well under a minute."""
+    """Return the smallest settings that run all stages, in well under a minute."""
     return replace(
         config,
         gym=GymConfig(chain=1, train=1, heldout=1, rows=8),

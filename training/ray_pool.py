@@ -1,10 +1,10 @@
-"""Judges on many machines: pools with one timing GPU each, as actors of Ray (`cuagent[train-ray]`).
+"""Judge on many machines: pools with one timing GPU each, as Ray actors (`cuagent[train-ray]`).
 
-For: rollouts that want more verdicts than the devices of one machine give, and training by an
-engine that spreads episodes over processes of its own (verl), which then share named actors.
-Not covered: starting a Ray cluster; without one (RAY_ADDRESS) this machine alone becomes one. Task
-files must lie in a folder that all machines see.
-Invariant: an actor holds a whole GPU, never a share of one: nothing is timed beside anything else.
+It serves rollouts that need more verdicts than one machine gives, and training by an engine with
+its own processes (verl), which share named actors.
+Not covered: starting a Ray cluster; without one (RAY_ADDRESS) Ray starts on this machine alone.
+Task files must be in a folder that all machines see.
+Invariant: an actor holds a whole GPU, so nothing else runs there during a timing.
 """
 
 from __future__ import annotations
@@ -27,19 +27,23 @@ if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
     from cuagent.measure.profile.profile import Profile
 
-SPACE = "cuagent"
-AT_ONCE = 16
-"""Questions that an actor has open: one is timed, the others compile or wait."""
+NAMESPACE = "cuagent"
+"""Ray namespace of shared actors."""
+MAX_CONCURRENCY = 16
+"""Concurrent calls of an actor: one is timed, the others compile or wait."""
 
 
-class Seat:
-    """What runs in an actor: the pool of one device."""
+class JudgeActor:
+    """The class that runs in a Ray actor: the pool of one device."""
 
     def __init__(self, effort: Effort | None, isolation: str) -> None:
-        self.pool = JudgePool(effort, isolation)  # Ray lets an actor see its own GPU alone
+        self.pool = JudgePool(effort, isolation)  # Ray shows an actor its own GPU only
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """The answer, or the error for the other side to raise: Ray would change its type."""
+        """Call a method of the pool; return its result, or the error for the caller to raise.
+
+        Ray would change the error's type.
+        """
         from cuagent.measure.profile.profile import ProfileError
 
         try:
@@ -52,15 +56,15 @@ class Seat:
 
 
 class RayPool:
-    """A `Pool`, and a context manager, over `seats` actors with a GPU each (`gpus`), or without.
+    """A `Pool` and context manager over `actors` Ray actors, each with a GPU if `gpus`.
 
-    With `name`, pools of the whole cluster share the actors, which then outlive them all.
-    Raises ConfigError where Ray is missing.
+    With `name`, pools of the whole cluster share the actors, which outlive all of them.
+    Raises ConfigError if Ray is not installed.
     """
 
     def __init__(
         self,
-        seats: int,
+        actors: int,
         effort: Effort | None = Effort.QUICK,
         gpus: bool = True,
         isolation: str = "auto",
@@ -72,13 +76,13 @@ class RayPool:
 
         if not ray.is_initialized():
             ray.init(os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
-        hold = {"num_cpus": 1, "num_gpus": int(gpus), "max_concurrency": AT_ONCE}
-        share = {"namespace": SPACE, "get_if_exists": True, "lifetime": "detached"}
-        self._seats: list[Any] = []
-        for number in range(seats):
-            named = {} if name is None else share | {"name": f"{name}-{number}"}
-            seat: Any = ray.remote(Seat).options(**hold, **named)
-            self._seats.append(seat.remote(effort, isolation))
+        resources = {"num_cpus": 1, "num_gpus": int(gpus), "max_concurrency": MAX_CONCURRENCY}
+        shared_options = {"namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
+        self._actors: list[Any] = []
+        for number in range(actors):
+            name_options = {} if name is None else shared_options | {"name": f"{name}-{number}"}
+            actor: Any = ray.remote(JudgeActor).options(**resources, **name_options)
+            self._actors.append(actor.remote(effort, isolation))
         self._ray = ray
         self._shared = name is not None
         self._asked: set[tuple[str, str]] = set()
@@ -95,47 +99,47 @@ class RayPool:
         tb: TracebackType | None,
     ) -> None:
         if not self._shared:
-            self._ray.wait([seat.close.remote() for seat in self._seats], timeout=60)
-            for seat in self._seats:
-                self._ray.kill(seat)
+            self._ray.wait([actor.close.remote() for actor in self._actors], timeout=60)
+            for actor in self._actors:
+                self._ray.kill(actor)
 
     @property
     def judged(self) -> int:
-        """Different kernels asked for here, whoever else had asked for them."""
+        """Number of distinct kernels that this pool asked for."""
         return len(self._asked)
 
     @property
-    def remembered(self) -> int:
-        """Questions asked again here."""
+    def cache_hits(self) -> int:
+        """Number of repeated requests of this pool."""
         return self._count - len(self._asked)
 
     def open(self, tasks: Sequence[Task]) -> None:
-        """Nothing: seats of other pools may have them open already."""
+        """Do nothing: actors shared with other pools may have the tasks open."""
 
     def judge_for(self, task: Task) -> Judge:
-        """As `JudgePool.judge_for`."""
+        """Return the judge of an episode's run."""
         return cast("Judge", PooledJudge(self, task))
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
-        """As `JudgePool.judge`, remembered there. Raises PoolError."""
+        """Judge an attempt in an actor, with the actor's cache. Raises PoolError."""
         with self._lock:
             self._count += 1
             self._asked.add((task.digest, attempt.digest))
         return cast("Judgement", self._ask(task, "judge", task, attempt, timed))
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        """As `JudgePool.profile`. Raises ProfileError, PoolError."""
+        """Profile in an actor. Raises ProfileError, PoolError."""
         return cast("Profile", self._ask(task, "profile", task, attempt))
 
     def _ask(self, task: Task, *question: Any) -> Any:
         from ray.exceptions import RayError
 
-        # The same task always goes to the same seat, which has it open and remembers.
-        seat = self._seats[int(task.digest[:8], 16) % len(self._seats)]
+        # A task always goes to the same actor, which keeps it open and caches its judgements.
+        actor = self._actors[int(task.digest[:8], 16) % len(self._actors)]
         try:
-            answer = self._ray.get(seat.ask.remote(*question))
+            answer = self._ray.get(actor.ask.remote(*question))
         except RayError as error:
-            raise PoolError(f"a judging actor failed: {str(error).splitlines()[0]}") from error
+            raise PoolError(f"a Ray judge actor failed: {str(error).splitlines()[0]}") from error
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -1,10 +1,10 @@
-"""A judge that compiles and runs nothing: a rule on the text of the gym's kernels.
+"""Judge the gym's kernels by a rule on their text, without compiling or running them.
 
-For: trying settings, and the whole way, in minutes and beside any load (`rehearsal=true`). What
-wins by the rule is what was seen to win by the clock: one pass over the rows, nothing `volatile`,
-no `schedule(dynamic)`. A kernel is right if it is the chain, line by line, in one of the teacher's
-forms. Not covered: CUDA; anything that a real verdict would say. No figure of it is a result.
-Invariant: it answers as `JudgePool` does, in the same words, and the same for the same text.
+`rehearsal=true` tries settings, and all stages, in minutes and under any load. The fast forms of
+the rule are those that were fastest by the clock: one pass over the rows, no `volatile`, no
+`schedule(dynamic)`. A kernel is right if it is the chain, line by line, in one of the teacher's
+forms. Not covered: CUDA. Its figures are not results.
+Invariant: it answers with the types of `JudgePool`, and always the same for the same text.
 """
 
 from __future__ import annotations
@@ -31,68 +31,68 @@ if TYPE_CHECKING:
     from cuagent.measure.profile.profile import Profile
 
 EAGER, COMPILE = 1.2e-5, 1e-5
-"""Seconds of the baselines, as if."""
+"""Invented seconds of the baselines."""
 
 
 class Rehearsal:
-    """A pool by shape."""
+    """A `Pool` that judges by the rule."""
 
     cores: tuple[int, ...] = (0,)
     gpus: tuple[int, ...] = ()
 
     def __init__(self) -> None:
-        self.remembered = 0
-        self._known: dict[tuple[str, str], Judgement] = {}
+        self.cache_hits = 0
+        self._judgements: dict[tuple[str, str], Judgement] = {}
 
     @property
     def judged(self) -> int:
-        """Different kernels so far."""
-        return len(self._known)
+        """Number of distinct kernels so far."""
+        return len(self._judgements)
 
     def device_lock(self, gpu: int) -> DeviceLock:
-        """Nothing is timed."""
+        """Return an unshared lock, since nothing is timed."""
         return DeviceLock()
 
-    def open(self, tasks: Sequence[Task], enough: Callable[[], bool] = lambda: False) -> None:
-        """There is nothing to open."""
+    def open(self, tasks: Sequence[Task], should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Do nothing, since the rule needs no process."""
 
     def judge_for(self, task: Task) -> Judge:
-        """What an episode's run takes for its judge."""
+        """Return the judge of an episode's run."""
         return cast("Judge", PooledJudge(self, task))
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
-        """By the rule, whatever effort is asked for. Raises PoolError."""
+        """Judge by the rule; `timed` is ignored. Raises PoolError for a CUDA task."""
         if task.device is not Device.CPU:
-            raise PoolError("rehearsal=true knows C++ kernels only; add --kernels cpu")
+            raise PoolError("rehearsal=true judges C++ kernels only; add --kernels cpu")
         key = task.digest, attempt.digest
-        self.remembered += key in self._known
-        if key not in self._known:
-            self._known[key] = said_of(task, attempt)
-        return self._known[key]
+        self.cache_hits += key in self._judgements
+        if key not in self._judgements:
+            self._judgements[key] = judge_by_rule(task, attempt)
+        return self._judgements[key]
 
-    def afresh(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """The same again."""
-        return said_of(task, attempt)
+    def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+        """Judge by the rule again."""
+        return judge_by_rule(task, attempt)
 
     def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        """Raises PoolError."""
-        raise PoolError("nothing runs in a rehearsal")
+        """Raise PoolError."""
+        raise PoolError("rehearsal=true runs no kernels, so there is no profile")
 
-    def throttle(self) -> str:
-        """For a person."""
-        return "rehearsal: a rule on the text judges, no kernel is run"
+    def describe_cost(self) -> str:
+        """Describe the judge as text."""
+        return "rehearsal: kernels are judged by a rule on their text and never run"
 
 
-def said_of(task: Task, attempt: Attempt) -> Judgement:
-    """The judgement by the rule."""
+def judge_by_rule(task: Task, attempt: Attempt) -> Judgement:
+    """Return the judgement by the rule, with invented timings."""
     right, fast = rule(task, dict(attempt.files).get("kernels/f.cpp", ""))
     build = Build(attempt.digest, (), (), True, 0.0)
     reason = Reason.ACCEPTED if right else Reason.WRONG_VALUES
     verdict = Verdict(right, reason, "", task.digest, attempt.digest)
     if not right:
         return Judgement(attempt.digest, build, verdict, None, milestone(False))
-    luck = random.Random(task.digest + attempt.digest)
-    over = luck.uniform(2.2, 3.0) if fast else luck.uniform(0.05, 0.6)
+    rng = random.Random(task.digest + attempt.digest)
+    over = rng.uniform(2.2, 3.0) if fast else rng.uniform(0.05, 0.6)
     arms = tuple(
         Arm(name, seconds, ())
         for name, seconds in (("candidate", COMPILE / over), ("eager", EAGER), ("compile", COMPILE))
@@ -107,7 +107,8 @@ def said_of(task: Task, attempt: Attempt) -> Judgement:
 
 
 def rule(task: Task, text: str) -> tuple[bool, bool]:
-    """(right, fast): whether it is the chain in a form of the teacher's, and nothing in it slow."""
+    """Return (right, fast): if the text is the chain in one of the teacher's forms, and if it is
+    fast."""
     lines = "".join(f"    {op.c}\n" for op in chain_of(task))
     for loop, _ in LOOPS:
         for kind, _ in TYPES:

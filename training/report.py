@@ -1,7 +1,7 @@
-"""The paper's four curves from metrics.jsonl, as one HTML file without scripts.
+"""Draw the paper's four curves from metrics.jsonl, as one HTML file without scripts.
 
 Reward, entropy, explained variance (centred, over all tokens and in the last quartile) and the
-length-clipped ratio, by PPO iteration: figures 4 and 5 of CUDA Agent, to be laid beside them.
+length-clipped ratio, by PPO iteration, for comparison with figures 4 and 5 of CUDA Agent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CURVES: tuple[tuple[str, dict[str, str]], ...] = (
     ("explained variance", {"ev": "all tokens", "ev_q4": "last quartile"}),
     ("length-clipped ratio", {"length_clipped": "cut"}),
 )
-"""Title, and name and label of each figure in metrics.jsonl; of several seeds the first alone."""
+"""Title, then metric names with labels; a report of several seeds shows the first metric only."""
 Row = dict[str, Any]
 PAGE = """<!doctype html>
 <meta charset="utf-8">
@@ -42,48 +42,52 @@ text {{ font: 11px sans-serif; fill: #555 }}
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html` into a PPO folder, or a demo's. Raises RecordError."""
+    """Write `report.html` into the folder of PPO or of a demo; return its path. Raises
+    RecordError."""
     path = next(
         (p for p in (folder / "metrics.jsonl", folder / "ppo" / "metrics.jsonl") if p.exists()),
         None,
     )
     if path is None:
-        raise RecordError(f"{folder}: no metrics.jsonl of PPO; cuagent train ppo writes one")
+        raise RecordError(f"{folder}: no metrics.jsonl of PPO; run cuagent train ppo first")
     rows = iterations(path)
     figures = [
-        figure(title, {label: [m.get(name) for m in rows] for name, label in of.items()})
+        svg_figure(title, {label: [m.get(name) for m in rows] for name, label in of.items()})
         for title, of in CURVES
     ]
     results = folder / "results.json"
     stages = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
     head = f"PPO: {len(rows)} iterations"
-    return written(folder, head, table(stages), figures)
+    return write_page(folder, head, results_table(stages), figures)
 
 
-def write_seeds(folder: Path, found: Sequence[Path], said: Sequence[str]) -> Path:
-    """Write `report.html` of several seeds, the folders `found`, and what they say together."""
-    runs = {run.name: iterations(run / "ppo" / "metrics.jsonl") for run in found}
+def write_seeds_report(folder: Path, folders: Sequence[Path], summary: Sequence[str]) -> Path:
+    """Write `report.html` of several seeds (`folders`) with the lines of `summary`; return its
+    path."""
+    runs = {run.name: iterations(run / "ppo" / "metrics.jsonl") for run in folders}
     figures = [
-        figure(title, {run: [m.get(next(iter(of))) for m in rows] for run, rows in runs.items()})
+        svg_figure(
+            title, {run: [m.get(next(iter(of))) for m in rows] for run, rows in runs.items()}
+        )
         for title, of in CURVES
     ]
-    lines = "".join(f"<li>{html.escape(line)}</li>" for line in said)
-    return written(folder, f"PPO: {len(runs)} seeds", f"<ul>{lines}</ul>", figures)
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in summary)
+    return write_page(folder, f"PPO: {len(runs)} seeds", f"<ul>{lines}</ul>", figures)
 
 
 def iterations(path: Path) -> list[Row]:
-    """What PPO's iterations were like; none where it has made none."""
+    """Return the rows of PPO iterations; empty if there are none."""
     return [m for m in read_metrics(path) if m.get("stage") == "ppo"] if path.exists() else []
 
 
-def written(folder: Path, head: str, above: str, figures: Sequence[str]) -> Path:
+def write_page(folder: Path, head: str, above: str, figures: Sequence[str]) -> Path:
     out = folder / "report.html"
     out.write_text(PAGE.format(head=head, above=above, figures="".join(figures)), encoding="utf-8")
     return out
 
 
-def table(stages: dict[str, dict[str, Any]]) -> str:
-    """Held-out figures by stage."""
+def results_table(stages: dict[str, dict[str, Any]]) -> str:
+    """Return an HTML table of held-out figures by stage."""
     if not stages:
         return ""
     names = ("reward", "correct", "faster_than_compile", "episodes")
@@ -97,8 +101,8 @@ def table(stages: dict[str, dict[str, Any]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def figure(title: str, lines: Mapping[str, Sequence[float | None]]) -> str:
-    """One diagram of a line for each name; a gap where a figure is not a number."""
+def svg_figure(title: str, lines: Mapping[str, Sequence[float | None]]) -> str:
+    """Return one diagram with a line for each name; missing values leave gaps."""
     points = [v for values in lines.values() for v in values if v is not None]
     low, high = min([0.0, *points]), max([0.0, *points])
     span = (high - low) or 1.0

@@ -1,7 +1,7 @@
-"""What an episode is worth to the learner: the milestones, or for an ablation the bare ratio.
+"""Choose the reward that a learner sees: the milestones, or for an ablation the speedup ratio.
 
-Metrics and reports always speak of the milestones, so that arms can be compared.
-Invariant: no record on disk is changed; the worth is derived when an episode is learned from.
+Metrics and reports always use the milestones, so that arms can be compared.
+Invariant: no record on disk changes; the reward is derived when an episode is used for training.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from cuagent.training.segments import Episode
 
 class Reward(StrEnum):
     MILESTONE = "milestone"
-    """-1 wrong, 1 right, 2 faster than eager, 3 than compile too: the paper's."""
+    """-1 wrong, 1 right, 2 faster than eager, 3 also faster than torch.compile: the
+    paper's reward."""
     RATIO = "ratio"
-    """-1 wrong, else the ratio over compile (eager where that is all there is; 1 if untimed): the
-    paper's ablation, in which one lucky timing outweighs many right kernels."""
+    """-1 wrong, else the speedup over torch.compile (over eager if only that is known; 1 if
+    untimed). It is the paper's ablation, in which one lucky timing outweighs many right kernels."""
 
 
-def highest(timed: bool) -> float:
-    """The best milestone that there is."""
+def max_reward(timed: bool) -> float:
+    """Return the largest milestone."""
     return 3.0 if timed else 1.0
 
 
-def worth(episodes: Sequence[Episode], reward: Reward) -> list[Episode]:
-    """The episodes with the reward that is to be learned from."""
+def with_reward(episodes: Sequence[Episode], reward: Reward) -> list[Episode]:
+    """Return the episodes with the chosen reward."""
     if reward is Reward.MILESTONE:
         return list(episodes)
     return [replace(e, reward=ratio(e)) for e in episodes]

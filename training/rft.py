@@ -1,10 +1,10 @@
-"""Rejection fine-tuning: the policy imitates the episodes that went well.
+"""Run rejection fine-tuning (RFT): the policy imitates its good episodes.
 
-For: supervised learning of every sampled token of kept episodes, after `data.keep` has filtered
-them (equation 2 of CUDA Agent). The demo's base policy is trained by the same loop on unfiltered
-demonstrations. Not covered: which episodes to keep, sampling.
-Invariant: batch k of a run depends on the seed and k alone, so a resumed run equals one that was
-never interrupted.
+It is supervised learning of every sampled token of the episodes that `filters.filter_episodes`
+keeps (equation 2 of CUDA Agent). The same loop trains the demo's base policy on unfiltered
+demonstrations. Not covered: the choice of episodes, sampling.
+Invariant: batch k of a run depends on the seed and k alone, so a resumed run equals an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from cuagent.training import parallel
 from cuagent.training.batch import batch_order, collate
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from cuagent.training.config import SEEDS, at_least, between
-from cuagent.training.engine import Turn
+from cuagent.training.engine import DeviceGuard
 from cuagent.training.losses import imitation_loss
 from cuagent.training.metrics import Metrics, drop_metrics_from, log_metrics
-from cuagent.training.model import logprobs_of, parts, score
+from cuagent.training.model import device_microbatches, logprobs_of, per_token
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer, require_finite
 from cuagent.training.segments import Episode
 from cuagent.training.throttle import Throttle
@@ -38,12 +38,12 @@ class RftConfig:
     episodes_per_batch: int = 64
     optimizer: AdamW = field(default_factory=lambda: AdamW(lr=1e-5, warmup=10))
     tokens_per_microbatch: int = 16384
-    """Padded tokens per forward pass: memory, not mathematics."""
+    """Padded tokens per forward pass; it bounds memory and does not change the result."""
     seed: int = 0
     save_every: int = 100
     evaluate_every: int = 50
     stop_after: int | None = None
-    """Leave after this step, as an interruption would; for tests of resuming."""
+    """Stop after this step, like an interruption; for tests of resuming."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "steps")
@@ -59,11 +59,12 @@ def rft(
     config: RftConfig,
     out: Path,
     say: Say = print,
-    turn: Turn = nullcontext,
+    guard: DeviceGuard = nullcontext,
 ) -> Metrics:
-    """Train `actor` in place; writes metrics.jsonl and checkpoints under `out`, resumes from them.
+    """Train `actor` in place; write metrics.jsonl and checkpoints under `out`, and resume from
+    them.
 
-    Returns the last metrics. `heldout` may be empty. `turn` is taken for each step.
+    Returns the last metrics. `heldout` may be empty. `guard` is held for each step.
     """
     optimizer = make_optimizer(actor, config.optimizer)
     found = latest_checkpoint(out)
@@ -76,7 +77,7 @@ def rft(
         chosen = batch_order(len(episodes), config.episodes_per_batch, config.seed, step)
         done = step + 1
         last = done == config.steps
-        with turn():
+        with guard():
             metrics = rft_step(actor, optimizer, [episodes[i] for i in chosen], config, step)
             if heldout and (last or done % config.evaluate_every == 0):
                 metrics["heldout_loss"] = imitation(actor, heldout, config.tokens_per_microbatch)
@@ -98,23 +99,23 @@ def rft_step(
     config: RftConfig,
     step: int,
 ) -> Metrics:
-    """One update."""
+    """Make one update."""
     batch = collate(episodes)
     count = batch.action_tokens
     losses = []
-    for _, part in parts(batch, config.tokens_per_microbatch, actor):
+    for _, part in device_microbatches(batch, config.tokens_per_microbatch, actor):
         loss = imitation_loss(logprobs_of(actor, part), part.action, count)
         loss.backward()
-        losses.append(loss.detach())  # as numbers only later: the device need not wait for us
-    total = parallel.summed(float(sum(losses)))
+        losses.append(loss.detach())  # no .item() here, which would synchronize
+    total = parallel.sum_number(float(sum(losses)))
     norm = apply_gradients(actor, optimizer, config.optimizer, step)
     return {"loss": total, "grad_norm": norm, "action_tokens": count}
 
 
 def imitation(actor: Any, episodes: Sequence[Episode], budget: int) -> float:
-    """Mean negative log-likelihood of the sampled tokens, in nats."""
+    """Return the mean negative log-likelihood of the sampled tokens, in nats."""
     batch = collate(episodes)
-    found = score(actor, batch, budget, logprobs_of)
+    found = per_token(actor, batch, budget, logprobs_of)
     return -float(found[batch.action].mean())
 
 

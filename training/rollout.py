@@ -1,11 +1,11 @@
-"""Episodes through the agent's own loop and tools, many at once, sampled by an engine.
+"""Play episodes through the agent's own loop and tools, many in parallel, sampled by an engine.
 
-For: `collect` of the PPO loop and every evaluation of a policy. An episode is a run like any other:
-`run_agent`, the real tools, a run log; `data.episode_of` reads it back. What is special is the
-model behind the loop, which keeps the token ids, and that many episodes share one engine and one
-pool of judges. Not covered: sampling itself (`engine.py`), judging (`pool.py`).
-Invariant: the ids that a policy sees as its prompt are the ids that it sampled before and what was
-put between them, never a re-tokenization.
+PPO's `collect` and every evaluation of a policy use it. An episode is an ordinary run: `run_agent`,
+the real tools, a run log; `data.episode_of` reads it back. Two things differ: the model behind the
+loop keeps the token ids, and many episodes share one engine and one pool of judges. Not covered:
+sampling itself (`engine.py`), judging (`pool.py`).
+Invariant: a policy's prompt consists of the ids that it sampled before and the ids that were
+inserted between them, never of a re-tokenization.
 """
 
 from __future__ import annotations
@@ -32,63 +32,64 @@ from cuagent.models.model import ContextOverflow, ModelError, OnText, ToolSpec
 from cuagent.record import RunLog, new_run, plain
 from cuagent.task import Task
 from cuagent.training.chat import Chat
-from cuagent.training.data import Unusable, episode_of
+from cuagent.training.data import UnusableRun, episode_of
 from cuagent.training.engine import Engine, EngineError, Request, Sampled
 from cuagent.training.segments import Episode
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge
 
-Ask = Callable[[Request], Sampled]
+Sample = Callable[[Request], Sampled]
 
 
 @dataclass(frozen=True)
 class Play:
-    """How episodes are played."""
+    """Settings of an episode."""
 
     tools: Sequence[Tool]
     opening: Callable[[Task], list[Message]]
-    """The first messages; those of `cuagent optimize` or a short form for a small model."""
+    """The first messages: those of `cuagent optimize`, or a short form for a small model."""
     turns: int = 8
-    """Calls of the model, at most."""
+    """Largest number of model calls."""
     context: int = 2048
-    """Tokens of the whole conversation, at most."""
+    """Largest number of tokens of the whole conversation."""
     reply: int = 1024
-    """Tokens of one turn, at most."""
+    """Largest number of tokens of one turn."""
     temperature: float = 1.0
     seconds: float | None = None
-    """Wall time of an episode; None, for waiting on the verdicts of others is not its fault."""
-    given: Callable[[Task], Mapping[str, str]] = lambda task: {}
-    """Files that lie in the work folder from the start, beside reference.py."""
+    """Limit of an episode's wall time; None by default, since an episode waits for others'
+    verdicts."""
+    initial_files: Callable[[Task], Mapping[str, str]] = lambda task: {}
+    """Files in the work folder at the start, in addition to reference.py."""
     together: float = 1.0
-    """Share of the live episodes that must wait before the engine starts. At 1 nothing is judged
-    while it runs, as it must be where one GPU samples and times; less, where another one times,
-    does not hold up all for the slowest judgement. At 0 nobody waits for others."""
+    """Share of the live episodes that must wait before the engine starts. With 1 nothing is judged
+    while the engine runs, as required if one GPU samples and times. With less, for separate GPUs,
+    the slowest judgement does not delay all. With 0 no episode waits for others."""
 
 
 class Batcher:
-    """Gathers the requests of concurrent episodes into batches of the engine.
+    """Gather the requests of concurrent episodes into batches of the engine.
 
-    There is no thread of its own: whoever completes a batch runs it. Episodes enter with `live`.
-    At `together` 0 an engine that does not gather is asked by each of them alone.
+    The thread that completes a batch runs it. Episodes enter with `live`. With `together` 0, an
+    engine without `needs_batches` is called by each episode separately.
     """
 
     def __init__(
-        self, engine: Engine, together: float = 1.0, over: threading.Event | None = None
+        self, engine: Engine, together: float = 1.0, stopping: threading.Event | None = None
     ) -> None:
-        """Once `over` is set no batch begins any more."""
+        """Create a batcher; no batch starts after `stopping` is set."""
         self.engine = engine
         self.together = together
-        self.over = over or threading.Event()
+        self.stopping = stopping or threading.Event()
         self.seconds = 0.0
-        """Spent in the engine."""
+        """Seconds spent in the engine."""
         self._changed = threading.Condition()
         self._live = 0
         self._waiting: list[tuple[Request, list[Sampled | Exception]]] = []
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """While it lasts, batches wait for this episode's requests."""
+        """Make batches wait for this episode's requests inside this context."""
         with self._changed:
             self._live += 1
         try:
@@ -99,7 +100,7 @@ class Batcher:
                 self._run_if_full()
 
     def stop(self) -> None:
-        """Waits for the batch in flight; nobody waits for an answer any more."""
+        """Wait for the running batch, then fail all pending requests."""
         with self._changed:
             for _, answer in self._waiting:
                 answer.append(EngineError("stopped"))
@@ -108,25 +109,25 @@ class Batcher:
 
     def sample(self, request: Request) -> Sampled:
         """Wait for a batch with this request in it. Raises EngineError."""
-        if self.together == 0 and not self.engine.gathers:
+        if self.together == 0 and not self.engine.needs_batches:
             [alone] = self._ask([request])
-            return taken(alone)
+            return unwrap(alone)
         answer: list[Sampled | Exception] = []
         with self._changed:
-            if self.over.is_set():
+            if self.stopping.is_set():
                 raise EngineError("stopped")
             self._waiting.append((request, answer))
             self._run_if_full()
             self._changed.wait_for(lambda: bool(answer))
-        return taken(answer[0])
+        return unwrap(answer[0])
 
     def _run_if_full(self) -> None:
         full = len(self._waiting) >= self.together * self._live
-        if self.over.is_set() or not self._waiting or not full:
+        if self.stopping.is_set() or not self._waiting or not full:
             return
         batch, self._waiting = self._waiting, []
         start = time.perf_counter()
-        # Whatever happens here, nobody is left waiting: they are threads that would not end.
+        # Every request must get an answer on any error: a waiting thread would never end.
         results: Sequence[Sampled | Exception] = [EngineError("the batch was lost")] * len(batch)
         try:
             results = self._ask([request for request, _ in batch])
@@ -140,12 +141,12 @@ class Batcher:
         try:
             return self.engine.sample(requests)
         except (EngineError, RuntimeError, MemoryError) as error:
-            # It belongs to all whose request was in the batch, not to the one that ran it.
+            # The error concerns every request of the batch, not only the thread that ran it.
             return [error] * len(requests)
 
 
-def taken(result: Sampled | Exception) -> Sampled:
-    """Raises EngineError where the request failed."""
+def unwrap(result: Sampled | Exception) -> Sampled:
+    """Return the result. Raises EngineError if the request failed."""
     if isinstance(result, Exception):
         raise EngineError(f"sampling failed: {result}") from result
     return result
@@ -153,19 +154,20 @@ def taken(result: Sampled | Exception) -> Sampled:
 
 @dataclass
 class TokenModel:
-    """A policy as the agent's loop knows models; keeps the token stream of one episode."""
+    """A policy with the model interface of the agent's loop; it keeps one episode's token
+    stream."""
 
     name: str
     chat: Chat
-    ask: Ask
+    sample: Sample
     play: Play
     seed: int
     stream: tuple[int, ...] = ()
-    """All ids of the present context window."""
+    """All ids of the current context window."""
     seen: list[Message] = field(default_factory=list)
-    """The messages that the stream stands for."""
+    """The messages that the stream represents."""
     ended: bool = True
-    """Whether the last turn was ended by the policy rather than cut."""
+    """True if the policy ended its last turn; False if the turn was cut."""
     turns: int = 0
 
     @property
@@ -179,10 +181,10 @@ class TokenModel:
         room = min(self.play.reply, self.play.context - len(prompt))
         if room <= 0:
             raise ContextOverflow(f"{self.name}: {len(prompt)} tokens of {self.play.context}")
-        # A seed for each turn; the odd factor keeps the turns of neighbouring episodes apart.
+        # One seed per turn; the factor separates the turns of episodes with adjacent seeds.
         seed = self.seed * 1009 + self.turns
         try:
-            sampled = self.ask(Request(prompt, room, seed, self.play.temperature))
+            sampled = self.sample(Request(prompt, room, seed, self.play.temperature))
         except EngineError as error:
             raise ModelError(str(error)) from error
         message = self.chat.parse(sampled.ids)
@@ -201,24 +203,26 @@ class TokenModel:
         )
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """The stream and what came since; a whole new prompt where history was rewritten."""
-        known = len(self.seen)
-        if known and said(messages[:known]) == said(self.seen):
-            return self.stream + self.chat.between(messages[known:], self.ended)
-        return self.chat.opening(messages, tools)
+        """Return the stream plus the new messages, or a whole new prompt if the history was
+        rewritten."""
+        seen = len(self.seen)
+        if seen and comparable(messages[:seen]) == comparable(self.seen):
+            return self.stream + self.chat.continuation_ids(messages[seen:], self.ended)
+        return self.chat.prompt_ids(messages, tools)
 
 
-def said(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
-    """What makes messages equal to us; the loop may rename the ids of calls."""
+def comparable(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
+    """Return the fields that must match for equal messages; the loop may rename the ids
+    of calls."""
     return [(m.role, m.content, [(c.name, c.arguments) for c in m.tool_calls]) for m in messages]
 
 
 def start_episode(
     task: Task, judge: Judge, model: str, play: Play, root: Path, tokenizer: str | None = None
 ) -> Run:
-    """A run with the opening of `play`, and without git: an episode is never restored.
+    """Start a run with the opening of `play`, without git: an episode is never restored.
 
-    `tokenizer`: fingerprint of that whose ids are recorded.
+    `tokenizer`: fingerprint of the tokenizer whose ids are recorded.
     """
     budget = Budget(steps=play.turns, cost=None, seconds=play.seconds)
     folder = new_run(task.name, root)
@@ -233,7 +237,7 @@ def start_episode(
         budget=budget,
     )
     (folder.work / REFERENCE).write_text(task.source, encoding="utf-8")
-    for name, text in play.given(task).items():
+    for name, text in play.initial_files(task).items():
         (folder.work / name).parent.mkdir(parents=True, exist_ok=True)
         (folder.work / name).write_text(text, encoding="utf-8")
     run = Run(task, folder, log, judge, budget)
@@ -247,34 +251,39 @@ def play_one(
     judge: Judge,
     name: str,
     chat: Chat,
-    ask: Ask,
+    sample: Sample,
     play: Play,
     seed: int,
     root: Path,
     cancelled: threading.Event | None = None,
 ) -> Episode:
-    """One whole episode. Raises Unusable where it says nothing about the policy, and Interrupted
-    once `cancelled` is set, which ends it."""
+    """Play one episode.
+
+    Raises UnusableRun if the run says nothing about the policy, and Interrupted after `cancelled`
+    is set.
+    """
     run = start_episode(task, judge, name, play, root, chat.fingerprint)
     run.cancelled = cancelled or run.cancelled
     try:
-        run_agent(run, TokenModel(name, chat, ask, play, seed), play.tools, HOOKS)
+        run_agent(run, TokenModel(name, chat, sample, play, seed), play.tools, HOOKS)
     finally:
         run.log.close()
     if run.cancelled.is_set():
         raise Interrupted
-    return replace(episode_of(run.folder, chat), id=name_of(name, task, seed))
+    return replace(episode_of(run.folder, chat), id=episode_id(name, task, seed))
 
 
-def name_of(policy: str, task: Task, seed: int) -> str:
-    """Of an episode."""
+def episode_id(policy: str, task: Task, seed: int) -> str:
+    """Return the id of an episode."""
     return f"{policy}-{task.name}-{seed}"
 
 
 @dataclass(frozen=True)
 class Played:
-    """Episodes of one collection in the order of its jobs; None where one has no reward, and
-    `lost` counts those by reason."""
+    """Episodes of one collection in the order of its jobs.
+
+    An episode is None if it has no reward; `lost` counts those by reason.
+    """
 
     episodes: tuple[Episode | None, ...]
     lost: dict[str, int]
@@ -290,12 +299,12 @@ def play_many(
     play: Play,
     root: Path,
     keep_runs: bool = False,
-    done: Callable[[Episode | None], None] = lambda episode: None,
+    on_episode: Callable[[Episode | None], None] = lambda episode: None,
 ) -> Played:
-    """Play all (task, seed) at once, a thread each; episodes come in the order of `jobs`.
+    """Play all (task, seed) in parallel, one thread each; episodes come in the order of `jobs`.
 
-    `done` hears of each as it ends, from its thread. On Ctrl-C, or where one cannot be played at
-    all, the others end in the middle and no word of them is kept.
+    `on_episode` is called with each finished episode, from its thread. On Ctrl-C, or if one episode
+    cannot be played, the others stop and are discarded.
     """
     cancelled = threading.Event()
     batcher = Batcher(engine, play.together, cancelled)
@@ -304,24 +313,24 @@ def play_many(
     def one(job: tuple[Task, int]) -> Episode | str:
         task, seed = job
         with batcher.live():
-            started.wait()  # no batch before all episodes count as live
+            started.wait()  # no batch starts before all episodes are live
             try:
-                judge, ask = judges(task), batcher.sample
-                played = play_one(task, judge, name, chat, ask, play, seed, root, cancelled)
-            except Unusable as why:
-                done(None)
+                judge, sample = judges(task), batcher.sample
+                played = play_one(task, judge, name, chat, sample, play, seed, root, cancelled)
+            except UnusableRun as why:
+                on_episode(None)
                 return str(why)
-            done(played)
+            on_episode(played)
             return played
 
     started = threading.Barrier(len(jobs))
     with ThreadPoolExecutor(len(jobs)) as threads:
         try:
-            with engine.open():  # when it closes, what is in flight fails
+            with engine.open():  # pending requests fail when it closes
                 try:
                     futures = [threads.submit(one, job) for job in jobs]
                     for future in as_completed(futures):
-                        future.result()  # the first that fails ends all
+                        future.result()  # the first failure ends all episodes
                     results = [future.result() for future in futures]
                 finally:
                     cancelled.set()

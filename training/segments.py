@@ -1,12 +1,11 @@
-"""What was sampled, token by token: segments, episodes and their JSONL file.
+"""Define the training record: token segments, episodes and their JSONL file.
 
-For: the one record from which every loss is computed. An episode is a list of segments that only
-ever grows; the text that the agent reads is decoded from it, never the reverse, because
-tokenize(decode(ids)) != ids in general. Not covered: how episodes come about (`rollout.py`,
-`data.py`), tensors (`batch.py`).
+Every loss is computed from this record. An episode is an append-only list of segments. The agent's
+text is decoded from it, never the reverse, because tokenize(decode(ids)) != ids in general. Not
+covered: how episodes are created (`rollout.py`, `data.py`), tensors (`batch.py`).
 
 Invariants: only actions are sampled, so only actions may carry log-probabilities; ids and
-log-probabilities have equal length; which token counts in a loss follows from `Segment.kind` alone.
+log-probabilities have equal length; `Segment.kind` alone decides which tokens count in a loss.
 """
 
 from __future__ import annotations
@@ -20,51 +19,55 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
-PLAIN = {"str": (str,), "int": (int,), "bool": (bool,), "float": (float, int)}
-"""What JSON may give for a field, by its annotation; fields of other kinds are checked apart."""
+JSON_TYPES = {"str": (str,), "int": (int,), "bool": (bool,), "float": (float, int)}
+"""Python types that JSON may give for a field, by its annotation; other kinds are checked
+elsewhere."""
 
 
 class RecordError(Exception):
-    """A training record cannot be used. One line: which episode, which call, what to do."""
+    """A training record that cannot be used. One line: the episode, the call, the remedy."""
 
 
 class Kind(StrEnum):
-    """Who wrote a token."""
+    """The writer of a token."""
 
     PROMPT = "prompt"
     """System prompt, tools and task."""
     ACTION = "action"
-    """Sampled by the policy, its end-of-turn token included where it sampled one."""
+    """Sampled by the policy, including its end-of-turn token if it sampled one."""
     OBSERVATION = "observation"
     """Written by a tool."""
     BOUNDARY = "boundary"
-    """Put in by the chat template around turns (role markers, newlines)."""
+    """Inserted by the chat template around turns (role markers, newlines)."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of one context window. `context` counts the windows of an episode: compaction of the
-    conversation starts a new one, and tokens attend only within their own."""
+    """A piece of one context window.
+
+    `context` counts the windows of an episode: compaction of the conversation starts a new one, and
+    tokens attend only within their own.
+    """
 
     kind: Kind
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
-    """Natural logarithms under the distribution sampled from; None where the sampler gave none."""
+    """Natural logarithms under the sampling distribution; None if the sampler gave none."""
     context: int = 0
 
 
 @dataclass(frozen=True)
 class Call:
-    """One tool call of an episode, as the filters and the monitor judge it."""
+    """One tool call of an episode, as the filters and the monitor use it."""
 
     turn: int
     name: str
     arguments: str
     """Byte for byte as sampled."""
     known: bool = True
-    """The tool exists."""
+    """True if the tool exists."""
     valid: bool = True
-    """The arguments are JSON and fit the tool's schema."""
+    """True if the arguments are JSON and fit the tool's schema."""
 
 
 @dataclass(frozen=True)
@@ -73,20 +76,20 @@ class Episode:
 
     id: str
     task: str
-    """Digest of the task; the held-out split goes by it."""
+    """Digest of the task; it determines the held-out split."""
     task_name: str
     segments: tuple[Segment, ...]
     reward: float
-    """Terminal, e.g. the milestone score in {-1, 1, 2, 3}."""
+    """Terminal reward, e.g. the milestone score in {-1, 1, 2, 3}."""
     stop: str
-    """Why it ended: a `cuagent.agent` Stop value."""
+    """Reason for the end: a `cuagent.agent` Stop value."""
     calls: tuple[Call, ...] = ()
     solution: str = ""
-    """Digest of the attempt that was scored; empty where there was none."""
+    """Digest of the scored attempt; empty if there was none."""
     policy: str = ""
-    """Which policy sampled it."""
+    """Name of the policy that sampled it."""
     tokenizer: str = ""
-    """Fingerprint of the tokenizer that the ids belong to."""
+    """Fingerprint of the tokenizer of the ids."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Measured facts for reports: ratios, seconds, verdict counts. Never an input of a loss."""
 
@@ -104,7 +107,7 @@ class Episode:
 
 
 def check(episode: Episode) -> None:
-    """Raise RecordError unless the invariants above hold and there is something to learn from."""
+    """Raise RecordError unless the invariants hold and the episode has an action token."""
     context, call = 0, 0
     for at, segment in enumerate(episode.segments):
         where = f"episode {episode.id}, segment {at}"
@@ -127,7 +130,7 @@ def check(episode: Episode) -> None:
                 f"{where} (call {call}): {len(segment.ids)} ids but "
                 f"{len(segment.logprobs)} log-probabilities"
             )
-        # a run's log has words for what JSON has no number for
+        # a run log stores infinities and NaN as strings
         if not all(is_number(p) and -math.inf < p <= 1e-6 for p in segment.logprobs or ()):
             raise RecordError(
                 f"{where} (call {call}): a log-probability above 0, infinite or not a number"
@@ -137,20 +140,21 @@ def check(episode: Episode) -> None:
 
 
 def require_logprobs(episodes: Iterable[Episode]) -> None:
-    """PPO needs what the sampler knew. Raises RecordError that names the first bad call."""
+    """Raise RecordError, naming the first bad call, unless all actions have log-probabilities for
+    PPO."""
     for episode in episodes:
         check(episode)
         actions = (s for s in episode.segments if s.kind is Kind.ACTION)
         for call, segment in enumerate(actions, start=1):
             if segment.logprobs is None:
                 raise RecordError(
-                    f"episode {episode.id}, call {call}: no log-probabilities of the sampler; PPO "
-                    "cannot use it (text of an API model serves RFT: cuagent train rft)"
+                    f"episode {episode.id}, call {call}: no log-probabilities of the sampler; use "
+                    "cuagent train rft for runs of API models"
                 )
 
 
 def write_episodes(path: Path, episodes: Iterable[Episode]) -> int:
-    """Append to a JSONL file, one line an episode; returns how many. Every record is checked."""
+    """Check episodes and append them to a JSONL file, one per line; return the number written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with path.open("a", encoding="utf-8") as out:
@@ -166,7 +170,9 @@ def read_episodes(path: Path) -> Iterator[Episode]:
     try:
         source = path.open(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise RecordError(f"{path}: {error.strerror}; cuagent train collect makes one") from error
+        raise RecordError(
+            f"{path}: {error.strerror}; create it with cuagent train collect"
+        ) from error
     with source:
         for number, line in enumerate(source, start=1):
             if not line.strip():
@@ -182,23 +188,23 @@ def read_episodes(path: Path) -> Iterator[Episode]:
 
 
 def episode_from(data: dict[str, Any]) -> Episode:
-    """Of one line's object. Raises ValueError, KeyError or TypeError."""
+    """Create an episode from one line's object. Raises ValueError, KeyError or TypeError."""
     version = data.pop("v")
     if version != VERSION:
-        raise ValueError(f"version {version}, this cuagent reads {VERSION}")
+        raise ValueError(f"version {version}; this cuagent reads version {VERSION}")
     segments = tuple(_segment(s) for s in data.pop("segments"))
-    calls = tuple(Call(**typed(Call, c)) for c in data.pop("calls"))
-    if not math.isfinite(typed(Episode, data)["reward"]):
+    calls = tuple(Call(**check_types(Call, c)) for c in data.pop("calls"))
+    if not math.isfinite(check_types(Episode, data)["reward"]):
         raise ValueError(f"its reward is {data['reward']!r}")
     if not all(is_number(value) for value in data.get("figures", {}).values()):
         raise ValueError(f"its figures are {data['figures']!r}")
     return Episode(segments=segments, calls=calls, **data)
 
 
-def typed(kind: type, data: dict[str, Any]) -> dict[str, Any]:
-    """`data`, once its texts and numbers are what the fields of `kind` say. Raises ValueError."""
+def check_types(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+    """Return `data` if its values have the types of the fields of `kind`. Raises ValueError."""
     for one in fields(kind):
-        wanted = PLAIN.get(str(one.type))
+        wanted = JSON_TYPES.get(str(one.type))
         if wanted and one.name in data and type(data[one.name]) not in wanted:
             raise ValueError(f"its {one.name} is {data[one.name]!r}")
     return data
@@ -211,12 +217,12 @@ def is_number(value: object) -> bool:
 def _segment(data: dict[str, Any]) -> Segment:
     logprobs: Sequence[float] | None = data["logprobs"]
     if not all(type(i) is int and i >= 0 for i in data["ids"]):
-        raise ValueError("a token id that is no whole number from 0 on")
+        raise ValueError("a token id is not a non-negative integer")
     if logprobs is not None and not all(is_number(p) for p in logprobs):
-        raise ValueError("a log-probability that is no number")
+        raise ValueError("a log-probability is not a number")
     return Segment(
         Kind(data["kind"]),
         tuple(data["ids"]),
         None if logprobs is None else tuple(logprobs),
-        typed(Segment, data)["context"],
+        check_types(Segment, data)["context"],
     )

@@ -1,9 +1,9 @@
-"""Sampling from a server that takes token ids and returns them with their log-probabilities.
+"""Sample from a server that takes token ids and returns ids with their log-probabilities.
 
-For: policies that want an engine of their own, on other GPUs than those that train or time. Two
-forms are spoken, told apart by the URL: vLLM's completions (`http://HOST:8000/v1`) and SGLang's own
+It serves policies on GPUs other than those that train or time. The URL selects one of two
+protocols: vLLM's completions (`http://HOST:8000/v1`) or SGLang's own
 (`http://HOST:30000/generate`). Not covered: starting the server.
-Invariant: what is recorded are the server's ids, never text that was read again.
+Invariant: the recorded ids are the server's, never re-tokenized text.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 from cuagent.training.engine import EngineError, Request, Sampled
 
 SGLANG = "/generate"
-MOST_S = 1800.0
-"""For one answer: long turns wait behind many others."""
-UNWARPED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Said each time: both servers else take what the model's generation_config.json recommends, and
-the log-probabilities would be of another distribution than was sampled from."""
+TIMEOUT_S = 1800.0
+"""Seconds to wait for one answer: long turns queue behind many others."""
+UNFILTERED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Sampling settings sent with each request. Without them both servers use the model's
+generation_config.json, and the log-probabilities would belong to another distribution."""
 
 
 class ServerEngine:
-    """`model`: the name that the server knows the policy by; SGLang serves one and needs none."""
+    """An engine on a server. `model` is the server's name of the policy; SGLang ignores it."""
 
-    gathers = False
+    needs_batches = False
 
     def __init__(self, url: str, model: str, end: int, concurrency: int = 64) -> None:
         self.url = url.rstrip("/")
@@ -46,24 +46,26 @@ class ServerEngine:
             return list(pool.map(self._ask, requests))
 
     def load(self, folder: Path) -> None:
-        """Have the weights of a Hugging Face folder served, which the server must see by the same
-        name. Raises EngineError where it cannot."""
-        if not reloads(self.url):
-            raise EngineError(f"{self.url}: only SGLang ({SGLANG}) takes new weights while it runs")
+        """Load the weights of a Hugging Face folder, whose path the server must see. Raises
+        EngineError."""
+        if not can_reload(self.url):
+            raise EngineError(
+                f"{self.url}: only SGLang ({SGLANG}) can load new weights while it runs"
+            )
         route = self.url.removesuffix(SGLANG) + "/update_weights_from_disk"
-        said = post(route, {"model_path": str(folder), "flush_cache": True})
-        if said.get("success") is not True:
-            raise EngineError(f"{route}: {said.get('message', 'no success')}")
+        answer = post(route, {"model_path": str(folder), "flush_cache": True})
+        if answer.get("success") is not True:
+            raise EngineError(f"{route}: {answer.get('message', 'no success')}")
 
     def _ask(self, request: Request) -> Sampled:
         try:
-            found = self._generate(request) if reloads(self.url) else self._complete(request)
+            found = self._generate(request) if can_reload(self.url) else self._complete(request)
         except (KeyError, IndexError, TypeError) as error:
-            raise EngineError(f"{self.url}: no usable answer ({error!r})") from error
+            raise EngineError(f"{self.url}: no valid answer ({error!r})") from error
         if not found.ids or len(found.ids) != len(found.logprobs):
             raise EngineError(
-                f"{self.url}: gives no token ids with log-probabilities; use a server that does "
-                "(vLLM 0.10.2 or later, or SGLang's /generate)"
+                f"{self.url}: returned no token ids with log-probabilities; use "
+                "vLLM 0.10.2 or later, or SGLang's /generate"
             )
         return found
 
@@ -71,14 +73,14 @@ class ServerEngine:
         body = {
             "model": self.model,
             "prompt": list(request.prompt),
-            "max_tokens": request.most,
+            "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "seed": request.seed,
             "logprobs": 0,
             "return_token_ids": True,
             "stop_token_ids": [self.end],
             "include_stop_str_in_output": True,
-            **UNWARPED,
+            **UNFILTERED,
         }
         choice = post(self.url + "/completions", body)["choices"][0]
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
@@ -87,31 +89,33 @@ class ServerEngine:
 
     def _generate(self, request: Request) -> Sampled:
         sampling = {
-            "max_new_tokens": request.most,
+            "max_new_tokens": request.max_tokens,
             "temperature": request.temperature,
             "sampling_seed": request.seed,
             "stop_token_ids": [self.end],
             "no_stop_trim": True,
-            **UNWARPED,
+            **UNFILTERED,
         }
         prompt = list(request.prompt)
         body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
-        about = post(self.url, body)["meta_info"]
-        each = about.get("output_token_logprobs") or ()  # [log-probability, id, text] of a token
-        cut = about["finish_reason"]["type"] == "length"
+        meta = post(self.url, body)["meta_info"]
+        each = meta.get("output_token_logprobs") or ()  # [log-probability, id, text] of a token
+        cut = meta["finish_reason"]["type"] == "length"
         return Sampled(tuple(e[1] for e in each), tuple(e[0] for e in each), cut)
 
 
-def reloads(url: str) -> bool:
-    """Whether the server behind a URL takes new weights while it runs."""
+def can_reload(url: str) -> bool:
+    """Return True if the server can load new weights while it runs."""
     return url.rstrip("/").endswith(SGLANG)
 
 
 def post(url: str, body: Mapping[str, Any]) -> Any:
-    """Raises EngineError."""
+    """Post JSON and return the JSON answer. Raises EngineError."""
     data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, kind), timeout=MOST_S) as got:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data, kind), timeout=TIMEOUT_S
+        ) as got:
             return json.load(got)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise EngineError(f"{url}: no usable answer ({error or type(error).__name__})") from error
+        raise EngineError(f"{url}: no valid answer ({error or type(error).__name__})") from error

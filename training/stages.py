@@ -1,7 +1,7 @@
-"""The stages as commands run them: policies, tasks and episodes come from folders and go to some.
+"""Run the training stages for the commands: load policies, tasks and episodes, and save results.
 
-For: training a policy of one's own (any Hugging Face causal model with a chat template) on tasks of
-one's own. Not covered: the loops themselves (`rft.py`, `value.py`, `ppo.py`), several processes.
+A user trains any Hugging Face causal model with a chat template on any tasks.
+Not covered: the loops themselves (`rft.py`, `value.py`, `ppo.py`), several processes.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from cuagent.training.curriculum import Curriculum
 from cuagent.training.data import load_runs, split
 from cuagent.training.engine import Engine, LocalEngine
 from cuagent.training.export import write_atif, write_chat, write_parquet
-from cuagent.training.files import whole_folder, write_whole
-from cuagent.training.filters import Filters, keep
+from cuagent.training.files import atomic_folder, write_atomic
+from cuagent.training.filters import Filters, filter_episodes
 from cuagent.training.lora import Lora, adapt, merged
 from cuagent.training.metrics import Metrics, episode_metrics
-from cuagent.training.model import load_actor, load_critic, new_critic, quiet, save_model
+from cuagent.training.model import load_actor, load_critic, new_critic, quiet_libraries, save_model
 from cuagent.training.placement import Dtype, Placement, copy_weights, is_sharded, place
 from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import PpoConfig, ppo
 from cuagent.training.ray_pool import RayPool
-from cuagent.training.reward import highest
+from cuagent.training.reward import max_reward
 from cuagent.training.rft import RftConfig, rft
 from cuagent.training.rollout import Play
 from cuagent.training.segments import Episode, RecordError, read_episodes
-from cuagent.training.server import ServerEngine, reloads
+from cuagent.training.server import ServerEngine, can_reload
 from cuagent.training.value import ValueConfig, pretrain_value
 
 Say = Callable[[str], None]
@@ -61,12 +61,12 @@ class Sampler(StrEnum):
     LOCAL = "local"
     """Batches decoded one after the other; the same seeds give the same episodes."""
     CONTINUOUS = "continuous"
-    """transformers' continuous batching, which keeps what a conversation has said."""
+    """transformers' continuous batching, which caches the keys and values of conversations."""
 
 
 @dataclass(frozen=True)
 class PlayConfig:
-    """How episodes are played, with all tools and the full prompt of `cuagent optimize`."""
+    """Settings of episodes, with all tools and the full prompt of `cuagent optimize`."""
 
     turns: int = 40
     context: int = 32768
@@ -74,25 +74,26 @@ class PlayConfig:
     temperature: float = 1.0
     seconds: float | None = None
     together: float = 1.0
-    """Share of the live episodes for which the engine waits; less than 1 only where the devices
-    that judge do not sample, and 0 where it batches by itself (a server, `continuous`)."""
+    """Share of the live episodes for which the engine waits. Use less than 1 only if the judging
+    devices do not sample, and 0 for engines that batch by themselves (a server, `continuous`)."""
     timed: bool = True
-    """Without it the rewards are -1 and 1."""
+    """False gives rewards -1 and 1 only."""
     gpus: tuple[int, ...] = (0,)
     """Devices that judge."""
     beside: int = 1
-    """Kernels verified at once on each of them; timing is one after the other, beside nothing."""
+    """Kernels verified in parallel on each judging GPU; timing is exclusive."""
     ray: int = 0
-    """GPUs that judge as actors of Ray, on any machine of its cluster; 0 judges here, on `gpus`."""
+    """Number of GPUs that judge as Ray actors, on any machine of the cluster; 0 judges on
+    `gpus`."""
     engine: Sampler = Sampler.LOCAL
     server: str | None = None
     """URL of a server that returns token ids: http://localhost:8000/v1 of vLLM, or SGLang's
-    http://localhost:30000/generate; None samples here."""
+    http://localhost:30000/generate. None samples in this process."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "context", "reply", "beside")
         if self.ray and self.beside > 1:
-            raise ConfigError("play.ray and play.beside: an actor of Ray has one judge")
+            raise ConfigError("play.ray needs play.beside=1: a Ray actor has one judge")
         at_least(0, self, "temperature", "ray")
         above(0, self, "seconds")
         between(0, 1, self, "together")
@@ -104,13 +105,13 @@ class TrainConfig:
 
     seed: int = 0
     dtype: Dtype = Dtype.FP32
-    """Of weights and optimizer. In bfloat16 small updates are lost to rounding."""
+    """Type of weights and optimizer. In bfloat16 small updates are lost to rounding."""
     placement: Placement = field(default_factory=Placement)
-    """Of the models that are trained."""
+    """Layout of the trained models."""
     lora: Lora = field(default_factory=Lora)
     """Adapters instead of all weights."""
     heldout: float = 0.1
-    """Share of the tasks."""
+    """Share of the tasks that are held out."""
     play: PlayConfig = field(default_factory=PlayConfig)
     filters: Filters = field(default_factory=Filters)
     rft: RftConfig = field(default_factory=RftConfig)
@@ -118,8 +119,8 @@ class TrainConfig:
     ppo: PpoConfig = field(default_factory=PpoConfig)
     ppo_episodes: int = 256
     single_turn: int = 0
-    """First iterations of PPO in which an episode has one turn, as the paper's warm-up: whatever
-    the policy wants done, the submission too, must stand in its one reply."""
+    """Number of first PPO iterations in which an episode has one turn, the paper's warm-up: the one
+    reply must contain all calls, including `submit`."""
     curriculum: bool = True
 
     def __post_init__(self) -> None:
@@ -132,33 +133,38 @@ class TrainConfig:
 def collect(
     policy: Path, tasks: Path, out: Path, episodes: int, config: TrainConfig, device: str, say: Say
 ) -> Metrics:
-    """Play `episodes` episodes of a policy; they lie in `out/episodes/00000.jsonl`. One that was
-    interrupted goes on, one that is finished is not played again."""
+    """Play `episodes` episodes of a policy into `out/episodes/00000.jsonl`; return the metrics.
+
+    An interrupted collection resumes; a finished one is not played again.
+    """
     chat, actor = load_policy(policy, config)
-    todo, path = load_tasks(tasks, device), out / "evaluation.json"
+    task_list, path = load_tasks(tasks, device), out / "evaluation.json"
     whole = out / "episodes" / "00000.jsonl"
-    of = {"policy": mark_of_policy(actor, chat), "tasks": mark_of_tasks(todo)}
-    parts = part_of(config, "seed", "dtype", "placement", "play") | {"episodes": episodes}
-    before = manifest.begin(out, "collect", of, parts)
+    of = {"policy": digest_of_policy(actor, chat), "tasks": digest_of_tasks(task_list)}
+    settings_used = settings_in(config, "seed", "dtype", "placement", "play") | {
+        "episodes": episodes
+    }
+    before = manifest.open_manifest(out, "collect", of, settings_used)
     if before is None and whole.exists():
-        raise ConfigError(f"{whole} does not say what it was made with; take another --out")
+        raise ConfigError(f"{whole} has no manifest.json with its settings; use another --out")
     if before is not None and path.exists():
-        say(f"{out} is finished; another --out begins anew")
+        say(f"{out} is already finished; use another --out to start again")
         return report(json.loads(path.read_text(encoding="utf-8")), say)
-    if paged(config):
+    if samples_from_pages(config):
         actor = actor.to(device, config.placement.compute.torch)
     else:
         actor = place(actor, Placement(compute=config.placement.compute), device)
-    with judges(config, device) as pool:
-        plays = collector(todo, chat, actor, pool, out, episodes, config, say)
-        plays.of = {**of, **parts}
+    with make_pool(config, device) as pool:
+        plays = make_collector(task_list, chat, actor, pool, out, episodes, config, say)
+        plays.inputs = {**of, **settings_used}
         found = list(read_episodes(whole)) if whole.exists() else plays(0)
     metrics = episode_metrics(found)
-    write_whole(path, json.dumps(metrics, indent=1))
+    write_atomic(path, json.dumps(metrics, indent=1))
     return report(metrics, say)
 
 
 def report(metrics: Metrics, say: Say) -> Metrics:
+    """Print the reward and the share of correct kernels; return the metrics."""
     say(f"reward {metrics['reward']:+.3f}, correct {metrics['correct']:.0%}")
     return metrics
 
@@ -166,24 +172,27 @@ def report(metrics: Metrics, say: Say) -> Metrics:
 def run_rft(
     policy: Path, sources: Sequence[Path], out: Path, config: TrainConfig, device: str, say: Say
 ) -> None:
-    """RFT of a policy on runs (folders) or episodes (JSONL); the model lies in `out/model`."""
+    """Run RFT of a policy on runs (folders) or episodes (JSONL); save the model in `out/model`."""
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
-    kept, funnel = keep(train, config.filters)
-    of = {"policy": mark_of_policy(actor, chat), "episodes": mark_of_episodes([*train, *heldout])}
-    parts = part_of(config, "dtype", "placement", "lora", "heldout", "filters", "rft")
-    reached = going_on(out, say, "rft", of, parts, config.rft.steps)
+    kept, funnel = filter_episodes(train, config.filters)
+    of = {
+        "policy": digest_of_policy(actor, chat),
+        "episodes": digest_of_episodes([*train, *heldout]),
+    }
+    settings_used = settings_in(config, "dtype", "placement", "lora", "heldout", "filters", "rft")
+    reached = resume_step(out, say, "rft", of, settings_used, config.rft.steps)
     if reached is None:
         return
     for line in funnel.lines():
         say(line)
-    if parallel.rank() == 0 and not reached:  # what is gone on with has its own
-        write_whole(out / "funnel.json", json.dumps(asdict(funnel)))
+    if parallel.rank() == 0 and not reached:  # a resumed run has the file already
+        write_atomic(out / "funnel.json", json.dumps(asdict(funnel)))
     if not kept:
-        raise RecordError("no episode passes the filters; see the counts above")
-    actor = ready(actor, config, device)
-    rft(actor, kept, keep(heldout, config.filters)[0], config.rft, out, say)
+        raise RecordError("no episode passes the filters; see the counts above and relax filters.*")
+    actor = prepare_model(actor, config, device)
+    rft(actor, kept, filter_episodes(heldout, config.filters)[0], config.rft, out, say)
     save_final(actor, out / "model", chat)
     finish(out)
 
@@ -191,15 +200,18 @@ def run_rft(
 def run_value(
     policy: Path, sources: Sequence[Path], out: Path, config: TrainConfig, device: str, say: Say
 ) -> None:
-    """Value pretraining of a critic on the policy's backbone; the critic lies in `out/model`."""
+    """Pretrain a critic on the policy's backbone; save it in `out/model`."""
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
-    of = {"policy": mark_of_policy(actor, chat), "episodes": mark_of_episodes([*train, *heldout])}
-    parts = part_of(config, "dtype", "placement", "lora", "heldout", "value")
-    if going_on(out, say, "value", of, parts, config.value.steps) is None:
+    of = {
+        "policy": digest_of_policy(actor, chat),
+        "episodes": digest_of_episodes([*train, *heldout]),
+    }
+    settings_used = settings_in(config, "dtype", "placement", "lora", "heldout", "value")
+    if resume_step(out, say, "value", of, settings_used, config.value.steps) is None:
         return
-    critic = ready(new_critic(actor), config, device)
+    critic = prepare_model(new_critic(actor), config, device)
     pretrain_value(critic, train, heldout, config.value, out, say)
     save_final(critic, out / "model")
     finish(out)
@@ -214,47 +226,49 @@ def run_ppo(
     device: str,
     say: Say,
 ) -> None:
-    """PPO; without a critic from value pretraining it starts from a head of zeros."""
+    """Run PPO; without a pretrained critic it starts from a head of zeros."""
     server = config.play.server
-    if server is not None and not reloads(server):
+    if server is not None and not can_reload(server):
         raise RecordError(
-            f"play.server={server}: PPO needs one that takes new weights while it runs, SGLang "
-            "(http://HOST:PORT/generate); unset it to sample here"
+            f"play.server={server}: PPO needs a server that can load new weights while it runs: "
+            "SGLang (http://HOST:PORT/generate); unset play.server to sample in this process"
         )
     if server is not None and config.lora.rank:
-        raise ConfigError(
-            "lora.rank and play.server: PPO would have to merge the adapter each time"
-        )
+        raise ConfigError("lora.rank and play.server cannot be combined: unset one of them")
     if config.play.temperature != 1.0:
-        raise RecordError("PPO needs play.temperature=1: other ratios would be wrong")
+        raise RecordError("PPO needs play.temperature=1; other temperatures bias its ratios")
     chat, actor = load_policy(policy, config)
     values = new_critic(actor)
     if critic is not None:
-        with reading(critic):
+        with policy_errors(critic):
             values = load_critic(critic, config.dtype.torch)
-    todo = load_tasks(tasks, device)
+    task_list = load_tasks(tasks, device)
     of = {
-        "policy": mark_of_policy(actor, chat),
-        "critic": mark_of_model(values),
-        "tasks": mark_of_tasks(todo),
+        "policy": digest_of_policy(actor, chat),
+        "critic": digest_of_model(values),
+        "tasks": digest_of_tasks(task_list),
     }
-    parts = part_of(config, "seed", "dtype", "placement", "lora", "play", "ppo", "ppo_episodes")
-    parts |= part_of(config, "single_turn", "curriculum")
-    if going_on(out, say, "ppo", of, parts, config.ppo.iterations) is None:
+    settings_used = settings_in(
+        config, "seed", "dtype", "placement", "lora", "play", "ppo", "ppo_episodes"
+    )
+    settings_used |= settings_in(config, "single_turn", "curriculum")
+    if resume_step(out, say, "ppo", of, settings_used, config.ppo.iterations) is None:
         return
-    values, actor = ready(values, config, device), ready(actor, config, device)
-    acting = player(actor, policy, config, device)
+    values, actor = prepare_model(values, config, device), prepare_model(actor, config, device)
+    sampler = sampling_actor(actor, policy, config, device)
     reference = None
     if config.ppo.kl_weight:
         reference = place(load_policy(policy, config)[1], config.placement, device)
-    with judges(config, device) as pool:
-        plays = collector(todo, chat, acting, pool, out, config.ppo_episodes, config, say)
+    with make_pool(config, device) as pool:
+        plays = make_collector(
+            task_list, chat, sampler, pool, out, config.ppo_episodes, config, say
+        )
         if config.curriculum:
-            plays.curriculum = Curriculum(highest=highest(config.play.timed))
+            plays.curriculum = Curriculum(highest=max_reward(config.play.timed))
 
         def collect(iteration: int) -> list[Episode]:
-            if acting is not actor:
-                copy_weights(actor, into=acting)
+            if sampler is not actor:
+                copy_weights(actor, into=sampler)
             if isinstance(plays.engine, ServerEngine):
                 save_final(actor, out / "served", chat)
                 if parallel.rank() == 0:
@@ -271,26 +285,27 @@ def run_ppo(
 
 
 def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
-    """Runs in another format; parquet needs the policy whose tokenizer the ids belong to."""
+    """Write runs in another format; parquet needs the policy whose tokenizer made the ids."""
     found = list_runs(runs)
     if not found:
         raise RecordError(f"{runs}: no runs")
     if out.exists() and out.is_dir() != (form is Export.ATIF):
-        raise RecordError(f"{out}: {form} wants a {'folder' if form is Export.ATIF else 'file'}")
+        raise RecordError(f"{out}: {form} needs a {'folder' if form is Export.ATIF else 'file'}")
     out.parent.mkdir(parents=True, exist_ok=True)
     if form is Export.CHAT:
         return write_chat(found, out)
     if form is Export.ATIF:
         return write_atif(found, out)
     if policy is None:
-        raise RecordError("parquet holds token ids: name the policy whose tokenizer they are for")
-    with reading(policy):
+        raise RecordError("parquet holds token ids; add --policy for the tokenizer")
+    with policy_errors(policy):
         chat = load_chat(policy)
     return write_parquet(load_runs(runs, chat).episodes, out)
 
 
 def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
-    """Episodes from JSONL files and folders of runs, with what was left out said."""
+    """Load episodes from JSONL files and folders of runs; print how many runs were
+    skipped and why."""
     found: list[Episode] = []
     for source in sources:
         if not source.exists():
@@ -300,44 +315,44 @@ def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
             continue
         loaded = load_runs(source, chat)
         for why, count in loaded.left_out.items():
-            say(f"{source}: {count} runs left out: {why}")
+            say(f"{source}: {count} runs skipped: {why}")
         found += loaded.episodes
     foreign = next((e.id for e in found if e.tokenizer != chat.fingerprint), None)
     if foreign is not None:
-        raise RecordError(f"episode {foreign} has the ids of another tokenizer than the policy's")
+        raise RecordError(f"episode {foreign} has the ids of another tokenizer, not the policy's")
     if not found:
         raise RecordError(f"no episodes in {', '.join(map(str, sources))}")
     return found
 
 
 def check_ids(episodes: Sequence[Episode], actor: Any) -> None:
-    """Raises RecordError where a token id is none of the model's."""
+    """Raise RecordError if a token id exceeds the model's vocabulary."""
     size = actor.get_input_embeddings().num_embeddings
     for episode in episodes:
         most = max(max(s.ids, default=0) for s in episode.segments)
         if most >= size:
-            raise RecordError(f"episode {episode.id}: token id {most}, the policy knows {size}")
+            raise RecordError(f"episode {episode.id}: token id {most}, but the policy has {size}")
 
 
-def going_on(
-    out: Path, say: Say, command: str, of: manifest.Names, parts: manifest.Names, steps: int
+def resume_step(
+    out: Path, say: Say, command: str, of: manifest.Names, settings_used: manifest.Names, steps: int
 ) -> int | None:
-    """The step that a stage goes on from; None where all is there already. Raises ConfigError."""
+    """Return the step from which a stage resumes; None if it is finished. Raises ConfigError."""
     reached = step_of(newest := latest_checkpoint(out))
-    before = manifest.begin(out, command, of, parts, parallel.rank() == 0)
+    before = manifest.open_manifest(out, command, of, settings_used, parallel.rank() == 0)
     if reached > steps:
-        raise ConfigError(f"{out} has come to step {reached}, past {steps}; take another --out")
+        raise ConfigError(f"{out} is at step {reached}, beyond {steps}; use another --out")
     finished = before is not None and before.get("finished") == steps
     if finished and (out / "model").exists():
-        say(f"{out} is finished; another --out begins anew")
+        say(f"{out} is already finished; use another --out to start again")
         return None
     if newest is not None:
-        say(f"going on from {newest}; another --out begins anew")
+        say(f"resuming from {newest}; use another --out to start again")
     return reached
 
 
 def finish(out: Path) -> None:
-    """Every process calls it, once all models have been left."""
+    """Record in the manifest that the stage is complete; every process calls it after saving."""
     reached = step_of(latest_checkpoint(out))
     if parallel.rank() == 0:
         manifest.finish(out, reached)
@@ -347,38 +362,38 @@ def step_of(checkpoint: Path | None) -> int:
     return 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
 
 
-def part_of(config: TrainConfig, *names: str) -> dict[str, Any]:
-    """The settings in some of the tables, but for how far a stage goes."""
-    known = manifest.settings(config, "rft.steps", "value.steps", "ppo.iterations")
+def settings_in(config: TrainConfig, *names: str) -> dict[str, Any]:
+    """Return the settings in some of the tables, without the number of steps of a stage."""
+    known = manifest.fixed_settings(config, "rft.steps", "value.steps", "ppo.iterations")
     return {name: value for name, value in known.items() if name.partition(".")[0] in names}
 
 
-def mark_of(parts: Iterable[bytes]) -> str:
-    """Tells apart what is too long to be written down. It says nothing of paths: folders move."""
+def digest_of(parts: Iterable[bytes]) -> str:
+    """Return a short hash of data that is too long for the manifest; paths do not enter it."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
     return digest.hexdigest()[:16]
 
 
-def mark_of_model(model: Any) -> str:
-    """By the first numbers of each tensor: training moves them all."""
-    return mark_of(
+def digest_of_model(model: Any) -> str:
+    """Hash the first numbers of each tensor: training changes them all."""
+    return digest_of(
         name.encode() + tensor.flatten()[:256].float().numpy().tobytes()
         for name, tensor in model.state_dict().items()
     )
 
 
-def mark_of_policy(actor: Any, chat: Chat) -> str:
-    return mark_of([mark_of_model(actor).encode(), chat.fingerprint.encode()])
+def digest_of_policy(actor: Any, chat: Chat) -> str:
+    return digest_of([digest_of_model(actor).encode(), chat.fingerprint.encode()])
 
 
-def mark_of_tasks(tasks: Sequence[Task]) -> str:
-    return mark_of(task.digest.encode() for task in tasks)
+def digest_of_tasks(tasks: Sequence[Task]) -> str:
+    return digest_of(task.digest.encode() for task in tasks)
 
 
-def mark_of_episodes(episodes: Sequence[Episode]) -> str:
-    return mark_of(
+def digest_of_episodes(episodes: Sequence[Episode]) -> str:
+    return digest_of(
         repr(replace(episode, segments=())).encode()
         + b"".join(array("q", segment.ids).tobytes() for segment in episode.segments)
         for episode in episodes
@@ -386,56 +401,59 @@ def mark_of_episodes(episodes: Sequence[Episode]) -> str:
 
 
 def load_policy(folder: Path, config: TrainConfig) -> tuple[Chat, Any]:
-    """Tokenizer and actor of a Hugging Face folder; the actor on the CPU."""
-    with reading(folder):
+    """Load tokenizer and actor of a Hugging Face folder; the actor on the CPU."""
+    with policy_errors(folder):
         return load_chat(folder), load_actor(folder, config.dtype.torch)
 
 
 @contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """What goes wrong with a Hugging Face folder, or name, in one line. Raises RecordError."""
+def policy_errors(folder: Path) -> Iterator[None]:
+    """Turn errors about a Hugging Face folder or name into a RecordError of one line."""
     absent = not folder.exists()
     if absent and (len(folder.parts) != 2 or folder.parent.exists()):
-        # No OWNER/NAME of a hub either; its few names of one word have no chat template.
+        # Not OWNER/NAME of the hub either; its few one-word names have no chat template.
         raise RecordError(f"{folder}: no such folder")
-    quiet()
+    quiet_libraries()
     try:
         yield
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0].rstrip(": ")
-        also = "no such folder here, and " if absent else ""
+        also = "no such folder, and " if absent else ""
         raise RecordError(f"{folder}: {also}not a Hugging Face model ({reason})") from error
 
 
-def ready(model: Any, config: TrainConfig, device: str) -> Any:
-    """A model laid out for training as the settings say. Raises ConfigError."""
+def prepare_model(model: Any, config: TrainConfig, device: str) -> Any:
+    """Place a model for training according to the settings. Raises ConfigError."""
     if config.lora.rank and config.placement.sharded:
-        raise ConfigError("lora.rank and placement.sharded: adapters are for models that fit a GPU")
+        raise ConfigError("lora.rank and placement.sharded cannot be combined: unset one of them")
     return place(adapt(model, config.lora), config.placement, device)
 
 
-def player(actor: Any, policy: Path, config: TrainConfig, device: str) -> Any:
-    """The actor that plays: the trained one, or a whole copy on every process; beside shards, and
-    where products are of another type than weights, for pages hold what comes of products.
+def sampling_actor(actor: Any, policy: Path, config: TrainConfig, device: str) -> Any:
+    """Return the actor that samples: the trained one, or a full copy on every process.
 
+    A copy is needed for a sharded actor, and for paged sampling if the compute type differs from
+    the weights' type, since the pages hold results of the compute type.
     Raises ConfigError.
     """
     compute = config.placement.compute
-    apart = is_sharded(actor) or (paged(config) and compute is not config.dtype)
+    apart = is_sharded(actor) or (samples_from_pages(config) and compute is not config.dtype)
     if config.play.server is not None or not apart:
         return actor
     if config.lora.rank:
-        raise ConfigError("play.engine=continuous: adapters play in their own dtype alone")
+        raise ConfigError(
+            "play.engine=continuous with lora.rank needs placement.compute equal to dtype"
+        )
     return load_actor(policy, compute.torch).to(device)
 
 
-def paged(config: TrainConfig) -> bool:
-    """Whether the actor plays from pages of keys and values, which have the type of its weights."""
+def samples_from_pages(config: TrainConfig) -> bool:
+    """Return True if the actor samples with paged keys and values, which have its weights' type."""
     return config.play.engine is Sampler.CONTINUOUS and config.play.server is None
 
 
 def load_tasks(folder: Path, device: str) -> list[Task]:
-    """Every `.py` file of a folder as a task. Raises TaskError, RecordError."""
+    """Load every `.py` file of a folder as a task. Raises TaskError, RecordError."""
     if not folder.exists():
         raise RecordError(f"{folder}: no such folder")
     files = [folder] if folder.is_file() else sorted(folder.glob("*.py"))
@@ -445,7 +463,7 @@ def load_tasks(folder: Path, device: str) -> list[Task]:
     return [load_task(str(file), device=kind) for file in files]
 
 
-def collector(
+def make_collector(
     tasks: Sequence[Task],
     chat: Chat,
     actor: Any,
@@ -456,39 +474,41 @@ def collector(
     say: Say,
 ) -> Collector:
     p = config.play
-    engine = engine_of(actor.eval(), chat, min(episodes, Collector.at_once), config)
+    engine = make_engine(actor.eval(), chat, min(episodes, Collector.max_in_flight), config)
     limits = (p.turns, p.context, p.reply, p.temperature, p.seconds)
     play = Play(TOOLS, opening, *limits, together=p.together)
     return Collector(tasks, chat, engine, pool, play, out, episodes, config.seed, say=say)
 
 
-def engine_of(actor: Any, chat: Chat, at_once: int, config: TrainConfig) -> Engine:
-    """What samples the actor for so many conversations."""
+def make_engine(actor: Any, chat: Chat, max_in_flight: int, config: TrainConfig) -> Engine:
+    """Return the engine that samples the actor for `max_in_flight` conversations."""
     p = config.play
     if p.server is not None:
         return ServerEngine(p.server, actor.name_or_path, chat.end)
-    if paged(config):
-        return ContinuousEngine(actor, chat.end, at_once * p.context, p.temperature)
+    if samples_from_pages(config):
+        return ContinuousEngine(actor, chat.end, max_in_flight * p.context, p.temperature)
     return LocalEngine(actor, chat.end)
 
 
-def judges(config: TrainConfig, device: str) -> JudgePool | RayPool:
-    """Where several processes train, each judges on the device that it trains on, or all of them
-    share the actors of Ray."""
+def make_pool(config: TrainConfig, device: str) -> JudgePool | RayPool:
+    """Return the pool of judges.
+
+    With several processes, each judges on the device that it trains on, or all share Ray actors.
+    """
     effort = Effort.QUICK if config.play.timed else None
     if config.play.ray:
         shared = "judge" if parallel.size() > 1 else None
         return RayPool(config.play.ray, effort, device.startswith("cuda"), name=shared)
     own = (int(os.environ.get("LOCAL_RANK", "0")),)
     gpus = config.play.gpus if parallel.size() == 1 else own
-    return JudgePool(effort, gpus=gpus, beside=config.play.beside)
+    return JudgePool(effort, gpus=gpus, judges_per_gpu=config.play.beside)
 
 
 def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
-    """Write a finished model, whole or not at all; an adapter also by itself, beside it."""
+    """Save a finished model atomically, and an adapter separately next to it."""
     first = parallel.rank() == 0
     plain = merged(model, folder.with_name(f"{folder.name}-adapter"))
-    with whole_folder(folder) if first else nullcontext(folder) as partial:
+    with atomic_folder(folder) if first else nullcontext(folder) as partial:
         save_model(plain, partial)
         if chat is not None and first:
             chat.save(partial)

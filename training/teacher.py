@@ -1,10 +1,10 @@
-"""The teacher of the gym: it writes kernels as a hurried person does, and never looks at a clock.
+"""Write the demonstrations of the gym: mediocre kernels with mistakes, chosen without any timing.
 
-For: the demonstrations that the base policy imitates. Mediocre by construction: it picks loop,
-type and launch at random, mostly slow ones, and errs at known rates; so there is something left to
-learn from verdicts. What it plays goes through the agent's tools and is judged for real; first
-turns can also be written down alone (`first_turn`), for then no verdict enters the text.
-Not covered: anything that `cuagent.expert` is for; the teacher is no optimizer.
+The base policy imitates them. The teacher picks loop, type and launch at random, mostly slow ones,
+and errs at known rates, so that verdicts can still teach the policy. Its episodes go through the
+agent's tools and are judged. First turns can also be created without judging (`first_turn`), since
+their text contains no verdict.
+Not covered: optimization, which is the task of `cuagent.expert`.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ extern "C" __global__ void f(float* y, const float* x, const float* w, int n) {{
 """
 
 Choices = tuple[tuple[str, float], ...]
-"""What can be written, and how often the teacher writes it."""
+"""Possible texts and the probability of each."""
 LOOPS: Choices = ((CPU_ROWS, 0.4), (CPU_ELEMENTS, 0.6))
-"""By rows, or one output at a time, which computes every row four times."""
+"""One row at a time, or one output at a time, which computes every row four times."""
 TYPES: Choices = (("float", 0.35), ("double", 0.15), ("volatile float", 0.5))
 PRAGMAS: Choices = (
     ("", 0.2),
@@ -93,35 +93,35 @@ PRAGMAS: Choices = (
     ("#pragma omp parallel for schedule(dynamic)\n", 0.4),
 )
 GRIDS: Choices = (("1", 0.5), ("8", 0.3), ("(n + 255) // 256", 0.2))
-"""From one block (slow, right) to one thread a row."""
+"""Launches, slow to fast: one block, eight blocks, one thread per row; all are right."""
 
 
 @dataclass(frozen=True)
-class Habits:
-    """How often the teacher errs; each a probability."""
+class ErrorRates:
+    """Probabilities of the teacher's mistakes."""
 
     wrong_line: float = 0.06
-    """For each operator."""
+    """Probability for each operator."""
     missing_line: float = 0.1
     wrong_bound: float = 0.1
     syntax: float = 0.08
     wrong_tool: float = 0.05
     gives_up: float = 0.3
-    """After a rejection, instead of mending the kernel."""
+    """Probability to submit after a rejection, instead of correcting the kernel."""
 
 
 class Teacher:
-    """`cuagent.models.model.Model` that writes, verifies, mends perhaps, and submits."""
+    """A `cuagent.models.model.Model` that writes, verifies, may correct, and submits."""
 
     name = "teacher"
 
     def __init__(
-        self, device: Device, chain: Chain, seed: int, habits: Habits | None = None
+        self, device: Device, chain: Chain, seed: int, errors: ErrorRates | None = None
     ) -> None:
         self.cuda = device == Device.CUDA
         self.chain = chain
-        self.habits = habits or Habits()
-        self.luck = random.Random(seed)
+        self.errors = errors or ErrorRates()
+        self.rng = random.Random(seed)
 
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
@@ -129,7 +129,7 @@ class Teacher:
         last = messages[-1]
         if last.role != "tool":
             calls = self._write(careful=False)
-        elif last.is_error and self.luck.random() >= self.habits.gives_up:
+        elif last.is_error and self.rng.random() >= self.errors.gives_up:
             calls = self._write(careful=True)
         else:
             calls = [("submit", {})]
@@ -141,20 +141,20 @@ class Teacher:
         return Reply(message, Finish.TOOL_CALLS, cost=0.0)
 
     def first_turn(self, opening: Sequence[Message]) -> list[Message]:
-        """The opening and what the teacher does first."""
+        """Return the opening and the teacher's first message."""
         return [*opening, self.query(opening, (), lambda text, kind: None).message]
 
-    def attempt(self, given: Mapping[str, str]) -> Attempt:
-        """What it would write now, without an agent."""
+    def attempt(self, initial_files: Mapping[str, str]) -> Attempt:
+        """Return the attempt that it would write now, without an agent."""
         written = {
             a["path"]: a["text"] for name, a in self._write(careful=False) if name == "write"
         }
-        return Attempt(tuple(sorted({**given, **written}.items())))
+        return Attempt(tuple(sorted({**initial_files, **written}.items())))
 
     def _write(self, careful: bool) -> list[tuple[str, dict[str, str]]]:
-        """The files and a call of verify; a careful one errs no more."""
-        bound = "n - 1" if self._errs(self.habits.wrong_bound, careful) else "n"
-        check = "check" if self._errs(self.habits.wrong_tool, careful) else "verify"
+        """Return the calls that write the files and verify; a careful one makes no mistakes."""
+        bound = "n - 1" if self._errs(self.errors.wrong_bound, careful) else "n"
+        check = "check" if self._errs(self.errors.wrong_tool, careful) else "verify"
         lines = "".join(f"    {line}\n" for line in self._lines(careful))
         kind = self._pick(TYPES)
         if not self.cuda:
@@ -170,29 +170,31 @@ class Teacher:
         ]
 
     def _lines(self, careful: bool) -> list[str]:
-        """The chain in C, with the mistakes of the day."""
-        wrong = self.habits.wrong_line
+        """Return the chain in C, with random mistakes."""
+        wrong = self.errors.wrong_line
         lines = [op.wrong if self._errs(wrong, careful) else op.c for op in self.chain]
-        if self._errs(self.habits.missing_line, careful):
-            lines.pop(self.luck.randrange(len(lines)))
-        if lines and self._errs(self.habits.syntax, careful):
+        if self._errs(self.errors.missing_line, careful):
+            lines.pop(self.rng.randrange(len(lines)))
+        if lines and self._errs(self.errors.syntax, careful):
             lines[0] = lines[0].rstrip(";")
         return lines
 
     def _errs(self, rate: float, careful: bool) -> bool:
-        return not careful and self.luck.random() < rate
+        return not careful and self.rng.random() < rate
 
     def _pick(self, choices: Choices) -> str:
         texts, shares = zip(*choices, strict=True)
-        return str(self.luck.choices(texts, shares)[0])
+        return str(self.rng.choices(texts, shares)[0])
 
 
 def teacher_of(task: Task, seed: int) -> Teacher:
-    """A teacher who knows what a gym task computes."""
+    """Return a teacher for a gym task."""
     return Teacher(task.device, chain_of(task), seed)
 
 
-def given(task: Task) -> dict[str, str]:
-    """What lies in the work folder. On a GPU the launch is worth choosing, so the policy writes
-    model_new.py itself; on a CPU there is nothing in it to choose."""
+def initial_files(task: Task) -> dict[str, str]:
+    """Return the initial files of the work folder.
+
+    On a GPU the policy writes model_new.py itself, since the launch matters; on a CPU it is given.
+    """
     return {} if task.device == Device.CUDA else {"model_new.py": CPU_MODULE}

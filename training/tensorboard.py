@@ -1,6 +1,6 @@
-"""Metrics as TensorBoard reads them, beside metrics.jsonl, where the package is installed.
+"""Write metrics for TensorBoard next to metrics.jsonl, if the package is installed.
 
-Not covered: anything else than scalars; metrics.jsonl stays the record.
+Not covered: anything except scalars; metrics.jsonl remains the record.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-_open: dict[Path, Any] = {}
+_writers: dict[Path, Any] = {}
 
 
-def begin(folder: Path, step: int) -> None:
-    """Write under `folder/tensorboard` from now on; what stands there from `step` on is hidden."""
+def open_writer(folder: Path, step: int) -> None:
+    """Start writing under `folder/tensorboard`; hide earlier values from `step` on."""
     if find_spec("tensorboard") is None:
         return
     from torch.utils.tensorboard import SummaryWriter
 
-    if folder in _open:
-        _open.pop(folder).close()
-    _open[folder] = SummaryWriter(folder / "tensorboard", purge_step=step)
+    if folder in _writers:
+        _writers.pop(folder).close()
+    _writers[folder] = SummaryWriter(folder / "tensorboard", purge_step=step)
 
 
-def show(folder: Path, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-    """Append the finite ones, where the folder was begun."""
-    writer = _open.get(folder)
+def write_scalars(folder: Path, stage: str, step: int, metrics: Mapping[str, float]) -> None:
+    """Append the finite metrics, if a writer is open for the folder."""
+    writer = _writers.get(folder)
     if writer is None:
         return
     for name, value in metrics.items():

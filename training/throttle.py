@@ -1,22 +1,22 @@
-"""How often a long work says how far it has come."""
+"""Limit how often a long stage prints its progress."""
 
 from __future__ import annotations
 
 import time
 
-SAID_S = 30.0
-"""Between two lines."""
+INTERVAL_S = 30.0
+"""Seconds between two lines."""
 
 
 class Throttle:
-    """Ask it after each piece of the work."""
+    """Timer of progress lines; call `due` after each piece of work."""
 
     def __init__(self) -> None:
-        self._said = time.monotonic()
+        self._last = time.monotonic()
 
-    def due(self, anyway: bool = False) -> bool:
-        """Whether to say a line now; `anyway` is a reason besides the time."""
-        due = anyway or time.monotonic() - self._said > SAID_S
+    def due(self, force: bool = False) -> bool:
+        """Return True if a line should be printed now; `force` overrides the interval."""
+        due = force or time.monotonic() - self._last > INTERVAL_S
         if due:
-            self._said = time.monotonic()
+            self._last = time.monotonic()
         return due

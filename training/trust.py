@@ -1,14 +1,14 @@
-"""How far one iteration may take the policy: a step that went further is drawn back.
+"""Bound how far one PPO iteration moves the policy: shrink a step that went too far.
 
-For: PPO's clip ends the gain of a token whose own ratio has moved enough, and bounds nothing else:
-weights are shared by all tokens, Adam's steps are as long for a small gradient as for a large one,
-and what the last minibatch does meets no clip. A policy of near-certain tokens can so lose in one
-iteration what it learned in ten (docs/research/demonstration.md).
-Not covered: a lasting pull towards one policy (`kl_weight`); what is done once a run has fallen
+PPO's clip ends the gain of a token whose own ratio has moved enough, and bounds nothing else: all
+tokens share the weights, Adam's steps are as long for a small gradient as for a large one, and no
+clip follows the last minibatch. A policy of near-certain tokens can thus lose in one iteration what
+it learned in ten (docs/research/demonstration.md).
+Not covered: a lasting pull towards one policy (`kl_weight`); the reaction to a collapsed run
 (`monitor.py`).
-Invariant: afterwards the weights lie on the line from those before to those that the updates made.
-Optimizers are left as they are. Costs a copy of what is trained, two where a step is drawn back,
-and a pass over the batch for each look.
+Invariant: afterwards the weights are on the line between those before and those after the updates.
+Optimizers are unchanged. The cost is one copy of the trained weights, two if a step is shrunk, and
+one pass over the batch for each measurement.
 """
 
 from __future__ import annotations
@@ -22,39 +22,44 @@ from torch import Tensor
 from cuagent.training.metrics import Metrics
 
 HALVINGS = 6
-"""A step of which a sixty-fourth still goes too far is not made at all."""
-LEAST = 1e-6
-"""What all other tokens together have at least: less fp32 cannot say of a token that is certain."""
+"""Largest number of halvings; if a sixty-fourth of a step is still too far, the step is undone."""
+MIN_PROBABILITY = 1e-6
+"""Smallest probability of all other tokens together: fp32 resolves no less for a near-certain
+token."""
 
 
-def remembered(model: Any) -> list[Tensor]:
-    """What is trained, as it stands now: a copy, of this process' shards where it is sharded."""
+def snapshot(model: Any) -> list[Tensor]:
+    """Return a copy of the trained weights (this process' shards if they are sharded)."""
     return [p.detach().clone() for p in trained(model)]
 
 
-def draw_back(
-    model: Any, before: Sequence[Tensor], far: Callable[[], float], limit: float
+def shrink_step(
+    model: Any, before: Sequence[Tensor], distance: Callable[[], float], limit: float
 ) -> Metrics:
-    """Halve the step since `before` until `far()`, the KL in nats a token, is within `limit`.
+    """Halve the step since `before` until `distance()`, the KL in nats per token, is within
+    `limit`.
 
-    The line search of TRPO (Schulman et al. 2015, appendix C), after the step instead of in it.
-    Returns `kl_made` by the whole step, `kl` as it is left, and the share of the step that was
-    `kept`. Several processes must be told the same distances.
+    This is the line search of TRPO (Schulman et al. 2015, appendix C), after the step instead of in
+    it.
+    Returns `kl_made` of the whole step, the final `kl`, and the share of the step that was `kept`.
+    All processes must measure the same distances.
     """
-    kl_made = kl = far()
-    made = None if kl <= limit else remembered(model)
+    kl_made = kl = distance()
+    proposed = None if kl <= limit else snapshot(model)
     kept = 1.0
-    while made is not None and not kl <= limit:  # what is not a number is never within
+    while proposed is not None and not kl <= limit:  # `not <=` also catches NaN
         kept = kept / 2 if kept > 0.5**HALVINGS else 0.0
-        put_between(model, before, made, kept)
-        kl = far() if kept else 0.0
+        interpolate(model, before, proposed, kept)
+        kl = distance() if kept else 0.0
     return {"kl_made": kl_made, "kl": kl, "kept": kept}
 
 
 @torch.no_grad()
-def put_between(model: Any, before: Sequence[Tensor], made: Sequence[Tensor], share: float) -> None:
-    """The weights before, and `share` of the step from there to what was made."""
-    for now, then, there in zip(trained(model), before, made, strict=True):
+def interpolate(
+    model: Any, before: Sequence[Tensor], proposed: Sequence[Tensor], share: float
+) -> None:
+    """Set the weights to `before` plus `share` of the step from there to `proposed`."""
+    for now, then, there in zip(trained(model), before, proposed, strict=True):
         now.copy_(then + share * (there - then) if share else then)
 
 
@@ -62,15 +67,18 @@ def trained(model: Any) -> list[Any]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def kl_between(old: Tensor, new: Tensor, action: Tensor) -> float:
-    """KL(old || new) in nats an action token, of each sampled token against all others together.
+def binary_kl(old: Tensor, new: Tensor, action: Tensor) -> float:
+    """Return KL(old || new) in nats per action token, of each sampled token against all others
+    together.
 
-    [B, L] log-probabilities. No more than the KL over the whole vocabulary (but for `LEAST`), and
-    without the tail of its estimates from sampled tokens, of which one that becomes likely can
-    decide: from -9 to -0.1 it counts 7,000 nats by r - 1 - log r, and 2.4 by this.
+    [B, L] log-probabilities. It is a lower bound of the KL over the whole vocabulary (up to
+    `MIN_PROBABILITY`). It avoids the heavy tail of estimates from sampled tokens, where one token
+    that becomes likely can dominate: from -9 to -0.1 it counts 7,000 nats by r - 1 - log r, and 2.4
+    here.
     """
     others_p, others_q = (
-        (-torch.expm1(x[action].double())).clamp(LEAST, 1 - LEAST) for x in (old, new)
+        (-torch.expm1(x[action].double())).clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+        for x in (old, new)
     )
     sampled_p, sampled_q = 1 - others_p, 1 - others_q
     kl = sampled_p * (sampled_p / sampled_q).log() + others_p * (others_p / others_q).log()

@@ -1,9 +1,9 @@
-"""Value pretraining: the critic learns how episodes of the policy end, before the policy moves.
+"""Pretrain the critic (value function) on episodes of the policy, before PPO changes the policy.
 
-For: regression of V on *unfiltered* episodes of the policy that PPO starts from (equations 3 and 4
-of CUDA Agent). On RFT's filtered set all rewards are alike and the critic would learn a constant.
-The target is the Monte-Carlo return (lambda 1: one pass, unbiased) or V + GAE(lambda) with the
-critic's own current values, as in the paper.
+V is fitted to *unfiltered* episodes of the policy that PPO starts from (equations 3 and 4 of CUDA
+Agent). On RFT's filtered set all rewards are alike and the critic would learn a constant. The
+target is the Monte-Carlo return (lambda 1: one pass, unbiased) or V + GAE(lambda) with the critic's
+own current values, as in the paper.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from cuagent.training.advantage import advantages_and_returns
 from cuagent.training.batch import Batch, batch_order, collate
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from cuagent.training.config import SEEDS, at_least, between
-from cuagent.training.engine import Turn
+from cuagent.training.engine import DeviceGuard
 from cuagent.training.losses import value_loss
 from cuagent.training.metrics import Metrics, critic_metrics, drop_metrics_from, log_metrics
-from cuagent.training.model import parts, score, values
+from cuagent.training.model import device_microbatches, per_token, values
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer, require_finite
-from cuagent.training.reward import Reward, worth
+from cuagent.training.reward import Reward, with_reward
 from cuagent.training.segments import Episode
 from cuagent.training.throttle import Throttle
 
@@ -41,13 +41,13 @@ class ValueConfig:
     lam: float = 1.0
     """1 is Monte-Carlo; the paper's 0.95 bootstraps from the critic's current values."""
     reward: Reward = Reward.MILESTONE
-    """That of the PPO to come."""
+    """Reward of the PPO run that follows."""
     tokens_per_microbatch: int = 16384
     seed: int = 0
     save_every: int = 100
     evaluate_every: int = 50
     stop_after: int | None = None
-    """Leave after this step, as an interruption would; for tests of resuming."""
+    """Stop after this step, like an interruption; for tests of resuming."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "steps")
@@ -64,19 +64,20 @@ def pretrain_value(
     config: ValueConfig,
     out: Path,
     say: Say = print,
-    turn: Turn = nullcontext,
+    guard: DeviceGuard = nullcontext,
 ) -> Metrics:
-    """Train `critic` in place; metrics.jsonl and checkpoints under `out`, resumed from them.
+    """Train `critic` in place; write metrics.jsonl and checkpoints under `out`, and resume from
+    them.
 
     Returns the last evaluation: loss and explained variances on `heldout` (or on `episodes`).
-    `turn` is taken for each step.
+    `guard` is held for each step.
     """
-    episodes, heldout = worth(episodes, config.reward), worth(heldout, config.reward)
+    episodes, heldout = with_reward(episodes, config.reward), with_reward(heldout, config.reward)
     optimizer = make_optimizer(critic, config.optimizer)
     found = latest_checkpoint(out)
     first = load_checkpoint(found, {"critic": critic}, {"critic": optimizer})[0] if found else 0
     drop_metrics_from(out / "metrics.jsonl", first + 1 if first else 0)
-    with turn():
+    with guard():
         metrics: Metrics = evaluate_critic(critic, heldout or episodes, config)
     if first == 0:
         log_metrics(out / "metrics.jsonl", 0, metrics, stage="value")
@@ -88,7 +89,7 @@ def pretrain_value(
         done = step + 1
         last = done == config.steps
         evaluates = last or done % config.evaluate_every == 0
-        with turn():
+        with guard():
             _, returns = targets(critic, batch, config)
             loss = value_step(critic, batch, returns, config.tokens_per_microbatch)
             norm = apply_gradients(critic, optimizer, config.optimizer, step)
@@ -107,8 +108,8 @@ def pretrain_value(
 
 
 def targets(critic: Any, batch: Batch, config: ValueConfig) -> tuple[Tensor, Tensor]:
-    """(current values, targets), both [B, L] on the CPU."""
-    now = score(critic, batch, config.tokens_per_microbatch, values)
+    """Return (current values, targets), both [B, L] on the CPU."""
+    now = per_token(critic, batch, config.tokens_per_microbatch, values)
     _, returns = advantages_and_returns(
         now, batch.action, batch.row_episode, batch.rewards, 1.0, config.lam
     )
@@ -123,27 +124,27 @@ def value_step(
     old: Tensor | None = None,
     clip: float | None = None,
 ) -> float:
-    """Accumulate gradients of the value loss over the batch; returns the loss."""
+    """Accumulate gradients of the value loss over the batch; return the loss."""
     count = batch.action_tokens
     losses = []
-    for rows, part in parts(batch, budget, critic):
+    for rows, part in device_microbatches(batch, budget, critic):
         width = part.ids.shape[1]
         before = None if old is None else old[rows, :width].to(critic.device)
         wanted = returns[rows, :width].to(critic.device)
         loss = value_loss(values(critic, part), wanted, part.action, count, before, clip)
         loss.backward()
         losses.append(loss.detach())
-    return parallel.summed(float(sum(losses)))
+    return parallel.sum_number(float(sum(losses)))
 
 
 def evaluate_critic(critic: Any, episodes: Sequence[Episode], config: ValueConfig) -> Metrics:
-    """Explained variance of the Monte-Carlo return, whatever the training target."""
+    """Return the explained variance of the Monte-Carlo return, for every training target."""
     batch = collate(episodes)
-    found = score(critic, batch, config.tokens_per_microbatch, values)
+    found = per_token(critic, batch, config.tokens_per_microbatch, values)
     return critic_metrics(found, batch.outcome, batch.action, batch.row_episode)
 
 
 def _explained(metrics: Metrics) -> str:
     if "ev" not in metrics:
         return ""
-    return f", ev {metrics['ev']:.3f}, at the end {metrics['ev_q4']:.3f}"
+    return f", ev {metrics['ev']:.3f}, last quartile {metrics['ev_q4']:.3f}"

@@ -1,13 +1,13 @@
-"""A folder from which verl trains: `cuagent train export-verl`, for models past one node.
+"""Write a folder from which verl trains (`cuagent train export-verl`), for models beyond one node.
 
     actor/ critic/           Hugging Face folders (the critic from `cuagent train value`)
     tasks/ train.parquet heldout.parquet
-    agent_loop.yaml          names the loop (`verl_loop.py`) and how episodes are played
-    cuagent_plugin.py        puts our GAE in the place of verl's (`verl_gae.py`)
-    run.sh                   starts verl with everything set; further settings go behind it
+    agent_loop.yaml          names the loop (`verl_loop.py`) and the settings of episodes
+    cuagent_plugin.py        replaces verl's GAE by ours (`verl_gae.py`)
+    run.sh                   starts verl with all settings; more can be appended
 
-verl lives in an environment of its own (it pins transformers below ours) with cuagent beside it,
-on every node; the folder must be one that all nodes see.
+verl needs its own environment (it pins an older transformers), with cuagent installed there too, on
+every node. All nodes must see the folder.
 Not covered: installing verl, starting a Ray cluster of several nodes.
 """
 
@@ -34,7 +34,7 @@ install()
 '''
 SCRIPT = """\
 #!/usr/bin/env bash
-# Written by `cuagent train export-verl`. Further settings of verl go behind it: run.sh NAME=VALUE
+# Written by `cuagent train export-verl`. Append more settings of verl: run.sh NAME=VALUE
 set -euo pipefail
 export PYTHONPATH={folder}${{PYTHONPATH:+:$PYTHONPATH}}
 export VERL_USE_EXTERNAL_MODULES=cuagent_plugin
@@ -47,13 +47,13 @@ exec python3 -m verl.trainer.main_ppo \\
 
 @dataclass(frozen=True)
 class Cluster:
-    """What verl may use. Timing GPUs come on top of these: Ray gives each judge one of its own."""
+    """Resources of verl. Timing GPUs are additional: Ray gives each judge its own."""
 
     nodes: int = 1
     gpus: int = 6
-    """Of each node, for training and sampling."""
+    """GPUs per node for training and sampling."""
     judges: int = 2
-    """GPUs of the whole cluster that only time."""
+    """GPUs of the whole cluster that only time kernels."""
 
 
 def export_verl(
@@ -65,14 +65,14 @@ def export_verl(
     cluster: Cluster,
     device: str = "cuda",
 ) -> int:
-    """Write the folder; returns the number of tasks. Raises RecordError, TaskError."""
+    """Write the folder; return the number of tasks. Raises RecordError, TaskError."""
     from cuagent.training.model import check_critic
-    from cuagent.training.stages import reading
+    from cuagent.training.stages import policy_errors
 
     for folder in (actor, critic):
         if not (folder / "config.json").is_file():
             raise RecordError(f"{folder}: not a Hugging Face folder (no config.json)")
-    with reading(critic):
+    with policy_errors(critic):
         check_critic(critic)
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,8 @@ def export_verl(
 
 
 def write_tasks(tasks: Path, out: Path, heldout: float, device: str) -> int:
-    """Copies of the task files, and the two parquet files that name them."""
+    """Copy the task files and write the two parquet files that name them; return the number of
+    tasks."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -110,14 +111,14 @@ def write_tasks(tasks: Path, out: Path, heldout: float, device: str) -> int:
         copy.write_text(task.source, encoding="utf-8")
         parts[is_heldout(task.digest, heldout)].append(task_row(number, task, copy))
     if not parts[False]:
-        raise RecordError(f"{tasks}: every task is held out; add some, or set heldout lower")
+        raise RecordError(f"{tasks}: every task is held out; add tasks, or set heldout lower")
     for name, rows in (("train", parts[False]), ("heldout", parts[True] or parts[False])):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), out / f"{name}.parquet")
     return len(found)
 
 
 def loop_settings(config: TrainConfig, cluster: Cluster, device: str) -> str:
-    """agent_loop.yaml: what `CuagentLoop` is made with."""
+    """Return agent_loop.yaml: the arguments of `CuagentLoop`."""
     play = config.play
     return (
         "- name: cuagent\n"
@@ -126,7 +127,7 @@ def loop_settings(config: TrainConfig, cluster: Cluster, device: str) -> str:
         f"  turns: {play.turns}\n"
         f"  context: {play.context}\n"
         f"  reply: {play.reply}\n"
-        f"  seats: {cluster.judges}\n"
+        f"  actors: {cluster.judges}\n"
         f"  timed: {str(play.timed).lower()}\n"
     )
 
@@ -134,7 +135,7 @@ def loop_settings(config: TrainConfig, cluster: Cluster, device: str) -> str:
 def overrides(
     out: Path, config: TrainConfig, cluster: Cluster, lam_actor: object = "adaptive"
 ) -> Sequence[str]:
-    """Settings of verl that mean what ours mean; a test checks the names against verl's own."""
+    """Return verl's settings that equal ours; a test checks the names against verl's own."""
     p, context = config.ppo, config.play.context
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     env = "+ray_kwargs.ray_init.runtime_env.env_vars"

@@ -1,10 +1,10 @@
-"""verl's advantage function by our definition; what the exported plug-in puts in its place.
+"""Replace verl's advantage function by our GAE; the exported plug-in installs it.
 
-For: `cuagent train export-verl`. verl (0.9) skips observations rightly but gives the terminal
-reward to the last token even where that is masked, knows one lambda only, and its registry of
-estimators does not hand over the values, so the function itself must be replaced.
+verl (0.9) skips observations correctly but gives the terminal reward to the last token even if that
+is masked, and has one lambda only. Its registry of estimators does not pass the values, so the
+function itself must be replaced.
 Not covered: rewards within an episode (a KL penalty in the reward), discounting.
-Invariant: same arguments and results as verl's own; `install` refuses a verl that has others.
+Invariant: same arguments and results as verl's function; `install` refuses a verl with others.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from cuagent.training.advantage import advantages_and_returns, whiten
 
 ARGUMENTS = ["token_level_rewards", "values", "response_mask", "gamma", "lam"]
 LAM_ACTOR = "CUAGENT_LAM_ACTOR"
-"""Environment: the actor's lambda, or `adaptive`; unset, it is the critic's (`algorithm.lam`)."""
+"""Environment variable with the actor's lambda, or `adaptive`; if unset, the critic's
+(`algorithm.lam`) is used."""
 
 
 def gae(
     token_level_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """(whitened advantages, returns), both [B, L], zero off the actions.
+    """Return (whitened advantages, returns), both [B, L], zero off the actions.
 
-    All [B, L]; the mask is 1 on sampled tokens. Rows without any (padding) stay zero. Raises
-    ValueError for what this definition does not cover.
+    All [B, L]; the mask is 1 on sampled tokens. Rows without any (padding) stay zero.
+    Raises ValueError for a discount or rewards within an episode.
     """
     if float(gamma) != 1.0 or bool((token_level_rewards != 0).sum(1).gt(1).any()):
         raise ValueError("cuagent's GAE needs algorithm.gamma=1 and use_kl_in_reward=False")
@@ -48,19 +49,19 @@ def gae(
 
 
 def lam_actor(lam: float) -> float | None:
-    """None is length-adaptive."""
-    said = os.environ.get(LAM_ACTOR, "")
-    return None if said == "adaptive" else float(said or lam)
+    """Return the actor's lambda; None is length-adaptive."""
+    setting = os.environ.get(LAM_ACTOR, "")
+    return None if setting == "adaptive" else float(setting or lam)
 
 
 def install() -> None:
-    """Put `gae` in the place of verl's. Raises RuntimeError where verl's takes other arguments."""
+    """Replace verl's function by `gae`. Raises RuntimeError if verl's takes other arguments."""
     from verl.trainer.ppo import core_algos
 
-    theirs = list(inspect.signature(core_algos.compute_gae_advantage_return).parameters)
-    if theirs != ARGUMENTS:
+    parameters = list(inspect.signature(core_algos.compute_gae_advantage_return).parameters)
+    if parameters != ARGUMENTS:
         raise RuntimeError(
-            f"this verl's compute_gae_advantage_return takes {', '.join(theirs)}; cuagent knows "
-            f"{', '.join(ARGUMENTS)} (verl 0.9)"
+            f"this verl's compute_gae_advantage_return takes {', '.join(parameters)}; cuagent "
+            f"supports {', '.join(ARGUMENTS)} (verl 0.9)"
         )
     core_algos.compute_gae_advantage_return = gae

@@ -1,9 +1,9 @@
-"""Episodes of the agent's own loop inside verl: sampled by its servers, judged by actors of Ray.
+"""Play episodes of our agent loop inside verl: its servers sample, Ray actors judge.
 
-For: `cuagent train export-verl`, whose agent_loop.yaml names `CuagentLoop`. Imports verl.
+The agent_loop.yaml of `cuagent train export-verl` names `CuagentLoop`. Imports verl.
 Not covered: the advantages (`verl_gae.py`).
-Invariant: verl gets the ids that its servers sampled, and nothing after the last of them: it puts
-the reward on the last token whatever that is.
+Invariant: verl gets the ids that its servers sampled, and nothing after the last of them, since it
+puts the reward on the last token of any kind.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from cuagent.training.rollout import Play, play_one
 from cuagent.training.verl_rows import rows_of
 
 EPISODES = ThreadPoolExecutor(256, thread_name_prefix="episode")
-"""An episode waits most of its time, for a server or for a verdict."""
+"""Threads of episodes; an episode mostly waits for a server or a verdict."""
 
 
 @cache
-def judges(seats: int, timed: bool, gpus: bool) -> RayPool:
-    """The actors that all processes of verl share."""
-    return RayPool(seats, Effort.QUICK if timed else None, gpus, name="judge")
+def shared_pool(actors: int, timed: bool, gpus: bool) -> RayPool:
+    """Return the pool of actors that all processes of verl share."""
+    return RayPool(actors, Effort.QUICK if timed else None, gpus, name="judge")
 
 
 class CuagentLoop(AgentLoopBase):
-    """One episode. What stands in agent_loop.yaml beside the class comes as keywords."""
+    """An agent loop for one episode; the other fields of agent_loop.yaml are keyword arguments."""
 
     def __init__(
         self,
@@ -52,17 +52,17 @@ class CuagentLoop(AgentLoopBase):
         turns: int,
         context: int,
         reply: int,
-        seats: int,
+        actors: int,
         timed: bool,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.device = Device(device)
         self.play = Play(TOOLS, opening, turns, context, reply)
-        self.pool = judges(seats, timed, self.device is Device.CUDA)
+        self.pool = shared_pool(actors, timed, self.device is Device.CUDA)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
-        """A window for each context of the episode; the last one has its reward."""
+        """Return one output for each context window of the episode; the last one has its reward."""
         home, name = asyncio.get_running_loop(), uuid4().hex
 
         def ask(request: Request) -> Sampled:
@@ -84,13 +84,14 @@ class CuagentLoop(AgentLoopBase):
         ]
 
     async def _sample(self, request: Request, params: dict[str, Any], name: str) -> Sampled:
-        """verl's temperature holds, not the request's: it knows training from validation."""
+        """Sample with verl's temperature, not the request's: verl distinguishes training from
+        validation."""
         out = await self.server_manager.generate(
             request_id=name,
             prompt_ids=list(request.prompt),
-            sampling_params={**params, "max_tokens": request.most},
+            sampling_params={**params, "max_tokens": request.max_tokens},
         )
         if not out.token_ids or out.log_probs is None:
-            raise EngineError("no ids or log-probabilities from verl (calculate_log_probs)")
+            raise EngineError("verl returned no log-probabilities; set calculate_log_probs=True")
         cut = out.token_ids[-1] != self.tokenizer.eos_token_id
         return Sampled(tuple(out.token_ids), tuple(out.log_probs), cut)

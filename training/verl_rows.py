@@ -1,6 +1,6 @@
-"""Tasks and episodes in the rows that verl reads.
+"""Convert tasks and episodes to rows for verl.
 
-For: `verl_export.py` and `verl_loop.py`; imports nothing of verl, so that it is tested without.
+`verl_export.py` and `verl_loop.py` use it. It does not import verl, so it can be tested without it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from typing import Any
 
 from cuagent.agent.prompt import opening
 from cuagent.task import Task
-from cuagent.training.chat import plain
+from cuagent.training.chat import template_message
 from cuagent.training.segments import Episode, Kind
 
 
 def task_row(number: int, task: Task, file: Path) -> dict[str, Any]:
-    """A row of verl's data set. The prompt serves its length filter only; the loop makes its own.
+    """Return a row of verl's data set. Only verl's length filter uses the prompt; the loop makes
+    its own.
 
-    `file`: where every machine finds the task.
+    `file`: path of the task that every machine sees.
     """
     return {
         "data_source": "cuagent",
         "agent_name": "cuagent",
-        "prompt": [plain(m) for m in opening(task)],
+        "prompt": [template_message(m) for m in opening(task)],
         "ability": "kernel",
         "reward_model": {"style": "rule", "ground_truth": ""},
         "extra_info": {"index": number, "task": str(file), "digest": task.digest},
@@ -31,10 +32,10 @@ def task_row(number: int, task: Task, file: Path) -> dict[str, Any]:
 
 
 def rows_of(episode: Episode) -> list[dict[str, Any]]:
-    """The fields of verl's AgentLoopOutput for each context window of an episode.
+    """Return the fields of verl's AgentLoopOutput for each context window of an episode.
 
-    Tokens after the last action are left out; the reward stands in the last window, from where
-    verl copies it to the others.
+    Tokens after the last action are left out. The reward is in the last window, from where verl
+    copies it to the others.
     """
     windows: dict[int, list[Any]] = {}
     for segment in episode.segments:
@@ -47,7 +48,7 @@ def rows_of(episode: Episode) -> list[dict[str, Any]]:
 
 
 def fields(window: Sequence[Any]) -> dict[str, Any]:
-    """Prompt and response of one window."""
+    """Return prompt and response of one window."""
     last = max(at for at, s in enumerate(window) if s.kind is Kind.ACTION)
     first = next(at for at, s in enumerate(window) if s.kind is Kind.ACTION)
     response = window[first : last + 1]

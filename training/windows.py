@@ -1,11 +1,11 @@
-"""What a run's log says was said: the context windows that led to where the run stands.
+"""Reconstruct the context windows of a run log that led to the run's final state.
 
-For: every reader of runs in training. A log is a graph: undo leaves messages behind, compaction
-goes on from the opening with a summary. What was undone is no part of the episode; what stood
-before a compaction is, as a context window of its own, for it led to the summary.
+Every reader of runs in training uses it. A log is a graph: undo leaves messages behind, and
+compaction continues from the opening with a summary. Undone messages are not part of the episode.
+Messages before a compaction are, as a separate context window, since they led to the summary.
 Not covered: tokens (`data.py`).
-Invariant: every sampled message is in exactly one window, and the call that wrote a summary, whose
-reply is no message of the log, is in none.
+Invariant: every sampled message is in exactly one window. The call that wrote a summary, whose
+reply is not a message of the log, is in none.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ Window = list[dict[str, Any]]
 
 
 def windows_of(records: Sequence[dict[str, Any]]) -> list[Window]:
-    """`message` records of each context window, oldest window first; each begins with the opening.
+    """Return the `message` records of each context window, oldest first; each begins with the
+    opening.
 
-    A window in which nothing was sampled (the run ended right after a compaction) is left out.
+    A window without sampled messages (the run ended right after a compaction) is left out.
     """
     path = branch_of(records)
     ids = {r["id"] for r in path}
@@ -37,13 +38,13 @@ def windows_of(records: Sequence[dict[str, Any]]) -> list[Window]:
     return earlier + ([path] if any(r["sampled"] for r in path) else [])
 
 
-def told(windows: Sequence[Window]) -> Window:
-    """All messages of the windows in order, each once: the opening is not repeated."""
+def unique_messages(windows: Sequence[Window]) -> Window:
+    """Return all messages of the windows in order, without repeating the opening."""
     once = {r["id"]: r for window in windows for r in window}
     return list(once.values())
 
 
 def calls_in(window: Window, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The `call` records whose replies are messages of the window."""
+    """Return the `call` records whose replies are messages of the window."""
     calls = {r["id"]: r for r in records if r["type"] == "call"}
     return [calls[r["call"]] for r in window if r["sampled"] and r.get("call") in calls]

@@ -7,6 +7,7 @@ at most the step in flight is lost.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,6 @@ from cuagent.agent.run import REFERENCE, Run, Tried, tokens_of
 from cuagent.agent.stop import Budget, Stop
 from cuagent.agent.tools.files import confined, mark_seen, text_if_there
 from cuagent.agent.tools.tool import ToolError
-from cuagent.attempt import Attempt
 from cuagent.events import Emit, ignore
 from cuagent.message import Message, ToolCall, Usage
 from cuagent.models.model import ToolSpec
@@ -28,7 +28,9 @@ from cuagent.record import (
     RecordError,
     RunFolder,
     RunLog,
+    attempt_of,
     branch_of,
+    create_file,
     ending,
     init_work,
     judgement_of,
@@ -37,7 +39,6 @@ from cuagent.record import (
     new_run,
     plain,
     read_records,
-    unlock_work,
 )
 
 if TYPE_CHECKING:
@@ -108,9 +109,8 @@ def resume_run(
         run.context_tokens = tokens_of(run.messages)
         _recall(run, records)
         run.stop = Stop(end["stop"]) if (end := ending(records)) else None
-        unlock_work(folder)
         log.write("resume", model=model, budget=run.budget)
-        _prepare(run)
+        _prepare(run, trusted=log.is_made_here)
         _open(run, project)
         run.close_calls(INTERRUPTED)
     except BaseException:
@@ -126,15 +126,20 @@ def _fits(folder: RunFolder, records: Sequence[Record], task: Task) -> None:
         raise RecordError(f"{folder.id}: is about another task than {task.name}; start a new run")
 
 
-def _prepare(run: Run) -> None:
-    """The work folder with the reference in it, under git; what is there stays as it is."""
+def _prepare(run: Run, *, trusted: bool = True) -> None:
+    """The work folder with the reference in it, under git; what is there stays as it is.
+
+    Of a run that is not `trusted`, being of another origin, the history and the state of the shell
+    are not used.
+    """
+    if not trusted and run.folder.scratch.exists():
+        shutil.rmtree(run.folder.scratch)
     for part in (run.folder.blobs, run.folder.work, run.folder.scratch):
         part.mkdir(exist_ok=True)
-    reference = run.work / REFERENCE
-    if not reference.exists():
-        reference.write_text(run.task.source, encoding="utf-8")
-        reference.chmod(0o444)
-    if not init_work(run.folder):
+    if (reference := run.work / REFERENCE).is_symlink():
+        reference.unlink()
+    create_file(run.work, REFERENCE, run.task.source.encode("utf-8"), 0o444)
+    if not init_work(run.folder, trusted=trusted):
         run.notice("git is not installed: attempts are in the log only", "warning")
 
 
@@ -177,8 +182,7 @@ def _recall_judgement(run: Run, record: Record, texts: Mapping[int, Record]) -> 
     """As `Run.register` and `Run.settle` had it."""
     n = record["attempt"]
     text = texts[n]
-    attempt = Attempt(tuple(sorted(text["files"].items())))
-    tried = Tried(n, attempt, text["commit"], judgement_of(record))
+    tried = Tried(n, attempt_of(text["files"]), text["commit"], judgement_of(record))
     if record["effort"] == "record" and tried.accepted:
         run.settled[n] = tried
         return

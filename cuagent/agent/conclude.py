@@ -34,7 +34,10 @@ MOST_AFRESH = 3
 def conclude(run: Run, emit: Emit) -> None:
     """Judge what was not submitted, write the last record and say how it ended."""
     assert run.stop is not None
-    if run.stop not in UNSETTLED:
+    shown = run.stop
+    if run.ended is not None and run.stop in (Stop.ANSWERED, Stop.INTERRUPTED):
+        run.stop = run.ended
+    if shown not in UNSETTLED:
         _settle(run, emit)
     result = run.result
     if run.stop is Stop.NO_GAIN and result is not None and result.judgement.gains:
@@ -43,7 +46,7 @@ def conclude(run: Run, emit: Emit) -> None:
     if run.error:
         emit(Notice(run.error, "error"))
     run.end(summary, reward_of(run))
-    emit(RunEnded(run.stop, result.judgement if result else None, summary, run.ladder))
+    emit(RunEnded(shown, result.judgement if result else None, summary, run.ladder))
 
 
 def reward_of(run: Run) -> int | None:

@@ -19,7 +19,7 @@ from cuagent.agent.hooks import HOOKS, Hook
 from cuagent.agent.jobs import end_jobs
 from cuagent.agent.run import JudgeLost, Run
 from cuagent.agent.shield import shielded
-from cuagent.agent.stop import Stop
+from cuagent.agent.stop import FINISHED, Stop
 from cuagent.agent.tools import TOOLS
 from cuagent.agent.tools.tool import Context, Tool, execute
 from cuagent.events import (
@@ -83,6 +83,7 @@ def _begin(run: Run, model: Model) -> None:
         run.log.write("resume", model=model.name, budget=run.budget)
     else:
         announce(run, model)
+    run.ended = run.stop if run.stop in FINISHED else None
     run.stop, run.error = None, ""
     run.clock_in()
 

@@ -10,6 +10,7 @@ import hashlib
 import importlib.resources
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from cuagent.message import Message
 
 if TYPE_CHECKING:
     from cuagent.task import Task
+    from cuagent.task.task import Device
 
 LONGEST_RULES = 32 << 10
 """Bytes of all AGENTS.md files together."""
@@ -29,7 +31,7 @@ LONGEST_SOURCE = 24_000
 
 def opening(task: Task, project: Path | None = None) -> list[Message]:
     """The messages that every run begins with; AGENTS.md of `project` is among them."""
-    parts = [_text("cuagent.agent", "system.md"), skill()]
+    parts = [_text("cuagent.agent", "system.md"), skill(task.device)]
     if project is not None and (rules := project_rules(project)):
         parts.append(f"# What the user's project says (AGENTS.md)\n\n{rules}")
     return [Message("system", "\n\n".join(filter(None, parts))), Message("user", _assignment(task))]
@@ -38,13 +40,18 @@ def opening(task: Task, project: Path | None = None) -> list[Message]:
 def project_rules(folder: Path) -> str:
     """The AGENTS.md files from the repository's root down to `folder`; the nearest come last.
 
-    Where they are longer than `LONGEST_RULES` together, the farthest are left out.
+    Where they are longer than `LONGEST_RULES` together, the farthest are left out. A link that
+    leads out of the repository is passed over: what it shows would be sent to the model's provider.
     """
     found: list[str] = []
     room = LONGEST_RULES
-    for place in _upward(folder.resolve()):
+    places = list(_upward(folder.resolve()))
+    for place in places:
+        path = (place / "AGENTS.md").resolve()
+        if not (path.is_file() and path.is_relative_to(places[-1])):
+            continue
         try:
-            raw = (place / "AGENTS.md").read_bytes()[:room]
+            raw = path.read_bytes()[:room]
         except OSError:
             continue
         if text := raw.decode("utf-8", "ignore").strip():
@@ -62,11 +69,19 @@ def _upward(folder: Path) -> Iterator[Path]:
     yield from above[: above.index(root) + 1]
 
 
-def skill() -> str:
-    """The body of skills/SKILL.md, without its front matter."""
+def skill(device: Device | None = None) -> str:
+    """The body of skills/SKILL.md, without its front matter.
+
+    What stands between `<!-- cuda -->` and `<!-- /cuda -->`, and the same for `cpu`, is for tasks
+    on that device alone; with `device` the rest of these is left out.
+    """
     text = _text("cuagent.skills", "SKILL.md")
     if text.startswith("---\n"):
         text = text.partition("\n---\n")[2]
+    if device is not None:
+        for name, part in re.findall(r"(?s)<!-- (cuda|cpu) -->\n(.*?)<!-- /\1 -->\n", text):
+            whole = f"<!-- {name} -->\n{part}<!-- /{name} -->\n"
+            text = text.replace(whole, part if name == device else "")
     return text.strip()
 
 

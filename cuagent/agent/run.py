@@ -89,6 +89,9 @@ class Run:
     settled: dict[int, Tried] = field(default_factory=dict)
     """Attempts that were accepted when judged for the record, by number, with that judgement."""
     stop: Stop | None = None
+    ended: Stop | None = None
+    """The end with a result that stands until something more is judged: a question that is only
+    answered takes nothing back."""
     error: str = ""
     """What the provider said, if it failed."""
     steps: int = 0
@@ -314,6 +317,7 @@ class Run:
         )
 
     def _judged(self, tried: Tried, effort: str) -> None:
+        self.ended = None
         judged = {**plain_judgement(tried.judgement), "attempt": tried.n}
         self.log.write("judgement", effort=effort, **judged)
         keep_evidence(

@@ -177,14 +177,14 @@ def _rejected(n: int, verdict: Verdict, build: Build | None) -> Iterator[str]:
     elif verdict.detail:
         yield verdict.detail
     for draw in _worst_by_kind(verdict.draws)[:4]:
-        note = f" ({draw.note})" if draw.note else ""
+        note = f" ({more})" if (more := verdict.more(draw)) else ""
         error = f"largest error {draw.max_error:.3g}, {draw.ratio:.3g} times what is allowed"
         yield f"{draw.kind} inputs: {error}{note}"
     if verdict.output.strip():
         lines = verdict.output.strip().splitlines()[-LONGEST_OUTPUT:]
         yield "it printed:"
         yield from (f"  {line[:200]}" for line in lines)
-    if hint := HINTS.get(verdict.reason):
+    if hint := verdict.hint or HINTS.get(verdict.reason):
         yield f"next: {hint}"
 
 

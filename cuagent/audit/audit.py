@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cuagent.record.evidence import EvidenceError, built, verifier_digest
-from cuagent.record.revive import revive
+from cuagent.record.inside import RecordError
+from cuagent.record.revive import attempt_of, revive
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
@@ -89,7 +90,7 @@ def audit(
 
 def take_apart(data: Mapping[str, Any]) -> Recorded:
     """Raises EvidenceError."""
-    from cuagent.attempt import Attempt, AttemptError
+    from cuagent.attempt import AttemptError
     from cuagent.timing import Timing
     from cuagent.verify import Verdict
     from cuagent.worker.arms import task_from_json
@@ -98,7 +99,7 @@ def take_apart(data: Mapping[str, Any]) -> Recorded:
         recorded = Recorded(
             data,
             task_from_json(dict(data["task"])),
-            Attempt(tuple(sorted(data["attempt"].items()))),
+            attempt_of(data["attempt"]),
             revive(Verdict, data["verdict"]),
             revive(Timing | None, data["timing"]),
         )
@@ -112,7 +113,7 @@ def take_apart(data: Mapping[str, Any]) -> Recorded:
         raise EvidenceError(
             f"the evidence is not whole: {type(error).__name__} {error!s:.200}"
         ) from error
-    except (AttemptError, RecursionError) as error:
+    except (AttemptError, RecordError, RecursionError) as error:
         raise EvidenceError(f"the evidence is not whole: {error!s:.200}") from error
 
 

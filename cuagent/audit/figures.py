@@ -83,6 +83,10 @@ def _seeds(said: Sequence[int], found: Sequence[int], coarse: bool) -> list[str]
     return [f"seeds: {len(said)} recorded, {len(found)} drawn now, not the same"]
 
 
+WORDS = ("note", "hint")
+"""Parts of a draw that say in words where it was refused."""
+
+
 def _draws(said: Sequence[Draw], found: Sequence[Draw], coarse: bool) -> list[str]:
     if coarse:
         said, found = ([draw for draw in draws if not _repeated(draw)] for draws in (said, found))
@@ -106,7 +110,7 @@ def _repeated(draw: Draw) -> bool:
 def _alike(part: str, then: Draw, now: Draw, coarse: bool) -> bool:
     a, b = getattr(then, part), getattr(now, part)
     if not isinstance(a, float):
-        return a == b or (coarse and part == "note")
+        return a == b or (coarse and part in WORDS)
     scale = 1.0 if part == "ratio" else now.rms_bound
     return _near(a, b, scale, coarse)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,26 +24,62 @@ MOST_TEXT = 4 << 20
 """Characters of a report that are read; inlined headers make reports long."""
 _LINE = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: (?P<kind>\w+):\s+(?P<text>.*)$")
 _BYTES = re.compile(r"loop vectorized using (\d+) byte vectors")
+_LOOP = re.compile(r"\b(?:for|while|do)\b")
+NEAR = 3
+"""Lines between the head of a loop and the line that g++ reports."""
+NESTS = ("loop nest", "multiple nested loops", "outer loop", "nested loop")
+"""Starts of reasons that only say that a loop contains others, which have their own reports."""
+REASONS = (
+    (
+        "no vectype for stmt",
+        "an operation in it has no vector form (a call such as exp, or a type)",
+    ),
+    ("relevant stmt not supported", "an operation in it has no vector form"),
+    ("op not supported", "an operation in it has no vector form"),
+    ("statement clobbers memory", "it calls a function that is not inlined"),
+    ("unsupported use in stmt", "each iteration needs the previous one: use several accumulators"),
+    ("complicated access pattern", "it does not access consecutive memory"),
+    ("not suitable for gather", "it reads at computed indices"),
+    ("control flow in loop", "control flow in it (a break, or a branch that stores or calls)"),
+    ("number of iterations cannot", "the number of iterations is not known at its start"),
+    ("bad data dependence", "a store may change what a later iteration reads: use __restrict__"),
+    ("possible alias", "a store may change what a later iteration reads: use __restrict__"),
+)
+"""Explanations of the most frequent reasons of g++; other reasons keep the compiler's words."""
+SHORTEST_TEXT = 16
+"""Columns of source text below which it is omitted, because it would say too little."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop of a source."""
+    """One loop of a source, or all loops that start in the same line."""
 
     source: str
     line: int
     vector_bytes: int
     """Vector width of the widest version in bytes; 0 if the loop is scalar."""
     reason: str = ""
-    """Reason why the loop is scalar, in the compiler's words."""
+    """Reason why the loop, or a part of it, is scalar."""
     text: str = ""
     """Source text of the line."""
 
     def __str__(self) -> str:
-        form = f"{self.vector_bytes}-byte vectors" if self.vector_bytes else "not vectorised"
-        why = f", {self.reason}" if self.reason else ""
-        # The source text comes last, so that a caller that truncates the line keeps the rest.
-        return f"{self.source}:{self.line}: {form}{why}: {self.text}"
+        return self.shown(None)
+
+    def shown(self, width: int | None) -> str:
+        """Describe the result and its reason, then add the source text that fits into `width`."""
+        if self.vector_bytes and self.reason:
+            result = f"{self.vector_bytes}-byte vectors in part; the rest is scalar: {self.reason}"
+        elif self.vector_bytes:
+            result = f"{self.vector_bytes}-byte vectors"
+        else:
+            result = "not vectorised" + (f": {self.reason}" if self.reason else "")
+        line = f"{self.source}:{self.line}: {result}"
+        room = len(self.text) if width is None else width - len(line) - len(" in ``")
+        if not self.text or room < min(SHORTEST_TEXT, len(self.text)):
+            return line
+        text = self.text if len(self.text) <= room else f"{self.text[: room - 4].rstrip()} ..."
+        return f"{line} in `{text}`"
 
 
 def with_vector_report(run: compiler.Run, source: Path, library: Path) -> compiler.Run:
@@ -95,30 +132,58 @@ def _compile_for_report(attempt: Attempt, library: Library, confine: Confine) ->
 
 
 def parse_report(text: str, source: str, code: str) -> tuple[Loop, ...]:
-    """Return the loops of `source` in a report of g++, sorted by line; `code` is its text."""
+    """Return the loops of `source` in a report of g++, sorted by line; `code` is its text.
+
+    One loop can have several reports: for the copies that inlining and templates make, for its
+    vector body and its remainder, at its pragma and at its head. All reports on a line are merged.
+    """
     lines = code.splitlines()
     widest: dict[int, int] = {}
-    scalar: dict[int, str] = {}
+    scalar: dict[int, list[str]] = {}
     pending: int | None = None
     for match in filter(None, map(_LINE.match, text.splitlines())):
         line, message = int(match["line"]), match["text"].strip()
         if Path(match["file"]).name != Path(source).name or not 0 < line <= len(lines):
             continue
         if width := _BYTES.match(message):
-            widest[line] = max(widest.get(line, 0), int(width[1]))
+            head = _head(lines, line)
+            widest[head] = max(widest.get(head, 0), int(width[1]))
         elif message.startswith("couldn't vectorize loop"):
-            pending = line
-            scalar.setdefault(line, "")
+            pending = _head(lines, line)
+            scalar.setdefault(pending, [])
         elif message.startswith("not vectorized:") and pending is not None:
-            scalar[pending] = scalar[pending] or message.removeprefix("not vectorized:").strip(" .")
+            scalar[pending].append(message.removeprefix("not vectorized:").strip(" ."))
             pending = None
+    scalar = {
+        line: reasons
+        for line, reasons in scalar.items()
+        if not (reasons and all(reason.startswith(NESTS) for reason in reasons))
+    }
     return tuple(
-        Loop(
-            source,
-            line,
-            widest.get(line, 0),
-            "" if line in widest else scalar[line],
-            lines[line - 1].strip()[:60],
-        )
+        Loop(source, line, widest.get(line, 0), _why(scalar.get(line, [])), lines[line - 1].strip())
         for line in sorted(widest.keys() | scalar.keys())
     )
+
+
+def _head(lines: Sequence[str], line: int) -> int:
+    """Return the line of the head of the loop that g++ reports at a pragma or in the body."""
+    text = lines[line - 1]
+    if _LOOP.search(text) and not text.lstrip().startswith("#"):
+        return line
+    below = range(line + 1, min(line + NEAR, len(lines)) + 1)
+    above = range(line - 1, max(line - NEAR, 1) - 1, -1)
+    candidates = below if text.lstrip().startswith("#") else above
+    for at in candidates:
+        if _LOOP.search(lines[at - 1]) and not lines[at - 1].lstrip().startswith("#"):
+            return at
+    return line
+
+
+def _why(reasons: Sequence[str]) -> str:
+    """Return the first reason that concerns the loop itself, in plain words if it is known."""
+    for reason in reasons:
+        if reason.startswith(NESTS):
+            continue
+        known = next((plain for start, plain in REASONS if reason.startswith(start)), None)
+        return known or reason.partition(": _")[0].rstrip(" :.;")
+    return ""

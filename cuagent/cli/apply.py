@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,10 +10,12 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Refused, complain
-from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read
+from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read, readable
+from cuagent.cli.trust import require_trusted_run
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
+    from cuagent.record import RunFolder
 
 
 def apply(
@@ -30,6 +31,7 @@ def apply(
         bool,
         typer.Option("--force", "-f", help="Replace files that differ; install a slower kernel."),
     ] = False,
+    trust: options.Trust = False,
     run_dir: RunDir = RUNS,
 ) -> None:
     """Put the best attempt beside your module.
@@ -46,16 +48,21 @@ def apply(
     from cuagent.task.task import Task
 
     folder, records = read(run, run_dir)
-    judgement = _chosen(records, attempt, folder.id)
-    refuse_slower(judgement, force=force)
-    task = revive(Task, records[0]["task"])
-    try:
+    made_here = require_trusted_run(folder, "Its kernels would be put into your tree", trust)
+    with readable(folder):
+        judgement = _chosen(records, attempt, folder.id)
+        task = revive(Task, records[0]["task"])
         chosen = attempt_in(records, judgement.attempt)
+    refuse_slower(judgement, force=force)
+    beside = task.path.parent
+    if to is None and not made_here:
+        _refuse_elsewhere(beside, folder)
+    try:
         files = guarded_files(chosen, task, judgement.domain, f"{FOLDER}/reference.py")
     except ExportError as error:
         raise Refused(f"{folder.id}: {error}") from error
-    place = to if to is not None else task.path.parent
-    differing = [name for name, text in files.items() if _differs(place / name, text)]
+    place = (beside if to is None else to).resolve()
+    differing = [name for name, text in files.items() if _differs(place, name, text)]
     if differing and not force:
         raise Refused(
             f"{place}: {', '.join(differing)} would be replaced; look with "
@@ -63,9 +70,11 @@ def apply(
         )
     if resolve().approval == "ask" and not _agreed(files, place):
         raise Refused("nothing was written")
+    from cuagent.ui.console import say
+
     _put(files, place)
     for name in files:
-        print(place / name)
+        say(str(place / name))
     if not judgement.adds:
         rung = judgement.gain.rung if judgement.gain is not None else "eager"
         complain(f"it was not measured to be surely faster than {rung}")
@@ -73,7 +82,7 @@ def apply(
 
 
 def refuse_slower(judgement: Judgement, *, force: bool) -> None:
-    """Raises Refused for a kernel that was measured to be slower than what it would replace."""
+    """Raise Refused for a kernel that was measured to be slower than what it would replace."""
     from cuagent.ui.table import baseline_name
 
     if judgement.slower_than and not force:
@@ -81,6 +90,17 @@ def refuse_slower(judgement: Judgement, *, force: bool) -> None:
         raise Refused(
             f"the kernel was measured to be slower than {name}, so nothing was written; "
             "--force writes it all the same"
+        )
+
+
+def _refuse_elsewhere(place: Path, folder: RunFolder) -> None:
+    """A log of another origin does not choose a place outside of the project. Raises Refused."""
+    holder = folder.path.parents[1]
+    project = holder.parent if holder.name == ".cuagent" else Path.cwd()
+    if not place.resolve().is_relative_to(project):
+        raise Refused(
+            f"{folder.id}: its module is said to lie in {place}, outside of {project}; name the "
+            "folder with --to DIR"
         )
 
 
@@ -98,12 +118,14 @@ def _chosen(records: list[dict[str, Any]], number: int | None, run: str) -> Judg
     return chosen_attempt(records, number, run)
 
 
-def _differs(path: Path, text: str) -> bool:
+def _differs(place: Path, name: str, text: str) -> bool:
+    from cuagent.record import read_file
+
     try:
-        return path.read_text(encoding="utf-8") != text
+        return read_file(place, name) != _bytes(text)
     except FileNotFoundError:
         return False
-    except (OSError, UnicodeDecodeError):
+    except OSError:
         return True
 
 
@@ -113,13 +135,17 @@ def _agreed(files: Mapping[str, str], place: Path) -> bool:
 
 
 def _put(files: Mapping[str, str], place: Path) -> None:
-    """Each file whole or not at all; what users import comes last."""
+    """Write each file whole or not at all, none through a link; what users import comes last."""
+    from cuagent.record import write_file
+
     try:
+        place.mkdir(parents=True, exist_ok=True)
         for name, text in reversed(list(files.items())):
-            target = place / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(f".{target.name}.{os.getpid()}")
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(target)
+            write_file(place, name, _bytes(text))
     except OSError as error:
         raise Refused(f"{place}: cannot be written ({error.strerror or error})") from error
+
+
+def _bytes(text: str) -> bytes:
+    """Encode a file of a log; a lone surrogate, which no source needs, is written as an escape."""
+    return text.encode("utf-8", "backslashreplace")

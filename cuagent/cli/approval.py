@@ -1,18 +1,22 @@
-"""Who is asked before a command of the model's runs.
+"""Which commands of the model the user is asked about before they run.
 
 ask    every command
-auto   only where no sandbox holds it
+auto   only those that no sandbox holds
 yolo   none
 
-An answer other than yes is the reason, and goes to the model. Where nobody can be asked, a command
-that would need it does not run. The file tools are never asked: they write in the run's own folder
-only. Not covered: the sandbox itself, which holds commands in all three.
+The answer is yes, or always: for this very command, or for every command that calls the same
+programs. What is always allowed holds for the rest of this session and is kept in memory alone.
+Any other answer is the reason for a no, and goes to the model. Where nobody can be asked, a command
+that needs approval does not run. The file tools are never asked about: they write in the run's own
+folder only. Not covered: the sandbox itself, which holds commands in all three modes.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,58 +27,115 @@ Ask = Callable[[str, str, "Context"], str | None]
 ASKED = ("bash",)
 YES = ("y", "yes")
 ALWAYS = ("a", "always")
-OPERATORS = frozenset(";|&$`<>()\n")
-"""What makes more than one program of a command line."""
-KEYS = "allow this command? y: yes{always}, n or why not: no"
-ALWAYS_FOR = ", a: always for `{word}`"
+KIND = ("k", "kind")
+KEYS = "allow this command? y: yes, a: always this command{kind}, n or why not: no"
+ALWAYS_KIND = ", k: always {programs}"
+HARMLESS = re.compile(r"(?<![^\s])(?:2>&1|[12&]?>{1,2}\s*/dev/null)(?=$|[\s;|&])")
+"""Redirections that write nowhere."""
+OPERATORS = ("&&", "||", ";", "|")
+"""What stands between the programs of a command line whose kind can be told."""
+PROGRAM = re.compile(r"[\w./+-]+")
+SHELL = ("bash", "sh", "dash", "zsh", "eval", "exec", "source", ".", "command", "coproc")
+LAUNCHERS = ("env", "xargs", "sudo", "su", "nohup", "nice", "time", "timeout", "setsid")
+WORDS = ("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac")
+STARTERS = frozenset((*SHELL, *LAUNCHERS, *WORDS, "select", "function"))
+"""Programs that run another one named in their arguments, and words of the shell: no kind."""
+
+
+@dataclass
+class Allowed:
+    """What the user has allowed for the rest of the session."""
+
+    commands: set[str] = field(default_factory=set)
+    programs: set[str] = field(default_factory=set)
+
+    def covers(self, command: str) -> bool:
+        """Whether nothing needs to be asked."""
+        kind = programs(command)
+        return command in self.commands or (bool(kind) and set(kind) <= self.programs)
 
 
 def approved(tools: Sequence[Tool], mode: str, ask: Ask | None = None) -> tuple[Tool, ...]:
-    """The tools, those that run commands with a question before them where `mode` wants one."""
+    """The tools; those that run commands ask before each one where `mode` wants that."""
     if mode == "yolo" or (mode == "auto" and _confined()):
         return tuple(tools)
-    allowed: set[str] = set()
+    allowed = Allowed()
     return tuple(
         replace(tool, function=_asking(tool, allowed, ask)) if tool.name in ASKED else tool
         for tool in tools
     )
 
 
-def _asking(
-    tool: Tool, allowed: set[str], ask: Ask | None
-) -> Callable[[Context, Mapping[str, Any]], ToolResult]:
-    from cuagent.agent.attended import Interrupted
-    from cuagent.agent.tools import ToolError
+def programs(command: str) -> tuple[str, ...]:
+    """The programs that a plain command line calls, in order; () where that cannot be told.
 
+    Plain are calls with `&&`, `||`, `;` or `|` between them. Everything else that a shell
+    understands (substitutions, redirections to files, assignments, loops) has no kind.
+    """
+    text = HARMLESS.sub(" ", command)
+    if any(sign in text for sign in "$`\n\\"):
+        return ()
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.commenters, lexer.whitespace_split = "", True
+    found: list[str] = []
+    begins = True
+    try:
+        for token in lexer:
+            if set(token) <= set("();<>|&"):
+                if token not in OPERATORS or begins:
+                    return ()
+                begins = True
+            elif begins:
+                if not PROGRAM.fullmatch(token) or token in STARTERS:
+                    return ()
+                found.append(token)
+                begins = False
+    except ValueError:  # a quotation that does not end
+        return ()
+    return tuple(dict.fromkeys(found))
+
+
+def _asking(
+    tool: Tool, allowed: Allowed, ask: Ask | None
+) -> Callable[[Context, Mapping[str, Any]], ToolResult]:
     def asked(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         command = str(arguments["command"]).strip()
-        word = _only_program(command)
-        if word not in allowed or not word:
-            if ask is None:
-                raise ToolError(
-                    "commands need the user's approval here, and nobody can be asked; "
-                    "use the file tools, compile, verify and profile"
-                )
-            always = ALWAYS_FOR.format(word=word) if word else ""
-            answer = ask(command, KEYS.format(always=always), context)
-            if answer is None:
-                raise Interrupted
-            if word and answer.lower() in ALWAYS:
-                allowed.add(word)
-            elif answer.lower() not in YES:
-                why = "" if answer.lower() in ("n", "no") else f": {answer}"
-                raise ToolError(f"the user does not allow this command{why}")
+        if not allowed.covers(command):
+            _put(command, allowed, ask, context)
         return tool.function(context, arguments)
 
     return asked
 
 
-def _only_program(command: str) -> str:
-    """The program, where the line is one plain call of it; "" for anything that is more."""
-    if not command or OPERATORS & set(command):
-        return ""
-    word = command.split()[0]
-    return "" if "=" in word else word
+def _put(command: str, allowed: Allowed, ask: Ask | None, context: Context) -> None:
+    """Ask the user. Raises ToolError for a no and Interrupted."""
+    from cuagent.agent.attended import Interrupted
+    from cuagent.agent.tools import ToolError
+
+    if ask is None:
+        raise ToolError(
+            "commands need the user's approval here, and nobody can be asked; "
+            "use the file tools, compile, verify and profile"
+        )
+    kind = programs(command)
+    named = " and ".join(f"`{name}`" for name in kind)
+    always = ALWAYS_KIND.format(programs=named) if kind else ""
+    answer = ask(command, KEYS.format(kind=always), context)
+    if answer is None:
+        raise Interrupted
+    match answer.lower():
+        case word if word in YES:
+            return
+        case word if word in ALWAYS:
+            allowed.commands.add(command)
+            said = "this command is allowed"
+        case word if word in KIND and kind:
+            allowed.programs.update(kind)
+            said = f"commands that only call {named} are allowed"
+        case word:
+            why = "" if word in ("n", "no") else f": {answer}"
+            raise ToolError(f"the user does not allow this command{why}")
+    context.run.notice(f"{said} for the rest of this session")
 
 
 def _confined() -> bool:

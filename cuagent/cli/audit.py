@@ -9,6 +9,7 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Exit
+from cuagent.cli.trust import require_agreement
 
 SHOWN = 12
 """Lines of what does not hold."""
@@ -19,21 +20,31 @@ def audit(
         Path, typer.Argument(metavar="FILE", help="Evidence, as verify --evidence writes it.")
     ],
     timing: options.Timing = "none",
+    trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
     """Re-run a recorded verdict from its own content, on its own seeds: does every figure hold?
 
     Recorded timings are held against their own samples; measured again only if asked for.
-    The task's Python in the file is run as your own module is, with your rights: read it first if
-    the file is a stranger's.
+    The task's Python in the file is run as your own module is, with your rights. So a file that
+    cuagent did not write for you on this machine is run only if you agree: read it first.
     Exit code 0 it holds, 1 it does not, 2 usage, 3 infrastructure.
     """
     from cuagent.audit.audit import audit as judge_again
     from cuagent.config import resolve
     from cuagent.record.evidence import read_evidence
+    from cuagent.record.origin import is_marked
     from cuagent.verdict import Reason
 
     data = read_evidence(file)
+    if not is_marked(data):
+        require_agreement(
+            f"{file}: of another origin: cuagent did not write this evidence for you on this "
+            "machine (or it was changed since, or an older version wrote it). The Python of its "
+            "task would be run with your rights",
+            "read the task in it",
+            trust,
+        )
     with options.activity(f"judging again what {file} records", silent=json):
         found = judge_again(data, resolve({}).isolation, options.effort(timing))
     if json:
@@ -43,13 +54,16 @@ def audit(
 
         print(dumps(plain(found) | {"holds": found.holds, "line": found.line}, indent=2))
     else:
-        print(found.line)
+        from cuagent.ui.console import say
+        from cuagent.ui.text import one_line
+
+        say(one_line(found.line))
         for line in found.contrary[:SHOWN]:
-            print(f"  {line}")
+            say(f"  {one_line(line)}")
         if more := found.contrary[SHOWN:]:
             print(f"  and {len(more)} more; --json has all")
         for line in found.circumstances:
-            print(f"note: {line}")
+            say(f"note: {one_line(line)}")
     if found.holds:
         raise typer.Exit(Exit.OK)
     faulty = found.verdict.reason is Reason.INFRASTRUCTURE

@@ -12,6 +12,7 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Refused
+from cuagent.cli.trust import settle
 
 if TYPE_CHECKING:
     from cuagent.measure.ladder import Ladder, Rung
@@ -45,6 +46,7 @@ def baseline(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Export the best rung there.")
     ] = None,
+    trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
     """Time every way to run a module quicker without a kernel of one's own.
@@ -55,9 +57,7 @@ def baseline(
     if out is not None:
         options.refuse_full(out)
     only = _named(rungs)
-    from cuagent.config import resolve
-
-    settings = resolve({"device": device, "precision": precision})
+    settings = settle({"device": device, "precision": precision}, trust)
     opened = options.open_task(task, inputs, init, settings)
     from cuagent.measure.ladder import ladder
     from cuagent.timing import Effort
@@ -76,9 +76,11 @@ def baseline(
 
         print(dumps(plain(found.to_json()), indent=2))
     else:
+        from cuagent.ui.console import say
+
         width = get_terminal_size().columns if sys.stdout.isatty() else WIDTH
         for line in options.fitted(lines(found, width)):
-            print(line)
+            say(line)
     if out is not None:
         from cuagent.cli.export import write_result
 

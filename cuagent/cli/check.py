@@ -8,6 +8,7 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Exit
+from cuagent.cli.trust import settle
 
 if TYPE_CHECKING:
     from cuagent.verify.admission import Admission
@@ -19,15 +20,14 @@ def check(
     init: options.Init = None,
     device: options.Device = None,
     precision: options.Precision = None,
+    trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
     """Judge the task itself: is there one right answer, and does it take work to find it?
 
     Exit code 0 it can be certified, 1 not, 2 usage, 3 infrastructure.
     """
-    from cuagent.config import resolve
-
-    settings = resolve({"device": device, "precision": precision})
+    settings = settle({"device": device, "precision": precision}, trust)
     opened = options.open_task(task, inputs, init, settings)
     from cuagent.verify.admission import admit
     from cuagent.verify.referee import Referee
@@ -49,8 +49,10 @@ def _report(admission: Admission, json: bool) -> None:
 
         print(dumps(plain(admission) | {"certifiable": admission.certifiable}, indent=2))
         return
-    print(admission.refusal or "certifiable")
+    from cuagent.ui.console import say
+
+    say(admission.refusal or "certifiable")
     for note in admission.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     if admission.certifiable:
         print(f"judged on: {', '.join(admission.kinds)}; longest sum {admission.longest_sum}")

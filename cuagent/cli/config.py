@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from cuagent.cli.exits import complain
 from cuagent.cli.options import Json
+from cuagent.cli.trust import is_agreed
 
 app = typer.Typer(help="Look at the settings.", rich_markup_mode=None)
 
@@ -21,7 +23,9 @@ def show(json: Json = False) -> None:
     """Show each setting and its origin: flag, variable, file or default."""
     from cuagent.config import KEYS, TABLES, resolve
 
-    settings = resolve()
+    settings = resolve(dict.fromkeys(KEYS), accept=is_agreed)
+    for line in settings.ignored.values():
+        complain(line)
     if json:
         from json import dumps
 
@@ -30,11 +34,13 @@ def show(json: Json = False) -> None:
         }
         print(dumps(rows, indent=2))
         return
+    from cuagent.ui.console import say
+
     names = [f"{table}.{name}" for table in TABLES for name in getattr(settings, table)]
     first = max(map(len, KEYS))
     values = {key: str(getattr(settings, key)) for key in KEYS}
     second = max(map(len, values.values()))
     for key in KEYS:
-        print(f"{key:<{first}}  {values[key]:<{second}}  {settings.origins[key]}")
+        say(f"{key:<{first}}  {values[key]:<{second}}  {settings.origins[key]}")
     for name in names:
-        print(f"{name}  {settings.origins[name.partition('.')[0]]}")
+        say(f"{name}  {settings.origins[name.partition('.')[0]]}")

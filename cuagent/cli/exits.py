@@ -17,6 +17,9 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
+CRASH = "crash.txt"
+"""Where a run folder holds the traceback of a defect."""
+
 
 class Exit(IntEnum):
     OK = 0
@@ -67,10 +70,29 @@ def exit_for(error: BaseException) -> Exit | None:
 
 
 def complain(text: str) -> None:
-    """One line on stderr."""
+    """One line on stderr; on a terminal broken so that commands and IDs stay whole if they can."""
     from cuagent.ui.text import one_line
 
-    print(f"cuagent: {one_line(text)}", file=sys.stderr, flush=True)
+    line = f"cuagent: {one_line(text)}"
+    lines = [line]
+    if sys.stderr.isatty():
+        import shutil
+
+        lines = _broken(line, max(shutil.get_terminal_size().columns, 20))
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _broken(line: str, width: int) -> list[str]:
+    """The line in pieces: behind semicolons first, and at blanks where that is not enough."""
+    from cuagent.ui.text import wrap
+
+    *others, last = line.split("; ")
+    pieces = [""]
+    for clause in (*(f"{other};" for other in others), last):
+        if pieces[-1] and len(pieces[-1]) + 1 + len(clause) > width:
+            pieces.append("")
+        pieces[-1] = f"{pieces[-1]} {clause}".lstrip()
+    return [part for piece in pieces for part in wrap(piece, width)]
 
 
 @contextmanager
@@ -86,15 +108,25 @@ def crashes_to(folder: Path | None) -> Iterator[None]:
         # a reader that has gone away (`| head`) is no defect either; typer ends on it quietly
         if of_typer or isinstance(error, BrokenPipeError) or exit_for(error) is not None:
             raise
-        path = _fresh_file() if folder is None else folder / "crash.txt"
-        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
+        path = _written(text, folder)
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise Crash(f"a defect of cuagent: {what}; the traceback is in {path}") from error
 
 
-def _fresh_file() -> Path:
+def _written(text: bytes, folder: Path | None) -> Path:
+    """The file with the text: in the folder of the run, never through a link that lies there."""
     import tempfile
 
+    from cuagent.record import write_file
+
+    if folder is not None:
+        try:
+            write_file(folder, CRASH, text)
+            return folder / CRASH
+        except OSError:
+            pass  # the folder is gone or cannot be written
     handle, name = tempfile.mkstemp(prefix="cuagent-crash-", suffix=".txt")
-    os.close(handle)
+    with os.fdopen(handle, "wb") as file:
+        file.write(text)
     return Path(name)

@@ -11,7 +11,8 @@ import typer
 from cuagent.cli import options
 from cuagent.cli.apply import refuse_slower
 from cuagent.cli.exits import Refused
-from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read
+from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read, readable
+from cuagent.cli.trust import require_trusted_run
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
@@ -31,6 +32,7 @@ def export(
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Export a kernel that was measured to be slower.")
     ] = False,
+    trust: options.Trust = False,
     run_dir: RunDir = RUNS,
 ) -> None:
     """Write the result of a run as a folder of its own.
@@ -43,25 +45,25 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refused(f"{out}: exists already; name a folder that is empty or not there yet")
     folder, records = read(run, run_dir)
+    require_trusted_run(folder, f"What it holds would be written to {out} to be run", trust)
     from cuagent.package import export as write_package
     from cuagent.record import ladder_of, revive
     from cuagent.task.task import Task
+    from cuagent.ui.console import say
     from cuagent.ui.recorded import best_of
 
-    task = revive(Task, records[0]["task"])
-    if attempt is not None:
-        chosen = chosen_attempt(records, attempt, folder.id)
-        refuse_slower(chosen, force=force)
-        made = write_package(attempt_in(records, chosen.attempt), task, chosen, out)
-        print(f"exported to {made}")
+    with readable(folder):
+        task = revive(Task, records[0]["task"])
+        best = best_of(records) if attempt is None else chosen_attempt(records, attempt, folder.id)
+        attempts = {} if best is None else {best.attempt: attempt_in(records, best.attempt)}
+        found = ladder_of(records)
+    if attempt is not None and best is not None:
+        refuse_slower(best, force=force)
+    if best is not None and (attempt is not None or force):
+        made = write_package(attempts[best.attempt], task, best, out)
+        say(f"exported to {made}")
         return
-    best = best_of(records)
-    if best is not None and force:
-        made = write_package(attempt_in(records, best.attempt), task, best, out)
-        print(f"exported to {made}")
-        return
-    attempts = {} if best is None else {best.attempt: attempt_in(records, best.attempt)}
-    print(write_result(task, best, ladder_of(records), attempts, out))
+    say(write_result(task, best, found, attempts, out))
 
 
 def write_result(

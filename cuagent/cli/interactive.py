@@ -24,8 +24,9 @@ from cuagent.agent import FINISHED, INTERACTIVE, TOOLS, Run, Stop, run_agent, st
 from cuagent.agent.hooks import steering
 from cuagent.agent.loop import announce
 from cuagent.cli.approval import Ask, approved
+from cuagent.cli.own_command import SIGN, OwnCommands
 from cuagent.cli.session import Plan, opened
-from cuagent.cli.slash import COMMANDS, help_rows, obey, while_working
+from cuagent.cli.slash import COMMANDS, help_rows, is_known, obey, unknown, while_working
 from cuagent.cli.standing import finished, is_finished, standing
 from cuagent.events import RunEnded
 from cuagent.ui.notify import notify
@@ -62,6 +63,14 @@ class Session:
     draft: str = ""
     """What is typed already when the user's turn comes."""
 
+    def __post_init__(self) -> None:
+        self.own = OwnCommands(self.say, self.run.inbox.put)
+
+    def interrupt(self) -> None:
+        """End the step in flight, and the user's own commands."""
+        self.own.end()
+        self.run.cancel()
+
     def say(self, text: str, style: str = "dim") -> None:
         """Words, broken at blanks to the width of the view."""
         lines = (piece for line in clean(text).split("\n") for piece in wrap(line, self.width))
@@ -85,8 +94,10 @@ def sit(plan: Plan) -> tuple[Run, Stop]:
             interrupt_main()
         elif line.split() == ["/help"]:
             view.say(label_lines(help_rows(), view.width))
-        elif line.startswith("/"):
-            view.say([Text(f"  {line}: not before the task is open", "yellow")])
+        elif line.startswith("/") and not is_known(line):
+            view.say(Text(piece, "yellow") for piece in wrap(unknown(line), view.width))
+        elif line.startswith(("/", SIGN)):
+            view.say([Text(f"  {clean(line)}: not before the task is open", "yellow")])
         else:
             said.append(line)
             view.say([Text(f"  queued: {line}", "dim")])
@@ -102,8 +113,8 @@ def sit(plan: Plan) -> tuple[Run, Stop]:
             run.inbox.put(line)
         latest = [run.settled.get(tried.n, tried) for tried in run.tried]
         view.recall(((tried.n, tried.judgement) for tried in latest), run.ladder)
-        tools = approved(TOOLS, plan.settings.approval, asker(prompt, view, plan.settings))
-        session = Session(run, plan.model, tools, plan.settings, view, prompt)
+        session = Session(run, plan.model, TOOLS, plan.settings, view, prompt)
+        session.tools = approved(TOOLS, plan.settings.approval, asker(session))
         return run, converse(session, again=plan.again is not None)
 
 
@@ -118,6 +129,9 @@ def converse(session: Session, *, again: bool = False) -> Stop:
         else:
             _work(session)
         while (line := _next(session)) is not None:
+            if line.startswith(SIGN):
+                _own_command(session, line)
+                continue
             if line.startswith("/"):
                 if not obey(session, line):
                     break
@@ -129,19 +143,30 @@ def converse(session: Session, *, again: bool = False) -> Stop:
                 continue
             _widen(session)
             _work(session)
+    session.own.end()
     steering(run, session.model)  # what was queued is not lost; a later session begins with it
     return run.stop or Stop.INTERRUPTED
 
 
-def asker(prompt: Prompt, view: Terminal, settings: Settings) -> Ask:
-    """Puts the question of an approval to the user, who sees the whole of the command."""
+def asker(session: Session) -> Ask:
+    """Puts the question of an approval to the user, who sees the whole of the command.
+
+    Lines behind a slash or `!` do what they always do, and the question is put again.
+    """
 
     def ask(command: str, question: str, context: Context) -> str | None:
-        view.say(Text(f"  $ {line}", "yellow") for line in clean(command).split("\n"))
-        _tell(settings, "cuagent waits for your approval")
+        if "\n" in command or len(command) > session.width - len(
+            "* bash  "
+        ):  # else it stands above
+            lines = clean(command).split("\n")
+            session.view.say(Text(f"  $ {line}", "yellow") for line in lines)
+        _tell(session.settings, "cuagent waits for your approval")
         answer: str | None = ""
         while answer == "":
-            answer = prompt.ask(question, context.run.cancelled)
+            answer = session.prompt.ask(question, context.run.cancelled)
+            if answer is not None and answer.startswith(("/", SIGN)):
+                while_working(session, answer)
+                answer = ""
         return answer
 
     return ask
@@ -172,9 +197,18 @@ def _wait_first(session: Session) -> None:
     run.emit = session.view
     announce(run, session.model)
     run.clock_out()
-    session.view.rest()
+    session.view.rest(finished=is_finished(run))
     if run.stop is not Stop.ANSWERED:
         session.say(f"{finished(run.stop, run.folder.id)}, or say what to try next", "yellow")
+
+
+def _own_command(session: Session, line: str) -> None:
+    """Run it while nobody works; Esc ends it, and what is typed meanwhile is not lost."""
+    typed: list[str] = []
+    with session.prompt.working(Work(typed.append, session.own.end)):
+        session.own.run(line)
+    for later in typed:
+        session.prompt.put(later)
 
 
 def _next(session: Session) -> str | None:
@@ -191,7 +225,7 @@ def _work(session: Session) -> None:
     while stop in FINISHED and not is_finished(run):  # something was said meanwhile
         stop = _stopped(session)
     session.view(run.spent())
-    session.view.rest()
+    session.view.rest(finished=is_finished(run))
     if time.monotonic() - begun >= LONG:
         _tell(session.settings, f"cuagent: {run.task.name}: {stop}")
     if stop in LIMITS:
@@ -202,7 +236,7 @@ def _work(session: Session) -> None:
 
 def _stopped(session: Session) -> Stop:
     run, hooks = session.run, (start_at_ladder, *INTERACTIVE)
-    work = Work(lambda line: while_working(session, line), run.cancel)
+    work = Work(lambda line: while_working(session, line), session.interrupt)
     with session.prompt.working(work):
         emit = to_the_end(session.prompt, session.view)
         return run_agent(run, session.model, session.tools, hooks, emit)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+
 from cuagent.cli.exits import Refused
 
 
@@ -17,6 +20,7 @@ def mcp() -> None:
         if (error.name or "").partition(".")[0] != "mcp":
             raise
         raise Refused(
-            "the MCP server needs the package mcp 2: pip install 'cuagent[mcp]'"
+            "the MCP server needs the package mcp 2, which is not installed here; run: "
+            f"{shlex.quote(sys.executable)} -m pip install 'mcp>=2'"
         ) from None
     serve()

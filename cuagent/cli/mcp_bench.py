@@ -18,6 +18,7 @@ from mcp.types import CallToolResult, ContentBlock, TextContent
 
 from cuagent.cli import options
 from cuagent.cli.exits import crashes_to, exit_for
+from cuagent.cli.trust import is_agreed
 from cuagent.events import Event, Phase
 from cuagent.record import redactor
 
@@ -78,7 +79,10 @@ class Bench:
         """The open judge of that task, the warm one where the task is still the same."""
         from cuagent.config import resolve
 
-        settings = resolve({"device": given.device, "precision": given.precision})
+        flags = {"device": given.device, "precision": given.precision}
+        settings = resolve(flags, accept=is_agreed)  # here nobody can be asked
+        for line in settings.ignored.values():
+            self._say(line)
         task = options.open_task(given.task, given.inputs, given.init, settings)
         same = self._judge is not None and self._judge.task == task
         if not same or self._isolation != settings.isolation:

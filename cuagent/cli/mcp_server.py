@@ -29,7 +29,9 @@ INSTRUCTIONS = (
     "get_init_inputs, or path.py:ClassName with inputs and init. A candidate is a folder with "
     "model_new.py (class ModelNew, same constructor and state_dict) and kernels/*.cu or *.cpp of "
     'extern "C" functions, loaded with cuagent.kernels.load. Begin with check and baseline; then '
-    "compile, verify and profile until verify says that it is right and faster; then export."
+    "compile, verify and profile until verify says that it is right and faster; then export. "
+    "Candidates run in a sandbox. The task's file does not: each tool imports it with the user's "
+    "rights, so name no task whose code nobody has read."
 )
 Spec = Annotated[str, Field(description="Path of the task: FILE.py or FILE.py:ClassName.")]
 Folder = Annotated[str, Field(description="Path of the candidate: a folder with model_new.py.")]
@@ -42,8 +44,11 @@ Precision = Annotated[
     Literal["match", "tf32", "bf16", "fp16"] | None,
     Field(description="Arithmetic admitted in place of the task's own."),
 ]
-LOOKS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-WRITES = ToolAnnotations(destructive_hint=False, open_world_hint=False)
+RUNS_CODE = ToolAnnotations(
+    read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
+)
+"""Of every tool: it imports the task's file with the user's rights, outside of the sandbox, and
+nobody knows what that Python does. A client should ask before it calls one."""
 
 
 def serve() -> None:
@@ -69,9 +74,8 @@ def server(bench: Bench) -> MCPServer[Bench]:
         log_level="WARNING",
         lifespan=lifespan,
     )
-    for tool in (check, baseline, compile, verify, profile):
-        made.add_tool(tool, annotations=LOOKS)
-    made.add_tool(export, annotations=WRITES)
+    for tool in (check, baseline, compile, verify, profile, export):
+        made.add_tool(tool, annotations=RUNS_CODE)
     return made
 
 

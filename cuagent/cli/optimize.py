@@ -12,6 +12,7 @@ import typer
 from cuagent.cli import options
 from cuagent.cli.exits import Exit, Refused, complain
 from cuagent.cli.session import Left, Plan, left, opened, resume_command, speaker
+from cuagent.cli.trust import settle
 
 if TYPE_CHECKING:
     from cuagent.agent import Run, Stop
@@ -35,6 +36,7 @@ def optimize(
     device: options.Device = None,
     precision: options.Precision = None,
     model: options.Model = None,
+    model_timeout: options.ModelTimeout = None,
     max_steps: options.MaxSteps = None,
     max_cost: options.MaxCost = None,
     max_time: options.MaxTime = None,
@@ -49,6 +51,7 @@ def optimize(
     run_dir: options.RunDir = RUNS,
     out: options.Out = None,
     output_format: options.OutputFormat = "text",
+    trust: options.Trust = False,
 ) -> None:
     """Make a module faster, and prove it.
 
@@ -58,17 +61,16 @@ def optimize(
     Exit code 0 when the run ended by itself or at a limit (the model's context is one), with a
     gain or without; 1 when the model failed; 2 usage; 3 infrastructure; 130 interrupted.
     """
-    from cuagent.config import resolve
-
     _refuse_early(output_format, out, message)
-    again = left(resume, run_dir) if goes_on or resume else None
+    again = left(resume, run_dir, trust=trust) if goes_on or resume else None
     if task is None and again is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
     given = {"model": model, "device": device, "precision": precision, "approval": approval}
+    given |= {"model_timeout": model_timeout}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
-    settings = resolve(given | limits | {"max_device_time": max_device_time})
+    settings = settle(given | limits | {"max_device_time": max_device_time}, trust)
     opening = _task(task, inputs, init, settings, again)
-    voice = speaker(_name(settings, again), opening, settings)
+    voice = speaker(_name(settings, again), opening, settings, trust=trust)
     plan = Plan(opening, voice, settings, run_dir, again, message, output_format, headless, fresh)
     talks = _talks(interactive, plan)
     _refuse_unpriced(plan)
@@ -139,8 +141,9 @@ def _watch(plan: Plan) -> tuple[Run, Stop]:
     elif plan.output_format == "text":
         if plan.headless:
             from cuagent.agent.conclude import summarize
+            from cuagent.ui.console import say
 
-            print(summarize(run))
+            say(summarize(run))
         _notify(run, stop, plan.settings)
     return run, stop
 

@@ -11,13 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cuagent.cli.exits import Refused
+from cuagent.config import Settings
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
-    from cuagent.config import Settings
     from cuagent.events import Emit
     from cuagent.task.task import Task
     from cuagent.timing import Effort
+
+
+def _time(seconds: float) -> str:
+    """The shortest way to write a setting that is a time: `1h`, `10m`, `90s`."""
+    for unit, size in (("h", 3600), ("m", 60)):
+        if seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
 
 TaskSpec = Annotated[
     str,
@@ -32,15 +41,27 @@ Inputs = Annotated[
 Init = Annotated[
     str | None, typer.Option(metavar="SPEC", help='What the constructor takes: "512, eps=1e-5".')
 ]
-Device = Annotated[str | None, typer.Option(metavar="auto|cpu|cuda", help="Where it runs.")]
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="auto|cpu|cuda", help=f"Where it runs.  [default: {Settings.device}]"),
+]
 Precision = Annotated[
     str | None,
     typer.Option(
-        metavar="match|tf32|bf16|fp16", help="Arithmetic admitted in place of the task's own."
+        metavar="match|tf32|bf16|fp16",
+        help=f"Arithmetic admitted in place of the task's own.  [default: {Settings.precision}]",
     ),
 ]
 Timing = Annotated[
     str, typer.Option(metavar="none|quick|record", help="Time it as well, once it is right.")
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Accept without asking what was not made here: a run or evidence of another origin, "
+        "and what a project's file sets though it is for you to decide.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 RunName = Annotated[
@@ -57,19 +78,48 @@ TaskOrRun = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="expert or PROVIDER:MODEL; auto by the keys that are set."),
+    typer.Option(
+        metavar="NAME",
+        help="expert, PROVIDER:MODEL, or auto: by the keys that are set.  "
+        f"[default: {Settings.model}]",
+    ),
 ]
-MaxSteps = Annotated[int | None, typer.Option(metavar="N", help="Calls of the model.")]
-MaxCost = Annotated[float | None, typer.Option(metavar="USD", help="US dollars.")]
-MaxTime = Annotated[str | None, typer.Option(metavar="TIME", help="Wall time: 90s, 30m, 1h.")]
+ModelTimeout = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Ask the model again after so long without a byte from its server; keep-alive "
+        f"bytes count.  [default: {_time(Settings.model_timeout)}]",
+    ),
+]
+MaxSteps = Annotated[
+    int | None,
+    typer.Option(metavar="N", help=f"Calls of the model.  [default: {Settings.max_steps}]"),
+]
+MaxCost = Annotated[
+    float | None,
+    typer.Option(metavar="USD", help=f"US dollars.  [default: {Settings.max_cost:g}]"),
+]
+MaxTime = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help=f"Wall time: 90s, 30m, 1.5h.  [default: {_time(Settings.max_time)}]"
+    ),
+]
 MaxDeviceTime = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Time of judging, timing and profiling.")
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Time of judging, timing and profiling.  "
+        f"[default: {_time(Settings.max_device_time)}]",
+    ),
 ]
 Approval = Annotated[
     str | None,
     typer.Option(
         metavar="ask|auto|yolo",
-        help="What is asked before a command runs: all, what no sandbox holds, nothing.",
+        help="What is asked before a command runs: all, what no sandbox holds, nothing.  "
+        f"[default: {Settings.approval}]",
     ),
 ]
 Interactive = Annotated[

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from cuagent.cli import options
+from cuagent.cli.trust import settle
 
-WIDTH = 100
-"""Columns where nobody looks on."""
+WIDTH = 500
+"""Columns of a file or a pipe, in which nothing is cut."""
 
 
 def profile(
@@ -31,6 +32,7 @@ def profile(
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Write a chart there.")
     ] = None,
+    trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
     """Show where the time of a module goes.
@@ -38,9 +40,7 @@ def profile(
     By operator and by kernel; bytes and operations against what this machine can do.
     """
     options.refuse_nowhere(svg)
-    from cuagent.config import resolve
-
-    settings = resolve({"device": device, "precision": precision})
+    settings = settle({"device": device, "precision": precision}, trust)
     opened = options.open_task(task, inputs, init, settings)
     attempt = options.open_candidate(candidate) if candidate is not None else None
     from cuagent.build import build
@@ -64,5 +64,7 @@ def profile(
         print(dumps(found.to_json(), indent=2))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    from cuagent.ui.console import say
+
     for line in (*options.fitted(found.lines(width)), *roofline(found, width)):
-        print(line)
+        say(line)

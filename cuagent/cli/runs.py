@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +32,10 @@ def runs(run_dir: RunDir = RUNS, json: options.Json = False) -> None:
 
         print(dumps(rows, indent=2))
         return
+    from cuagent.ui.console import say
+    from cuagent.ui.text import one_line
+
+    rows = [{key: one_line(value) for key, value in row.items()} for row in rows]
     if not rows:
         print(f"no runs in {run_dir}; start one with: cuagent optimize TASK")
     first, second = (max((len(row[key]) for row in rows), default=0) for key in ("run", "model"))
@@ -38,7 +44,7 @@ def runs(run_dir: RunDir = RUNS, json: options.Json = False) -> None:
         for row in rows
     )
     for line in options.fitted(lines):
-        print(line)
+        say(line)
 
 
 def show(
@@ -62,16 +68,17 @@ def show(
     if brief:
         _brief(folder, records)
         return
-    from rich.console import Console
-
+    from cuagent.ui.console import UNCUT, make_console
     from cuagent.ui.pager import page
     from cuagent.ui.story import story
     from cuagent.ui.text import glyphs_for
 
     if not records:
         raise Refused(f"{folder.id}: its log is empty; there is nothing to show")
-    console = Console(highlight=False, markup=False, emoji=False)
-    page(story(folder, records, min(console.width, 120), glyphs_for(console.encoding)), console)
+    console = make_console(sys.stdout)
+    width = console.width if console.width == UNCUT else min(console.width, 120)
+    with readable(folder):
+        page(story(folder, records, width, glyphs_for(console.encoding)), console)
 
 
 def _brief(folder: RunFolder, records: list[dict[str, Any]]) -> None:
@@ -79,7 +86,7 @@ def _brief(folder: RunFolder, records: list[dict[str, Any]]) -> None:
     from cuagent.ui.recorded import events_of
     from cuagent.ui.terminal import Terminal
 
-    with Terminal(sys.stdout, recorded=True) as view:
+    with Terminal(sys.stdout, recorded=True) as view, readable(folder):
         for event in events_of(folder, records):
             if isinstance(event, RunStarted | LadderMeasured | Judged | RunEnded):
                 view(event)
@@ -91,7 +98,7 @@ def replay(run: options.RunName = "latest", run_dir: RunDir = RUNS) -> None:
     from cuagent.ui.recorded import events_of
     from cuagent.ui.terminal import Terminal
 
-    with Terminal(sys.stdout, recorded=True) as view:
+    with Terminal(sys.stdout, recorded=True) as view, readable(folder):
         for event in events_of(folder, records):
             view(event)
 
@@ -108,10 +115,29 @@ def read(run: str, run_dir: Path = RUNS) -> tuple[RunFolder, list[dict[str, Any]
 
 def attempt_in(records: list[dict[str, Any]], digest: str) -> Attempt:
     """The text of the attempt with that digest."""
-    from cuagent.attempt import Attempt
+    from cuagent.record import attempt_of
 
-    files = next(r["files"] for r in records if r["type"] == "attempt" and r["digest"] == digest)
-    return Attempt(tuple(sorted(files.items())))
+    for record in records:
+        if record["type"] == "attempt" and record["digest"] == digest:
+            return attempt_of(record["files"])
+    raise Refused(f"the log does not hold the text of attempt {digest[:16]}")
+
+
+@contextmanager
+def readable(folder: RunFolder) -> Iterator[None]:
+    """For what takes a log apart: a log that is not of our making may hold anything.
+
+    Raises RecordError.
+    """
+    from cuagent.record import RecordError
+
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        if folder.is_made_here:
+            raise
+        what = f"{type(error).__name__}: {error}"
+        raise RecordError(f"{folder.log}: damaged or forged ({what})") from error
 
 
 def chosen_attempt(records: list[dict[str, Any]], number: int, run: str) -> Judgement:
@@ -127,17 +153,23 @@ def chosen_attempt(records: list[dict[str, Any]], number: int, run: str) -> Judg
 
 
 def _row(folder: RunFolder) -> dict[str, str]:
-    from cuagent.record import RecordError, ending, read_records
+    from cuagent.record import RecordError, read_records
 
     try:
-        records = read_records(folder, blobs=False)
+        with readable(folder):
+            return _row_of(folder.id, read_records(folder, blobs=False))
     except RecordError as error:  # one run that cannot be read does not hide the others
         return {"run": folder.id, "model": "?", "stop": "unreadable", "summary": str(error)}
+
+
+def _row_of(run: str, records: list[dict[str, Any]]) -> dict[str, str]:
+    from cuagent.record import ending
+
     session = records[0] if records else {}
     end = ending(records) or {}
     return {
-        "run": folder.id,
-        "model": session.get("model", "?"),
-        "stop": end.get("stop", "unfinished"),
-        "summary": end.get("summary", ""),
+        "run": run,
+        "model": str(session.get("model", "?")),
+        "stop": str(end.get("stop", "unfinished")),
+        "summary": str(end.get("summary", "")),
     }

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.cli.exits import Refused, crashes_to
 from cuagent.cli.interrupts import heed, interrupts_kept
+from cuagent.cli.runs import readable
+from cuagent.cli.trust import require_trusted_run
 
 if TYPE_CHECKING:
     from cuagent.agent import Budget, Run
@@ -56,8 +58,11 @@ class Plan:
     """Whether what is free is timed again, whatever is known of it."""
 
 
-def left(name: str | None, run_dir: Path) -> Left:
-    """The run of that name, the newest where None. Raises RecordError, TaskError and Refused."""
+def left(name: str | None, run_dir: Path, *, trust: bool = False) -> Left:
+    """The run of that name, the newest where None; one of another origin if the user agrees.
+
+    Raises RecordError, TaskError and Refused.
+    """
     from cuagent.record import ending, find_run, read_records
     from cuagent.task import load_task
 
@@ -65,14 +70,17 @@ def left(name: str | None, run_dir: Path) -> Left:
     records = read_records(folder, blobs=True)
     if not records or "task" not in records[0]:
         raise Refused(f"{folder.id}: its log has no beginning; start a new run")
-    kept = records[0]["task"]
-    task = load_task(
-        f"{kept['path']}:{kept['entry']}",
-        inputs=kept["inputs"],
-        init=kept["init"],
-        device=kept["device"],
-        precision=kept["precision"],
-    )
+    with readable(folder):
+        kept = records[0]["task"]
+        does = f"It would go on: the code in {kept['path']} and the run's kernels would be run"
+        require_trusted_run(folder, does, trust)
+        task = load_task(
+            f"{kept['path']}:{kept['entry']}",
+            inputs=kept["inputs"],
+            init=kept["init"],
+            device=kept["device"],
+            precision=kept["precision"],
+        )
     if task.digest != kept["digest"]:
         raise Refused(f"{task.path}: has changed since {folder.id} began; start a new run")
     model = next(r["model"] for r in reversed(records) if r["type"] in ("session", "resume"))
@@ -80,8 +88,19 @@ def left(name: str | None, run_dir: Path) -> Left:
     return Left(folder, task, model, end["stop"] if end else None)
 
 
-def speaker(name: str, task: Task, settings: Settings) -> Model:
-    """The model of that name. Raises Refused."""
+def speaker(
+    name: str, task: Task, settings: Settings, *, trust: bool = False, ask: bool = True
+) -> Model:
+    """The model of that name; what a run of another origin said, if the user agrees.
+
+    Raises RecordError and Refused.
+    """
+    kind, _, recorded = name.partition(":")
+    if kind == "replay":
+        from cuagent.record import find_run
+
+        does = "The commands and kernels that its model wrote would be run"
+        require_trusted_run(find_run(recorded), does, trust, ask=ask)
     from cuagent.models import ModelError, endpoints_of, make_model, prices_of
 
     try:
@@ -90,9 +109,21 @@ def speaker(name: str, task: Task, settings: Settings) -> Model:
             task=task,
             endpoints=endpoints_of(settings.endpoints),
             prices=prices_of(settings.prices),
+            stall=_stall(name, settings),
         )
     except ModelError as error:
         raise Refused(f"--model {name}: {error}") from error
+
+
+def _stall(name: str, settings: Settings) -> float | None:
+    """The time-out that holds for a model; None where its server's own table says one.
+
+    The flag goes before the table, the table before every other setting.
+    """
+    table = settings.endpoints.get(name.partition(":")[0], {})
+    own = isinstance(table, Mapping) and "stall" in table
+    flag = settings.origins["model_timeout"] == "--model-timeout"
+    return None if own and not flag else settings.model_timeout
 
 
 @contextmanager

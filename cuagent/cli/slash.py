@@ -7,6 +7,7 @@ rests.
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -15,6 +16,7 @@ from cuagent.agent import compact, diff, restore, undo
 from cuagent.agent.attended import Interrupted
 from cuagent.agent.conclude import summarize
 from cuagent.cli.exits import Refused
+from cuagent.cli.own_command import SIGN
 from cuagent.cli.session import speaker
 from cuagent.models.model import ModelError
 from cuagent.record import RecordError
@@ -33,7 +35,7 @@ COMMANDS = {
     "model": "the model that answers; with a name, change it",
     "quit": "leave; the run can be taken up again",
     "restore": "put the files of attempt N back",
-    "undo": "take the last step back, its files too",
+    "undo": "take the last step back, its files too; or the last /compact, if no step followed",
 }
 UNPRICED = "unknown: a model without a known price has answered, so no limit on it can hold"
 ANYTIME = ("best", "cost", "diff", "help", "quit")
@@ -41,19 +43,22 @@ ANYTIME = ("best", "cost", "diff", "help", "quit")
 KEYS = (
     "Enter sends, Alt-Enter or Ctrl-J makes a new line, Tab completes commands and files, Up "
     "brings back what was said, Esc or Ctrl-C interrupts, twice leaves. While the agent works, "
-    "what is sent waits for its next step; while it rests, an empty line lets it go on."
+    "what is sent waits for its next step; while it rests, an empty line lets it go on. "
+    "!COMMAND runs in your own shell and shows you its output; !!COMMAND tells the model too."
 )
 
 
 def while_working(session: Session, line: str) -> None:
     """In the prompt's thread: it may look, steer and interrupt, and nothing else."""
-    if not line.startswith("/"):
+    if line.startswith(SIGN):
+        session.own.begin(line)
+    elif not line.startswith("/"):
         session.say(f"  queued: {line}")
         session.run.inbox.put(line)
     elif _name(line) == "quit":
         session.run.cancel()
         session.prompt.leave()
-    elif _name(line) in ANYTIME or line.split() == ["/model"]:
+    elif _name(line) in ANYTIME or _name(line) not in COMMANDS or line.split() == ["/model"]:
         obey(session, line)
     else:
         session.say(f"  {line}: the agent works; press Esc first", "yellow")
@@ -67,13 +72,25 @@ def obey(session: Session, line: str) -> bool:
     session.say(f"\n> {line}", "bold")
     command: Callable[[Session, list[str]], None] | None = _DO.get(name)
     if command is None:
-        session.say(f"no command /{name}; there are {', '.join('/' + c for c in COMMANDS)}")
+        session.say(unknown(line), "yellow")
         return True
     try:
         command(session, words)
     except (RecordError, ModelError, Refused) as error:
         session.say(str(error), "yellow")
     return True
+
+
+def is_known(line: str) -> bool:
+    """Whether a line behind a slash means one command."""
+    return _name(line) in COMMANDS
+
+
+def unknown(line: str) -> str:
+    """What is said of a line behind a slash that means no command."""
+    near = get_close_matches(_name(line), COMMANDS, 1)
+    hint = f"did you mean /{near[0]}? " if near else ""
+    return f"no command /{_name(line)}; {hint}there are {', '.join('/' + c for c in COMMANDS)}"
 
 
 def _name(line: str) -> str:
@@ -98,8 +115,11 @@ def _undo(session: Session, words: list[str]) -> None:
     if undone is None:
         session.say("there is no step to take back")
         return
-    what = f" ({', '.join(undone.calls)})" if undone.calls else ""
-    session.say(f"the last step is taken back{what}, its files too")
+    if undone.compaction:
+        session.say("the conversation is again as it was before it was summed up; files are kept")
+    else:
+        what = f" ({', '.join(undone.calls)})" if undone.calls else ""
+        session.say(f"the last step is taken back{what}, its files too")
     session.draft = undone.said
 
 
@@ -167,7 +187,7 @@ def _of(spent: Any, limit: Any, words: Callable[[Any], str]) -> str:
 
 def _model(session: Session, words: list[str]) -> None:
     if words:
-        session.model = speaker(words[0], session.run.task, session.settings)
+        session.model = speaker(words[0], session.run.task, session.settings, ask=False)
     session.say(f"the model is {session.model.name}")
 
 

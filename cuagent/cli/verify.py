@@ -11,6 +11,7 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Exit, Refused
+from cuagent.cli.trust import settle
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
@@ -35,6 +36,7 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE", help="Write the verdict with all that `audit` needs there."),
     ] = None,
+    trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
     """Build a candidate and judge whether it is right.
@@ -43,9 +45,7 @@ def verify(
     """
     effort = options.effort(timing)
     options.refuse_nowhere(evidence)
-    from cuagent.config import resolve
-
-    settings = resolve({"device": device, "precision": precision})
+    settings = settle({"device": device, "precision": precision}, trust)
     opened = options.open_task(task, inputs, init, settings)
     attempt = options.open_candidate(candidate)
     from cuagent.events import Notice
@@ -69,8 +69,9 @@ def _write(path: Path, task: Task, attempt: Attempt, judgement: Judgement) -> No
     from json import dumps
 
     from cuagent.record.evidence import evidence
+    from cuagent.record.origin import marked
 
-    data = evidence(task, attempt, judgement)
+    data = marked(evidence(task, attempt, judgement))
     try:
         path.write_text(dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
@@ -86,12 +87,11 @@ def _report(judgement: Judgement, seconds: float, json: bool) -> None:
 
         print(dumps(plain_judgement(judgement) | {"seconds": round(seconds, 3)}, indent=2))
         return
-    from rich.console import Console
-
+    from cuagent.ui.console import make_console
     from cuagent.ui.table import judgement_lines
     from cuagent.ui.text import duration, glyphs_for
 
-    console = Console(highlight=False, markup=False)
+    console = make_console(sys.stdout)
     for line in judgement_lines(judgement, console.width, glyphs_for(sys.stdout.encoding)):
         console.print(line, soft_wrap=True)
     console.print(f"  {duration(seconds)} in all", style="dim")

@@ -54,9 +54,11 @@ def make_model(
     task: Task | None = None,
     endpoints: Mapping[str, Endpoint] | None = None,
     prices: Mapping[str, Price] | None = None,
+    stall: float | None = None,
 ) -> Model:
     """The model of that name. `endpoints` are the user's own servers, by name.
 
+    `stall` replaces the endpoint's own time-out, in seconds without a byte.
     Raises ModelError, also where its key is missing.
     """
     kind, _, rest = (name or default_model()).partition(":")
@@ -79,15 +81,20 @@ def make_model(
     model = rest or DEFAULTS.get(kind, "")
     if not model:
         raise ModelError(f"{kind}: which model? Write {kind}:MODEL")
-    return _served(model, servers[kind], prices)
+    return _served(model, servers[kind], prices, stall)
 
 
-def _served(model: str, endpoint: Endpoint, prices: Mapping[str, Price] | None) -> Model:
+def _served(
+    model: str, endpoint: Endpoint, prices: Mapping[str, Price] | None, stall: float | None
+) -> Model:
+    compatible = endpoint is OPENAI and os.environ.get("OPENAI_BASE_URL")
+    if stall is not None:
+        endpoint = replace(endpoint, stall=stall)
     if endpoint.protocol == "anthropic":
         from cuagent.models.anthropic import AnthropicModel
 
         return AnthropicModel(model, endpoint, prices)
-    if endpoint is OPENAI and os.environ.get("OPENAI_BASE_URL"):
+    if compatible:
         # a compatible server: it speaks chat completions for certain, and seldom wants a key
         endpoint = replace(endpoint, protocol="openai", needs_key=False)
     if endpoint.protocol == "responses":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.message import Finish, Message, Reply, ToolCall, Usage
 from cuagent.models import wire
-from cuagent.models.endpoint import ANTHROPIC, Dropped, Endpoint
+from cuagent.models.endpoint import ANTHROPIC, CONNECT, Dropped, Endpoint
 from cuagent.models.model import OnText, ToolSpec
 from cuagent.models.prices import Price, cost_of
 from cuagent.models.served import Served
@@ -47,7 +47,9 @@ class AnthropicModel(Served):
             api_key=self.endpoint.key(),
             base_url=self.endpoint.base_url,
             max_retries=0,  # ours cover broken streams too
-            timeout=self.endpoint.stall,
+            timeout=anthropic.Timeout(
+                self.endpoint.stall, connect=min(self.endpoint.stall, CONNECT)
+            ),
         )
         return anthropic, client
 

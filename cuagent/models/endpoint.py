@@ -56,9 +56,10 @@ class Endpoint:
     return_tokens: bool = False
     """Ask for token ids and log-probabilities (vLLM); training needs them."""
     needs_key: bool = True
-    stall: float = 180.0
-    """Seconds without a byte after which a reply is given up and asked for again. One that drips
-    for ever is ended by the run's wall time."""
+    stall: float = 600.0
+    """Seconds without a byte after which a reply is given up and asked for again. Any byte counts:
+    text, a ping event, an SSE comment. A reply that never ends is ended by the run's wall time.
+    A model may think for minutes before its first byte, so the default is that of the SDKs."""
     tries: int = 6
     patience: float = 1.0
     """Seconds before the first retry; doubled each time, at most a minute."""
@@ -78,6 +79,8 @@ OPENAI = Endpoint("openai", "responses", "OPENAI_API_KEY")
 ANTHROPIC = Endpoint("anthropic", "anthropic", "ANTHROPIC_API_KEY", max_output=32_000)
 
 
+CONNECT = 30.0
+"""Seconds in which a server takes the connection; that has nothing to do with thinking."""
 MALFORMED = (ValueError, TypeError, AttributeError, LookupError)
 """What the SDKs and our readers of a stream meet where a server breaks its protocol."""
 
@@ -186,7 +189,19 @@ def _overlong(text: str) -> bool:
 def _stalled(error: Exception, sdk: ModuleType, endpoint: Endpoint) -> str:
     """That nothing came, in words of ours; "" where it was something else."""
     timeouts = (sdk.APITimeoutError, *_transport_errors("TimeoutException"))
-    return f"nothing came for {endpoint.stall:g} s" if isinstance(error, timeouts) else ""
+    if not isinstance(error, timeouts):
+        return ""
+    if _unconnected(error):
+        return "no connection to the server"
+    return (
+        f"no byte came for {endpoint.stall:g} s (where the model thinks longer than that, set "
+        "--model-timeout)"
+    )
+
+
+def _unconnected(error: Exception) -> bool:
+    """Whether it was the connection that took too long, and no reply."""
+    return any("ConnectTimeout" in type(e).__name__ for e in (error, error.__cause__) if e)
 
 
 def _reason(error: Exception) -> str:

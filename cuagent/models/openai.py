@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.message import Finish, Message, Reply, TokenTrace, ToolCall, Usage
 from cuagent.models import wire
-from cuagent.models.endpoint import OPENAI, Dropped, Endpoint
+from cuagent.models.endpoint import CONNECT, OPENAI, Dropped, Endpoint
 from cuagent.models.model import OnText, ToolSpec
 from cuagent.models.prices import Price, cost_of
 from cuagent.models.served import Served
@@ -67,7 +67,7 @@ def client_of(endpoint: Endpoint) -> tuple[ModuleType, openai.OpenAI]:
         api_key=endpoint.key(),
         base_url=endpoint.base_url,
         max_retries=0,  # ours cover broken streams too
-        timeout=endpoint.stall,
+        timeout=openai.Timeout(endpoint.stall, connect=min(endpoint.stall, CONNECT)),
     )
     return openai, client
 

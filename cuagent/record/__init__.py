@@ -20,10 +20,13 @@ Records of `log.jsonl`, one JSON object a line, each with `type`, `id` and `time
 A message follows its `parent`; a branch (undo, retry, compaction) is another message with the same
 parent. Wherever a value is long, `{"$blob": sha256, "form": "text"|"json"}` stands for it. Beside
 the log lies the evidence for what was accepted (`evidence.py`).
+
+Each line ends with the mark of this user and machine (`origin.py`). A log without it may say
+anything, so every path and digest of a log is checked before it is used (`inside.py`).
 """
 
 from cuagent.record.evidence import keep_evidence
-from cuagent.record.folder import RUNS, RecordError, RunFolder, find_run, list_runs, new_run
+from cuagent.record.folder import RUNS, RunFolder, find_run, list_runs, new_run
 from cuagent.record.history import (
     INTERRUPTED,
     branch_of,
@@ -31,12 +34,20 @@ from cuagent.record.history import (
     conversation,
     message_of,
 )
+from cuagent.record.inside import RecordError, create_file, read_file, write_file
 from cuagent.record.log import RunLog, leaf_of, read_records
 from cuagent.record.plain import plain, plain_judgement
 from cuagent.record.redact import is_secret_name, redactor
-from cuagent.record.revive import ending, judgement_of, judgements_of, ladder_of, revive
+from cuagent.record.revive import (
+    attempt_of,
+    ending,
+    judgement_of,
+    judgements_of,
+    ladder_of,
+    revive,
+)
 from cuagent.record.snapshot import Kept, restore_snapshot, take_snapshot
-from cuagent.record.work import commit_work, diff_work, init_work, restore_work, unlock_work
+from cuagent.record.work import commit_work, init_work
 
 __all__ = [
     "INTERRUPTED",
@@ -45,11 +56,12 @@ __all__ = [
     "RecordError",
     "RunFolder",
     "RunLog",
+    "attempt_of",
     "branch_of",
     "close_open_calls",
     "commit_work",
     "conversation",
-    "diff_work",
+    "create_file",
     "ending",
     "find_run",
     "init_work",
@@ -64,11 +76,11 @@ __all__ = [
     "new_run",
     "plain",
     "plain_judgement",
+    "read_file",
     "read_records",
     "redactor",
     "restore_snapshot",
-    "restore_work",
     "revive",
     "take_snapshot",
-    "unlock_work",
+    "write_file",
 ]

@@ -2,8 +2,9 @@
 
 The file holds the task and the attempt as text, so that an audit (`audit.py`) needs nothing else.
 A run keeps one for each verdict that somebody may rely on, under `evidence/attempt-N-EFFORT.json`
-beside its log: those of accepted attempts, and all of record. Not proved: that a file was not
-written by hand; that is what the audit is for. Invariant: like the log, a file of a run is there
+beside its log: those of accepted attempts, and all of record. A file of this user and machine holds
+a mark (`origin.py`). Not proved by another one: that it was not written by hand; that is what the
+audit is for. Invariant: like the log, a file of a run is there
 whole or not at all, and secrets are masked in it.
 """
 
@@ -17,7 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuagent.record.folder import RecordError, RunFolder
+from cuagent.record.folder import RunFolder
+from cuagent.record.inside import RecordError, write_file
+from cuagent.record.origin import marked
 from cuagent.record.plain import plain
 
 if TYPE_CHECKING:
@@ -107,11 +110,9 @@ def keep_evidence(
         return None
     data = evidence(task, attempt, judgement)
     target = folder.evidence / f"attempt-{n}-{effort}.json"
-    partial = target.with_suffix(".partial")
+    text = json.dumps(marked(redact(data)), allow_nan=False)
     try:
-        target.parent.mkdir(exist_ok=True)
-        partial.write_text(json.dumps(redact(data), allow_nan=False), encoding="utf-8")
-        partial.replace(target)
+        write_file(folder.path, f"{target.parent.name}/{target.name}", text.encode("utf-8"))
     except OSError as error:
         raise RecordError(f"{target}: {error.strerror}; the run cannot go on") from error
     return target

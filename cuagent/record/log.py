@@ -2,7 +2,7 @@
 
 The first line is `{"type": "session", "v": 1, ...}`; the package's docstring lists the others.
 Values of more than 8 KB go to `blobs/` by content hash. Secrets are masked before anything is
-written.
+written. Each line ends with the mark of `origin.py`, which `read_records` takes away.
 Undo, retry and compaction write a message with another `parent`; nothing is rewritten.
 Invariant: a reader sees every record whose `write` returned, whenever the writer was killed.
 """
@@ -14,14 +14,16 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
-from pathlib import Path
 from typing import Any
 
 from cuagent.message import Message
-from cuagent.record.folder import RecordError, RunFolder
+from cuagent.record.folder import LOG, RunFolder
+from cuagent.record.inside import RecordError, create_file, read_file, write_file
+from cuagent.record.origin import MAC, Marker, is_marked_log
 from cuagent.record.plain import plain
 from cuagent.record.redact import redactor
 
@@ -39,9 +41,14 @@ class RunLog:
         self.redact = redact or redactor()
         self.head: str | None = None
         """Id of the message that the next one follows; move it to branch."""
-        self._file = folder.log.open("ab", buffering=0)
+        folder.refuse_links()
+        self._file = _opened(folder)
         _claim(self._file, folder)
-        self.count = _drop_torn_line(folder.log)
+        before = _drop_torn_line(self._file)
+        self.is_made_here = is_marked_log(before)
+        """Whether what the log held before is of this user and machine; see `origin`."""
+        self._marker = Marker(before)
+        self.count = before.count(b"\n")
         if self.count:
             self.head = leaf_of(read_records(folder, blobs=False))
 
@@ -53,8 +60,8 @@ class RunLog:
             record |= {"v": VERSION}
         record |= self.redact(plain(fields))
         kept = {key: self._spill(value) for key, value in record.items()}
-        line = json.dumps(kept, allow_nan=False, separators=(",", ":")) + "\n"
-        self._append(line.encode("ascii"))
+        text = json.dumps(kept, allow_nan=False, separators=(",", ":"))
+        self._append(self._marker.line(text))
         return str(record["id"])
 
     def message(self, message: Message, call: str | None = None) -> str:
@@ -87,10 +94,11 @@ class RunLog:
             if written != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            os.truncate(self.folder.log, size)
+            os.ftruncate(self._file.fileno(), size)
             raise RecordError(
                 f"{self.folder.log}: {error.strerror}; the run cannot go on"
             ) from error
+        self._marker.wrote(line)
 
     def _spill(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -104,14 +112,29 @@ class RunLog:
         return value
 
     def _blob(self, text: str, form: str) -> dict[str, str]:
-        raw = text.encode("utf-8", "surrogatepass")
-        digest = hashlib.sha256(raw).hexdigest()
-        target = self.folder.blobs / digest
-        if not target.exists():
-            partial = target.with_suffix(".partial")
-            partial.write_bytes(raw)
-            partial.replace(target)
-        return {BLOB: digest, "form": form}
+        return {BLOB: keep_blob(self.folder, text.encode("utf-8", "surrogatepass")), "form": form}
+
+
+def keep_blob(folder: RunFolder, content: bytes) -> str:
+    """Put content among the blobs; returns its sha256. Raises OSError."""
+    digest = hashlib.sha256(content).hexdigest()
+    if not (folder.blobs / digest).exists():
+        write_file(folder.blobs, digest, content)
+    return digest
+
+
+def read_blob(folder: RunFolder, digest: str) -> bytes:
+    """The content of that sha256, and no other. Raises RecordError."""
+    if not (isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{64}", digest)):
+        raise RecordError(f"{folder.log}: {str(digest)[:80]!r} is no sha256; the log is damaged")
+    try:
+        content = read_file(folder.blobs, digest)
+    except OSError as error:
+        path = folder.blobs / digest
+        raise RecordError(f"{path}: {error.strerror or error}; the run is incomplete") from error
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise RecordError(f"{folder.blobs / digest}: its content is not the recorded one")
+    return content
 
 
 def read_records(folder: RunFolder, *, blobs: bool = True) -> list[dict[str, Any]]:
@@ -120,16 +143,19 @@ def read_records(folder: RunFolder, *, blobs: bool = True) -> list[dict[str, Any
     A torn last line (a writer was killed in it) is left out. Raises RecordError.
     """
     try:
-        lines = folder.log.read_bytes().split(b"\n")
+        lines = read_file(folder.path, LOG).split(b"\n")
     except OSError as error:
         raise RecordError(f"{folder.log}: {error.strerror or error}") from error
     records = []
     for number, line in enumerate(lines[:-1], 1):
         try:
             record = json.loads(line)
-        except ValueError as error:
+            if not (isinstance(record, dict) and isinstance(record.get("type"), str)):
+                raise ValueError("no object with a type")
+            record.pop(MAC, None)
+            records.append(_restore(record, folder) if blobs else record)
+        except (ValueError, RecursionError) as error:
             raise RecordError(f"{folder.log}:{number}: not a record ({error})") from error
-        records.append(_restore(record, folder.blobs) if blobs else record)
     if records and records[0].get("v") != VERSION:
         raise RecordError(
             f"{folder.log}: written by another version of cuagent (log format "
@@ -148,22 +174,25 @@ def leaf_of(records: Sequence[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _restore(value: Any, blobs: Path) -> Any:
+def _restore(value: Any, folder: RunFolder) -> Any:
     if isinstance(value, dict):
         if set(value) == {BLOB, "form"}:
-            return _read_blob(blobs / Path(value[BLOB]).name, value["form"], blobs)
-        return {key: _restore(item, blobs) for key, item in value.items()}
+            text = read_blob(folder, value[BLOB]).decode("utf-8", "surrogatepass")
+            return text if value["form"] == "text" else _restore(json.loads(text), folder)
+        return {key: _restore(item, folder) for key, item in value.items()}
     if isinstance(value, list):
-        return [_restore(item, blobs) for item in value]
+        return [_restore(item, folder) for item in value]
     return value
 
 
-def _read_blob(path: Path, form: str, blobs: Path) -> Any:
+def _opened(folder: RunFolder) -> FileIO:
+    """The log, made where there is none, to append to. Raises RecordError."""
     try:
-        text = path.read_bytes().decode("utf-8", "surrogatepass")
+        create_file(folder.path, LOG, b"")
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        return FileIO(os.open(folder.log, flags), "r+")
     except OSError as error:
-        raise RecordError(f"{path}: {error.strerror or error}; the run is incomplete") from error
-    return text if form == "text" else _restore(json.loads(text), blobs)
+        raise RecordError(f"{folder.log}: {error.strerror or error}") from error
 
 
 def _claim(file: FileIO, folder: RunFolder) -> None:
@@ -177,12 +206,11 @@ def _claim(file: FileIO, folder: RunFolder) -> None:
         ) from error
 
 
-def _drop_torn_line(log: Path) -> int:
-    """Cut what follows the last newline; returns the number of records left."""
-    if not log.exists():
-        return 0
-    raw = log.read_bytes()
+def _drop_torn_line(file: FileIO) -> bytes:
+    """Cut what follows the last newline; returns what is left, and appends from there."""
+    raw = file.readall() or b""
     whole = raw.rfind(b"\n") + 1
     if whole < len(raw):
-        os.truncate(log, whole)
-    return raw.count(b"\n")
+        os.ftruncate(file.fileno(), whole)
+    file.seek(whole)
+    return raw[:whole]

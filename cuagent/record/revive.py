@@ -13,11 +13,28 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
+from cuagent.attempt import HEADERS, KERNELS, MODULE, SOURCES, Attempt
+from cuagent.record.inside import RecordError, parts_of
+
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
     from cuagent.measure.ladder import Ladder
 
 Records = Sequence[Mapping[str, Any]]
+
+
+def attempt_of(files: Mapping[str, Any]) -> Attempt:
+    """The attempt with these texts by their paths. Raises RecordError.
+
+    A path must be one that `freeze` gives: model_new.py, or a source below kernels/. So an attempt
+    from a log never holds a file of another kind, and none that lies elsewhere.
+    """
+    for name, text in files.items():
+        first, *others = parts_of(name)
+        source = first == KERNELS and others and name.endswith(SOURCES + HEADERS)
+        if not (name == MODULE or source) or not isinstance(text, str):
+            raise RecordError(f"{name!r}: is no file of an attempt; the log is damaged or forged")
+    return Attempt(tuple(sorted(files.items())))
 
 
 def judgement_of(record: Mapping[str, Any]) -> Judgement:

@@ -6,15 +6,14 @@ that are empty, and files that are larger than `LARGEST_FILE` (data, not source)
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from stat import S_ISREG
 
-from cuagent.record.folder import RecordError, RunFolder
+from cuagent.record.folder import RunFolder
+from cuagent.record.inside import RecordError, files_below, parts_of, read_at, read_file, write_file
+from cuagent.record.log import keep_blob, read_blob
 
 LARGEST_FILE = 1 << 20
 """Bytes."""
@@ -32,13 +31,16 @@ class Kept:
 
 def take_snapshot(folder: RunFolder, known: dict[str, Kept]) -> dict[str, str]:
     """Digest of each file by its path, each content kept as a blob; `known` spares what stayed."""
-    for name, path in _files(folder.work):
-        with suppress(OSError):  # a background command may be at work
-            status = path.stat()
-            stamp = status.st_mtime_ns, status.st_size
-            if name not in known or known[name].stamp != stamp:
-                known[name] = Kept(stamp, _keep(folder, path.read_bytes()))
-    there = {name for name, _ in _files(folder.work)}
+    there = set()
+    for name, at, status in files_below(folder.work, LEFT_OUT):
+        if status.st_size > LARGEST_FILE:
+            continue
+        there.add(name)
+        stamp = status.st_mtime_ns, status.st_size
+        if name not in known or known[name].stamp != stamp:
+            with suppress(OSError):  # a background command may be at work
+                content = read_at(at, name.rpartition("/")[2], LARGEST_FILE)
+                known[name] = Kept(stamp, keep_blob(folder, content))
     for name in known.keys() - there:
         del known[name]
     return {name: kept.digest for name, kept in sorted(known.items())}
@@ -46,45 +48,23 @@ def take_snapshot(folder: RunFolder, known: dict[str, Kept]) -> dict[str, str]:
 
 def restore_snapshot(folder: RunFolder, files: Mapping[str, str]) -> None:
     """Make the work folder what it was. Raises RecordError."""
+    for name in files:
+        parts_of(name)
+    contents = {name: read_blob(folder, digest) for name, digest in files.items()}
     try:
-        for name, path in list(_files(folder.work)):
-            if name not in files:
-                path.unlink()
-        for name, digest in files.items():
-            path, content = folder.work / name, (folder.blobs / digest).read_bytes()
-            if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
-                _write(path, content)
+        for name, at, status in files_below(folder.work, LEFT_OUT):
+            if name not in files and status.st_size <= LARGEST_FILE:
+                os.unlink(name.rpartition("/")[2], dir_fd=at)
+        for name, content in contents.items():
+            if _content(folder, name) != content:
+                write_file(folder.work, name, content, replace_links=True)
     except OSError as error:
         raise RecordError(f"{folder.work}: cannot be restored ({error})") from error
 
 
-def _files(work: Path) -> Iterator[tuple[str, Path]]:
-    """Regular files that are kept, by their path in the work folder."""
-    for root, folders, names in os.walk(work):
-        folders[:] = [name for name in folders if name not in LEFT_OUT]
-        for name in names:
-            path = Path(root, name)
-            with suppress(OSError):
-                status = path.lstat()
-                if S_ISREG(status.st_mode) and status.st_size <= LARGEST_FILE:
-                    yield path.relative_to(work).as_posix(), path
-
-
-def _keep(folder: RunFolder, content: bytes) -> str:
-    digest = hashlib.sha256(content).hexdigest()
-    target = folder.blobs / digest
-    if not target.exists():
-        partial = target.with_suffix(".partial")
-        partial.write_bytes(content)
-        partial.replace(target)
-    return digest
-
-
-def _write(path: Path, content: bytes) -> None:
-    """A new file in the place of whatever is there; its permissions stay."""
-    mode = path.stat().st_mode if path.is_file() else None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
-    if mode is not None:
-        path.chmod(mode & 0o777)
+def _content(folder: RunFolder, name: str) -> bytes | None:
+    """What is in a file of the work folder; None where there is no such file."""
+    try:
+        return read_file(folder.work, name)
+    except OSError:
+        return None

@@ -1,38 +1,63 @@
-"""The work folder under git: a commit for each attempt, restored and compared at will.
+"""The work folder under git: a commit for each attempt, for a person to look at.
 
-The git directory lies beside the work folder, not in it, and no configuration of the user or of
-the agent applies: nothing that the agent writes is ever run by git. Where git is not installed
-the run goes on without commits; the log holds the text of each attempt anyway.
+The git directory lies beside the work folder, not in it. cuagent reads the files itself and hands
+them to `git fast-import`, so that git never looks at the work folder. No configuration, hook or
+attribute of anybody else applies: cuagent writes the configuration of the git directory anew when
+a run is taken up, and a git directory that it would not have made is set aside.
+Where git is not installed the run goes on without commits; the log holds each attempt anyway.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from stat import S_ISDIR, S_ISREG
 
-from cuagent.record.folder import RecordError, RunFolder
+from cuagent.record.folder import RunFolder
+from cuagent.record.inside import RecordError, files_below, read_at, write_file
 
-if TYPE_CHECKING:
-    from git.cmd import Git
-    from git.exc import GitCommandError
-
-IGNORED = ".outputs/\n__pycache__/\n*.so\n*.o\n*.pyc\n"
+LEFT_OUT = frozenset({".outputs", "__pycache__", ".git"})
+BUILT = (".so", ".o", ".pyc")
+"""Endings of files that are made from the others."""
 LARGEST_FILE = 8 << 20
-"""Bytes; what is larger is data, and is neither committed nor removed by a restore."""
+"""Bytes; what is larger is data and is not committed."""
+BRANCH = "refs/heads/attempts"
+CONFIG = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
+REDIRECTS = frozenset(
+    {"alternates", "http-alternates", "commondir", "config.worktree", "gitdir", "grafts", "shallow"}
+)
+"""Files of a git directory that lead to other places; cuagent makes none of them."""
+OPTIONS = {
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+    "core.attributesFile": "/dev/null",
+    "protocol.allow": "never",
+    "gc.auto": "0",
+}
 
 
-def init_work(folder: RunFolder) -> bool:
-    """Start the history of the work folder. False where git is not installed."""
-    git = _git(folder)
-    if git is None:
+def init_work(folder: RunFolder, *, trusted: bool = True) -> bool:
+    """Begin the history of the work folder, or go on with it. False where git is not installed.
+
+    A history that is not `trusted`, or holds what cuagent does not make, is set aside. Raises
+    RecordError.
+    """
+    folder.refuse_links()
+    if shutil.which("git") is None:
         return False
-    if not folder.history.exists():
-        git.init("--quiet", "--initial-branch=attempts")
-        (folder.history / "info").mkdir(exist_ok=True)
-        (folder.history / "info" / "exclude").write_text(IGNORED)
+    try:
+        if folder.history.exists() and not (trusted and _is_plain(folder.history)):
+            _set_aside(folder)
+        if not folder.history.exists():
+            _git(folder, "init", "--quiet", "--bare", "--template=")
+            write_file(folder.history, "HEAD", f"ref: {BRANCH}\n".encode())
+        write_file(folder.history, "config", CONFIG)
+    except OSError as error:
+        raise RecordError(f"{folder.history}: {error.strerror or error}") from error
     return True
 
 
@@ -41,78 +66,93 @@ def commit_work(folder: RunFolder, message: str) -> str:
 
     Raises RecordError.
     """
-    git = _git(folder)
-    if git is None or not folder.history.exists():
+    if shutil.which("git") is None or not folder.history.is_dir():
         return ""
-    from git.exc import GitCommandError
-
-    large = "".join(f"/{name}\n" for name in _large(folder))
-    (folder.history / "info" / "exclude").write_text(IGNORED + large)
+    before = _git(folder, "for-each-ref", "--format=%(objectname)", BRANCH).decode().strip()
     try:
-        git.add("--all", "--", ".")
-        git.commit("--quiet", "--allow-empty", "--no-verify", "--message", message)
-        return str(git.rev_parse("HEAD"))
-    except GitCommandError as error:
-        raise RecordError(f"{folder.work}: cannot be committed ({_words(error)})") from error
+        stream = b"".join(_commit(folder, message, before))
+    except OSError as error:
+        raise RecordError(f"{folder.work}: cannot be committed ({error})") from error
+    return _git(folder, "fast-import", "--quiet", "--done", stream=stream).decode().strip()
 
 
-def restore_work(folder: RunFolder, commit: str) -> None:
-    """Make the work folder what it was at `commit`; no commit is lost. Raises RecordError."""
-    git = _git(folder)
-    if git is None or not commit:
-        raise RecordError(f"{folder.path}: this run has no history to restore from")
-    from git.exc import GitCommandError
-
-    try:
-        git.read_tree("--reset", "-u", commit)
-        git.clean("--force", "-d", "--quiet")
-    except GitCommandError as error:
-        raise RecordError(f"{folder.work}: cannot be restored ({_words(error)})") from error
-
-
-def unlock_work(folder: RunFolder) -> None:
-    """Remove the locks that a git killed in its work has left; the run must not be running."""
-    for lock in folder.history.rglob("*.lock"):
-        lock.unlink(missing_ok=True)
-
-
-def diff_work(folder: RunFolder, old: str, new: str | None = None) -> str:
-    """Unified diff between two commits, or from `old` to the work folder as it is."""
-    git = _git(folder)
-    return str(git.diff(*([old, new] if new else [old]))) if git else ""
+def _commit(folder: RunFolder, message: str, before: str) -> Iterator[bytes]:
+    """What `git fast-import` reads; it answers with the name of the commit."""
+    text = message.encode("utf-8", "replace")
+    yield f"commit {BRANCH}\nmark :1\n".encode()
+    yield f"committer cuagent <cuagent@localhost> {int(time.time())} +0000\n".encode()
+    yield b"data %d\n%s\n" % (len(text), text)
+    if before:
+        yield f"from {before}\n".encode()
+    yield b"deleteall\n"
+    for name, at, status in files_below(folder.work, LEFT_OUT):
+        if status.st_size > LARGEST_FILE or name.endswith(BUILT):
+            continue
+        try:
+            content = read_at(at, name.rpartition("/")[2], LARGEST_FILE)
+        except OSError:  # a background command may be at work
+            continue
+        mode = b"100755" if status.st_mode & 0o100 else b"100644"
+        yield b"M %s inline %s\n" % (mode, _quoted(name))
+        yield b"data %d\n%s\n" % (len(content), content)
+    yield b"get-mark :1\ndone\n"
 
 
-def _large(folder: RunFolder) -> Iterator[str]:
-    for root, folders, files in os.walk(folder.work):
-        folders[:] = [name for name in folders if name != ".outputs"]
-        for file in files:
-            path = Path(root, file)
-            with suppress(FileNotFoundError):  # a background command may be at work
-                if path.lstat().st_size > LARGEST_FILE:
-                    yield path.relative_to(folder.work).as_posix()
+def _quoted(name: str) -> bytes:
+    """A path as `git fast-import` reads it."""
+    raw = os.fsencode(name)
+    for special, escaped in ((b"\\", b"\\\\"), (b'"', b'\\"'), (b"\n", b"\\n")):
+        raw = raw.replace(special, escaped)
+    return b'"%s"' % raw
 
 
-def _words(error: GitCommandError) -> str:
-    lines = str(error.stderr).strip().splitlines() or ["git failed"]
-    return lines[-1].strip()
+def _is_plain(history: Path) -> bool:
+    """Whether it holds folders and regular files alone, none of which leads to another place.
+
+    Locks that a killed git has left are removed; the run must not be running.
+    """
+    for _, folders, names, at in os.fwalk(history, follow_symlinks=False):
+        entries = [*folders, *names]
+        modes = [os.stat(name, dir_fd=at, follow_symlinks=False).st_mode for name in entries]
+        if not all(S_ISDIR(mode) or S_ISREG(mode) for mode in modes):
+            return False
+        if REDIRECTS.intersection(entries) or "hooks" in entries:
+            return False
+        for name in names:
+            if name.endswith(".lock"):
+                os.unlink(name, dir_fd=at)
+    return True
 
 
-def _git(folder: RunFolder) -> Git | None:
-    try:
-        from git.cmd import Git
-    except ImportError:  # raised by gitpython where there is no git command
-        return None
-    git = Git(str(folder.work))
-    git.update_environment(
-        GIT_DIR=str(folder.history),
-        GIT_WORK_TREE=str(folder.work),
-        GIT_CONFIG_GLOBAL="/dev/null",
-        GIT_CONFIG_NOSYSTEM="1",
-        GIT_TERMINAL_PROMPT="0",
-        **{
-            f"GIT_{who}_{what}": value
-            for who in ("AUTHOR", "COMMITTER")
-            for what, value in (("NAME", "cuagent"), ("EMAIL", "cuagent@localhost"))
+def _set_aside(folder: RunFolder) -> None:
+    n = 1
+    while (other := folder.path / f"{folder.history.name}.old-{n}").exists():
+        n += 1
+    folder.history.rename(other)
+
+
+def _git(folder: RunFolder, *arguments: str, stream: bytes = b"") -> bytes:
+    """What a git command prints. Raises RecordError."""
+    command = [str(shutil.which("git"))]
+    for key, value in OPTIONS.items():
+        command += ["-c", f"{key}={value}"]
+    done = subprocess.run(
+        [*command, *arguments],
+        cwd=folder.path,
+        env={
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LC_ALL": "C",
+            "GIT_DIR": str(folder.history),
+            "GIT_CONFIG_GLOBAL": "/dev/null",
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_ATTR_NOSYSTEM": "1",
+            "GIT_TERMINAL_PROMPT": "0",
         },
+        input=stream,
+        capture_output=True,
+        check=False,
     )
-    return git
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["git failed"]
+        raise RecordError(f"{folder.history}: no commit ({said[-1].strip()})")
+    return done.stdout

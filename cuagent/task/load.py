@@ -183,7 +183,7 @@ def _missing(path: Path, named: str | None, names: _Names) -> str:
             f"{path}: no class {ENTRY}; name the class after a colon, "
             f'for instance {path}:{classes[-1]} --inputs "f32[8,512]"'
         )
-    near = difflib.get_close_matches(named, classes, n=1)
+    near = difflib.get_close_matches(named, [*classes, *names.imported], n=1)
     hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(classes[:8])}"
     return f"{path}: no class {named}; {hint}"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from cuagent.task.imports import package_of
+from cuagent.task.imports import advice, package_of
 from cuagent.task.memory import shortage
 from cuagent.task.spec import UNBOUNDED_INTEGERS, TensorSpec, parse_init, parse_inputs
 from cuagent.task.task import Device, Task, TaskError
@@ -100,7 +100,7 @@ def open_reference(task: Task) -> Reference:
         )
     module = ModuleType(f"cuagent_task_{task.digest[:12]}")
     module.__file__ = str(task.path)
-    with _user_code(task, "importing it"):
+    with _user_code(task, "importing it", lambda error, task: advice(error, task.path)):
         module.__package__ = package_of(task.path)[1]
         sys.modules[module.__name__] = module
         exec(compile(task.source, str(task.path), "exec"), module.__dict__)

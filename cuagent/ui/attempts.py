@@ -17,6 +17,7 @@ from rich.text import Text
 
 from cuagent.measure.ladder import over_eager
 from cuagent.timing import Effort, Ratio, Standing, Timing
+from cuagent.ui.console import UNCUT
 from cuagent.ui.table import baseline_name
 from cuagent.ui.text import UNICODE, Glyphs, clip, duration, ratio, times
 from cuagent.verdict import Reason
@@ -117,8 +118,9 @@ class Board:
         rows = [row for _, row in sorted(self.attempts.items())]
         if len(rows) < fewest:
             return []
+        most = len(rows) if width == UNCUT else MOST_ROWS
         title = Text(clip(ALL, width, glyphs.more), "bold")
-        lines = [title, *table_lines(self.baselines, rows, width, glyphs, self.rung)]
+        lines = [title, *table_lines(self.baselines, rows, width, glyphs, self.rung, most)]
         if grown := trend(rows, width - 8, glyphs):
             lines.append(Text.assemble(("  best ", "dim"), (grown, "green")))
         return lines
@@ -194,7 +196,7 @@ def columns_for(width: int, rung: str = "") -> list[Column]:
 
     With `rung` there is a third baseline, the one that counts.
     """
-    first = [Column("", 15), Column("time", 7, right=True)]
+    first = [Column("", 34 if width == UNCUT else 15), Column("time", 7, right=True)]
     last = [Column("roof", 4, right=True), Column("math", 5)]
     eager, compile = (
         Column("over eager", 18, over=EAGER),

@@ -64,10 +64,37 @@ def change(
     return text
 
 
+def replaced(diff: str, width: int, glyphs: Glyphs = UNICODE, most: int = 2 * LINES) -> list[Text]:
+    """What a whole file that was written anew changed: its unified diff, coloured."""
+    rows = clean(diff).rstrip().split("\n")
+    gone, new = (sum(row.startswith(sign) for row in rows) for sign in "-+")
+    shown = rows if len(rows) <= most else rows[: most - 1]
+    colours = {"-": "red", "+": "green", "@": "cyan"}
+    count = f"replaced: {_lines(gone)} out, {_lines(new)} in"
+    text = [_behind_bar(Text(count, "dim"), glyphs)]
+    for row in shown:
+        style = colours.get(row[:1], "dim")
+        text.append(_behind_bar(Text(clip(row, width - 4, glyphs.more), style), glyphs))
+    if len(rows) > len(shown):
+        rest = Text(f"{glyphs.more} {len(rows) - len(shown)} more lines", "dim")
+        text.append(_behind_bar(rest, glyphs))
+    return text
+
+
 def written(
-    tool: str, arguments: str, width: int, glyphs: Glyphs = UNICODE, lines: int = LINES
+    tool: str,
+    arguments: str,
+    width: int,
+    glyphs: Glyphs = UNICODE,
+    lines: int = LINES,
+    diff: str = "",
 ) -> list[Text]:
-    """What a call of `write` or an edit puts into a file; nothing for any other call."""
+    """What a call of `write` or an edit puts into a file; nothing for any other call.
+
+    `diff` is what a `write` changed in a file that was there.
+    """
+    if tool == "write" and diff:
+        return replaced(diff, width, glyphs, 2 * lines)
     try:
         match tool, json.loads(arguments or "{}", strict=False):
             case "write", {"path": str(path), "text": str(text)}:
@@ -80,6 +107,10 @@ def written(
     except (ValueError, KeyError, TypeError, RecursionError):
         pass  # the tool's own answer says what is wrong with them
     return []
+
+
+def _lines(number: int) -> str:
+    return f"{number} line{'s' * (number != 1)}"
 
 
 def _preamble(rows: list[str]) -> int:

@@ -14,13 +14,15 @@ from contextlib import suppress
 from rich.console import Console
 from rich.text import Text
 
+from cuagent.ui.console import make_console
+
 LESS = "FRX"
 """Leave at once what fits the screen, pass colours on, leave the text standing."""
 
 
 def page(lines: Iterable[Text], console: Console | None = None) -> None:
     """Show the lines on stdout, in `$PAGER` or less where stdout is a terminal."""
-    shown = console or Console(highlight=False, markup=False, emoji=False)
+    shown = console or make_console(sys.stdout)
     command = shlex.split(os.environ.get("PAGER") or "less")
     if not (shown.is_terminal and sys.stdin.isatty() and command and shutil.which(command[0])):
         for line in lines:

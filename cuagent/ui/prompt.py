@@ -112,14 +112,21 @@ class Prompt:
             self._exit_soon()
         return self._lines.get()
 
+    def put(self, line: str) -> None:
+        """As if the user had sent the line while nobody works."""
+        self._lines.put(line)
+
     def leave(self) -> None:
         """As if the user left."""
         self._lines.put(None)
 
     @contextmanager
     def working(self, work: Work) -> Iterator[None]:
-        """Lines and interrupts go to `work` meanwhile."""
-        self._work = work
+        """Lines and interrupts go to `work` meanwhile.
+
+        An interrupt of what was done before is not the first of two.
+        """
+        self._work, self._interrupted = work, 0.0
         try:
             yield
         finally:
@@ -183,7 +190,7 @@ class Prompt:
         typed = self._session.default_buffer.text
         lines = self.status(width - 1)
         if self._question:
-            lines = wrap(self._question, width - 1)
+            lines = [*wrap(self._question, width - 1), *lines[-1:]]
         elif self._hint and time.monotonic() - self._interrupted < TWICE:
             lines = [*lines[:-1], clip(self._hint, width - 1)]
         elif typed.startswith("/") and (known := _matching(self.commands, typed)):

@@ -28,13 +28,16 @@ from cuagent.events import (
 from cuagent.record import RunFolder, ladder_of
 from cuagent.ui.attempts import Board, head_line, ladder_rows, row_line
 from cuagent.ui.code import written
+from cuagent.ui.console import UNCUT
 from cuagent.ui.recorded import Records, best_of, events_of
 from cuagent.ui.summary import summary_lines
 from cuagent.ui.table import judgement_lines
-from cuagent.ui.text import UNICODE, Glyphs, clean, clock, count, fold, money, wrap
+from cuagent.ui.text import UNICODE, Glyphs, clean, clock, count, fold, money, one_line, wrap
 
 HEAD, TAIL = 60, 20
 """Lines kept of a tool's output."""
+WIDEST = 120
+"""Columns of a rule."""
 CODE = 400
 """Lines shown of a file that was written."""
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
@@ -43,29 +46,31 @@ _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 def story(
     folder: RunFolder, records: Records, width: int, glyphs: Glyphs = UNICODE
 ) -> Iterator[Text]:
-    """The lines of a run that has begun."""
+    """The lines of a run that has begun; nothing is left out where `width` is `UNCUT`."""
     session = records[0]
     task = session["task"]
     when = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(session["time"]))
-    yield Text(f"{task['name']} on {task['device']}, by {session['model']}, {when}", "bold")
+    title = f"{task['name']} on {task['device']}, by {session['model']}, {when}"
+    yield Text(one_line(title), "bold")
     yield from _result(folder, records, width, glyphs)
     texts = {r["n"]: dict(r["files"]) for r in records if r["type"] == "attempt"}
     seen: set[int] = set()
-    judged = False
+    judged, tier = False, ""
     for event in events_of(folder, records):
         match event:
             case StepStarted(step):
                 yield Text()
                 yield Text(f"{glyphs.rule * 2} step {step} ", "bold cyan").append(
-                    glyphs.rule * max(width - len(f"{step}") - 9, 0), "dim"
+                    glyphs.rule * max(min(width, WIDEST) - len(f"{step}") - 9, 0), "dim"
                 )
             case ToolStarted():
                 judged = False
                 yield from _call(event, width, glyphs)
             case Judged(number, judgement):
                 yield Text(f"  attempt {number}", "bold")
-                for line in judgement_lines(judgement, width - 2, glyphs):
+                for line in judgement_lines(judgement, width - 2, glyphs, tier):
                     yield Text.assemble("  ", line)
+                tier = judgement.verdict.tier if judgement.build.ok else tier
                 if number not in seen:
                     yield from _change(texts, number, width)
                 seen.add(number)
@@ -74,7 +79,7 @@ def story(
                 judged = False  # the judgement above says it better than the text for the model
             case RunEnded():
                 yield Text()
-                yield Text(f"ended: {event.stop}: {event.summary}", "bold")
+                yield Text(one_line(f"ended: {event.stop}: {event.summary}"), "bold")
             case _:
                 yield from _other(event, width, glyphs)
 
@@ -98,14 +103,19 @@ def _result(folder: RunFolder, records: Records, width: int, glyphs: Glyphs) -> 
 
 def _call(event: ToolStarted, width: int, glyphs: Glyphs) -> Iterator[Text]:
     yield Text.assemble((f"{glyphs.call} ", "cyan"), (event.name, "bold"))
-    code = written(event.name, event.arguments, width, glyphs, CODE)
+    code = written(event.name, event.arguments, width, glyphs, _most(CODE, width))
     if code:
-        yield Text(f"  {event.summary}", "bold")
+        yield Text(f"  {one_line(event.summary)}", "bold")
         yield from code
     else:
         for line in clean(_shown(event)).split("\n"):
             if line:
                 yield Text(f"  {line}")
+
+
+def _most(lines: int, width: int) -> int:
+    """So many lines on a terminal; all of them in a file or a pipe."""
+    return UNCUT if width == UNCUT else lines
 
 
 def _shown(event: ToolStarted) -> str:
@@ -158,7 +168,7 @@ def _other(event: Event, width: int, glyphs: Glyphs) -> Iterator[Text]:
         case ToolFinished():
             if event.output.strip():
                 style = "red" if event.is_error else "dim"
-                for line in fold(event.output, HEAD, TAIL, glyphs.more):
+                for line in fold(event.output, _most(HEAD, width), TAIL, glyphs.more):
                     yield Text(f"  {line}", style)
         case Notice(text):
             for piece in wrap(clean(text), max(width - 2, 8)):

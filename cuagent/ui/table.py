@@ -21,6 +21,8 @@ from cuagent.verdict import Draw, Reason, Verdict
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
 
+WIDEST = 120
+"""Columns; no more small print is put on a line, even of a file."""
 NARROW = 50
 """Columns; below it names are short and nothing is indented."""
 SHOWN_DIAGNOSTICS = SHOWN_DRAWS = 3
@@ -46,20 +48,27 @@ MERIT = {
 _COLOURS = {Standing.FASTER: "green", Standing.SLOWER: "red", Standing.INCONCLUSIVE: "yellow"}
 
 
-def judgement_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-    """Everything about one judged attempt: what the compiler said, the verdict, the times."""
+def judgement_lines(
+    judgement: Judgement, width: int, glyphs: Glyphs = UNICODE, tier: str = ""
+) -> list[Text]:
+    """Everything about one judged attempt: what the compiler said, the verdict, the times.
+
+    `tier` is the isolation that the reader knows already.
+    """
     lines = []
     if not judgement.build.ok:
         lines += build_lines(judgement.build, width, glyphs)
     else:
-        lines += verdict_lines(judgement.verdict, width, glyphs)
+        lines += verdict_lines(judgement.verdict, width, glyphs, tier)
     if judgement.timing is not None:
         lines += timing_lines(judgement.timing, width, glyphs)
         lines += score_lines(judgement.score, width)
     return lines
 
 
-def why_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+def why_lines(
+    judgement: Judgement, width: int, glyphs: Glyphs = UNICODE, tier: str = ""
+) -> list[Text]:
     """What a row of the table does not say: why an attempt was refused, what to mind.
 
     What a verdict could not judge is told once, with the figures of record.
@@ -68,7 +77,7 @@ def why_lines(judgement: Judgement, width: int, glyphs: Glyphs = UNICODE) -> lis
     if not judgement.build.ok:
         return build_lines(judgement.build, width, glyphs)[1:]
     if not verdict.accepted:
-        return verdict_lines(verdict, width, glyphs)[1:]
+        return verdict_lines(verdict, width, glyphs, tier)[1:]
     lines = [] if timing is None else remark_lines(timing, width)
     if timing is not None and timing.effort is Effort.QUICK:
         return lines
@@ -94,8 +103,10 @@ def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text
     return lines
 
 
-def verdict_lines(verdict: Verdict, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-    """Accepted or why not, by which rules, under which isolation."""
+def verdict_lines(
+    verdict: Verdict, width: int, glyphs: Glyphs = UNICODE, tier: str = ""
+) -> list[Text]:
+    """Accepted or why not, by which rules, under which isolation if not under `tier`."""
     seconds = verdict.seconds.get("total")
     match verdict.reason:
         case Reason.ACCEPTED if verdict.accepted:
@@ -107,9 +118,11 @@ def verdict_lines(verdict: Verdict, width: int, glyphs: Glyphs = UNICODE) -> lis
     if verdict.detail:
         lines += _paragraph(verdict.detail, width)
     for draw in _worst_of_each_kind(verdict.draws):
-        note = f", {draw.note}" if draw.note else ""
+        note = f", {more}" if (more := verdict.more(draw)) else ""
         text = f"{draw.kind}: error {draw.max_error:.3g}, {times(draw.ratio)} the bound{note}"
         lines += _paragraph(text, width, "red")
+    if verdict.hint:
+        lines += _paragraph(verdict.hint, width, "dim")
     facts = [
         f"{name} {'passed' if rule.passed else 'failed'} at {rule.worst:.3g} of its bound"
         for name, rule in (("strict", verdict.strict), ("lax", verdict.lax))
@@ -117,8 +130,9 @@ def verdict_lines(verdict: Verdict, width: int, glyphs: Glyphs = UNICODE) -> lis
     ]
     if verdict.precision is not None and verdict.accepted:
         facts.append(f"precision {verdict.precision}")
-    facts.append(f"isolation {verdict.tier}")
-    return lines + _facts(facts, width, glyphs)
+    if verdict.tier != tier:
+        facts.append(f"isolation {verdict.tier}")
+    return lines + (_facts(facts, width, glyphs) if facts else [])
 
 
 def _worst_of_each_kind(draws: Sequence[Draw]) -> list[Draw]:
@@ -206,8 +220,13 @@ def label_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
     first = max((cell_len(name) for name, _ in pairs), default=0)
     lines = []
     for name, value in pairs:
-        whole = name in COPIED
-        for i, piece in enumerate([value] if whole else wrap(value, max(width - first - 4, 8))):
+        room = max(width - first - 4, 8)
+        pieces = [value] if name in COPIED else wrap(value, room)
+        if name in COPIED and cell_len(value) > room:  # below its name, where it has more room
+            lines.append(Text(f"  {name}", "dim"))
+            lines.append(Text(value if cell_len(value) > width - 4 else f"    {value}"))
+            continue
+        for i, piece in enumerate(pieces):
             label = f"  {name if i == 0 else '':<{first}}  "
             lines.append(Text.assemble((label, "dim"), piece))
     return lines
@@ -245,7 +264,7 @@ def _facts(facts: Sequence[str], width: int, glyphs: Glyphs) -> list[Text]:
     lines: list[str] = []
     for fact in facts:
         joined = f"{lines[-1]} {glyphs.dot} {fact}" if lines else fact
-        if lines and cell_len(joined) <= width - 2:
+        if lines and cell_len(joined) <= min(width, WIDEST) - 2:
             lines[-1] = joined
         else:
             lines.append(fact)

@@ -2,14 +2,13 @@
 
 What has been printed is never touched again; only what stands below it is redrawn in place, in one
 write, so nothing flickers and scrolling back works: one line, or both sides of `ui.live` where the
-terminal is wide. Without a terminal there is nothing live and no control character, and the figures
-come as a line for each step.
+terminal is wide. Without a terminal there is nothing live and no control character, nothing is
+cut, and the figures come as a line for each step.
 Invariant: every write goes through `_write`, under the lock that the ticking live line shares.
 """
 
 from __future__ import annotations
 
-import io
 import threading
 import time
 from collections.abc import Iterable
@@ -18,7 +17,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
 from rich.text import Text
 
 from cuagent.events import (
@@ -39,15 +37,17 @@ from cuagent.events import (
 )
 from cuagent.timing import Effort, Standing
 from cuagent.ui.attempts import Board
-from cuagent.ui.code import written
+from cuagent.ui.code import LINES, written
+from cuagent.ui.console import UNCUT, make_console
 from cuagent.ui.flow import Flow
 from cuagent.ui.keys import silent_keys
 from cuagent.ui.live import panel_lines, two_sided
+from cuagent.ui.markdown import Blocks, rendered
 from cuagent.ui.region import Region
 from cuagent.ui.status import Status
 from cuagent.ui.summary import short_path, summary_lines
 from cuagent.ui.table import least_worth, why_lines
-from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, one_line, wrap
+from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, harmless, one_line, wrap
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
@@ -60,6 +60,8 @@ WIDEST = 120
 KEPT = {"bash": (4, 3), "compile": (6, 0), "profile": (12, 0)}
 """First and last lines kept of a tool's output; `OTHERS` of one that is not named, or an error."""
 OTHERS, OF_ERROR = (3, 0), (4, 3)
+OF_USER = (6, 2)
+"""The same of what the user said, who has seen it: the output of `!!command` may be long."""
 HEARD = 8
 """Lines of a running tool that a wide terminal shows below the transcript."""
 PAUSES = ("interrupted", "answered")
@@ -75,9 +77,7 @@ class Terminal:
     """
 
     def __init__(self, stream: TextIO, *, recorded: bool = False, foot: bool = False) -> None:
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what a tool prints may not fit the encoding
-        self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        self.console = make_console(stream, foot=foot)
         self.glyphs = glyphs_for(stream.encoding)
         self.status = Status()
         self.board = Board()
@@ -96,12 +96,18 @@ class Terminal:
         self._heard: list[str] = []
         """What a tool has printed last."""
         self._phases: set[str] = set()
+        self._blocks: Blocks | None = None
+        """What the model says now, where Markdown is shown as such."""
         self._flow: Flow | None = None
         self._flow_style = ""
         self._run: RunStarted | None = None
         self._open: dict[str, ToolStarted] = {}
         self._last_call = ""
+        self._summary = ""
+        """What came of the run, as it was told last."""
         self._judged = self._climbed = False
+        self._tier = ""
+        """The isolation that was told last."""
         self._started = time.monotonic()
         self._rested: float | None = None
         self._tick = 0
@@ -128,7 +134,13 @@ class Terminal:
 
     @property
     def width(self) -> int:
-        return min(self.console.width, WIDEST)
+        """Columns of the transcript; `UNCUT` in a file or a pipe."""
+        width = self.console.width
+        return width if width == UNCUT else min(width, WIDEST)
+
+    @property
+    def _uncut(self) -> bool:
+        return self.console.width == UNCUT
 
     def __call__(self, event: Event) -> None:
         """Show one event, from whatever thread."""
@@ -143,8 +155,10 @@ class Terminal:
             status = self.status.line(self._seconds(), width, self.glyphs, tick)
             if two_sided(self.board, width, self.console.height):
                 doing = Status(activity=self.status.activity)  # the figures come last
-                return [*(line.plain for line in self._panel(width, None, doing)), status]
-            return [clip(self._held, width, self.glyphs.more), status] if self._held else [status]
+                panel = self._panel(width, None, doing)
+                return [*(harmless(line.plain) for line in panel), harmless(status)]
+            held = [clip(self._pending, width, self.glyphs.more)] if self._pending else []
+            return [harmless(line) for line in (*held, status)]
 
     def say(self, lines: Iterable[Text]) -> None:
         """Add lines that are no event of the run."""
@@ -159,12 +173,16 @@ class Terminal:
                 self.board.keep(number, judgement)
                 self._improve(judgement)
 
-    def rest(self) -> None:
-        """It is the user's turn: the clock stands until the next step."""
+    def rest(self, *, finished: bool = False) -> None:
+        """It is the user's turn: the clock stands until the next step.
+
+        `finished`: only words make the run go on.
+        """
         with self._lock:
             self._rested = self._rested or time.monotonic()
             self._heard = []
-            self._set(activity="your turn: Enter goes on, /help")
+            does = "say what to try next" if finished else "Enter goes on"
+            self._set(activity=f"your turn: {does}, /help")
 
     def show_table(self) -> None:
         """All attempts so far."""
@@ -210,26 +228,39 @@ class Terminal:
                 # the run's own clock, which counts what was worked before and no opening
                 self._started = (self._rested or time.monotonic()) - event.seconds
             case UserSaid(text):
-                pieces = [f"> {line}" for line in clean(text).strip().split("\n")]
+                pieces = [f"> {line}" for line in fold(text, *OF_USER, self.glyphs.more)]
                 self._print([Text(), *(Text(piece, "bold cyan") for piece in pieces)])
             case Notice(text, level):
                 pieces = wrap(one_line(text), max(self.width - 2, 8))
                 self._print([Text(f"! {piece}", _NOTICE[level]) for piece in pieces])
             case RunEnded(stop, _, summary) if self._foot and str(stop) in PAUSES:
-                rows = wrap(f"{stop}: {one_line(summary)}", self.width)
-                self._print([Text(), *(Text(row, "yellow") for row in rows)])
+                self._pause(str(stop), one_line(summary))
             case RunEnded():
+                self._summary = one_line(event.summary)
                 self._ended.set()
                 numbers, table = self.board.numbers, self.board.whole(self.width, self.glyphs, 2)
                 lines = summary_lines(event, self._run, numbers, self.width, self.glyphs)
                 self._print([Text(), *table, *([Text()] if table else []), *lines])
 
+    def _pause(self, stop: str, summary: str) -> None:
+        """Why nobody works, and what has come of the run since that was told last."""
+        known, self._summary = summary == self._summary, summary
+        said = stop if known else f"{stop}: {summary}"
+        answer = known and stop == "answered"  # the answer stands above
+        rows = [] if answer else [Text(), *(Text(row, "yellow") for row in wrap(said, self.width))]
+        self._print(rows)
+
     def _header(self, run: RunStarted) -> list[Text]:
-        text = f"{run.task} on {run.device}, by {run.model}"
-        folder = clip(f"run {short_path(run.folder)}", self.width, self.glyphs.more)
-        return [self._line(text, "bold"), Text(folder, "dim")]
+        text = one_line(f"{run.task} on {run.device}, by {run.model}")
+        folder = wrap(one_line(f"run {short_path(run.folder)}"), self.width)
+        return [self._line(text, "bold"), *(Text(piece, "dim") for piece in folder)]
 
     def _stream(self, event: TextDelta) -> None:
+        if event.kind == "text" and self.console.is_terminal and not self.console.is_dumb_terminal:
+            self._say(clean(event.text))
+            return
+        if self._blocks is not None:
+            self._print([])
         style = "dim" if event.kind == "reasoning" else ""
         if self._flow is not None and self._flow_style != style:
             self._print([])
@@ -245,6 +276,22 @@ class Terminal:
             ready = whole + newline
         if ready:
             self._write(self._styled(ready))
+
+    def _say(self, piece: str) -> None:
+        """Words of the model, shown as Markdown block by block."""
+        if self._flow is not None:
+            self._print([])
+        blocks = self._blocks or Blocks()
+        found = blocks.feed(piece)
+        self._blocks = None  # else `_print` would end it
+        for block in found:
+            self._print([Text(), *rendered(block, self.console, self.width)])
+        self._blocks = blocks
+
+    @property
+    def _pending(self) -> str:
+        """The last line of words that are not finished."""
+        return self._held if self._blocks is None else self._blocks.open
 
     def _tool_started(self, event: ToolStarted) -> None:
         self._open[event.call_id] = event
@@ -287,7 +334,11 @@ class Terminal:
         if self._judged:
             return []  # the judgement above says it better than the text made for the model
         if started is not None and not event.is_error:
-            code = written(started.name, started.arguments, self.width, self.glyphs)
+            most = UNCUT if self._uncut else LINES
+            diff = str(event.data.get("diff", ""))
+            code = written(
+                started.name, started.arguments, self.width, self.glyphs, most, diff=diff
+            )
             if code:
                 return code
         if event.name == "baseline" and self.board.baselines and not event.is_error:
@@ -296,7 +347,7 @@ class Terminal:
             return []
         head, tail = OF_ERROR if event.is_error else KEPT.get(event.name, OTHERS)
         style = "red" if event.is_error else "dim"
-        folded = fold(event.output, head, tail, self.glyphs.more)
+        folded = fold(event.output, UNCUT if self._uncut else head, tail, self.glyphs.more)
         return [self._line(f"  {line}", style) for line in folded]
 
     def _show_judged(self, event: Judged) -> None:
@@ -307,7 +358,10 @@ class Terminal:
         timing = judgement.timing
         fresh = timing is not None and timing.effort is Effort.RECORD
         lines = self.board.news(event.attempt, self.width, self.glyphs, fresh=fresh)
-        self._print(lines + why_lines(judgement, self.width, self.glyphs))
+        why = why_lines(judgement, self.width, self.glyphs, self._tier)
+        if judgement.build.ok and not judgement.verdict.accepted:
+            self._tier = judgement.verdict.tier
+        self._print(lines + why)
 
     def _show_ladder(self, found: Ladder) -> None:
         self._climbed = True
@@ -341,6 +395,10 @@ class Terminal:
         """End streamed text, if any, and add whole lines."""
         with self._lock:
             text = ""
+            if self._blocks is not None:
+                blocks, self._blocks = self._blocks.end(), None
+                said = [[Text(), *rendered(b, self.console, self.width)] for b in blocks]
+                lines = [*(line for part in said for line in part), *lines]
             if self._flow is not None:
                 text += self._styled(self._held + self._flow.end())
                 self._flow, self._held = None, ""
@@ -376,11 +434,13 @@ class Terminal:
         # one column stays free: a full last line would wrap and could not be redrawn in place
         if self._two_sided:
             return self._panel(self.console.width - 1, self._tick, self.status)
-        line = self.status.line(self._seconds(), self.width - 1, self.glyphs, self._tick)
+        pending = one_line(self._pending)
+        status = replace(self.status, activity=pending) if pending else self.status
+        line = status.line(self._seconds(), self.width - 1, self.glyphs, self._tick)
         return [Text(line, "dim")]
 
     def _panel(self, width: int, tick: int | None, status: Status) -> list[Text]:
-        heard = [self._held] if self._held else self._heard
+        heard = [self._pending] if self._pending else self._heard
         rows, seconds = self.console.height, self._seconds()
         return panel_lines(status, heard, self.board, seconds, width, rows, self.glyphs, tick)
 

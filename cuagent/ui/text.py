@@ -1,8 +1,8 @@
 """Quantities and foreign text as a person reads them: units, ratios, one safe line.
 
-Pure functions from values to strings; how they are arranged is `ui.table`. Everything that comes
-from outside (a tool, a compiler, a model) goes through `clean` before it reaches a terminal, so
-that no control sequence of somebody else's is ever obeyed.
+Pure functions from values to strings; how they are arranged is `ui.table`. Text from outside (a
+log, a tool, a compiler, a model) goes through `clean`, which takes control sequences out. What is
+left of them, in any text, is replaced by `harmless` at the border (`ui.console`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,21 @@ _ESCAPES = re.compile(
     r"|[\x1b\x9b]\[?[0-?]*[ -/]*[@-~]",  # CSI and two-character escapes
     re.DOTALL,
 )
-_BLANK = dict.fromkeys(range(0x20), "") | dict.fromkeys(range(0x7F, 0xA0), "") | {0x0A: "\n"}
+_UNSAFE = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and line end, DEL, C1
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the order in which text is read
+    "\u2028\u2029"  # other line ends
+    "\ufff9-\ufffb\U000e0000-\U000e007f"  # notes and tags that nobody sees
+    "\ud800-\udfff"  # half characters, which cannot be written
+    "]"
+)
+PLACEHOLDER = "\ufffd"
+
+
+def harmless(text: str) -> str:
+    """The text with a placeholder for each character that a terminal obeys, of the same length."""
+    return _UNSAFE.sub(PLACEHOLDER, text)
 
 
 def clean(text: str) -> str:
@@ -104,7 +118,7 @@ def clean(text: str) -> str:
     if "\r" in text:
         lines = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
         text = "\n".join(lines)
-    return text.translate(_BLANK)
+    return _UNSAFE.sub("", text)
 
 
 def one_line(text: str) -> str:
@@ -127,8 +141,15 @@ def clip(text: str, width: int, more: str = "…") -> str:
     return "".join(kept).rstrip() + more
 
 
+RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9-]+")
+"""The ID of a run as `record` makes it."""
+
+
 def wrap(text: str, width: int) -> list[str]:
-    """Break one line at blanks into pieces of at most `width` columns; a long word is cut."""
+    """Break one line at blanks into pieces of at most `width` columns.
+
+    A long word is cut, behind a slash if it has one; the ID of a run is left whole.
+    """
     lines: list[str] = [""]
     for word in re.findall(r"\S+|\s+", text):
         rest = word
@@ -137,12 +158,24 @@ def wrap(text: str, width: int) -> list[str]:
                 lines.append("")
             rest = rest.lstrip()
         while cell_len(rest) > width > 0:
-            head = clip(rest, width, "") or rest[0]
+            head = _head(rest, width)
+            if head == rest:
+                break
             lines[-1] = head
             lines.append("")
             rest = rest[len(head) :]
         lines[-1] += rest
     return [line.rstrip() for line in lines if line.strip()] or [""]
+
+
+def _head(word: str, width: int) -> str:
+    """How much of a long word stands on one line."""
+    head = clip(word, width, "") or word[0]
+    if "/" in head:
+        return head[: head.rindex("/") + 1]
+    if name := RUN_ID.match(word):
+        return name[0]
+    return head
 
 
 def fold(text: str, head: int, tail: int, more: str = "…") -> list[str]:

@@ -138,6 +138,20 @@ def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
         notes.append(f"forward opens files ({', '.join(findings['opens'][:3])})")
     for index in [] if findings["constant"] else findings["ignored"]:
         notes.append(f"input {index} has no influence on the output")
+    for index in referee.about["unvaried"]:
+        notes.append(
+            f"input {index} was never varied: get_inputs() gives it alike in every draw, and the "
+            "reference accepts no other that was tried; a candidate that ignores it may pass"
+        )
+    if names := ", ".join(referee.about["unvaried_buffers"]):
+        notes.append(
+            f"never varied: the buffers {names}; they are not in the state dict, or the reference "
+            "accepts no other values that were tried"
+        )
+    if numbers := _constants(referee.about["inputs"]):
+        notes.append(
+            f"the numbers among the inputs ({numbers}) were never varied: they are part of the task"
+        )
     for index in findings["not_finite"]:
         notes.append(f"output {index} has NaN or Inf on the task's own inputs; places are compared")
     if not referee.about["fp64"]:
@@ -145,6 +159,13 @@ def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
     if Inputs.NORMAL not in referee.context.kinds:
         notes.append("it takes no zero-mean inputs: precision cannot be judged tightly")
     return notes
+
+
+def _constants(spec: dict[str, Any]) -> str:
+    """The Python numbers among the inputs, in order; nothing where there are none."""
+    if spec["kind"] == "const":
+        return repr(spec["value"]) if isinstance(spec["value"], int | float) else ""
+    return ", ".join(filter(None, map(_constants, spec.get("items", ()))))
 
 
 def _tried(referee: Referee) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cuagent.task import Device, Precision, Task
 from cuagent.verify.inputs.kinds import EXACT, Inputs
 from cuagent.verify.inputs.repertoire import Turns
+from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.client import SensitivityQuery
 from cuagent.verify.oracle.perturb import real
 from cuagent.verify.rules.bounds import round_numbers
@@ -60,6 +61,8 @@ class VerifyContext:
     traced: frozenset[int]
     """Outputs whose indices can be followed to what they were chosen from."""
     kinds: frozenset[Inputs]
+    grown: tuple[Weights, ...]
+    """Kinds of grown weights that the model has a use for."""
     turns: Mapping[Inputs, Turns]
     terms: Terms
 
@@ -93,6 +96,7 @@ class VerifyContext:
             state=tuple(about["state"]),
             traced=frozenset(about["traced"]),
             kinds=frozenset(Inputs(kind) for kind in about["kinds"]),
+            grown=tuple(Weights(kind) for kind in about["grown"]),
             turns={Inputs(kind): Turns(*n) for kind, n in about["turns"].items()},
             terms=Terms(*about["terms"]),
         )
@@ -133,13 +137,15 @@ class VerifyContext:
         expected: Expected,
         kind: Inputs,
         sensitivity: SensitivityQuery | None = None,
+        *,
+        told: bool = True,
     ) -> Finding:
         """The strict rule; an error is held against nobody before `doubt` says what moves.
 
         Nor is a choice among equals: of what is exact here, or whole, the answer as a whole may be
         the reference's in any one order of equals.
         """
-        finding = self._strict(outputs, expected, kind)
+        finding = self._strict(outputs, expected, kind, told=told)
         if sensitivity is None or (math.isinf(finding.ratio) and not self.chooses):
             return finding
         if finding.passed and not self._by_choices(outputs, expected, kind):
@@ -150,7 +156,7 @@ class VerifyContext:
         if finding.passed or not any(firm):
             return finding
         others = (_instead(expected, other, firm) for other in sensitivity.reordered())
-        findings = (self._strict(outputs, other, kind) for other in others)
+        findings = (self._strict(outputs, other, kind, told=False) for other in others)
         return next((other for other in findings if other.passed), finding)
 
     def _by_choices(self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs) -> bool:
@@ -159,7 +165,7 @@ class VerifyContext:
         if not self.chooses or kind not in EXACT:
             return False
         firm = replace(expected, spread=[s.new_zeros(()).expand(s.shape) for s in expected.spread])
-        return not self._strict(outputs, firm, kind).passed
+        return not self._strict(outputs, firm, kind, told=False).passed
 
     @property
     def chooses(self) -> bool:
@@ -175,8 +181,10 @@ class VerifyContext:
             for number, (r, y) in enumerate(both)
         ]
 
-    def _strict(self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs) -> Finding:
-        return strict(outputs, expected, kind, self.terms, self.task.precision)
+    def _strict(
+        self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs, *, told: bool = True
+    ) -> Finding:
+        return strict(outputs, expected, kind, self.terms, self.task.precision, told=told)
 
 
 def _instead(expected: Expected, other: Sequence[Tensor], where: Sequence[bool]) -> Expected:

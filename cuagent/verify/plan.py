@@ -40,10 +40,14 @@ def plan(
     turns: Mapping[Inputs, Turns],
     *,
     weights: Collection[str],
+    grown: Collection[Weights] = (),
 ) -> tuple[Planned, ...]:
-    """The rounds in which something is tried; `weights` are the names of the model's."""
+    """The rounds in which something is tried; `weights` are the names of the model's, `grown` the
+    kinds of grown weights that it has a use for."""
     biased = any("bias" in name for name in weights)
-    parts = (part for part in ROUNDS if biased or part.weights is not Weights.SUNK)
+    without = {Weights.GROWN, Weights.PAST} - set(grown)
+    without |= set() if biased else {Weights.SUNK}
+    parts = (part for part in ROUNDS if part.weights not in without)
     rounds = (_round(part, seeds, kinds, turns, bool(weights)) for part in parts)
     return tuple(planned for planned in rounds if planned.trials)
 

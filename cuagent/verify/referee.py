@@ -164,6 +164,7 @@ class Referee:
                 self.context.kinds,
                 self.context.turns,
                 weights=self.context.state,
+                grown=self.context.grown,
             )
             # An earlier verdict says how often to perturb, and what is not confined could look.
             eager = again is None and self.tier is not Tier.NONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,6 +63,7 @@ ROUNDS = (
             Inputs.OTHER_CORNERS,
             Inputs.INFINITE,
             Inputs.NAN,
+            Inputs.MISSING,
             Inputs.SORTED,
             Inputs.TIES,
             Inputs.ENDS,
@@ -73,15 +75,22 @@ ROUNDS = (
         again=3,
         sweeps=SWEEPS,
     ),
+    Round(Weights.GROWN, (Inputs.OWN,)),
+    Round(Weights.PAST, (Inputs.OWN,)),
     Round(Weights.SMALL, (Inputs.MIXED,)),
     Round(Weights.SUNK, (Inputs.OWN,)),
-    Round(Weights.INTEGER, (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW), fresh=False),
+    Round(
+        Weights.INTEGER,
+        (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW),
+        fresh=False,
+        sweeps=(Inputs.HALVES,),
+    ),
 )
 
 
 def most_calls(turns: Mapping[Inputs, Turns]) -> int:
     """Calls of a verdict in which every kind of draw is used, with so many turns of each sweep."""
-    swept = sum(turns[kind].made for part in ROUNDS for kind in part.sweeps)
+    swept = sum(turns[k].made for part in ROUNDS for k in part.sweeps if k in turns)
     return swept + sum(2 * len(part.kinds) + part.again for part in ROUNDS)
 
 
@@ -175,6 +184,7 @@ class Tally:
                 passed=worst.passed,
                 note=worst.note,
                 rms_bound=worst.rms_bound,
+                hint=worst.hint,
             )
         )
 
@@ -207,7 +217,8 @@ class Tally:
                 f"right and wrong on the same {self._unsteady.kind} inputs",
             )
         trial, finding = max(failed, key=lambda pair: pair[1].ratio)
-        where = f"on {trial.kind} inputs: {finding.note}, {finding.ratio:.2g} times the bound"
+        times = f", {finding.ratio:.2g} times the bound" if math.isfinite(finding.ratio) else ""
+        where = f"on {trial.kind} inputs: {finding.note}{times}"
         if all(t.when is When.AGAIN for t, _ in failed):
             what = "right at first, wrong when the same inputs came again after others"
             return Reason.NOT_DETERMINISTIC, f"{what}; {where}"

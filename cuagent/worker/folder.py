@@ -12,6 +12,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+LIBRARIES = "libraries"
+"""Where in its folder a candidate finds what was compiled."""
+
 
 def usage(folder: Path) -> tuple[float, float]:
     """Bytes of the files below it, and how many files and folders there are.

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.task import TreeError, flatten, unflatten
 from cuagent.worker.arms import ModelSpec, import_arm, set_precision
 from cuagent.worker.channel import Record, Status, receive_message, send_record
+from cuagent.worker.folder import LIBRARIES
+from cuagent.worker.jitter import Jitter, unsteady
+from cuagent.worker.memory import heap
 from cuagent.worker.memory.arena import Arena
 from cuagent.worker.memory.uninitialized import Allocations
 
@@ -65,6 +69,8 @@ class _Worker:
         self.folder = folder
         self.arenas: dict[int, Arena] = {}
         self.model_spec = ModelSpec.from_json(json.loads((folder / "order.json").read_text()))
+        self._fills = itertools.cycle(heap.FILLS)
+        self._jitter: Jitter | None = None
         self.construct: Callable[[], nn.Module]
         self.model: nn.Module
 
@@ -101,6 +107,8 @@ class _Worker:
             share = self.model_spec.device_bytes / torch.cuda.mem_get_info()[1]
             torch.cuda.set_per_process_memory_fraction(min(1.0, share))
         torch.manual_seed(int.from_bytes(os.urandom(7), "little"))
+        if self.model_spec.device == "cpu" and any(self.folder.glob(f"{LIBRARIES}/*")):
+            self._jitter = Jitter()
         with _user_code(Status.IMPORT_FAILED):
             self.construct = import_arm(self.model_spec, self.folder)
 
@@ -125,7 +133,8 @@ class _Worker:
         watch = _watch(self.model_spec.device)
         scratch = _scratch(message["flush"], self.model_spec.device)
         allocations = Allocations(message["poison"])
-        with torch.no_grad(), _user_code(Status.RAISED), allocations:
+        disturbed = contextlib.nullcontext() if message["poison"] is None else self._disturbed()
+        with torch.no_grad(), _user_code(Status.RAISED), allocations, disturbed:
             if scratch is not None:
                 torch.cuda._sleep(message["lead"])
             for source, target in message["slots"]:
@@ -135,6 +144,8 @@ class _Worker:
                 watch.start()
                 output = self.model(*arguments)
                 watch.stop()
+                if self._jitter is not None and message["poison"] is not None:
+                    output = unsteady(lambda: self.model(*arguments), output)  # noqa: B023
                 self._deliver(output, targets.tensors(target))
             claims = watch.nanoseconds()
         if allocations.overrun():
@@ -142,6 +153,16 @@ class _Worker:
                 Status.WROTE_OUTSIDE, "bytes beside a tensor made with torch.empty were changed"
             )
         return claims
+
+    @contextlib.contextmanager
+    def _disturbed(self) -> Iterator[None]:
+        """Memory that is not zero, and on the CPU threads that are held up (`jitter`)."""
+        heap.fill(next(self._fills))
+        try:
+            with self._jitter.held_up() if self._jitter else contextlib.nullcontext():
+                yield
+        finally:
+            heap.fill(0)
 
     def _deliver(self, output: Any, views: list[Tensor]) -> None:
         try:

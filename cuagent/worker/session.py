@@ -38,15 +38,13 @@ from cuagent.worker.channel import (
     send_message,
 )
 from cuagent.worker.exit_reason import conclusion, how_it_died
-from cuagent.worker.folder import remove
+from cuagent.worker.folder import LIBRARIES, remove
 from cuagent.worker.fork_server import ForkServer, ForkServerError
 from cuagent.worker.holdings import File, holdings
 from cuagent.worker.memory.arena import Arena, settle
 from cuagent.worker.memory.device_use import DeviceExcess, DeviceUse
 from cuagent.worker.open_timeout import OPEN_S, opening_s
 
-LIBRARIES = "libraries"
-"""Where in its folder a candidate finds what was compiled."""
 WATCH_S = 1.0
 """How often a candidate's memory and files are looked at: while a call lasts that long, and at rest
 after one."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +28,13 @@ from cuagent.agent import (
     run_agent,
     undo,
 )
-from cuagent.events import Event, Notice, RunStarted, UserSaid
+from cuagent.agent.prompt import opening, skill
+from cuagent.events import Event, Notice, RunEnded, RunStarted, UserSaid
 from cuagent.message import Message
 from cuagent.models.model import ContextOverflow, OnText, ToolSpec
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import RecordError, conversation, ending, read_records
+from cuagent.task.task import Device
 
 SPECS = [tool.spec for tool in TOOLS]
 
@@ -108,6 +115,26 @@ def test_a_turn_without_a_call_is_the_users_where_one_sits_by(run: Run) -> None:
     assert run_agent(run, model, hooks=INTERACTIVE) is Stop.ANSWERED
     run.inbox.put("go on")
     assert run_agent(run, model, hooks=INTERACTIVE) is Stop.NO_GAIN
+
+
+def test_a_question_after_the_end_takes_no_result_back(run: Run, events: list[Event]) -> None:
+    assert run_agent(run, ScriptedModel([SUBMIT]), hooks=INTERACTIVE) is Stop.NO_GAIN
+    run.inbox.put("Why?")
+    model = ScriptedModel([{"text": "It is as fast as it can be."}])
+    assert run_agent(run, model, hooks=INTERACTIVE, emit=events.append) is Stop.NO_GAIN
+    assert [e.stop for e in events if isinstance(e, RunEnded)] == [Stop.ANSWERED], "no new summary"
+    end = ending(read_records(run.folder))
+    assert end is not None
+    assert end["stop"] == Stop.NO_GAIN
+    again = resumed(run)
+    again.inbox.put("And now?")
+    assert run_agent(again, ScriptedModel([{"text": "Still."}]), hooks=INTERACTIVE) is Stop.NO_GAIN
+    undo(again)
+    undo(again)
+    again.inbox.put("Try something.")
+    undone = run_agent(again, ScriptedModel([{"text": "I wait."}]), hooks=INTERACTIVE)
+    assert undone is Stop.ANSWERED
+    again.log.close()
 
 
 def test_a_provider_that_never_ends_is_left_at_the_wall_time(
@@ -235,11 +262,79 @@ def test_a_step_is_undone_with_its_files(run: Run) -> None:
     again.log.close()
 
 
+def test_a_step_after_a_summary_is_undone_with_its_own_files_only(run: Run) -> None:
+    model = ScriptedModel([{"calls": [write("a.py", "one\n")]}, {"text": "What now?"}])
+    run_agent(run, model, hooks=INTERACTIVE)
+    before = list(run.messages)
+    assert compact(run, ScriptedModel([{"text": "a.py is written."}]))
+    run.inbox.put("and b")
+    model = ScriptedModel([{"calls": [write("b.py", "two\n")]}, {"text": "Done."}])
+    run_agent(run, model, hooks=INTERACTIVE)
+    undo(run)
+    undone = undo(run)
+    assert undone is not None
+    assert undone.said == "and b"
+    assert not (run.work / "b.py").exists()
+    assert (run.work / "a.py").read_text() == "one\n", "written before the summary"
+    assert "a.py is written." in run.messages[-1].content
+    undone = undo(run)
+    assert undone is not None
+    assert undone.compaction
+    assert run.messages == before
+    assert (run.work / "a.py").exists()
+    again = resumed(run)
+    assert again.messages == before
+    undo(again)
+    undo(again)
+    assert not (again.work / "a.py").exists()
+    assert undo(again) is None
+    again.log.close()
+
+
+def test_a_summary_is_undone_together_with_what_was_said_after_it(run: Run) -> None:
+    run_agent(run, ScriptedModel([{"text": "What now?"}]), hooks=INTERACTIVE)
+    before = list(run.messages)
+    for words in ("Nothing yet.", "Still nothing."):
+        assert compact(run, ScriptedModel([{"text": words}]))
+    run.add(Message("user", "wait", data={"from": "user"}))
+    undone = undo(run)
+    assert undone is not None
+    assert undone.said == "wait"
+    assert "Nothing yet." in run.messages[-1].content
+    assert undo(run) is not None
+    assert run.messages == before
+
+
 def test_attempts_that_are_not_there_are_named(run: Run) -> None:
     with pytest.raises(RecordError, match="no attempt 3; there is none yet"):
         restore(run, 3)
     with pytest.raises(RecordError, match="no attempt 1"):
         diff(run, 1)
+
+
+def test_the_example_in_the_system_prompt_is_of_the_tasks_device(run: Run) -> None:
+    told = {device: opening(replace(run.task, device=device))[0].content for device in Device}
+    assert 'load("kernels/scale.cpp")' in told[Device.CPU]
+    assert "#pragma omp parallel for simd" in told[Device.CPU]
+    assert "blockIdx" not in told[Device.CPU]
+    assert "blockIdx.x * 256l" in told[Device.CUDA]
+    assert 'load("kernels/scale.cpp")' not in told[Device.CUDA]
+    assert not any("<!--" in text for text in told.values())
+
+
+def test_the_example_for_the_cpu_works_as_it_stands(tmp_path: Path) -> None:
+    files = dict(
+        re.findall(r"```(?:cpp|python)\n(?://|#) (\S+)\n(.*?)```", skill(Device.CPU), re.S)
+    )
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    program = (
+        "import torch; from model_new import ModelNew; x = torch.randn(7, 9, 1111);"
+        "assert torch.equal(ModelNew(3.0)(x), x * 3.0)"
+    )
+    where = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | where, timeout=200)
 
 
 def test_the_projects_rules_are_told_from_the_root_to_the_folder(
@@ -257,6 +352,9 @@ def test_the_projects_rules_are_told_from_the_root_to_the_folder(
     assert told.startswith("rootxxx")
     assert told.endswith("\n\ninner é")
     assert len(told.encode()) <= LONGEST_RULES + 2
+    (inner / "AGENTS.md").unlink()
+    (inner / "AGENTS.md").symlink_to(tmp_path / "AGENTS.md")
+    assert "outside" not in project_rules(inner), "a link does not send other files to a provider"
 
 
 def test_a_resumed_run_knows_the_files_that_it_wrote_before(run: Run) -> None:

@@ -117,6 +117,12 @@ def test_nothing_outside_of_the_work_folder_is_touched(
     assert "outside of your work folder" in result.text
 
 
+def test_what_a_whole_file_changed_is_kept_for_the_views(call: Call) -> None:
+    assert "diff" not in call("write", path="a.py", text="one\ntwo\nthree\nfour\n").data
+    result = call("write", path="a.py", text="one\ntwo\n3\nfour\n")
+    assert result.data["diff"] == "@@ -2,3 +2,3 @@\n two\n-three\n+3\n four"
+
+
 def test_an_unread_file_is_not_overwritten(call: Call, run: Run) -> None:
     (run.work / "a.py").write_text("precious\n")
     assert "read it before you change it" in call("write", path="a.py", text="").text

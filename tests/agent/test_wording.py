@@ -13,7 +13,7 @@ from cuagent.measure.ladder import Ladder, Rung
 from cuagent.record import judgement_of, plain_judgement
 from cuagent.score import Score
 from cuagent.timing import Arm, Effort, Floor, Ratio, Timing
-from cuagent.verdict import Reason, Verdict
+from cuagent.verdict import Draw, Reason, Verdict
 
 TIMING = Timing(
     (Arm("candidate", 12e-6, ()), Arm("eager", 30e-6, ())),
@@ -40,6 +40,26 @@ def test_doubts_and_the_share_of_the_roofline_stand_beside_the_times() -> None:
     assert "50% of the roofline" in lines
     assert "SUSPECT: 12.0 us a call, and the memory alone takes 13.0 us" in lines
     assert "machine busy: 40 % by others" in lines
+
+
+def test_a_wrong_value_is_told_once_with_a_hint_of_its_own() -> None:
+    note = (
+        "output 0, element (3,) of shape (8,): got 1, expected -1; 12.5 % of the elements are wrong"
+    )
+    draws = (
+        Draw("own", 1, 2.0, 1.0, 9.0, False, note, hint="their sign is flipped: look there."),
+        Draw("normal", 2, 1.0, 1.0, 3.0, False, "output 0, element (4,)", hint="another."),
+        Draw("few", 3, 1.0, 1.0, 2.0, False, note.replace("(3,)", "(4,)"), hint="another."),
+    )
+    verdict = Verdict(False, Reason.WRONG_VALUES, f"on own inputs: {note}", "t", "a", draws=draws)
+    tried = Tried(2, Attempt((("model_new.py", ""),)), "", replace(JUDGED, verdict=verdict))
+    lines = list(judgement_lines(tried, best=False))
+    assert "\n".join(lines).count(note) == 1
+    assert "few inputs: largest error 1, 2 times what is allowed" in lines, "the same elsewhere"
+    assert lines[-1] == "next: their sign is flipped: look there."
+    assert (
+        "normal inputs: largest error 1, 3 times what is allowed (output 0, element (4,))" in lines
+    )
 
 
 def test_the_plain_form_holds_what_follows_from_the_figures_and_can_be_read_back() -> None:

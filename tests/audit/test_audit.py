@@ -276,7 +276,9 @@ def test_a_file_that_is_too_large_or_a_pipe_is_not_read(tmp_path: Path) -> None:
 def test_an_attempt_in_a_record_names_no_file_elsewhere(honest: Data, name: str) -> None:
     data = copy.deepcopy(honest)
     data["attempt"][name] = ""
-    with pytest.raises(EvidenceError, match="not a valid file name in an attempt") as caught:
+    with pytest.raises(
+        EvidenceError, match=r"leads out of the folder|not a valid file name in an attempt"
+    ) as caught:
         take_apart(data)
     assert len(str(caught.value)) < 300
 

@@ -117,7 +117,7 @@ def engine(chat: Chat, task: Task) -> TeacherEngine:
 
 
 def first(engine: TeacherEngine, task: Task, seed: int, most: int = 999) -> Request:
-    return Request(engine.chat.opening(opening(task), ()), most, seed)
+    return Request(engine.chat.prompt_ids(opening(task), ()), most, seed)
 
 
 def test_the_turns_are_the_teachers_and_every_kernel_is_another(
@@ -137,7 +137,9 @@ def test_the_turns_are_the_teachers_and_every_kernel_is_another(
 @pytest.mark.parametrize("verdict", ["ACCEPTED attempt 1", "REJECTED attempt 1: wrong values"])
 def test_what_was_judged_is_submitted(engine: TeacherEngine, task: Task, verdict: str) -> None:
     request = first(engine, task, 3)
-    heard = engine.chat.between([Message("tool", "wrote"), Message("tool", verdict)], ended=True)
+    heard = engine.chat.continuation_ids(
+        [Message("tool", "wrote"), Message("tool", verdict)], ended=True
+    )
     later = replace(request, prompt=request.prompt + engine.says(request) + heard)
     assert [call.name for call in engine.chat.parse(engine.says(later)).tool_calls] == ["submit"]
 

@@ -37,11 +37,17 @@ def test_a_verdict_holds_from_its_file_alone_and_a_file_that_lies_does_not(
     data = json.loads(file.read_text())
     data["verdict"] |= {"accepted": True, "reason": "accepted", "detail": "really"}
     data["attempt"]["model_new.py"] += "# changed since\n"
+    data["task"]["source"] += f"open({str(tmp_path / 'proof')!r}, 'w')\n"
     file.write_text(json.dumps(data))
     done = cuagent("audit", str(file))
+    assert done.returncode == 2
+    assert "of another origin" in done.stderr
+    assert not (tmp_path / "proof").exists(), "the code of a stranger is not run unasked"
+    done = cuagent("audit", str(file), "--trust")
     assert done.returncode == 1
     assert "the attempt's text is not the one of the verdict" in done.stdout
     assert "recorded: accepted (really); now: wrong values" in done.stdout
+    assert (tmp_path / "proof").exists()
 
 
 def test_what_is_no_evidence_is_refused_in_one_line(cuagent: Cuagent, tmp_path: Path) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import tomllib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import TASK, clean_environment
-
-pytest.importorskip("mcp")
 from mcp import Client, StdioServerParameters
 
 RIGHT = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n" + (
@@ -53,6 +54,24 @@ def with_client(tmp_path: Path, python: list[str]) -> WithClient:
     return run
 
 
+def test_the_plain_install_of_the_readme_has_what_the_server_needs() -> None:
+    pyproject = Path(__file__).parents[2] / "pyproject.toml"
+    needs = tomllib.loads(pyproject.read_text())["project"]["dependencies"]
+    assert any(name.startswith("mcp>") for name in needs)
+
+
+def test_without_the_package_the_right_command_is_told() -> None:
+    program = (
+        "import sys; sys.modules['mcp'] = None\n"
+        "from cuagent.cli.main import run; sys.exit(run(['mcp']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert f"run: {sys.executable} -m pip install 'mcp>=2'" in done.stderr
+
+
 def test_another_agent_can_use_the_verifier(tmp_path: Path, with_client: WithClient) -> None:
     (tmp_path / "task.py").write_text(TASK)
     for name, text in (("right", RIGHT), ("wrong", RIGHT.replace("softmax", "log_softmax"))):
@@ -60,7 +79,14 @@ def test_another_agent_can_use_the_verifier(tmp_path: Path, with_client: WithCli
         (tmp_path / name / "model_new.py").write_text(text)
 
     async def talk(client: Client) -> None:
-        names = {tool.name for tool in (await client.list_tools()).tools}
+        tools = (await client.list_tools()).tools
+        for tool in tools:  # each imports the task's file with the user's rights
+            hints = tool.annotations
+            assert hints is not None
+            assert hints.read_only_hint is False
+            assert hints.destructive_hint is True
+            assert hints.open_world_hint is True
+        names = {tool.name for tool in tools}
         assert names == {"check", "baseline", "compile", "verify", "profile", "export"}
         told: list[str | None] = []
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from commands import TASK, Cuagent
 from typist import Typist
 
-from cuagent.agent import Stop
+from cuagent.agent import TOOLS, Stop
+from cuagent.agent.tools import ToolError, ToolResult
 from cuagent.cli.approval import approved
 from cuagent.cli.interactive import to_the_end
 from cuagent.events import Phase, RunEnded
@@ -49,6 +52,8 @@ def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path, python: list
         user.see("there is no attempt yet")
         user.type("/undo\r")
         user.see("/undo: the agent works; press Esc first")
+        user.type("/unknown\r")
+        user.see("no command /unknown; there are /best,")
         user.type("\x1b")
         user.see("interrupted: no kernel tried")
         user.type("/cos\t\r")
@@ -87,7 +92,7 @@ def test_a_rejected_command_does_not_run_and_the_model_hears_why(
     with Typist(python, folder, *arguments) as user:
         user.see("allow this command?")
         user.type("write files with the file tools\r")
-        user.see("$ touch allowed")
+        user.see("bash  touch allowed")
         user.see("allow this command?")
         user.type("y\r")
         user.see("That is all.")
@@ -99,6 +104,57 @@ def test_a_rejected_command_does_not_run_and_the_model_hears_why(
     work = next((folder / ".cuagent" / "runs").glob("*/work"))
     assert (work / "allowed").exists()
     assert not (work / "forbidden").exists()
+
+
+def test_commands_of_the_users_own_run_in_their_shell_at_any_time(
+    folder: Path, python: list[str]
+) -> None:
+    model = script(folder, bash("echo started; sleep 60"), {"text": "I see."}, SUBMIT)
+    (folder / "mark.txt").write_text("in the folder of the user")
+    with Typist(python, folder, "optimize", "task.py", "--model", model, "-i") as user:
+        user.see(": started")
+        user.type("!cat mark.txt\r")
+        user.see("in the folder of the user")
+        user.type("\x1b")
+        user.see("interrupted: no accepted kernel")
+        user.type("!echo one; exit 3\r")
+        user.see("one")
+        user.see("exit code 3")
+        user.type("!sleep 60; echo never\r")
+        user.see("! sleep 60")
+        user.type("\x1b")
+        user.see("killed by SIGKILL")
+        user.type("!!echo two; echo three\r")
+        user.see("the model is told with its next step")
+        user.type("\r")
+        user.see("I see.")
+        user.type("/quit\r")
+        user.leave()
+        assert "Traceback" not in user.shown
+    said = [m["content"] for m in messages(folder) if m["role"] == "user"]
+    told = "I ran `echo two; echo three` myself. Its output:\n\ntwo\nthree"
+    assert told in said
+    assert not any("mark.txt" in text or "one" in text.split() for text in said[2:])
+
+
+def test_at_a_question_a_slash_is_no_answer(folder: Path, python: list[str]) -> None:
+    model = script(folder, bash("echo hello"), SUBMIT)
+    arguments = ("optimize", "task.py", "--model", model, "-i", "--approval", "ask")
+    with Typist(python, folder, *arguments) as user:
+        user.see("allow this command?")
+        user.type("/cost\r")
+        user.see("1 of 100")
+        user.type("/nonsense\r")
+        user.see("no command /nonsense; there are")
+        user.type("!echo mine\r")
+        user.see("mine")
+        user.type("y\r")
+        user.see("That is all.")
+        user.see("stopped")
+        user.type("\x04")
+        assert user.leave() == 0
+    (told,) = [m["content"] for m in messages(folder) if m["role"] == "tool"][:1]
+    assert told == "hello"
 
 
 def test_a_run_taken_up_says_where_it_stands_and_what_was_queued_comes_first(
@@ -189,35 +245,79 @@ def test_a_limit_says_how_to_go_on_with_a_wider_one(cuagent: Cuagent, folder: Pa
 
 
 def test_where_nobody_can_be_asked_a_command_that_needs_it_does_not_run() -> None:
-    from cuagent.agent import TOOLS
-    from cuagent.agent.tools import ToolError
-
     assert approved(TOOLS, "yolo") == TOOLS
     guarded = next(tool for tool in approved(TOOLS, "ask") if tool.name == "bash")
     with pytest.raises(ToolError, match="nobody can be asked"):
         guarded.function(None, {"command": "ls"})  # type: ignore[arg-type]
 
 
-def test_always_is_for_plain_calls_of_one_program() -> None:
-    from cuagent.agent import TOOLS
-    from cuagent.agent.tools import ToolError
+@dataclass
+class Guarded:
+    """The guarded bash with a user who gives these answers in turn; commands do not run."""
 
-    asked = []
+    answers: list[str]
+    asked: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
-    def ask(command: str, question: str, context: object) -> str:
-        asked.append(question)
-        return "a" if len(asked) == 1 else "no, thanks"
+    def __call__(self, command: str) -> str:
+        """`ran`, or why not."""
+        bash = replace(
+            next(tool for tool in TOOLS if tool.name == "bash"),
+            function=lambda context, arguments: ToolResult("ran"),
+        )
+        (guarded,) = approved([bash], "ask", self._ask)
+        self._guarded = getattr(self, "_guarded", guarded)
+        run = SimpleNamespace(notice=self.notices.append)
+        context: Any = SimpleNamespace(run=run)
+        try:
+            return self._guarded.function(context, {"command": command}).text
+        except ToolError as error:
+            return str(error)
 
-    guarded = next(tool for tool in approved(TOOLS, "ask", ask) if tool.name == "bash")
-    with pytest.raises(AttributeError):  # it went through to the tool, which has no run here
-        guarded.function(None, {"command": "ls -l"})  # type: ignore[arg-type]
-    with pytest.raises(AttributeError):
-        guarded.function(None, {"command": "ls kernels"})  # type: ignore[arg-type]
-    assert asked == ["allow this command? y: yes, a: always for `ls`, n or why not: no"]
-    for command in ("ls; rm x", "ls $(rm x)", "rm x", "LS=1 rm x"):
-        with pytest.raises(ToolError, match="does not allow this command: no, thanks"):
-            guarded.function(None, {"command": command})  # type: ignore[arg-type]
-    assert len(asked) == 5
+    def _ask(self, command: str, question: str, context: object) -> str:
+        self.asked.append(question)
+        return self.answers.pop(0)
+
+
+def test_always_may_be_for_every_command_of_the_same_programs() -> None:
+    guarded = Guarded(["k"])
+    assert guarded("cd kernels && g++ -O3 'a b.cpp' 2>&1 | head -5") == "ran"
+    kind = "k: always `cd` and `g++` and `head`"
+    assert f"y: yes, a: always this command, {kind}, n or why not: no" in guarded.asked[0]
+    assert guarded.notices == [
+        "commands that only call `cd` and `g++` and `head` are allowed for the rest of this session"
+    ]
+    assert guarded("g++ c.cpp; head c.cpp > /dev/null") == "ran"
+    assert len(guarded.asked) == 1
+    for command in (
+        "g++ c.cpp; rm x",
+        "g++ $(rm x)",
+        "g++ `rm x`",
+        "head <(rm x)",
+        "g++ c.cpp & rm x",
+        "head x\nrm x",
+        "CXX=1 g++ c.cpp",
+        "head x > y",
+        "head x 2>&1>y",
+        "head 'x",
+        "xargs head",
+    ):
+        guarded.answers.append("no, thanks")
+        assert guarded(command) == "the user does not allow this command: no, thanks", command
+
+
+def test_always_may_be_for_one_command_however_it_is_written() -> None:
+    guarded = Guarded(["a", "k"])
+    command = "for i in 1 2; do echo $i > x; done"
+    assert guarded(command) == "ran"
+    assert "k: always" not in guarded.asked[0], "it has no kind"
+    assert guarded(command) == "ran"
+    assert guarded(command + "; rm x") == "the user does not allow this command: k"
+
+
+def test_what_is_allowed_ends_with_the_session() -> None:
+    assert Guarded(["a"])("ls") == "ran"
+    assert "does not allow" in Guarded(["n"])("ls")
 
 
 def test_sitting_by_needs_a_terminal(cuagent: Cuagent, folder: Path) -> None:

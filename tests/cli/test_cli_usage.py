@@ -40,9 +40,10 @@ def task(tmp_path: Path) -> str:
         (["optimize", "broken.py"], "broken.py"),
         (["optimize", "task.py", "--device", "tpu"], "'tpu'; it takes auto or cpu or cuda"),
         (["optimize", "task.py", "--precision", "int4"], "'int4'"),
-        (["optimize", "task.py", "--max-steps", "0"], "--max-steps: max_steps is 0"),
+        (["optimize", "task.py", "--max-steps", "0"], "--max-steps: 0; it takes a whole number"),
         (["optimize", "task.py", "--max-steps", "many"], "--max-steps"),
-        (["optimize", "task.py", "--max-time", "soon"], "--max-time: max_time is 'soon'"),
+        (["optimize", "task.py", "--max-time", "soon"], "--max-time: 'soon'; it takes a time"),
+        (["optimize", "task.py", "--max-time", "3x"], "a time above 0: 90s, 30m, 1.5h"),
         (["optimize", "task.py", "--model", "gpt"], "--model gpt: unknown model"),
         (["optimize", "task.py", "--model", "openai:gpt-5"], "OPENAI_API_KEY"),
         (["optimize", "task.py", "--output-format", "yaml"], "use text, json, stream-json"),
@@ -95,6 +96,19 @@ def test_help_names_the_commands_and_exit_codes(cuagent: Cuagent) -> None:
         assert done.returncode == 0
         for word in ("optimize", "verify", "profile", "export", "runs", "show", "Exit codes"):
             assert word in done.stdout
+
+
+def test_the_help_of_optimize_tells_every_default(cuagent: Cuagent) -> None:
+    said = " ".join(cuagent("optimize", "--help").stdout.split())
+    for words in (
+        "Calls of the model. [default: 100]",
+        "US dollars. [default: 5]",
+        "1.5h. [default: 1h]",
+        "profiling. [default: 1h]",
+        "keep-alive bytes count. [default: 10m]",
+        "[default: match]",
+    ):
+        assert words in said
 
 
 def test_the_version_is_said(cuagent: Cuagent) -> None:

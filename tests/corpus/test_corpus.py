@@ -78,9 +78,9 @@ def test_corpora_have_the_promised_sizes() -> None:
 
 
 def test_each_class_of_mistakes_has_bugs() -> None:
-    """docs/CORPUS.md names the classes."""
+    """docs/research/corpus.md names the classes."""
     topics = Counter(bug.topic for bug in bugs() if bug.expect != (ACCEPTED,))
-    text = (HERE.parents[1] / "docs" / "CORPUS.md").read_text()
+    text = (HERE.parents[1] / "docs" / "research" / "corpus.md").read_text()
     assert "" not in topics
     assert all(f"| {topic} |" in text for topic in topics)
     assert all(count >= 2 for count in topics.values())

@@ -2,7 +2,9 @@
 
 It gives the answers it was made with, in order, and keeps the requests. An answer may be a fault:
 `{"status": 429}`, `{"drop": True}` (the connection ends in the middle of the stream),
-`{"stall": seconds}`, `{"garble": b"..."}` (bytes in the middle that no protocol knows).
+`{"stall": seconds}`, `{"garble": b"..."}` (bytes in the middle that no protocol knows),
+`{"alive": seconds}` (nothing but keep-alive bytes for so long, before the first event and in the
+middle), `{"silent": seconds}` (not even the headers for so long).
 """
 
 from __future__ import annotations
@@ -55,11 +57,14 @@ def serve(*answers: Answer, greeting: int = 404) -> Iterator[Provider]:
             self._stream(list(speak(answer)), answer, done=speak is _openai)
 
         def _stream(self, events: list[Any], answer: Answer, done: bool) -> None:
+            time.sleep(answer.get("silent", 0))
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             for number, event in enumerate(events):
+                if number in (0, len(events) // 2):
+                    self._keep_alive(answer.get("alive", 0), done)
                 if number == len(events) // 2:
                     if answer.get("drop"):
                         self.close_connection = True
@@ -72,6 +77,14 @@ def serve(*answers: Answer, greeting: int = 404) -> Iterator[Provider]:
             if done and not answer.get("quiet_end"):
                 self._chunk("data: [DONE]\n\n")
             self._chunk("")
+
+        def _keep_alive(self, seconds: float, comments: bool) -> None:
+            """What providers send meanwhile: SSE comments, or events that say nothing."""
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                ping = 'event: ping\ndata: {"type": "ping"}\n\n'
+                self._chunk(": keep-alive\n\n" if comments else ping)
+                time.sleep(0.1)
 
         def _chunk(self, text: str) -> None:
             self._raw(text.encode())

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 import pytest
 from provider import Provider, serve
 
+from cuagent.cli.session import speaker
+from cuagent.config import Settings, resolve
 from cuagent.message import Finish, Message, TokenTrace, ToolCall, Usage
 from cuagent.models import (
     Endpoint,
@@ -57,6 +59,23 @@ def ask(model: Model, messages: list[Message] = QUESTION) -> tuple[Any, list[tup
     heard: list[tuple[str, str]] = []
     reply = model.query(messages, TOOLS, lambda text, kind: heard.append((kind, text)))
     return reply, heard
+
+
+def test_the_time_out_is_the_settings_unless_the_servers_table_has_its_own() -> None:
+    settings = resolve({}, environ={"CUAGENT_MODEL_TIMEOUT": "20m"}, cwd=Path("/"))
+    assert _timeout("openai:m", settings) == 1200
+    own = replace(settings, endpoints={"openai": {"stall": 9.0}})
+    assert _timeout("openai:m", own) == 9
+    flag = resolve({"model_timeout": "90s"}, environ={}, cwd=Path("/"))
+    assert _timeout("openai:m", replace(flag, endpoints=own.endpoints)) == 90
+    assert _timeout("anthropic:m", resolve({}, environ={}, cwd=Path("/"))) >= 600
+
+
+def _timeout(name: str, settings: Settings) -> float:
+    nothing: Any = None
+    spoken: Any = speaker(name, nothing, settings)
+    assert spoken._client.timeout.read == spoken.endpoint.stall
+    return float(spoken.endpoint.stall)
 
 
 def test_openai_text_calls_reasoning_and_usage_come_together() -> None:
@@ -268,7 +287,22 @@ class TestFaults:
         assert len(p.requests) == 2
         assert any("asking again" in text for _, text in heard)
         if "stall" in fault:
-            assert any("nothing came for 1 s; asking again" in text for _, text in heard)
+            assert any(
+                "no byte came for 1 s" in text and "--model-timeout" in text for _, text in heard
+            )
+
+    def test_bytes_that_keep_alive_count_as_life(self, make: Any) -> None:
+        with serve({**self.ok, "alive": 1.5}) as p:
+            reply, _ = ask(make(p))
+        assert reply.message.content == "fine"
+        assert len(p.requests) == 1, "not asked again"
+
+    def test_a_long_thought_is_waited_for_where_the_setting_admits_it(self, make: Any) -> None:
+        with serve({**self.ok, "silent": 1.5}, self.ok) as p:
+            reply, _ = ask(make(p, stall=10.0))
+            assert len(p.requests) == 1, "not asked again"
+            ask(make(p, stall=0.5))
+        assert reply.message.content == "fine"
 
     def test_a_key_that_the_server_repeats_is_not_said(
         self, make: Any, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,8 @@ import pytest
 from cuagent.record import (
     RunFolder,
     commit_work,
-    diff_work,
     init_work,
     new_run,
-    restore_work,
 )
 
 
@@ -21,19 +20,36 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_each_attempt_can_be_restored_and_compared(folder: RunFolder) -> None:
+def git(folder: RunFolder, *arguments: str) -> str:
+    command = ["git", "--git-dir", str(folder.history), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_each_attempt_is_a_commit_that_git_shows(folder: RunFolder) -> None:
     file = folder.work / "model_new.py"
     file.write_text("one\n")
-    first = commit_work(folder, "attempt 1")
+    (folder.work / "gone.py").write_text("gone\n")
+    first = commit_work(folder, "attempt 1: right")
     file.write_text("two\n")
-    (folder.work / "more.py").write_text("more\n")
+    file.chmod(0o755)
+    (folder.work / "gone.py").unlink()
+    odd = folder.work / "kernels" / 'od"d \\ \n ü.py'
+    odd.parent.mkdir()
+    odd.write_text("more\n")
+    (folder.work / "kernels" / "a.so").write_text("built")
+    (folder.work / "large").write_bytes(bytes(9 << 20))
+    (folder.work / "link").symlink_to("/etc/passwd")
     second = commit_work(folder, "attempt 2")
-    assert "-one\n+two" in diff_work(folder, first, second)
-    restore_work(folder, first)
-    assert file.read_text() == "one\n"
-    assert not (folder.work / "more.py").exists()
-    restore_work(folder, second)
-    assert (folder.work / "more.py").read_text() == "more\n"
+    assert "-one\n+two" in git(folder, "diff", first, second)
+    assert git(folder, "show", f"{second}:kernels/{odd.name}") == "more\n"
+    names = git(folder, "ls-tree", "-r", "-z", second).split("\0")
+    assert [name.partition("\t")[2] for name in names[:-1]] == [
+        f"kernels/{odd.name}",
+        "model_new.py",
+    ]
+    assert names[1].startswith("100755 blob")
+    assert git(folder, "log", "--format=%s").split("\n")[:2] == ["attempt 2", "attempt 1: right"]
+    git(folder, "fsck", "--strict")
 
 
 def test_nothing_that_lies_in_the_work_folder_is_run_by_git(folder: RunFolder) -> None:

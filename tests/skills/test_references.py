@@ -109,11 +109,12 @@ def test_cuda_example_compiles(name: str) -> None:
     assert not any(kernel.spill_bytes or kernel.stack_bytes for kernel in kernels)
 
 
-def test_the_form_of_a_kernel_that_the_skill_shows_compiles() -> None:
-    shown = Attempt(tuple(sorted(named_blocks(skill()).items())))
+@pytest.mark.parametrize("device", list(Device))
+def test_the_form_of_a_kernel_that_the_skill_shows_compiles(device: Device) -> None:
+    shown = Attempt(tuple(sorted(named_blocks(skill(device)).items())))
     assert shown.kernels
     try:
-        made = build(shown, Device.CUDA)
+        made = build(shown, device)
     except CompilerMissing as missing:
         pytest.skip(str(missing))
     assert made.ok, made.diagnostics

@@ -139,6 +139,31 @@ def test_import_failure_names_the_users_line(tmp_path: Path) -> None:
     assert "broken_of_this_test.py:2" in message
 
 
+def test_import_failure_says_what_to_do(tmp_path: Path) -> None:
+    message = fails(tmp_path, "import not_there_at_all.parts\n" + MODEL)
+    install = f"{sys.executable} -m pip install not_there_at_all"
+    assert f"not_there_at_all is not installed for this Python: {install}" in message
+    message = fails(tmp_path, "import torch.not_there_at_all\n" + MODEL)
+    assert "the installed torch has no such module" in message
+    message = fails(tmp_path, "from .parts import WIDTH\n" + MODEL)
+    assert f"put an empty __init__.py into {tmp_path}" in message
+
+
+def test_an_import_from_the_root_of_the_repository_is_explained(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    folder = tmp_path / "networks_of_this_test" / "small"
+    folder.mkdir(parents=True)
+    (folder / "parts.py").write_text("WIDTH = 8\n")
+    text = "from networks_of_this_test.small.parts import WIDTH\n" + MODEL
+    message = fails(folder, text)
+    named = [tmp_path / "networks_of_this_test", folder]
+    assert f"networks_of_this_test lies in {tmp_path}" in message
+    assert f"__init__.py in {named[0]} and in {named[1]}" in message
+    for place in named:
+        (place / "__init__.py").touch()
+    check_runs(opened(folder, text))
+
+
 def test_class_that_is_no_module(tmp_path: Path) -> None:
     message = fails(tmp_path, "class Net:\n    pass\n", inputs="f32[2]")
     assert "Net is not a class of torch.nn.Module" in message

@@ -1,4 +1,4 @@
-"""Shared by the tests of training: one thread, a task, a small chat, three tools, a whole demo."""
+"""Fixtures of the training tests: one thread, a task, a small chat, three tools, a whole demo."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from cuagent.message import Message
 from cuagent.task.task import Task
 from cuagent.training.chat import Chat, train_tokenizer
 
-if TYPE_CHECKING:  # else whoever only starts the workers would import torch before they begin
+if TYPE_CHECKING:  # the process that starts the test workers must not import torch
     from cuagent.training.rollout import Play
 
 
-DEAR = ("test_trial.py",), ("test_parallel.py", "test_ray_pool.py")
-"""What each of two processes begins with."""
+SLOW = ("test_trial.py",), ("test_parallel.py", "test_ray_pool.py")
+"""Slow files that each of two processes runs first."""
 LAZY = ("transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama")
 
 
-@pytest.hookimpl(trylast=True)  # once those for a GPU are out
+@pytest.hookimpl(trylast=True)  # after the GPU tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is dear begins first: what is left at the end is short, and no process waits for it.
+    """Run slow tests first, so that no process waits for a slow one at the end.
 
-    A process is given half of the tests, in their order, and takes others from the end of a half.
+    A process gets half of the tests, in order, and takes others from the end of a half.
     """
-    first, second = ([item for item in items if item.path.name in names] for names in DEAR)
+    first, second = ([item for item in items if item.path.name in names] for names in SLOW)
     others = [item for item in items if item not in (*first, *second)]
-    beside = max((len(items) + 1) // 2 - len(first), 0)
-    items[:] = [*first, *others[:beside], *second, *others[beside:]]
+    count = max((len(items) + 1) // 2 - len(first), 0)
+    items[:] = [*first, *others[:count], *second, *others[count:]]
 
 
 @pytest.fixture(autouse=True)
@@ -67,13 +67,13 @@ def play() -> Play:
 
 @pytest.fixture(scope="session")
 def python(warm: Callable[..., list[str]]) -> list[str]:
-    """Has imported transformers too, which takes as long as torch."""
+    """Command of a Python that has imported transformers too, which takes as long as torch."""
     return warm("cuagent.training.ppo", *LAZY)
 
 
 @pytest.fixture(scope="session")
 def demo(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
-    """The whole way. Only to be read, for several processes of the tests may have it."""
+    """A finished demo. Read only: several test processes share it."""
 
     def train(out: Path) -> None:
         from cuagent.training.demo import run_demo

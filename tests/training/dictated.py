@@ -1,4 +1,4 @@
-"""A task's source, tool calls as text, and an engine that says what it is told."""
+"""Provide a task's source, tool calls as text, and an engine with prepared turns."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SUBMIT = '<tool_call>\n{"name": "submit", "arguments": {}}\n</tool_call>'
 
 
 class Dictated:
-    """An engine that gives prepared turns, each split into tokens of single bytes: a split that the
-    tokenizer itself would never make."""
+    """An engine that returns prepared turns, split into single bytes, as the tokenizer never
+    splits."""
 
     def __init__(self, chat: Chat, turns: Sequence[str], cut: Sequence[int] = ()) -> None:
         self.chat = chat

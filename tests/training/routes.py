@@ -1,4 +1,4 @@
-"""A server on this machine that answers JSON with JSON, route by route."""
+"""Run a local server that answers JSON with JSON, by route."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Body = dict[str, Any]
 
 @contextmanager
 def answering(routes: Mapping[str, Callable[[Body], Body]]) -> Iterator[str]:
-    """Its address. A route that raises hangs up without an answer."""
+    """Yield the server's address. A route that raises closes the connection without an answer."""
 
     class Routes(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -28,7 +28,7 @@ def answering(routes: Mapping[str, Callable[[Body], Body]]) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
-    thread = threading.Thread(target=server.serve_forever, args=[0.01])  # till it sees its end
+    thread = threading.Thread(target=server.serve_forever, args=[0.01])  # poll interval
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

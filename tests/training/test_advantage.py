@@ -1,4 +1,4 @@
-"""GAE against the formula written out, and against observation tokens put anywhere."""
+"""Test GAE against the formula, and against inserted observation tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cuagent.training.advantage import (
 
 
 def by_the_formula(values: list[float], reward: float, lam: float) -> list[float]:
-    """A_t = sum_k lam^k delta_{t+k}, each term from its definition; O(n^2)."""
+    """Return A_t = sum_k lam^k delta_{t+k}, each term from its definition; O(n^2)."""
     n = len(values)
     following = [*values[1:], 0.0]
     rewards = [0.0] * (n - 1) + [reward]
@@ -28,7 +28,7 @@ def by_the_formula(values: list[float], reward: float, lam: float) -> list[float
 
 
 def row(tokens: list[tuple[bool, float]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(sampled?, value) for each token, after a prompt of one token."""
+    """Return masks and values of tokens given as (sampled, value), after a prompt of one token."""
     action = torch.tensor([[False] + [a for a, _ in tokens]])
     values = torch.tensor([[0.7] + [v for _, v in tokens]], dtype=torch.float64)
     return action, values
@@ -44,11 +44,11 @@ floats = st.floats(-3, 3, width=32)
     lam=st.sampled_from([0.0, 0.5, 0.8, 0.95, 1.0]),
     inserted=st.lists(st.tuples(st.integers(0, 12), floats), max_size=10),
 )
-def test_gae_equals_the_formula_whatever_observations_stand_between(
+def test_gae_matches_formula_with_observations_inserted(
     values: list[float], reward: float, lam: float, inserted: list[tuple[int, float]]
 ) -> None:
     tokens = [(True, v) for v in values]
-    for at, value in inserted:  # the end is included: an episode may end with an observation
+    for at, value in inserted:  # also at the end: an episode may end with an observation
         tokens.insert(min(at, len(tokens)), (False, value))
     action, v = row(tokens)
     advantages, returns = advantages_and_returns(
@@ -62,7 +62,7 @@ def test_gae_equals_the_formula_whatever_observations_stand_between(
     assert (advantages[~action] == 0).all()
 
 
-def test_the_terminal_reward_reaches_the_last_action_though_observations_follow() -> None:
+def test_terminal_reward_reaches_last_action_before_observations() -> None:
     action, values = row([(True, 0.5), (False, 9.0), (True, 0.5), (False, 9.0), (False, 9.0)])
     advantages, _ = advantages_and_returns(
         values, action, torch.tensor([0]), torch.tensor([3.0]), 0.0, 1.0
@@ -70,7 +70,7 @@ def test_the_terminal_reward_reaches_the_last_action_though_observations_follow(
     assert advantages[0].tolist() == [0, 0, 0, 2.5, 0, 0]
 
 
-def test_episodes_of_a_batch_do_not_leak_into_each_other() -> None:
+def test_advantages_of_batch_equal_those_of_single_episodes() -> None:
     values = torch.randn(3, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     action = torch.tensor([[0, 1, 1, 0, 1, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0, 0], [0] + [1] * 8])
     action = action.bool()
@@ -83,7 +83,7 @@ def test_episodes_of_a_batch_do_not_leak_into_each_other() -> None:
         torch.testing.assert_close(together[i : i + 1], alone)
 
 
-def test_context_windows_of_one_episode_are_one_trajectory() -> None:
+def test_context_windows_of_episode_form_one_trajectory() -> None:
     values = torch.tensor([[9.0, 0.1, 0.2], [9.0, 9.0, 0.3]], dtype=torch.float64)
     action = torch.tensor([[False, True, True], [False, False, True]])
     advantages, _ = advantages_and_returns(
@@ -101,7 +101,7 @@ def test_returns_with_lambda_one_are_monte_carlo() -> None:
     torch.testing.assert_close(returns, monte_carlo(rewards, lengths))
 
 
-def test_the_wrong_gae_differs_so_the_ablation_ablates_something() -> None:
+def test_naive_gae_differs_from_correct_gae() -> None:
     action, values = row([(True, 0.5), (False, 0.1), (False, 0.1), (True, 0.5), (False, 0.2)])
     right, _ = advantages_and_returns(
         values, action, torch.tensor([0]), torch.tensor([1.0]), 0.95, 1.0
@@ -110,17 +110,17 @@ def test_the_wrong_gae_differs_so_the_ablation_ablates_something() -> None:
     assert (right - wrong)[action].abs().max() > 0.05
 
 
-def test_length_adaptive_lambda() -> None:
+def test_length_adaptive_lambda_values() -> None:
     lam = length_adaptive(torch.tensor([1, 100, 1000, 100000]), alpha=0.05)
     torch.testing.assert_close(lam, torch.tensor([0.9, 0.9, 0.98, 0.9998]))
 
 
-def test_an_episode_without_actions_is_refused() -> None:
+def test_actions_refuses_episode_without_actions() -> None:
     with pytest.raises(ValueError, match="episode 1 of the batch"):
         actions(torch.tensor([[False, True], [False, False]]), torch.tensor([0, 1]))
 
 
-def test_whitening_sees_only_the_mask_and_is_the_same_over_processes() -> None:
+def test_whitening_uses_mask_and_agrees_over_processes() -> None:
     g = torch.Generator().manual_seed(3)
     x = torch.randn(4, 6, generator=g) * 5 + 1000
     mask = torch.rand(4, 6, generator=g) < 0.5
@@ -132,7 +132,7 @@ def test_whitening_sees_only_the_mask_and_is_the_same_over_processes() -> None:
     x[~mask] = 1e9
     torch.testing.assert_close(whiten(x, mask), white)
 
-    # Two processes that hold two rows each: the sums of both, in the order in which they are asked.
+    # Two processes with two rows each: the sums of both, in the order of the calls.
     sums = iter([torch.stack([mask.sum(), kept.sum()]), ((kept - kept.mean()) ** 2).sum()])
     half = whiten(x[:2], mask[:2], reduce=lambda _: next(sums))
     torch.testing.assert_close(half, white[:2])

@@ -1,4 +1,4 @@
-"""The commands that need no training: doctor, export, and what is said where something is wrong."""
+"""Test the commands that need no training: doctor, export, and errors of all commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from dictated import SOURCE
-from test_stages import play, small_actor
+from toy_game import play, small_actor
 from typer.testing import CliRunner
 
 from cuagent.training.chat import Chat
@@ -20,7 +20,7 @@ from cuagent.training.cli import app
 from cuagent.training.config import ConfigError
 from cuagent.training.model import load_actor, new_critic, save_model
 from cuagent.training.segments import Episode, Kind, RecordError, Segment, write_episodes
-from cuagent.training.stages import reading, save_final
+from cuagent.training.stages import policy_errors, save_final
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ def call(*arguments: object) -> str:
     return result.output
 
 
-def test_doctor_says_what_is_here_and_tries_a_policy(policy: Path) -> None:
+def test_doctor_reports_packages_and_checks_policy(policy: Path) -> None:
     said = call("doctor", "--policy", policy)
     assert "python 3" in said
     assert "transformers " in said
-    assert "its chat template appends" in said
+    assert "chat template OK" in said
     with pytest.raises(RecordError, match="not a Hugging Face model"):
         call("doctor", "--policy", policy.parent)
 
@@ -51,12 +51,12 @@ def test_doctor_says_what_is_here_and_tries_a_policy(policy: Path) -> None:
     ("asked", "said"),
     [
         (("--kernels", "metal"), "there are auto, cpu, cuda"),
-        (("--kernels", "cuda"), "no CUDA device here"),
-        (("--device", "cuda"), "no CUDA device here"),
+        (("--kernels", "cuda"), "finds no CUDA device"),
+        (("--device", "cuda"), "finds no CUDA device"),
         (("--device", "cpu", "--ablation", "no-value"), "no finished seed 0"),
     ],
 )
-def test_a_demo_that_cannot_be_played_is_refused_in_one_line(
+def test_demo_refuses_unavailable_options_in_one_line(
     asked: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -89,7 +89,7 @@ def test_a_demo_that_cannot_be_played_is_refused_in_one_line(
         ("demo --out out --device cpu --seed -1", "seed: -1 is not from 0"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused_in_one_line(
+def test_commands_refuse_bad_arguments_in_one_line(
     asked: str, said: str, policy: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -103,28 +103,28 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_what_torchrun_starts_ends_as_the_command_does(
+def test_torchrun_process_exits_with_command_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["ppo", "--policy", "x/y/z", "--tasks", "x", "--out", "out", "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["cli.py", *asked])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.delitem(sys.modules, "cuagent.training.cli")  # as in a process that it begins
+    monkeypatch.delitem(sys.modules, "cuagent.training.cli")  # as in a new process
     with pytest.raises(SystemExit, match="2"):
         runpy.run_module("cuagent.training.cli", run_name="__main__")
     assert capsys.readouterr().err == "cuagent: x/y/z: no such folder\n"
 
 
-def test_a_name_that_the_hub_does_not_give_is_one_line(
+def test_unknown_hub_name_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its client would warn of each try."""
+    """Check that the hub client's warnings about retries are hidden too."""
     from huggingface_hub.utils import logging
 
     monkeypatch.chdir(tmp_path)
     logging.set_verbosity_warning()
-    said = r"owner/name: no such folder here, and not a Hugging Face model \(no connection\)"
-    with pytest.raises(RecordError, match=said), reading(Path("owner/name")):
+    said = r"owner/name: no such folder, and not a Hugging Face model \(no connection\)"
+    with pytest.raises(RecordError, match=said), policy_errors(Path("owner/name")):
         raise OSError("no connection")
     assert logging.get_verbosity() == logging.ERROR
 
@@ -134,10 +134,10 @@ def played(policy: Path, chat: Chat) -> list[Episode]:
     return [replace(e, tokenizer=chat.fingerprint) for e in play(load_actor(policy), 4, 0)]
 
 
-def test_a_stage_goes_on_is_finished_or_is_refused(
+def test_stage_resumes_finishes_or_is_refused(
     policy: Path, played: list[Episode], tmp_path: Path
 ) -> None:
-    """Else who asks for other settings in the same folder is given the old model in silence."""
+    """Check that other settings in the same folder never return the old model silently."""
     write_episodes(tmp_path / "e.jsonl", played)
     out, moved = tmp_path / "out", tmp_path / "moved.jsonl"
 
@@ -146,44 +146,44 @@ def test_a_stage_goes_on_is_finished_or_is_refused(
         sets = [part for setting in few for part in ("--set", setting)]
         return call(command, "--policy", policy, "--from", source, "--out", out, *sets)
 
-    assert "going on" not in asked("rft", "rft.steps=1")
+    assert "resuming" not in asked("rft", "rft.steps=1")
     written = (out / "model" / "model.safetensors").stat().st_mtime_ns
     shutil.copy(tmp_path / "e.jsonl", moved)
     said = asked("rft", "rft.steps=1", "rft.evaluate_every=7", source=moved)
-    assert said == f"{out} is finished; another --out begins anew\n"
+    assert said == f"{out} is already finished; use another --out to start again\n"
     funnel = (out / "funnel.json").read_bytes()
     for command, setting, named in (
         ("rft", "rft.optimizer.lr=0.5", "with rft.optimizer.lr=1e-05, not 0.5"),
         ("rft", "filters.above=2", "with filters.above=-9.0, not 2.0"),
         ("value", "value.steps=1", "by train rft, not train value"),
-        ("rft", "rft.steps=0", "has come to step 1, past 0"),
+        ("rft", "rft.steps=0", "is at step 1, beyond 0"),
     ):
         with pytest.raises(ConfigError, match=named):
             asked(command, "rft.steps=1", setting)
     write_episodes(tmp_path / "others.jsonl", played[1:])
-    with pytest.raises(ConfigError, match="from other episodes; take another --out"):
+    with pytest.raises(ConfigError, match="from other episodes; use another --out"):
         asked("rft", "rft.steps=1", source=tmp_path / "others.jsonl")
     assert (out / "funnel.json").read_bytes() == funnel
     assert (out / "model" / "model.safetensors").stat().st_mtime_ns == written
     said = asked("rft", "rft.steps=2")
-    assert "out/step-00000001; another --out begins anew" in said
+    assert "out/step-00000001; use another --out to start again" in said
     assert (out / "model" / "model.safetensors").stat().st_mtime_ns > written
-    shutil.rmtree(out / "model")  # killed before it was there
-    assert "going on from" in asked("rft", "rft.steps=2")
+    shutil.rmtree(out / "model")  # as if killed before saving
+    assert "resuming from" in asked("rft", "rft.steps=2")
 
 
-def test_a_stage_in_a_folder_from_before_goes_on(
+def test_stage_resumes_folder_without_manifest_fields(
     policy: Path, played: list[Episode], tmp_path: Path
 ) -> None:
     write_episodes(tmp_path / "e.jsonl", played)
     asked = ["value", "--policy", policy, "--from", tmp_path / "e.jsonl", "--out", tmp_path / "v"]
     asked += ["--set", "heldout=0", "--set"]
     call(*asked, "value.steps=1")
-    (tmp_path / "v" / "begun.json").write_text('{"policy": "p", "source": "[]", "seed": "0"}')
-    assert "v/step-00000001; another --out begins anew" in call(*asked, "value.steps=2")
+    (tmp_path / "v" / "manifest.json").write_text('{"policy": "p", "source": "[]", "seed": "0"}')
+    assert "v/step-00000001; use another --out to start again" in call(*asked, "value.steps=2")
 
 
-def test_a_kill_while_a_model_is_left_leaves_the_one_before(
+def test_kill_while_saving_keeps_previous_model(
     chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "model"
@@ -201,27 +201,27 @@ def test_a_kill_while_a_model_is_left_leaves_the_one_before(
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 
-def test_ids_that_the_policy_does_not_know_are_refused(
+def test_ids_beyond_vocabulary_are_refused(
     policy: Path, played: list[Episode], tmp_path: Path
 ) -> None:
     strange = replace(played[1], segments=(*played[1].segments, Segment(Kind.ACTION, (16,))))
     write_episodes(tmp_path / "e.jsonl", [played[0], strange])
-    with pytest.raises(RecordError, match="episode 0-1: token id 16, the policy knows 16"):
+    with pytest.raises(RecordError, match="episode 0-1: token id 16, but the policy has 16"):
         call("value", "--policy", policy, "--from", tmp_path / "e.jsonl", "--out", tmp_path / "v",
              "--set", "heldout=0")  # fmt: skip
 
 
 @pytest.mark.parametrize("stage", ["rft", "value"])
-def test_a_stage_says_that_everything_is_held_out(
+def test_stage_reports_that_all_tasks_are_held_out(
     stage: str, policy: Path, played: list[Episode], tmp_path: Path
 ) -> None:
     write_episodes(tmp_path / "e.jsonl", [replace(e, task="task4") for e in played])
-    with pytest.raises(RecordError, match="every episode is of a task that is held out"):
+    with pytest.raises(RecordError, match="the task of every episode is held out"):
         call(stage, "--policy", policy, "--from", tmp_path / "e.jsonl", "--out", tmp_path / "v",
              "--set", "heldout=0.99")  # fmt: skip
 
 
-def test_export_verl_leaves_a_script_to_start(policy: Path, tmp_path: Path) -> None:
+def test_export_verl_writes_start_script(policy: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     tasks, out = tmp_path / "tasks", tmp_path / "verl"
     tasks.mkdir()

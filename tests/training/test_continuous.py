@@ -1,4 +1,5 @@
-"""transformers' continuous batching as an engine: the model's own log-probabilities, many ask."""
+"""Test transformers' continuous batching as an engine: log-probabilities and concurrent
+requests."""
 
 from __future__ import annotations
 
@@ -11,22 +12,22 @@ from typing import Any
 
 import pytest
 import torch
-from test_stages import END, small_actor
+from toy_game import END, small_actor
 
 from cuagent.task import Task
 from cuagent.training.batch import collate
 from cuagent.training.chat import Chat
 from cuagent.training.continuous import ContinuousEngine
 from cuagent.training.engine import EngineError, Request, Sampled
-from cuagent.training.model import logprobs_of, new_actor, score, small_config
+from cuagent.training.model import logprobs_of, new_actor, per_token, small_config
 from cuagent.training.rollout import Play, play_many
 
 TOKENS = 2048
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _what_is_imported_is_no_garbage() -> Iterator[None]:
-    """transformers has garbage collected at each closing: all its modules were looked through."""
+def _freeze_imported_objects() -> Iterator[None]:
+    """Speed up the garbage collection that transformers runs at each closing."""
     small_actor()
     gc.freeze()
     yield
@@ -34,7 +35,7 @@ def _what_is_imported_is_no_garbage() -> Iterator[None]:
 
 
 def own_logprobs(actor: Any, request: Request, ids: tuple[int, ...]) -> torch.Tensor:
-    """What the trainer computes for the sampled tokens, in one pass."""
+    """Compute the trainer's log-probabilities of the sampled tokens in one pass."""
     whole = torch.tensor([request.prompt + ids])
     with torch.no_grad():
         logps = torch.log_softmax(actor(whole).logits[0, :-1].float(), -1)
@@ -42,22 +43,24 @@ def own_logprobs(actor: Any, request: Request, ids: tuple[int, ...]) -> torch.Te
     return logps[at - 1 :].gather(1, whole[0, at:, None])[:, 0]
 
 
-def test_many_ask_at_once_and_draw_by_the_models_own_logprobs() -> None:
+def test_concurrent_requests_follow_model_logprobs() -> None:
     actor = small_actor()
     engine = ContinuousEngine(actor, END, TOKENS)
     requests = [Request((2, 4 + i % 3) * (1 + i % 9), 3 + i % 9, seed=i) for i in range(8)]
 
     def turns(request: Request) -> list[tuple[Request, Sampled]]:
-        """Two of a conversation: the second goes on from the first."""
+        """Sample two turns of a conversation; the second prompt extends the first."""
         [first] = engine.sample([request])
-        further = Request((*request.prompt, *first.ids, 5, 6), request.most, request.seed)
-        return [(request, first), (further, engine.sample([further])[0])]
+        run_further_rft = Request(
+            (*request.prompt, *first.ids, 5, 6), request.max_tokens, request.seed
+        )
+        return [(request, first), (run_further_rft, engine.sample([run_further_rft])[0])]
 
     with engine.open(), ThreadPoolExecutor(8) as threads:
         found = [pair for pairs in threads.map(turns, requests) for pair in pairs]
         drawn = engine.sample([Request((2, 4, 3), 1, seed) for seed in range(300)])
     for request, sampled in found:
-        assert 1 <= len(sampled.ids) <= request.most
+        assert 1 <= len(sampled.ids) <= request.max_tokens
         assert sampled.cut == (sampled.ids[-1] != END)
         assert END not in sampled.ids[:-1]
         own = own_logprobs(actor, request, sampled.ids)
@@ -65,10 +68,10 @@ def test_many_ask_at_once_and_draw_by_the_models_own_logprobs() -> None:
     expected = torch.softmax(actor(torch.tensor([[2, 4, 3]])).logits[0, -1].detach(), -1) * 300
     counts = torch.bincount(torch.tensor([s.ids[0] for s in drawn]), minlength=16)
     chi_squared = float(((counts - expected) ** 2 / expected).sum())
-    assert chi_squared < 50.0  # 15 degrees of freedom, p = 1e-5: its luck is not ours to set
+    assert chi_squared < 50.0  # 15 degrees of freedom, p = 1e-5: its seed cannot be set
 
 
-def test_episodes_ask_it_each_for_itself(
+def test_episodes_sample_concurrently_without_batcher(
     task: Task, chat: Chat, play: Play, tmp_path: Path
 ) -> None:
     actor = new_actor(small_config(len(chat.tokenizer), 1, 32, 2, 700, chat.end, chat.pad), seed=3)
@@ -78,14 +81,14 @@ def test_episodes_ask_it_each_for_itself(
     played = play_many(jobs, no_judge, "p", chat, engine, short, tmp_path)  # type: ignore[arg-type]
     assert [e and e.id for e in played.episodes] == [f"p-double_relu-{seed}" for seed in range(6)]
     batch = collate([e for e in played.episodes if e])
-    gap = (score(actor, batch, 4096, logprobs_of) - batch.logprobs)[batch.action].abs().max()
+    gap = (per_token(actor, batch, 4096, logprobs_of) - batch.logprobs)[batch.action].abs().max()
     assert gap < 1e-5
 
 
-def test_weights_that_were_trained_meanwhile_are_those_that_play() -> None:
+def test_reopened_engine_uses_new_weights() -> None:
     actor = small_actor()
     engine = ContinuousEngine(actor, END, TOKENS)
-    request = Request((2, 4, 3) * 200, 8, 0)  # longer than a page, which is kept while it is open
+    request = Request((2, 4, 3) * 200, 8, 0)  # longer than a page, which is cached while it is open
     with engine.open():
         engine.sample([request])
     with torch.no_grad():
@@ -97,7 +100,7 @@ def test_weights_that_were_trained_meanwhile_are_those_that_play() -> None:
     torch.testing.assert_close(torch.tensor(sampled.logprobs), own, atol=1e-4, rtol=0)
 
 
-def test_at_temperature_zero_it_takes_the_likeliest() -> None:
+def test_temperature_zero_takes_likeliest_token() -> None:
     actor = small_actor()
     with (engine := ContinuousEngine(actor, END, TOKENS, temperature=0.0)).open():
         one, two = engine.sample([Request((2, 4, 3), 6, seed, temperature=0.0) for seed in (1, 2)])
@@ -107,7 +110,7 @@ def test_at_temperature_zero_it_takes_the_likeliest() -> None:
     assert one.ids[0] == int(actor(torch.tensor([[2, 4, 3]])).logits[0, -1].argmax())
 
 
-def test_who_waits_hears_that_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_requests_fail_with_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     actor = small_actor()
     engine = ContinuousEngine(actor, END, TOKENS)
 
@@ -122,18 +125,18 @@ def test_who_waits_hears_that_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
             engine.sample([Request((2, 4), 3, 0)])
 
 
-def test_an_answer_that_nobody_waits_for_any_more_harms_nobody_else() -> None:
+def test_abandoned_request_does_not_affect_others() -> None:
     engine = ContinuousEngine(small_actor(), END, TOKENS)
     with engine.open():
-        given_up = engine._ask(Request((2, 4), 30, 0))
+        given_up = engine._submit(Request((2, 4), 30, 0))
         engine._fail_all()
-        with pytest.raises(EngineError, match="has ended"):
+        with pytest.raises(EngineError, match="has stopped"):
             given_up.result()
-        for _ in range(2):  # behind its answer
+        for _ in range(2):  # sampled after the abandoned one
             assert engine.sample([Request((2, 4), 30, 0)])[0].ids
 
 
-def test_a_model_that_cannot_is_named() -> None:
+def test_unsupported_model_is_reported() -> None:
     with (
         pytest.raises(EngineError, match=r"play\.engine=local"),
         ContinuousEngine(torch.nn.Linear(1, 1), END, TOKENS).open(),

@@ -1,4 +1,4 @@
-"""From run logs of text to samples for RFT: masks, filters, the split, the exports."""
+"""Test run logs of text as episodes: masks, filters, the split, the exports."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cuagent.agent.loop import run_agent
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import RunFolder
 from cuagent.task.task import Task
-from cuagent.training.chat import Chat, load_chat
+from cuagent.training.chat import Chat
 from cuagent.training.data import episode_of, is_heldout, load_runs, split
 from cuagent.training.export import atif, write_atif, write_chat, write_parquet
-from cuagent.training.filters import Filters, keep
+from cuagent.training.filters import Filters, filter_episodes
 from cuagent.training.rollout import Play, start_episode
 from cuagent.training.segments import Call, Episode, Kind, RecordError, Segment, require_logprobs
 
@@ -46,7 +46,7 @@ def run(task: Task, play: Play, tmp_path: Path) -> RunFolder:
     return started.folder
 
 
-def test_a_text_run_is_rendered_as_the_template_writes_it_and_masked_from_the_recording(
+def test_text_run_is_rendered_by_template_and_masked_from_recording(
     run: RunFolder, chat: Chat
 ) -> None:
     episode = episode_of(run, chat)
@@ -70,7 +70,7 @@ def test_a_text_run_is_rendered_as_the_template_writes_it_and_masked_from_the_re
         require_logprobs([episode])
 
 
-def test_runs_that_say_nothing_are_counted_not_dropped_in_silence(
+def test_unusable_runs_are_counted_by_reason(
     run: RunFolder, task: Task, play: Play, chat: Chat
 ) -> None:
     failed = start_episode(task, NO_JUDGE, "some-api", play, run.path.parent)
@@ -85,60 +85,12 @@ def test_runs_that_say_nothing_are_counted_not_dropped_in_silence(
     }
 
 
-def test_the_template_must_append(chat: Chat) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    rewriting = chat.tokenizer.chat_template.replace(
-        "{{ m.content }}", "{{ m.content if loop.last or m.role != 'assistant' else '' }}"
-    )
-    other = PreTrainedTokenizerFast(
-        tokenizer_object=chat.tokenizer.backend_tokenizer,
-        eos_token="<|im_end|>",
-        chat_template=rewriting,
-    )
-    with pytest.raises(RecordError, match="rewrites an assistant turn"):
-        Chat(other)
-    other.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    with pytest.raises(RecordError, match="does not end a turn with"):
-        Chat(other)
-    other.chat_template = None
-    with pytest.raises(RecordError, match="no chat template"):
-        Chat(other)
-
-
-def test_a_chat_survives_the_disk(chat: Chat, tmp_path: Path) -> None:
-    chat.save(tmp_path)
-    again = load_chat(tmp_path)
-    assert again.fingerprint == chat.fingerprint
-    text = 'for (int i = 0; i < n; ++i) y[i] = "é\\n\t";  // <|im_end|>'
-    assert again.encode(text) == chat.encode(text)
-    assert again.tokenizer.decode(list(chat.encode(text))) == text
-
-
-@pytest.mark.parametrize(
-    ("said", "calls"),
-    [
-        ('<tool_call>{"name": "f", "arguments": {"a":  1}}</tool_call>', [("f", '{"a":  1}')]),
-        ('a <tool_call>{"name": "f", "arguments": {}}', [("f", "{}")]),
-        ("<tool_call>{broken</tool_call>", [("unparsable", "{broken")]),
-        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>',
-         [("unparsable", '{"name": 3, "arguments": {}}')]),
-        ("no call", []),
-    ],
-)  # fmt: skip
-def test_calls_are_read_byte_for_byte_and_broken_ones_stay_broken(
-    chat: Chat, said: str, calls: list[tuple[str, str]]
-) -> None:
-    message = chat.parse((*chat.encode(said), chat.end))
-    assert [(c.name, c.arguments) for c in message.tool_calls] == calls
-
-
 def made(name: str, reward: float = 2.0, ids: tuple[int, ...] = (5, 6), **more: Any) -> Episode:
     segments = (Segment(Kind.PROMPT, (1,)), Segment(Kind.ACTION, ids))
     return replace(Episode(name, "t1", "t1", segments, reward, "submitted"), **more)
 
 
-def test_the_funnel_counts_what_each_rule_turns_away() -> None:
+def test_funnel_counts_episodes_dropped_by_each_rule() -> None:
     write = Call(0, "write", '{"path": "a"}')
     episodes = [
         made("good", calls=(write, write)),
@@ -153,14 +105,14 @@ def test_the_funnel_counts_what_each_rule_turns_away() -> None:
         made("better", reward=3.0, ids=(7, 8)),
         made("worse", reward=1.0, ids=(8, 8)),
     ]
-    kept, funnel = keep(episodes, Filters(tokens=50, per_task=2))
+    kept, funnel = filter_episodes(episodes, Filters(tokens=50, per_task=2))
     assert [e.id for e in kept] == ["good", "better"]
     assert [n for _, n in funnel.dropped] == [1, 1, 1, 1, 1, 1, 1, 1, 1]
     assert (funnel.came, funnel.kept) == (11, 2)
     assert funnel.came == funnel.kept + sum(n for _, n in funnel.dropped)
 
 
-def test_the_split_goes_by_task_and_never_divides_one() -> None:
+def test_split_never_divides_a_task() -> None:
     episodes = [made(f"{task}-{i}", task=f"digest{task}") for task in range(200) for i in range(2)]
     train, heldout = split(episodes, 0.25)
     assert not {e.task for e in train} & {e.task for e in heldout}
@@ -169,7 +121,7 @@ def test_the_split_goes_by_task_and_never_divides_one() -> None:
     assert split(episodes, 0.0)[1] == []
 
 
-def test_exports_hold_the_conversation(run: RunFolder, chat: Chat, tmp_path: Path) -> None:
+def test_exports_contain_the_conversation(run: RunFolder, chat: Chat, tmp_path: Path) -> None:
     assert write_chat([run], tmp_path / "chat.jsonl") == 1
     row = json.loads((tmp_path / "chat.jsonl").read_text())
     assert [m["role"] for m in row["messages"]] == [
@@ -188,8 +140,8 @@ def test_exports_hold_the_conversation(run: RunFolder, chat: Chat, tmp_path: Pat
     assert found["steps"][2]["tool_calls"][1]["arguments"] == {"raw": "{bad"}
 
 
-def test_atif_says_who_did_what_and_every_result_has_its_call(run: RunFolder) -> None:
-    """The rules of ATIF v1.4 that a reader relies on."""
+def test_atif_follows_version_1_4_rules(run: RunFolder) -> None:
+    """Check the rules of ATIF v1.4 that readers rely on."""
     found = atif(run)
     assert found["schema_version"] == "ATIF-v1.4"
     assert {"name", "version", "model_name"} <= found["agent"].keys()
@@ -208,7 +160,7 @@ def test_atif_says_who_did_what_and_every_result_has_its_call(run: RunFolder) ->
     json.dumps(found, allow_nan=False)
 
 
-def test_parquet_holds_ids_mask_and_logprobs_as_sampled(tmp_path: Path) -> None:
+def test_parquet_contains_sampled_ids_mask_and_logprobs(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     segments = (
         Segment(Kind.PROMPT, (1, 2)),
@@ -228,7 +180,7 @@ def test_parquet_holds_ids_mask_and_logprobs_as_sampled(tmp_path: Path) -> None:
     assert second["logprobs"] == [None] * 3
 
 
-def test_without_pyarrow_one_line_says_what_to_install(
+def test_missing_pyarrow_is_reported_with_install_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)

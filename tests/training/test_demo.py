@@ -1,5 +1,5 @@
-"""The whole way with the real compiler, the real verifier and the real tools, as small as it goes;
-and the commands on what it leaves."""
+"""Test all stages with the real compiler, verifier and tools at minimal size, and the commands on
+them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def call(*arguments: str) -> str:
     return result.output
 
 
-def test_the_teachers_kernels_are_judged_for_real(demo: Path) -> None:
+def test_teacher_kernels_are_judged(demo: Path) -> None:
     episodes = list(read_episodes(demo / "demonstrations" / "episodes.jsonl"))
     assert {e.reward for e in episodes} <= {-1.0, 1.0}
     assert any(e.reward == 1.0 and e.stop == "no gain" and e.solution for e in episodes)
 
 
-def test_every_stage_leaves_a_model_and_every_rollout_its_logprobs(demo: Path) -> None:
+def test_stages_write_models_and_rollouts_have_logprobs(demo: Path) -> None:
     assert set(json.loads((demo / "results.json").read_text())) == {"base", "rft", "ppo"}
     for stage in ("base", "rft", "value", "ppo"):
         assert (demo / stage / "model" / "model.safetensors").is_file()
@@ -54,7 +54,7 @@ def test_every_stage_leaves_a_model_and_every_rollout_its_logprobs(demo: Path) -
 
 
 @pytest.mark.gpu
-def test_cuda_kernels_are_timed_on_the_gpu_that_trains(tmp_path: Path) -> None:
+def test_cuda_kernels_are_timed_on_training_gpu(tmp_path: Path) -> None:
     small = for_test(DemoConfig())
     lines = replace(small.decoder, pieces=Pieces.LINES)
     run_demo(
@@ -70,7 +70,7 @@ def test_cuda_kernels_are_timed_on_the_gpu_that_trains(tmp_path: Path) -> None:
     assert len(read_metrics(tmp_path / "ppo" / "metrics.jsonl")) == 2
 
 
-def test_a_finished_demo_does_nothing_again(demo: Path, tmp_path: Path) -> None:
+def test_finished_demo_repeats_nothing(demo: Path, tmp_path: Path) -> None:
     out = shutil.copytree(demo, tmp_path / "demo")
     before = (out / "ppo" / "metrics.jsonl").read_text()
     written = [task.stat().st_mtime_ns for task in (out / "tasks").iterdir()]
@@ -82,7 +82,7 @@ def test_a_finished_demo_does_nothing_again(demo: Path, tmp_path: Path) -> None:
     assert (out / "judgements.pickle").stat().st_size > 0
 
 
-def test_the_commands_train_on_what_others_left(demo: Path, tmp_path: Path) -> None:
+def test_commands_train_on_results_of_other_stages(demo: Path, tmp_path: Path) -> None:
     policy, runs = str(demo / "base" / "model"), str(demo / "demonstrations" / "runs")
     episodes = str(demo / "value" / "sampled" / "episodes" / "00000.jsonl")
     short = ["--device", "cpu", "--set", "rft.steps=1", "--set", "value.steps=1"]
@@ -110,18 +110,19 @@ def test_the_commands_train_on_what_others_left(demo: Path, tmp_path: Path) -> N
 
 @pytest.fixture
 def policy(task: Task, tmp_path: Path) -> Path:
-    """Its tokenizer has read the prompt of `cuagent optimize`, which else is thrice as long."""
-    told = opening(task), [tool.spec for tool in TOOLS]
+    """A policy whose tokenizer was trained on the prompt of `cuagent optimize`, for a third of its
+    length."""
+    prompt = opening(task), [tool.spec for tool in TOOLS]
     spelling = train_tokenizer([], 300)
-    chat = train_tokenizer([spelling.tokenizer.decode(spelling.opening(*told))], 3000)
-    longest = len(chat.opening(*told)) + 100
+    chat = train_tokenizer([spelling.tokenizer.decode(spelling.prompt_ids(*prompt))], 3000)
+    longest = len(chat.prompt_ids(*prompt)) + 100
     actor = new_actor(small_config(len(chat.tokenizer), 1, 32, 2, longest, chat.end, chat.pad), 0)
     save_model(actor, tmp_path / "policy")
     chat.save(tmp_path / "policy")
     return tmp_path / "policy"
 
 
-def test_ppo_samples_from_a_server_that_is_given_each_iterations_weights(
+def test_ppo_loads_each_iterations_weights_into_server(
     policy: Path, task: Task, tmp_path: Path
 ) -> None:
     few = {"ppo.iterations": 2, "ppo_episodes": 1, "ppo.actor.lr": 0.01, "play.turns": 1,
@@ -139,7 +140,7 @@ def test_ppo_samples_from_a_server_that_is_given_each_iterations_weights(
     assert (after - before).abs().max() > 1e-3  # so that old weights would have shown
 
 
-def test_a_collection_is_played_once_and_not_replaced_by_another(
+def test_collection_is_played_once_and_never_overwritten(
     policy: Path, task: Task, tmp_path: Path
 ) -> None:
     few = {"play.turns": 1, "play.reply": 4, "play.timed": "false"}
@@ -161,8 +162,9 @@ def test_a_collection_is_played_once_and_not_replaced_by_another(
     first = asked("collect", 2)
     before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in out.rglob("*") if p.is_file()}
     again = asked("evaluate", 2)
-    assert again == f"{out} is finished; another --out begins anew\n{first.splitlines()[-1]}\n"
-    with pytest.raises(ConfigError, match="with episodes=2, not 1; take another --out"):
+    finished = f"{out} is already finished; use another --out to start again"
+    assert again == f"{finished}\n{first.splitlines()[-1]}\n"
+    with pytest.raises(ConfigError, match="with episodes=2, not 1; use another --out"):
         asked("collect", 1)
     with pytest.raises(ConfigError, match="from another policy, with seed=0, not 7"):
         asked("collect", 2, of=other, seed=7)
@@ -170,14 +172,14 @@ def test_a_collection_is_played_once_and_not_replaced_by_another(
     assert now == before
     (out / "evaluation.json").unlink()  # killed before it was there
     assert asked("collect", 2) == first.splitlines()[-1] + "\n"
-    (out / "begun.json").unlink()
-    with pytest.raises(ConfigError, match="does not say what it was made with"):
+    (out / "manifest.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no manifest\.json"):
         asked("collect", 2)
 
 
 @contextmanager
 def token_server(end: int) -> Iterator[str]:
-    """SGLang's two routes over a real model: it serves whatever folder it was told of last."""
+    """Serve SGLang's two routes with a real model; it uses the weights that it loaded last."""
     engine: list[LocalEngine] = []
     turn = threading.Lock()
 
@@ -198,7 +200,7 @@ def token_server(end: int) -> Iterator[str]:
         yield url
 
 
-def test_episodes_of_another_tokenizer_are_refused(demo: Path, tmp_path: Path) -> None:
+def test_episodes_of_other_tokenizer_are_refused(demo: Path, tmp_path: Path) -> None:
     from cuagent.training.segments import RecordError, write_episodes
     from cuagent.training.stages import episodes_of, load_chat
 
@@ -210,9 +212,11 @@ def test_episodes_of_another_tokenizer_are_refused(demo: Path, tmp_path: Path) -
         episodes_of([tmp_path / "foreign.jsonl"], chat, lambda _: None)
 
 
-def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_reported_with_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuagent.training import cli
 
     monkeypatch.setattr(cli, "NEEDED", ("transformers", "a_package_that_is_not_there"))
-    with pytest.raises(ConfigError, match=r"no a_package.*pip install 'cuagent\[train\]'"):
+    with pytest.raises(
+        ConfigError, match=r"a_package.*not installed; pip install 'cuagent\[train\]'"
+    ):
         call("rft", "--policy", "x", "--from", "y", "--out", "z")

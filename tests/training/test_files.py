@@ -1,4 +1,4 @@
-"""What a kill leaves: a folder of a stage, a file of episodes, each whole or not there."""
+"""Test that folders and files of episodes are complete or absent after a kill."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from test_stages import play, small_actor
+from toy_game import play, small_actor
 
 from cuagent.training.collect import Collector
 from cuagent.training.demo import Demo
-from cuagent.training.files import whole_folder, write_whole
+from cuagent.training.files import atomic_folder, write_atomic
 from cuagent.training.metrics import log_metrics
 from cuagent.training.presets import DemoConfig
 from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.segments import RecordError, read_episodes
 
 
-def test_a_folder_has_its_name_when_all_is_in_it(tmp_path: Path) -> None:
+def test_atomic_folder_appears_only_when_complete(tmp_path: Path) -> None:
     folder = tmp_path / "model"
 
     def write(text: str, fail: bool) -> None:
-        with whole_folder(folder) as partial:
+        with atomic_folder(folder) as partial:
             partial.mkdir()
-            write_whole(partial / "config.json", text)
+            write_atomic(partial / "config.json", text)
             if fail:
                 raise RecordError("killed")
 
@@ -40,22 +40,24 @@ def test_a_folder_has_its_name_when_all_is_in_it(tmp_path: Path) -> None:
     assert [p.read_text() for p in tmp_path.rglob("*") if p.is_file()] == ["another"]
 
 
-def test_episodes_that_were_not_all_written_are_not_taken_for_all(tmp_path: Path) -> None:
+def test_partial_episode_file_is_not_read_as_complete(tmp_path: Path) -> None:
     nothing = cast(Any, None)
     collect = Collector([], nothing, nothing, nothing, nothing, tmp_path, 2, seed=0)
     episodes = play(small_actor(), 2, 0)
     with pytest.raises(RecordError):
-        collect._keep(0, [episodes[0], replace(episodes[1], segments=())])
+        collect._write(0, [episodes[0], replace(episodes[1], segments=())])
     assert not list(tmp_path.rglob("*.jsonl"))
-    collect._keep(0, episodes)
+    collect._write(0, episodes)
     assert list(read_episodes(tmp_path / "episodes" / "00000.jsonl")) == episodes
 
 
-def test_ppo_ends_while_one_more_iteration_and_what_follows_it_still_fit(tmp_path: Path) -> None:
+def test_ppo_stops_before_time_limit(tmp_path: Path) -> None:
     log_metrics(tmp_path / "ppo" / "metrics.jsonl", 0, {"seconds": 10.0}, stage="ppo")
     (tmp_path / "rft").mkdir()
-    write_whole(tmp_path / "rft" / "evaluation.json", '{"seconds": 10.0}')  # and an audit as long
+    write_atomic(
+        tmp_path / "rft" / "evaluation.json", '{"seconds": 10.0}'
+    )  # the audit takes as long
     demo = Demo(DemoConfig(), "cpu", tmp_path, Rehearsal(), tmp_path, end=time.time() + 35)
-    assert not demo.late()
+    assert not demo.out_of_time()
     demo.budget.end = time.time() + 25
-    assert demo.late()
+    assert demo.out_of_time()

@@ -1,4 +1,4 @@
-"""What rejection fine-tuning does not imitate."""
+"""Test the rules for the episodes that RFT imitates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cuagent.training.segments import Call
     [("", 0), ("a", 1), ("abc", 1), ("aab", 2), ("aaa", 3), ("abab", 2), ("ababab", 3),
      ("xabcabcabcy", 3), ("abcdabcdabcd", 3), ("abacad", 1)],
 )  # fmt: skip
-def test_a_loop_is_one_call_or_a_few_in_turn(calls: str, times: int) -> None:
+def test_longest_repeat_counts_calls_and_cycles(calls: str, times: int) -> None:
     assert longest_repeat([Call(n, c, "{}", True, True) for n, c in enumerate(calls)]) == times
 
 
@@ -34,5 +34,7 @@ def test_a_loop_is_one_call_or_a_few_in_turn(calls: str, times: int) -> None:
         ("bash", {"script": 3}, False),
     ],
 )
-def test_the_task_is_left_alone(tool: str, arguments: dict[str, object], touches: bool) -> None:
+def test_touches_protected_detects_changes_of_reference(
+    tool: str, arguments: dict[str, object], touches: bool
+) -> None:
     assert touches_protected(Call(0, tool, json.dumps(arguments), True, True)) is touches

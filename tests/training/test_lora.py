@@ -1,4 +1,4 @@
-"""Adapters: few weights move, a run resumes, and what is left is a whole model."""
+"""Test adapters: few weights change, a run resumes, and the saved model is complete."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_stages import FAST, play, same, silent, small_actor, weights
+from toy_game import FAST, play, same, silent, small_actor, weights
 
 from cuagent.training.batch import collate
 from cuagent.training.config import ConfigError
 from cuagent.training.lora import Lora, adapt, merged
-from cuagent.training.model import load_actor, logprobs_of, new_critic, save_model, score
+from cuagent.training.model import load_actor, logprobs_of, new_critic, per_token, save_model
 from cuagent.training.ppo import ppo
 from cuagent.training.rft import RftConfig, rft
 
@@ -27,7 +27,7 @@ def trained(model: Any) -> list[str]:
     return [name for name, p in model.named_parameters() if p.requires_grad]
 
 
-def test_an_adapter_learns_and_leaves_as_a_whole_model(tmp_path: Path) -> None:
+def test_adapter_learns_and_is_saved_merged(tmp_path: Path) -> None:
     plain = small_actor()
     before = weights(plain)
     actor = adapt(plain, RANK)
@@ -38,20 +38,22 @@ def test_an_adapter_learns_and_leaves_as_a_whole_model(tmp_path: Path) -> None:
     assert same(before, frozen)
 
     batch = collate(episodes)
-    told = score(actor, batch, 500, logprobs_of)
+    expected = per_token(actor, batch, 500, logprobs_of)
     save_model(merged(actor, tmp_path / "adapter"), tmp_path / "model")
-    again = score(load_actor(tmp_path / "model"), batch, 500, logprobs_of)
-    torch.testing.assert_close(again, told, atol=1e-5, rtol=0)
-    assert not torch.allclose(score(small_actor(), batch, 500, logprobs_of), told, atol=1e-4)
+    again = per_token(load_actor(tmp_path / "model"), batch, 500, logprobs_of)
+    torch.testing.assert_close(again, expected, atol=1e-5, rtol=0)
+    assert not torch.allclose(
+        per_token(small_actor(), batch, 500, logprobs_of), expected, atol=1e-4
+    )
     assert (tmp_path / "adapter" / "adapter_config.json").exists()
     assert found["heldout_loss"] < -float(
-        score(small_actor(), collate(episodes[:9]), 500, logprobs_of)[
+        per_token(small_actor(), collate(episodes[:9]), 500, logprobs_of)[
             collate(episodes[:9]).action
         ].mean()
     )
 
 
-def test_ppo_moves_adapters_and_the_critics_head_and_resumes(tmp_path: Path) -> None:
+def test_ppo_trains_adapters_and_critic_head_and_resumes(tmp_path: Path) -> None:
     def run(out: Path, iterations: int) -> list[torch.Tensor]:
         plain = small_actor()
         critic, actor = adapt(new_critic(plain), RANK), adapt(plain, RANK)
@@ -67,12 +69,12 @@ def test_ppo_moves_adapters_and_the_critics_head_and_resumes(tmp_path: Path) -> 
     assert size < 4 * sum(4 * w.numel() for w in whole)
 
 
-def test_without_peft_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_peft_is_reported_with_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ConfigError, match=r"pip install 'cuagent\[train-lora\]'"):
         adapt(small_actor(), RANK)
 
 
-def test_layers_that_the_model_does_not_have_are_named() -> None:
+def test_unknown_target_layers_are_named() -> None:
     with pytest.raises(ConfigError, match="no_such_layer"):
         adapt(small_actor(), Lora(rank=2, targets=("no_such_layer",)))

@@ -1,4 +1,4 @@
-"""Objectives and statistics against loops written from their formulas."""
+"""Test objectives and statistics against loops written from their formulas."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def action() -> torch.Tensor:
     ).bool()
 
 
-def test_index_t_speaks_of_token_t(g: torch.Generator, action: torch.Tensor) -> None:
-    """Against the model's own logits, one row and token at a time, without padding."""
+def test_logprobs_at_index_t_belong_to_token_t(g: torch.Generator, action: torch.Tensor) -> None:
+    """Compare with the model's own logits, one row and token at a time, without padding."""
     actor = new_actor(small_config(V, 1, 16, 2, 16, 1, 0), 0)
     real = torch.arange(L) < torch.tensor([6, 4, 7])[:, None]
     ids = torch.randint(0, V, (B, L), generator=g)
@@ -60,7 +60,7 @@ def test_bf16_logits_give_fp32_logprobs() -> None:
 
 
 @pytest.mark.parametrize("dual", [None, 3.0])
-def test_policy_loss_equals_the_loop(
+def test_policy_loss_matches_loop(
     g: torch.Generator, action: torch.Tensor, dual: float | None
 ) -> None:
     old = -torch.rand(B, L, generator=g) * 2
@@ -87,9 +87,7 @@ def test_policy_loss_equals_the_loop(
     assert (new.grad[~action] == 0).all()
 
 
-def test_the_sum_over_microbatches_is_the_loss_of_the_batch(
-    g: torch.Generator, action: torch.Tensor
-) -> None:
+def test_sum_over_microbatches_is_batch_loss(g: torch.Generator, action: torch.Tensor) -> None:
     new, old, a = (torch.randn(B, L, generator=g) / 8 for _ in range(3))
     count = float(action.sum())
     whole = policy_loss(new, old, a, action, count, Clip()).loss
@@ -99,14 +97,14 @@ def test_the_sum_over_microbatches_is_the_loss_of_the_batch(
     torch.testing.assert_close(by_rank, -new[action].mean())
 
 
-def test_truncated_weights_cap_and_carry_no_gradient() -> None:
+def test_truncated_weights_are_capped_without_gradient() -> None:
     trainer = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
     weights = truncated_weights(trainer, torch.tensor([-1.0, -9.0, -0.5]))
     torch.testing.assert_close(weights, torch.tensor([1.0, 2.0, math.exp(-0.5)]))
     assert not weights.requires_grad
 
 
-def test_value_loss_is_half_the_squared_error_and_clips_as_ppo2(action: torch.Tensor) -> None:
+def test_value_loss_is_half_squared_error_and_clips_like_ppo2(action: torch.Tensor) -> None:
     values, returns, old = torch.full((B, L), 2.0), torch.full((B, L), 3.0), torch.zeros(B, L)
     n = float(action.sum())
     assert float(value_loss(values, returns, action, n)) == pytest.approx(0.5)
@@ -114,7 +112,7 @@ def test_value_loss_is_half_the_squared_error_and_clips_as_ppo2(action: torch.Te
     assert float(value_loss(values, returns, action, n, old, 0.5)) == pytest.approx(0.5 * 2.5**2)
 
 
-def test_kl_is_zero_at_home_and_positive_elsewhere(
+def test_kl_is_zero_for_equal_and_positive_for_other_policies(
     g: torch.Generator, action: torch.Tensor
 ) -> None:
     here = -torch.rand(B, L, generator=g)
@@ -123,7 +121,7 @@ def test_kl_is_zero_at_home_and_positive_elsewhere(
     assert float(kl_to(here, here - 0.3, action, 1.0)) > 0
 
 
-def test_the_two_explained_variances_differ_by_the_offset(g: torch.Generator) -> None:
+def test_explained_variances_differ_by_offset(g: torch.Generator) -> None:
     returns = torch.randn(1000, generator=g)
     centred, plain = explained_variance(returns + 2, returns)
     assert centred == pytest.approx(1.0, abs=1e-4)
@@ -131,7 +129,7 @@ def test_the_two_explained_variances_differ_by_the_offset(g: torch.Generator) ->
     assert all(math.isnan(v) for v in explained_variance(returns, torch.ones(1000)))
 
 
-def test_explained_variance_by_quartile_sees_a_critic_that_is_good_at_the_end() -> None:
+def test_explained_variance_by_quartile_shows_late_accuracy() -> None:
     n, t = 64, 8
     returns = torch.where(torch.arange(n) % 2 == 0, 3.0, -1.0)[:, None].expand(n, t + 1)
     values = torch.where(torch.arange(t + 1) > 6, returns, torch.ones(n, t + 1))
@@ -143,6 +141,6 @@ def test_explained_variance_by_quartile_sees_a_critic_that_is_good_at_the_end() 
     assert 0 < found["ev"] < 1
 
 
-def test_ratio_metrics_of_an_unmoved_policy_are_exact() -> None:
+def test_ratio_metrics_of_unchanged_policy_are_exact() -> None:
     still = ratio_metrics(torch.zeros(5), torch.zeros(5, dtype=torch.bool))
     assert (still["ratio_mean"], still["approx_kl"], still["clip_fraction"]) == (1, 0, 0)

@@ -1,4 +1,4 @@
-"""Statistics of paired seeds against slow definitions and known answers."""
+"""Test statistics of paired seeds against slow definitions and known answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from cuagent.training.paired import best_of, difference
 
 
-def test_best_of_k_is_the_mean_over_all_subsets() -> None:
+def test_best_of_k_is_mean_over_subsets() -> None:
     rewards = [-1.0, 1.0, 1.0, 3.0, -1.0, 2.0]
     for k in (1, 2, 4, 6):
         slow = fmean(max(chosen) for chosen in combinations(rewards, k))
@@ -19,11 +19,11 @@ def test_best_of_k_is_the_mean_over_all_subsets() -> None:
     assert best_of({"t": rewards}, 8)["t"] == 3.0
 
 
-def test_an_interval_holds_the_true_difference_about_as_often_as_it_says() -> None:
-    luck = np.random.default_rng(0)
+def test_interval_covers_true_difference() -> None:
+    rng = np.random.default_rng(0)
     held = 0
     for _ in range(100):
-        noise = luck.normal(0.0, 0.3, (2, 3, 20))
+        noise = rng.normal(0.0, 0.3, (2, 3, 20))
         arm = [{str(t): 0.5 + x for t, x in enumerate(seed)} for seed in noise[0]]
         other = [{str(t): x for t, x in enumerate(seed)} for seed in noise[1]]
         found = difference(arm, other)
@@ -31,7 +31,7 @@ def test_an_interval_holds_the_true_difference_about_as_often_as_it_says() -> No
     assert 88 <= held <= 100
 
 
-def test_what_all_seeds_share_does_not_widen_the_interval() -> None:
+def test_shared_variation_does_not_widen_interval() -> None:
     hard = {str(t): float(t) for t in range(10)}
     easier = {task: reward + 1.0 for task, reward in hard.items()}
     found = difference([easier, easier], [hard, hard])

@@ -1,4 +1,4 @@
-"""Two processes do what one does: with a replica each, and with one model in shards."""
+"""Test that two processes equal one: with a replica each, and with one sharded model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(device: str, python: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One process: `one` whole, `begun-by-one` left after the first iteration; two: all others."""
+    """Results of one process (`one`, `started-by-one` after the first iteration) and of two (all
+    others)."""
     root = tmp_path_factory.mktemp("parallel")
     torch.set_num_threads(1)
     write_episodes(root / "episodes.jsonl", recorded())
     two_processes.train(root / "episodes.jsonl", root / "one", Placement(), device)
-    shutil.copytree(root / "one", root / "begun-by-one")
-    shutil.rmtree(root / "begun-by-one" / "ppo" / "step-00000002")
+    shutil.copytree(root / "one", root / "started-by-one")
+    shutil.rmtree(root / "started-by-one" / "ppo" / "step-00000002")
     torchrun = [*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     program = ["--no-python", *python, two_processes.__file__]
     arguments = [str(root / "episodes.jsonl"), str(root), device]
@@ -45,10 +46,10 @@ def folder(device: str, python: list[str], tmp_path_factory: pytest.TempPathFact
 
 
 def recorded() -> list[Episode]:
-    luck = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
 
     def some(n: int) -> tuple[int, ...]:
-        return tuple(torch.randint(2, 16, (n,), generator=luck).tolist())
+        return tuple(torch.randint(2, 16, (n,), generator=rng).tolist())
 
     return [
         Episode(
@@ -67,8 +68,8 @@ def recorded() -> list[Episode]:
     ]
 
 
-@pytest.mark.parametrize("way", ["replicated", "sharded", "begun-by-one"])
-def test_two_processes_equal_one(folder: Path, way: str) -> None:
+@pytest.mark.parametrize("way", ["replicated", "sharded", "started-by-one"])
+def test_two_processes_match_one(folder: Path, way: str) -> None:
     weights = torch.load(folder / "one" / "weights-0.pt")
     for rank in (0, 1):
         theirs = torch.load(folder / way / f"weights-{rank}.pt")
@@ -80,7 +81,7 @@ def test_two_processes_equal_one(folder: Path, way: str) -> None:
         assert 0 < a["kept"] < 1
 
 
-def test_one_process_goes_on_from_the_shards_of_two(folder: Path, device: str) -> None:
+def test_one_process_resumes_from_two_processes_shards(folder: Path, device: str) -> None:
     shutil.rmtree(folder / "sharded" / "ppo" / "step-00000002")
     two_processes.train(folder / "episodes.jsonl", folder / "sharded", Placement(), device)
     torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""Verdicts by actors of a real Ray, started on this machine."""
+"""Test verdicts by actors of a real Ray on this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ray() -> Iterator[None]:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    # As `ray.init` starts one, less what scales it and what follows its logs.
+    # Like `ray.init`, without autoscaler and log monitor.
     node = {"num_cpus": 1, "include_dashboard": False, "include_log_monitor": False}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "no_monitor": True})
     ray.init(cluster.address, log_to_driver=False, namespace="t")
@@ -52,33 +52,33 @@ def attempt(text: str) -> Attempt:
 
 
 @pytest.mark.usefixtures("ray")
-def test_an_actor_judges_as_a_process_does(cpu_task: Task) -> None:
+def test_actor_judges_like_local_pool(cpu_task: Task) -> None:
     with RayPool(1, None, gpus=False) as pool:
         judge = pool.judge_for(cpu_task)
         assert judge.build(attempt(RIGHT)).ok
         right = judge.judge(attempt(RIGHT))
         wrong = judge.judge(attempt(RIGHT.replace("* 2", "* 3")))
         again = judge.judge(attempt(RIGHT))
-        assert (pool.judged, pool.remembered) == (2, 1)
+        assert (pool.judged, pool.cache_hits) == (2, 1)
     assert right.verdict.accepted
     assert not wrong.verdict.accepted
     assert again == right
 
 
 @pytest.mark.usefixtures("ray")
-def test_named_actors_are_shared_and_a_dead_one_is_a_loss_of_the_judge(cpu_task: Task) -> None:
+def test_named_actors_are_shared_and_dead_actor_raises_pool_error(cpu_task: Task) -> None:
     import ray
 
     first, second = (RayPool(1, None, gpus=False, name="seat") for _ in range(2))
     with first:
-        pass  # leaves what others may still ask
-    assert first._seats[0] == second._seats[0]
-    ray.kill(first._seats[0])
-    with pytest.raises(PoolError, match="a judging actor failed"):
+        pass  # closing it must not stop shared actors
+    assert first._actors[0] == second._actors[0]
+    ray.kill(first._actors[0])
+    with pytest.raises(PoolError, match="a Ray judge actor failed"):
         second.judge(cpu_task, attempt(RIGHT))
 
 
-def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_is_reported_with_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'cuagent\[train-ray\]'"):
         RayPool(1)

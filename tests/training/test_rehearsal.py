@@ -1,4 +1,4 @@
-"""The rule on the text, and the clock of a demonstration."""
+"""Test the rule that judges kernels by their text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from cuagent.attempt import Attempt
 from cuagent.task import Device, Task
-from cuagent.training.budget import Budget
 from cuagent.training.demo import TOOLS
 from cuagent.training.demonstrations import demonstrate
 from cuagent.training.gym import chain_of, make_chains, make_tasks, opening
@@ -20,10 +19,11 @@ from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.rollout import Play
 from cuagent.training.segments import Segment, read_episodes
-from cuagent.training.teacher import CPU_ELEMENTS, CPU_ROWS, Habits, Teacher, given
+from cuagent.training.teacher import CPU_ELEMENTS, CPU_ROWS, ErrorRates, Teacher, initial_files
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge
+
 
 PARALLEL = "#pragma omp parallel for\n"
 
@@ -36,10 +36,10 @@ def chain(tmp_path: Path) -> Task:
 def kernel(task: Task, loop: str, bound: str = "n", kind: str = "float") -> Attempt:
     lines = "".join(f"    {op.c}\n" for op in chain_of(task))
     text = loop.format(lines=lines, bound=bound, pragma=PARALLEL, type=kind)
-    return Attempt(tuple(sorted({**given(task), "kernels/f.cpp": text}.items())))
+    return Attempt(tuple(sorted({**initial_files(task), "kernels/f.cpp": text}.items())))
 
 
-def test_what_is_slow_or_wrong_is_so_by_the_rule(chain: Task) -> None:
+def test_rule_refuses_wrong_and_marks_slow_kernels(chain: Task) -> None:
     pool = Rehearsal()
 
     def reward(*form: str) -> int:
@@ -50,23 +50,21 @@ def test_what_is_slow_or_wrong_is_so_by_the_rule(chain: Task) -> None:
     assert reward(CPU_ELEMENTS) == 1
     assert reward(CPU_ROWS, "n - 1") == -1
     assert reward(CPU_ROWS) == 3
-    assert (pool.judged, pool.remembered) == (4, 1)
+    assert (pool.judged, pool.cache_hits) == (4, 1)
 
 
-def test_every_kernel_of_a_flawless_teacher_is_right_by_the_rule(chain: Task) -> None:
-    flawless = Habits(0, 0, 0, 0, 0)
+def test_rule_accepts_kernels_of_errorless_teacher(chain: Task) -> None:
+    flawless = ErrorRates(0, 0, 0, 0, 0)
     for seed in range(20):
-        attempt = Teacher(Device.CPU, chain_of(chain), seed, flawless).attempt(given(chain))
+        attempt = Teacher(Device.CPU, chain_of(chain), seed, flawless).attempt(initial_files(chain))
         assert Rehearsal().judge(chain, attempt).verdict.accepted
 
 
-def test_the_teachers_episodes_have_the_same_order_whichever_run_began_first(
-    chain: Task, tmp_path: Path
-) -> None:
-    """What the base is shown in its first batch, and so every weight after it, follows from it."""
+def test_order_of_teacher_episodes_does_not_depend_on_timing(chain: Task, tmp_path: Path) -> None:
+    """Check the order, which determines the base policy's first batch and so all its weights."""
 
     class Late(Rehearsal):
-        """The first episode to ask waits until others have begun their runs."""
+        """A pool that delays the first episode until others have started."""
 
         asked = 0
 
@@ -78,7 +76,7 @@ def test_the_teachers_episodes_have_the_same_order_whichever_run_began_first(
 
     def written(out: Path, pool: Rehearsal) -> list[tuple[Segment, ...]]:
         config = replace(for_test(DemoConfig()), demonstrations=12)
-        play = Play(TOOLS, opening, 2, 768, 24, given=given)
+        play = Play(TOOLS, opening, 2, 768, 24, initial_files=initial_files)
         demonstrate(config, pool, play, [chain], [], out, lambda _: None)
         return [e.segments for e in read_episodes(out / "episodes.jsonl")]
 
@@ -87,35 +85,7 @@ def test_the_teachers_episodes_have_the_same_order_whichever_run_began_first(
     assert one == other
 
 
-def test_a_rehearsal_knows_no_gpu(tmp_path: Path) -> None:
+def test_rehearsal_refuses_cuda_tasks(tmp_path: Path) -> None:
     task = make_tasks(tmp_path, make_chains(1, 1, seed=0), Device.CUDA, 8)[0]
     with pytest.raises(PoolError, match="add --kernels cpu"):
         Rehearsal().judge(task, Attempt(()))
-
-
-def test_seconds_of_a_stage_add_up_over_resumed_runs(tmp_path: Path) -> None:
-    for _ in range(2):
-        budget = Budget(tmp_path)
-        with budget.stage("ppo"):
-            time.sleep(0.06)
-    assert 0.1 <= Budget(tmp_path).so_far("ppo") < 1
-    assert budget.left() == float("inf")
-
-
-def test_a_killed_stage_leaves_the_seconds_that_were_last_written(tmp_path: Path) -> None:
-    budget = Budget(tmp_path)
-    with budget.stage("ppo"):
-        time.sleep(0.06)
-        budget.write()
-        assert Budget(tmp_path).spent["ppo"] >= 0.1  # rounded
-    assert list(Budget(tmp_path).spent) == ["ppo"]
-
-
-def test_what_follows_ppo_is_judged_by_what_was_before_it(tmp_path: Path) -> None:
-    budget = Budget(tmp_path, time.time() + 100)
-    budget.spent |= {"evaluation": 90.0, "rft": 2.0, "ppo": 30.0}
-    assert budget.after_ppo(10, 0) == 20  # the evaluation and the audit
-    assert budget.after_ppo(10, 5) == pytest.approx(
-        30 + 10 + 36
-    )  # and further RFT, played and made
-    assert 99 < budget.left() <= 100

@@ -1,4 +1,4 @@
-"""The bare ratio as reward, and the metrics beside it that stay comparable."""
+"""Test the speedup ratio as reward, while metrics stay milestones."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_stages import FAST, play, silent, small_actor
+from toy_game import FAST, play, silent, small_actor
 
 from cuagent.training.metrics import log_metrics, read_metrics
 from cuagent.training.model import new_critic
 from cuagent.training.ppo import ppo
-from cuagent.training.reward import Reward, worth
+from cuagent.training.reward import Reward, with_reward
 from cuagent.training.segments import Episode
 from cuagent.training.value import ValueConfig, pretrain_value
 
 
-def test_the_bare_ratio_is_that_over_compile() -> None:
+def test_ratio_reward_is_speedup_over_compile() -> None:
     wrong, right = play(small_actor(), 2, 0)
     wrong = replace(wrong, reward=-1.0, figures={"over_compile": 9.0})
     timed = replace(right, reward=3.0, figures={"over_eager": 4.0, "over_compile": 2.5})
     eager = replace(right, reward=2.0, figures={"over_eager": 4.0})
     untimed = replace(right, reward=1.0, figures={})
-    found = worth([wrong, timed, eager, untimed], Reward.RATIO)
+    found = with_reward([wrong, timed, eager, untimed], Reward.RATIO)
     assert [e.reward for e in found] == [-1.0, 2.5, 4.0, 1.0]
-    assert worth([timed], Reward.MILESTONE) == [timed]
+    assert with_reward([timed], Reward.MILESTONE) == [timed]
 
 
-def test_the_learners_see_the_ratio_and_the_metrics_the_milestones(tmp_path: Path) -> None:
+def test_learners_use_ratio_and_metrics_use_milestones(tmp_path: Path) -> None:
     actor = small_actor()
     critic = new_critic(actor)
 
@@ -44,7 +44,7 @@ def test_the_learners_see_the_ratio_and_the_metrics_the_milestones(tmp_path: Pat
     assert read_metrics(tmp_path / "value" / "metrics.jsonl")[0]["return_mean"] > 3.0
 
 
-def test_tensorboard_shows_what_the_record_says(tmp_path: Path) -> None:
+def test_tensorboard_matches_metrics_file(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -1,4 +1,4 @@
-"""Episodes through the real loop and tools: what is trained on is what was sampled."""
+"""Test episodes through the real loop and tools: the trained ids are the sampled ids."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from cuagent.task.task import Task
 from cuagent.training.batch import collate
 from cuagent.training.chat import UNPARSABLE, Chat
 from cuagent.training.collect import Collector
-from cuagent.training.data import Unusable, episode_of
+from cuagent.training.data import UnusableRun, episode_of
 from cuagent.training.engine import EngineError, LocalEngine, Request, Sampled
 from cuagent.training.judge_process import PoolError
-from cuagent.training.model import logprobs_of, new_actor, score, small_config
+from cuagent.training.model import logprobs_of, new_actor, per_token, small_config
 from cuagent.training.rollout import Batcher, Play, TokenModel, play_many, play_one
 from cuagent.training.segments import Kind, require_logprobs
 
 NO_JUDGE: Any = None  # these episodes never have anything judged
 
 
-def test_trained_ids_are_the_sampled_ids_however_strangely_split(
+def test_trained_ids_equal_sampled_ids_for_unusual_tokenization(
     task: Task, chat: Chat, play: Play, tmp_path: Path
 ) -> None:
     engine = Dictated(chat, [WRITE, SUBMIT])
@@ -41,7 +41,7 @@ def test_trained_ids_are_the_sampled_ids_however_strangely_split(
     assert chat.encode(WRITE) != engine.turns[0]  # re-tokenizing would have given other ids
     assert [len(s.logprobs or ()) for s in actions] == [len(s.ids) for s in actions]
     require_logprobs([episode])
-    # What the policy saw at its second turn is its first turn, token by token, and what came after.
+    # The second prompt contains the first turn token by token, then the tool result.
     first, second = engine.asked
     assert second.prompt[: len(first.prompt)] == first.prompt
     assert second.prompt[len(first.prompt) :][: len(actions[0].ids)] == actions[0].ids
@@ -52,9 +52,7 @@ def test_trained_ids_are_the_sampled_ids_however_strangely_split(
     assert (episode.reward, episode.stop, episode.task) == (-1.0, "no gain", task.digest)
 
 
-def test_the_stream_reads_as_the_template_would_write_it(
-    task: Task, chat: Chat, play: Play, tmp_path: Path
-) -> None:
+def test_stream_matches_template_text(task: Task, chat: Chat, play: Play, tmp_path: Path) -> None:
     engine = Dictated(chat, [WRITE, SUBMIT])
     play_one(task, NO_JUDGE, "p", chat, Batcher(engine).sample, play, 0, tmp_path / "r")
     text = chat.tokenizer.decode(list(engine.asked[1].prompt))
@@ -64,7 +62,7 @@ def test_the_stream_reads_as_the_template_would_write_it(
     )
 
 
-def test_a_turn_cut_by_length_is_closed_by_the_template_outside_of_the_loss(
+def test_template_closes_truncated_turn_outside_loss(
     task: Task, chat: Chat, play: Play, tmp_path: Path
 ) -> None:
     engine = Dictated(chat, [WRITE[:30], SUBMIT], cut=[0])
@@ -78,7 +76,7 @@ def test_a_turn_cut_by_length_is_closed_by_the_template_outside_of_the_loss(
     assert not episode.calls[0].known
 
 
-def test_rewritten_history_opens_a_new_context(chat: Chat, play: Play) -> None:
+def test_rewritten_history_opens_new_context(chat: Chat, play: Play) -> None:
     engine = Dictated(chat, [WRITE, WRITE, SUBMIT])
     model = TokenModel("p", chat, Batcher(engine).sample, play, 0)
     start = [Message("user", "a task")]
@@ -88,10 +86,10 @@ def test_rewritten_history_opens_a_new_context(chat: Chat, play: Play) -> None:
     model.query([Message("user", "summary of what was")], [], lambda *_: None)
     prompts = [r.prompt for r in engine.asked]
     assert prompts[1][: len(prompts[0])] == prompts[0]
-    assert prompts[2] == chat.opening([Message("user", "summary of what was")], [])
+    assert prompts[2] == chat.prompt_ids([Message("user", "summary of what was")], [])
 
 
-def test_many_episodes_at_once_are_reproducible_and_agree_with_the_trainer(
+def test_parallel_episodes_are_reproducible_and_match_trainer(
     task: Task, chat: Chat, play: Play, tmp_path: Path
 ) -> None:
     config = small_config(len(chat.tokenizer), 1, 32, 2, 700, chat.end, chat.pad)
@@ -108,11 +106,11 @@ def test_many_episodes_at_once_are_reproducible_and_agree_with_the_trainer(
     assert [e.segments for e in one.episodes] == [e.segments for e in two.episodes]
     assert not (tmp_path / "one").exists()
     batch = collate(one.episodes)
-    gap = (score(actor, batch, 4096, logprobs_of) - batch.logprobs)[batch.action].abs().max()
+    gap = (per_token(actor, batch, 4096, logprobs_of) - batch.logprobs)[batch.action].abs().max()
     assert gap < 1e-5
 
 
-def test_a_batch_waits_for_all_live_episodes_and_runs_once() -> None:
+def test_batch_waits_for_all_live_episodes() -> None:
     sizes: list[int] = []
 
     class Echo:
@@ -127,7 +125,7 @@ def test_a_batch_waits_for_all_live_episodes_and_runs_once() -> None:
     def episode(n: int) -> None:
         with batcher.live():
             ready.wait()
-            for _ in range(2 if n else 1):  # number 0 leaves early and must not be waited for
+            for _ in range(2 if n else 1):  # number 0 leaves early; others must not wait
                 answers[n] = batcher.sample(Request((1,), 1, seed=n)).ids[0]
 
     threads = [threading.Thread(target=episode, args=(n,)) for n in range(5)]
@@ -139,7 +137,7 @@ def test_a_batch_waits_for_all_live_episodes_and_runs_once() -> None:
     assert answers == {n: n for n in range(5)}
 
 
-def test_a_failing_engine_fails_every_waiting_episode(tmp_path: Path, chat: Chat) -> None:
+def test_engine_error_reaches_waiting_episode(tmp_path: Path, chat: Chat) -> None:
     class Broken:
         def sample(self, requests: Any) -> list[Sampled]:
             raise RuntimeError("out of memory")
@@ -148,7 +146,7 @@ def test_a_failing_engine_fails_every_waiting_episode(tmp_path: Path, chat: Chat
         Batcher(Broken()).sample(Request((1,), 1, 0))
 
 
-def test_an_engine_that_fails_in_a_way_nobody_foresaw_leaves_nobody_waiting() -> None:
+def test_unexpected_engine_error_reaches_all_waiting_episodes() -> None:
     class Broken:
         def sample(self, requests: Any) -> list[Sampled]:
             raise KeyError("a defect")
@@ -172,7 +170,7 @@ def test_an_engine_that_fails_in_a_way_nobody_foresaw_leaves_nobody_waiting() ->
     assert sorted(said) == ["'a defect'", *["sampling failed: the batch was lost"] * 2]
 
 
-def test_an_interrupted_collection_goes_on_with_the_same_policy_alone(
+def test_interrupted_collection_resumes_only_with_same_policy(
     task: Task, chat: Chat, play: Play, tmp_path: Path
 ) -> None:
     config = small_config(len(chat.tokenizer), 1, 32, 2, 700, chat.end, chat.pad)
@@ -180,42 +178,42 @@ def test_an_interrupted_collection_goes_on_with_the_same_policy_alone(
     short = replace(play, reply=6, turns=2)
     said: list[str] = []
 
-    def collection(folder: str, of: int, dies_after: int | None = None) -> list[Any]:
+    def collection(folder: str, inputs: int, dies_after: int | None = None) -> list[Any]:
         pool = cast(Any, SimpleNamespace(judge_for=lambda _: NO_JUDGE))
         out = tmp_path / folder
         collect = Collector(
-            [task], chat, engine, pool, short, out, 6, 0, at_once=2, say=said.append
+            [task], chat, engine, pool, short, out, 6, 0, max_in_flight=2, say=said.append
         )
-        collect.of = {"policy": of}
+        collect.inputs = {"policy": inputs}
         if dies_after is not None:
             collect.engine = cast(Any, Dying(engine, dies_after))
         return [(e.id, e.segments) for e in collect(0)]
 
-    whole = collection("whole", of=1)
+    whole = collection("whole", inputs=1)
     with pytest.raises(Killed):
-        collection("cut", of=1, dies_after=5)  # calls of the engine: two for two episodes
-    begun = tmp_path / "cut" / "episodes" / "00000-0.begun"
-    with begun.open("a") as torn:
+        collection("cut", inputs=1, dies_after=5)  # engine calls: two for two episodes
+    incomplete = tmp_path / "cut" / "episodes" / "00000-0.incomplete"
+    with incomplete.open("a") as torn:
         torn.write('{"v": 1, "id": "half')
-    kept = begun.read_text()
+    kept = incomplete.read_text()
     said.clear()
-    assert collection("cut", of=1) == whole
-    assert said[0] == f"  going on from 4 episodes in {begun}"
-    assert not begun.exists()
-    begun.write_text(kept)
+    assert collection("cut", inputs=1) == whole
+    assert said[0] == f"  resuming from 4 episodes in {incomplete}"
+    assert not incomplete.exists()
+    incomplete.write_text(kept)
     said.clear()
-    assert collection("cut", of=2) == whole
-    assert not said  # another policy: all of it anew
+    assert collection("cut", inputs=2) == whole
+    assert not said  # another policy: nothing is resumed
 
 
 class Killed(BaseException):
-    """Nobody catches it."""
+    """An exception that no code catches."""
 
 
 class Dying:
-    """An engine whose process is killed at a call."""
+    """An engine whose process is killed at a given call."""
 
-    gathers = True
+    needs_batches = True
 
     def __init__(self, engine: LocalEngine, calls: int) -> None:
         self.engine = engine
@@ -232,9 +230,9 @@ class Dying:
 
 
 class Endless:
-    """Always has another word for it, and counts how often it was asked."""
+    """An engine that never ends an episode, and counts its calls."""
 
-    gathers = True
+    needs_batches = True
 
     def __init__(self, chat: Chat) -> None:
         self.ids = (*chat.encode(WRITE), chat.end)
@@ -248,11 +246,11 @@ class Endless:
         return [Sampled(self.ids, (-1.0,) * len(self.ids), False) for _ in requests]
 
 
-def test_where_one_ends_all_nobody_plays_on(
+def test_failure_of_one_episode_stops_all(
     task: Task, chat: Chat, play: Play, tmp_path: Path
 ) -> None:
-    """As on Ctrl-C: the others have ten thousand turns before them, and no word of them is kept."""
-    engine, heard, judges = Endless(chat), list[object](), count()
+    """Check that the others stop early, as on Ctrl-C, and that their episodes are discarded."""
+    engine, finished, judges = Endless(chat), list[object](), count()
 
     def judge_for(_: Task) -> Any:
         if next(judges) == 3:
@@ -263,16 +261,18 @@ def test_where_one_ends_all_nobody_plays_on(
     long = replace(play, turns=10_000, context=10**7, together=0.5)
     jobs = [(task, seed) for seed in range(4)]
     with pytest.raises(PoolError, match="the judge is gone"):
-        play_many(jobs, judge_for, "p", chat, engine, long, tmp_path / "r", done=heard.append)
+        play_many(
+            jobs, judge_for, "p", chat, engine, long, tmp_path / "r", on_episode=finished.append
+        )
     assert 3 <= engine.asked < 5000
-    assert not heard
+    assert not finished
     for left in [t for t in threading.enumerate() if t.name == "cuagent-work"]:
-        left.join(30)  # it was answered, and need not have been scheduled since
+        left.join(30)  # it has its answer but may not have been scheduled yet
         assert not left.is_alive()
 
 
-def test_a_run_without_an_end_is_no_episode(tmp_path: Path, chat: Chat) -> None:
+def test_run_without_end_is_unusable(tmp_path: Path, chat: Chat) -> None:
     folder: RunFolder = new_run("x", tmp_path)
     folder.log.write_text('{"type": "session", "id": "s1", "v": 1}\n')
-    with pytest.raises(Unusable, match="still running or killed"):
+    with pytest.raises(UnusableRun, match="still running or killed"):
         episode_of(folder, chat)

@@ -1,4 +1,4 @@
-"""The training record: what it refuses, what survives the file, what becomes a batch."""
+"""Test the training record: checks, JSONL, conversion to batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def episode(*segments: Segment, name: str = "e0", reward: float = 1.0) -> Episod
     return Episode(name, "d1", "softmax", segments, reward, "submit")
 
 
-def test_an_episode_survives_the_file(tmp_path: Path) -> None:
+def test_episode_survives_file(tmp_path: Path) -> None:
     whole = replace(
         episode(PROMPT, ACTION, OBSERVATION, Segment(Kind.ACTION, (9,), None)),
         calls=(Call(0, "write", '{"path": "a"', valid=False),),
@@ -43,7 +43,7 @@ def test_an_episode_survives_the_file(tmp_path: Path) -> None:
     assert list(read_episodes(tmp_path / "a.jsonl")) == [whole, whole]
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
+def test_broken_line_is_named(tmp_path: Path) -> None:
     write_episodes(tmp_path / "a.jsonl", [episode(PROMPT, ACTION)])
     with (tmp_path / "a.jsonl").open("a") as out:
         out.write('{"v": 99}\n')
@@ -67,7 +67,7 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
         ('"context": 0', '"context": false'),
     ],
 )
-def test_a_field_of_another_type_is_named(written: str, instead: str, tmp_path: Path) -> None:
+def test_field_of_other_type_is_named(written: str, instead: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     made = episode(PROMPT, Segment(Kind.ACTION, (4, 5), (-0.5, -1.5)))
     write_episodes(path, [replace(made, calls=(Call(0, "write", "{}"),))])
@@ -94,14 +94,14 @@ def test_a_field_of_another_type_is_named(written: str, instead: str, tmp_path: 
         ((PROMPT, Segment(Kind.ACTION, (1,), (-float("inf"),))), "infinite"),
     ],
 )
-def test_a_record_that_breaks_an_invariant_is_refused(
+def test_record_that_breaks_invariant_is_refused(
     segments: tuple[Segment, ...], complaint: str
 ) -> None:
     with pytest.raises(RecordError, match=complaint):
         check(episode(*segments))
 
 
-def test_ppo_refuses_records_without_logprobs_and_names_the_first_bad_call() -> None:
+def test_require_logprobs_names_first_bad_call() -> None:
     good = episode(PROMPT, ACTION)
     bad = episode(PROMPT, ACTION, OBSERVATION, Segment(Kind.ACTION, (5,)), name="e7")
     require_logprobs([good])
@@ -124,7 +124,7 @@ def test_ppo_refuses_records_without_logprobs_and_names_the_first_bad_call() -> 
         max_size=4,
     )
 )
-def test_a_batch_holds_exactly_the_sampled_ids(raw: list[list[tuple[Kind, list[int]]]]) -> None:
+def test_batch_contains_exactly_the_sampled_ids(raw: list[list[tuple[Kind, list[int]]]]) -> None:
     episodes = []
     for pieces in raw:
         segments = [PROMPT, ACTION]
@@ -148,11 +148,11 @@ def test_a_batch_holds_exactly_the_sampled_ids(raw: list[list[tuple[Kind, list[i
     assert all(len(g) == 1 or len(g) * int(lengths[g].max()) <= 24 for g in groups)
 
 
-def test_each_context_window_is_a_row_of_its_own() -> None:
+def test_each_context_window_is_one_row() -> None:
     second = [replace(PROMPT, context=1), replace(ACTION, context=1)]
     batch = collate(
         [episode(PROMPT, ACTION), episode(PROMPT, ACTION, *second), episode(PROMPT, ACTION)]
     )
     assert batch.row_episode.tolist() == [0, 1, 1, 2]
-    with pytest.raises(RecordError, match="the model holds 4"):
+    with pytest.raises(RecordError, match="the model's context of 4"):
         collate([episode(PROMPT, ACTION)], longest=4)

@@ -1,4 +1,4 @@
-"""A seed of the trial in its own process: a borrowed pool, the arm beside PPO, the audit."""
+"""Test a seed in its own process: pool client, further RFT, audit, ablations."""
 
 from __future__ import annotations
 
@@ -19,29 +19,35 @@ from warm_python import spawning
 
 from cuagent.device_lock import DeviceLock
 from cuagent.task import Device
-from cuagent.training.ablation import ABLATIONS, against, collapsed, describe, run_ablations, share
+from cuagent.training.ablation import (
+    ABLATIONS,
+    collapsed,
+    compare_with_full,
+    copy_stages,
+    describe,
+    run_ablations,
+)
 from cuagent.training.audit import solution_of
 from cuagent.training.config import ConfigError, configure
-from cuagent.training.demo import Demo, trains_on
-from cuagent.training.filters import keep
-from cuagent.training.pool import JudgePool, kept
+from cuagent.training.demo import Demo, training_devices
+from cuagent.training.filters import filter_episodes
+from cuagent.training.pool import JudgePool, read_judgements
 from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.segments import Episode, RecordError, read_episodes
-from cuagent.training.teacher import given
-from cuagent.training.trial import compared, opening, places, run_trial
+from cuagent.training.teacher import initial_files
+from cuagent.training.trial import compare_arms, opened_in_background, run_trial, training_places
 
 
 @pytest.fixture(scope="module")
 def trial(
     once: Callable[[str, Callable[[Path], None]], Path], python: list[str], demo: Path
 ) -> Path:
-    """Another seed on the demo's tasks, once `python` and the demo are made, beside each other.
-    Only to be read, as the demo."""
+    """A trial of another seed on the demo's tasks. Read only: several test processes share it."""
 
     def train(out: Path) -> None:
         memory = shutil.copy(demo / "judgements.pickle", out / "shared.pickle")
-        # Two episodes of the teacher more than the demo had: what they write is new.
+        # Two more teacher episodes than in the demo, so that some kernels are new.
         small = replace(for_test(DemoConfig()), cores=1, demonstrations=8, judgements=str(memory))
         with (out / "said.txt").open("w") as said, spawning(python, out.with_suffix(".python")):
             run_trial(small, [3], "cpu", out, lambda text: print(text, file=said))
@@ -49,7 +55,7 @@ def trial(
     return once("trial", train)
 
 
-def test_arms_are_compared_on_the_same_heldout_tasks(trial: Path) -> None:
+def test_arms_are_compared_on_same_heldout_tasks(trial: Path) -> None:
     found = json.loads((trial / "trial.json").read_text())
     assert set(found["reward"]) == {"base", "rft", "ppo", "more", "best of 2 of rft"}
     assert found["heldout_tasks"] == 1
@@ -60,19 +66,21 @@ def test_arms_are_compared_on_the_same_heldout_tasks(trial: Path) -> None:
     assert "last quartile" in (trial / "seed-3" / "report.html").read_text()
     together = (trial / "report.html").read_text()
     assert "<title>seed-3</title>" in together
-    assert "<li>ppo less rft" in together
+    assert "<li>ppo minus rft" in together
 
 
-def test_judgements_are_remembered_across_runs(trial: Path, demo: Path) -> None:
-    """What a run writes as another one before it is not judged again."""
-    [counts] = re.findall(r"(\d+) kernels judged, (\d+) rem", (trial / "said.txt").read_text())
-    judged, remembered = map(int, counts)
-    assert remembered > judged > 0
-    known = [key for key, _ in kept(trial / "shared.pickle")]
-    assert len(known) == len(set(known)) == len(kept(demo / "judgements.pickle")) + judged
+def test_judgements_are_cached_across_runs(trial: Path, demo: Path) -> None:
+    """Check that kernels of an earlier run are not judged again."""
+    [counts] = re.findall(r"(\d+) kernels judged, (\d+) from", (trial / "said.txt").read_text())
+    judged, cache_hits = map(int, counts)
+    assert cache_hits > judged > 0
+    known = [key for key, _ in read_judgements(trial / "shared.pickle")]
+    assert (
+        len(known) == len(set(known)) == len(read_judgements(demo / "judgements.pickle")) + judged
+    )
 
 
-def test_the_other_arm_plays_as_many_episodes_as_ppo(trial: Path) -> None:
+def test_further_rft_plays_as_many_episodes_as_ppo(trial: Path) -> None:
     seed = trial / "seed-3"
     ppo = [*(seed / "ppo" / "episodes").glob("*.jsonl")]
     ppo.append(seed / "value" / "sampled" / "episodes" / "00000.jsonl")
@@ -81,7 +89,7 @@ def test_the_other_arm_plays_as_many_episodes_as_ppo(trial: Path) -> None:
     assert sum(len(list(read_episodes(p))) for p in more) == 18
 
 
-def test_the_kernel_that_was_scored_is_found_in_the_episodes_calls(trial: Path) -> None:
+def test_scored_kernel_is_rebuilt_from_calls(trial: Path) -> None:
     from cuagent.task import load_task
 
     task = load_task(str(next((trial / "tasks").glob("*.py"))), device="cpu")
@@ -89,28 +97,28 @@ def test_the_kernel_that_was_scored_is_found_in_the_episodes_calls(trial: Path) 
     scored = [e for e in episodes if e.reward > 0]
     assert scored
     for episode in scored:
-        assert solution_of(episode, given(task)).digest == episode.solution
-    with pytest.raises(RecordError, match="do not make the kernel"):
-        solution_of(replace(scored[0], solution="another"), given(task))
+        assert solution_of(episode, initial_files(task)).digest == episode.solution
+    with pytest.raises(RecordError, match="do not produce the kernel"):
+        solution_of(replace(scored[0], solution="another"), initial_files(task))
 
 
-def test_where_seeds_fail_tasks_that_are_not_opened_yet_stay_so() -> None:
-    begun, failed = threading.Event(), threading.Event()
+def test_failed_seed_stops_opening_of_tasks() -> None:
+    started, failed = threading.Event(), threading.Event()
     opened = list[object]()
 
-    def open_each(tasks: list[object], enough: Callable[[], bool]) -> None:
+    def open_each(tasks: list[object], should_stop: Callable[[], bool]) -> None:
         for task in tasks:
-            if not enough():
+            if not should_stop():
                 opened.append(task)
-                begun.set()
+                started.set()
                 assert failed.wait(10)
 
     pool: Any = SimpleNamespace(open=open_each)
     tasks: list[Any] = ["a", "b", "c"]
 
     def train() -> None:
-        with opening(tasks, pool):
-            assert begun.wait(10)
+        with opened_in_background(tasks, pool):
+            assert started.wait(10)
             threading.Timer(0.1, failed.set).start()
             raise RecordError("a seed failed")
 
@@ -119,64 +127,64 @@ def test_where_seeds_fail_tasks_that_are_not_opened_yet_stay_so() -> None:
     assert opened == ["a"]
 
 
-def test_a_trial_that_was_cut_off_says_what_it_has(trial: Path, tmp_path: Path) -> None:
+def test_interrupted_trial_reports_finished_stages(trial: Path, tmp_path: Path) -> None:
     for stage in ("base", "rft"):
         shutil.copytree(trial / "seed-3" / stage, tmp_path / "seed-3" / stage)
-    found = compared(tmp_path, [3])
+    found = compare_arms(tmp_path, [3])
     assert set(found["reward"]) == {"base", "rft", "best of 2 of rft"}
     assert found["rft_less_base"] is not None
     assert found["faster_ppo_less_rft"] is None
 
 
-def test_an_arm_takes_over_the_stages_it_does_not_change(trial: Path, tmp_path: Path) -> None:
-    share(trial / "seed-3", tmp_path / "seed-3", "rft")
+def test_arm_copies_unchanged_stages(trial: Path, tmp_path: Path) -> None:
+    copy_stages(trial / "seed-3", tmp_path / "seed-3", "rft")
     assert {p.name for p in (tmp_path / "seed-3").iterdir()} == {"base", "rft"}
-    assert against(trial, tmp_path, [3]) == {"seeds": []}
+    assert compare_with_full(trial, tmp_path, [3]) == {"seeds": []}
     shutil.copytree(trial / "seed-3" / "ppo", tmp_path / "seed-3" / "ppo")
-    found = against(trial, tmp_path, [3])
+    found = compare_with_full(trial, tmp_path, [3])
     assert found["arm_less_full"]["mean"] == 0
     assert found["arm"] == found["full"]
     assert len(found["arm"][0]["ev"]) == 2
 
 
-def test_where_an_arm_made_fewer_iterations_areas_are_of_those_that_both_made(
-    trial: Path, tmp_path: Path
-) -> None:
+def test_areas_use_iterations_of_both_arms(trial: Path, tmp_path: Path) -> None:
     shutil.copytree(trial / "seed-3" / "ppo", tmp_path / "seed-3" / "ppo")
     metrics = tmp_path / "seed-3" / "ppo" / "metrics.jsonl"
     first = metrics.read_text().splitlines()[0]
     metrics.write_text(first + "\n")
-    found = against(trial, tmp_path, [3])
+    found = compare_with_full(trial, tmp_path, [3])
     assert [found[arm][0]["iterations"] for arm in ("arm", "full")] == [1, 2]
     assert {found[arm][0]["area"] for arm in ("arm", "full")} == {json.loads(first)["reward"]}
     assert "after 1 iterations, 2 in full" in describe("ratio", found)
 
 
-def test_no_seed_trains_on_a_gpu_that_times_where_there_is_another(
+def test_seeds_avoid_timing_gpu_if_another_exists(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     cuda = replace(DemoConfig(), kernels=Device.CUDA)
-    assert trains_on(cuda, "cuda") == ["cuda:1", "cuda:2"]
-    assert trains_on(replace(cuda, gpus=(1, 2)), "cuda") == ["cuda:0"]
-    assert trains_on(DemoConfig(), "cuda") == ["cuda:0", "cuda:1", "cuda:2"]
-    assert trains_on(cuda, "cpu") == ["cpu"]
+    assert training_devices(cuda, "cuda") == ["cuda:1", "cuda:2"]
+    assert training_devices(replace(cuda, gpus=(1, 2)), "cuda") == ["cuda:0"]
+    assert training_devices(DemoConfig(), "cuda") == ["cuda:0", "cuda:1", "cuda:2"]
+    assert training_devices(cuda, "cpu") == ["cpu"]
 
 
-def test_who_trains_on_a_gpu_that_times_takes_turns_with_its_owners(
+def test_seeds_on_timing_gpu_hold_its_lock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     cuda = replace(DemoConfig(), kernels=Device.CUDA)
     with JudgePool(gpus=(0, 1)) as pool:
-        both = places(replace(cuda, gpus=(0, 1)), "cuda", pool)
+        both = training_places(replace(cuda, gpus=(0, 1)), "cuda", pool)
         assert both == [("cuda:0", pool.device_lock(0)), ("cuda:1", pool.device_lock(1))]
         assert both[0][1] != both[1][1]
-        assert places(cuda, "cuda", pool) == [("cuda:1", DeviceLock())], "nothing is timed there"
-        assert places(DemoConfig(), "cuda", pool)[0] == ("cuda:0", DeviceLock())
+        assert training_places(cuda, "cuda", pool) == [("cuda:1", DeviceLock())], (
+            "nothing is timed there"
+        )
+        assert training_places(DemoConfig(), "cuda", pool)[0] == ("cuda:0", DeviceLock())
 
 
-def test_on_a_gpu_that_times_no_model_computes_but_in_its_turn(tmp_path: Path) -> None:
+def test_models_compute_only_under_device_lock(tmp_path: Path) -> None:
     device_lock, computed = DeviceLock(tmp_path / "gpu-0"), list[str]()
 
     def held(model: Any, _: Any) -> None:
@@ -190,13 +198,13 @@ def test_on_a_gpu_that_times_no_model_computes_but_in_its_turn(tmp_path: Path) -
         config = replace(for_test(DemoConfig()), rehearsal=True)
         demo = Demo(config, "cpu", tmp_path, Rehearsal(), tmp_path, device_lock=device_lock)
         demo.run()
-        demo.further()
+        demo.run_further_rft()
     finally:
         watch.remove()
     assert {"LlamaForCausalLM", "LlamaForTokenClassification"} <= set(computed)
 
 
-def test_arms_are_those_declared(trial: Path, tmp_path: Path) -> None:
+def test_arms_match_documentation(trial: Path, tmp_path: Path) -> None:
     for arm in ABLATIONS.values():
         assert configure(DemoConfig(), None, arm.sets) != DemoConfig()
     declared = (Path(__file__).parents[2] / "docs" / "research" / "ablations.md").read_text()
@@ -207,14 +215,14 @@ def test_arms_are_those_declared(trial: Path, tmp_path: Path) -> None:
         run_ablations(["no-value"], DemoConfig(), [3, 4], "cpu", trial, print)
 
 
-def test_what_is_right_in_one_turn_is_imitated_though_it_cannot_be_submitted() -> None:
+def test_one_turn_arm_imitates_kernels_without_submit() -> None:
     arm = configure(DemoConfig(), None, ABLATIONS["one-turn"].sets)
     right = Episode("e", "t", "t", (), 1.0, "step limit")
-    assert keep([right], arm.filters)[0] == [right]
-    assert not keep([right], DemoConfig().filters)[0]
+    assert filter_episodes([right], arm.filters)[0] == [right]
+    assert not filter_episodes([right], DemoConfig().filters)[0]
 
 
-def test_a_collapse_is_five_low_iterations_or_many_cut() -> None:
+def test_collapse_is_five_low_iterations_or_many_cut() -> None:
     calm = [0.0] * 7
     assert not collapsed([1.0, 2.0, *[1.1] * 5], calm)
     assert collapsed([1.0, 2.0, *[0.9] * 5], calm)

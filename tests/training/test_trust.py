@@ -1,4 +1,4 @@
-"""A step of PPO that goes too far is drawn back; one that does not is left alone."""
+"""Test that a PPO step beyond the limit is shrunk, and others are unchanged."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from toy_game import FAST, play, same, silent, small_actor, weights
 
 from cuagent.training import optimize
 from cuagent.training.batch import collate
@@ -20,12 +21,11 @@ from cuagent.training.monitor import NOT_FINITE, Limits, alarms
 from cuagent.training.optimize import AdamW
 from cuagent.training.ppo import PpoConfig, ppo
 from cuagent.training.segments import Episode
-from cuagent.training.trust import draw_back, kl_between, remembered
-from tests.training.test_stages import FAST, play, same, silent, small_actor, weights
+from cuagent.training.trust import binary_kl, shrink_step, snapshot
 
 
 def line(at: float) -> torch.nn.Linear:
-    """One weight, and one that is not trained."""
+    """Return a model with one trained weight and one frozen bias."""
     model = torch.nn.Linear(1, 1)
     torch.nn.init.constant_(model.weight, at)
     model.bias.requires_grad_(False)
@@ -36,93 +36,94 @@ def squared(model: torch.nn.Linear) -> Callable[[], float]:
     return lambda: model.weight.item() ** 2
 
 
-def test_a_step_too_far_is_halved_until_it_is_not() -> None:
+def test_step_beyond_limit_is_halved() -> None:
     model = line(0.0)
-    before = remembered(model)
+    before = snapshot(model)
     torch.nn.init.constant_(model.weight, 1.0)
     bias = model.bias.clone()
-    found = draw_back(model, before, squared(model), 0.1)
+    found = shrink_step(model, before, squared(model), 0.1)
     assert found == {"kl_made": 1.0, "kl": 0.0625, "kept": 0.25}
     assert model.weight.item() == 0.25
     assert torch.equal(model.bias, bias)
 
 
-def test_a_step_within_the_limit_is_left_alone_to_the_bit() -> None:
+def test_step_within_limit_is_unchanged() -> None:
     model = line(0.0)
-    before = remembered(model)
+    before = snapshot(model)
     torch.nn.init.constant_(model.weight, 0.3)
     made = weights(model)
-    assert draw_back(model, before, squared(model), 0.1)["kept"] == 1
+    assert shrink_step(model, before, squared(model), 0.1)["kept"] == 1
     assert same(made, weights(model))
 
 
 @pytest.mark.parametrize("at", [math.nan, math.inf, 1e9])
-def test_a_step_that_no_halving_mends_is_not_made(at: float) -> None:
+def test_step_that_no_halving_fixes_is_undone(at: float) -> None:
     model = line(0.7)
-    before = remembered(model)
+    before = snapshot(model)
     torch.nn.init.constant_(model.weight, at)
-    found = draw_back(model, before, squared(model), 0.1)
+    found = shrink_step(model, before, squared(model), 0.1)
     assert (found["kl"], found["kept"]) == (0.0, 0.0)
     assert not found["kl_made"] < 1e17
     assert same(before, [model.weight])
 
 
-def test_the_last_halving_counts() -> None:
+def test_last_halving_is_tried() -> None:
     model = line(0.0)
-    before = remembered(model)
+    before = snapshot(model)
     torch.nn.init.constant_(model.weight, 64.0)
-    found = draw_back(model, before, squared(model), 1.0)
+    found = shrink_step(model, before, squared(model), 1.0)
     assert found == {"kl_made": 4096.0, "kl": 1.0, "kept": 1 / 64}
 
 
-def test_weights_of_bf16_come_back_as_far_as_the_others() -> None:
-    """Halved again and again, steps of one last bit would stay whole."""
+def test_bf16_weights_return_completely() -> None:
+    """Check that halving starts from the full step: halved repeatedly, one-bit steps would not
+    shrink."""
     model = torch.nn.Linear(1000, 1, dtype=torch.bfloat16)
-    before = remembered(model)
+    before = snapshot(model)
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.nextafter(p, torch.full_like(p, 9.0)))
     looks = iter([9.0, 9.0, 9.0, 0.0])
-    assert draw_back(model, before, lambda: next(looks), 1.0)["kept"] == 1 / 8
+    assert shrink_step(model, before, lambda: next(looks), 1.0)["kept"] == 1 / 8
     assert same(before, weights(model))
 
 
 def kl(p: float, q: float) -> float:
-    """Of two outcomes."""
+    """Return the KL of two Bernoulli distributions."""
     return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
 
 
-def test_the_distance_is_the_divergence_of_each_sampled_token_and_all_others() -> None:
+def test_binary_kl_matches_formula() -> None:
     old, new = torch.tensor([[0.5, 0.9, 0.1, 0.2]]), torch.tensor([[0.25, 0.8, 0.6, 0.9]])
     action = torch.tensor([[True, True, True, False]])
     expected = (kl(0.5, 0.25) + kl(0.9, 0.8) + kl(0.1, 0.6)) / 3
-    assert kl_between(old.log(), new.log(), action) == pytest.approx(expected)
-    assert kl_between(new.log(), old.log(), action) != pytest.approx(expected)
+    assert binary_kl(old.log(), new.log(), action) == pytest.approx(expected)
+    assert binary_kl(new.log(), old.log(), action) != pytest.approx(expected)
 
 
-def test_the_distance_is_never_more_than_that_of_the_whole_vocabulary() -> None:
+def test_binary_kl_is_below_full_kl() -> None:
     torch.manual_seed(0)
     old, new = (torch.log_softmax(3 * torch.randn(1, 200, 50), -1) for _ in "12")
     exact = float((old.exp() * (old - new)).sum(-1).mean())
     drawn = torch.distributions.Categorical(logits=old).sample()[..., None]
     tokens = [x.gather(-1, drawn).squeeze(-1) for x in (old, new)]
-    assert 0 < kl_between(*tokens, torch.ones(1, 200, dtype=torch.bool)) < exact
+    assert 0 < binary_kl(*tokens, torch.ones(1, 200, dtype=torch.bool)) < exact
 
 
-def test_a_token_that_is_certain_counts_no_more_than_fp32_can_say() -> None:
+def test_certain_token_is_limited_by_fp32_resolution() -> None:
     old, new = torch.tensor([[0.9, 0.1]]).log(), torch.log_softmax(torch.tensor([[17.0, 0.0]]), -1)
     exact = float((old.exp() * (old - new)).sum())
-    found = kl_between(old[:, :1], new[:, :1], torch.tensor([[True]]))
+    found = binary_kl(old[:, :1], new[:, :1], torch.tensor([[True]]))
     assert 0.7 * exact < found < exact
 
 
 @pytest.mark.parametrize(("then", "now"), [(-9.0, -0.1), (0.0, -12.0), (-1e-7, 0.0), (0.0, 0.0)])
-def test_one_token_counts_no_more_than_what_can_be_said_of_it(then: float, now: float) -> None:
+def test_single_token_kl_is_bounded(then: float, now: float) -> None:
     yes = torch.tensor([[True]])
-    assert 0 <= kl_between(torch.tensor([[then]]), torch.tensor([[now]]), yes) <= 12.0
+    assert 0 <= binary_kl(torch.tensor([[then]]), torch.tensor([[now]]), yes) <= 12.0
 
 
-def test_ppo_goes_no_further_than_it_may(tmp_path: Path) -> None:
+def test_ppo_step_stays_within_max_kl(tmp_path: Path) -> None:
     steep = replace(FAST, iterations=3, actor=AdamW(lr=3e-2))
 
     def history(name: str, config: PpoConfig) -> list[dict[str, float]]:
@@ -140,7 +141,7 @@ def test_ppo_goes_no_further_than_it_may(tmp_path: Path) -> None:
     assert all("kl" not in m for m in history("as in the paper", steep))
 
 
-def test_the_policy_that_may_not_move_does_not_and_its_critic_learns(tmp_path: Path) -> None:
+def test_max_kl_zero_keeps_policy_and_trains_critic(tmp_path: Path) -> None:
     actor = small_actor()
     critic = new_critic(actor)
     before = weights(actor), weights(critic)
@@ -149,15 +150,15 @@ def test_the_policy_that_may_not_move_does_not_and_its_critic_learns(tmp_path: P
     ppo(actor, critic, lambda i: play(actor, 32, i), config, tmp_path, said.append)
     assert same(before[0], weights(actor))
     assert not same(before[1], weights(critic))
-    assert ", step drawn back to 0.0%" in said[0]
-    assert "every step went too far" in said[1]
+    assert ", step reduced to 0.0%" in said[0]
+    assert "policy unchanged" in said[1]
 
 
-def test_the_distance_is_of_the_whole_batch_after_all_updates(tmp_path: Path) -> None:
+def test_kl_covers_whole_batch_after_all_updates(tmp_path: Path) -> None:
     actor = small_actor()
     before = copy.deepcopy(actor)
     episodes = play(actor, 32, 1)
-    # As if another engine had sampled: what it said is not what the distance is taken from.
+    # Log-probabilities of another engine must not enter the distance.
     others = [
         replace(e, segments=tuple(replace(s, logprobs=shifted(s.logprobs)) for s in e.segments))
         for e in episodes
@@ -174,18 +175,18 @@ def shifted(logprobs: tuple[float, ...] | None) -> tuple[float, ...] | None:
     return None if logprobs is None else tuple(x - 0.3 for x in logprobs)
 
 
-def test_moments_stay_where_a_step_is_drawn_back() -> None:
+def test_shrunk_step_keeps_optimizer_moments() -> None:
     model = line(0.0)
     optimizer = torch.optim.AdamW([model.weight], lr=1.0)
-    before = remembered(model)
+    before = snapshot(model)
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()
     moments = copy.deepcopy(optimizer.state_dict())
-    assert draw_back(model, before, squared(model), 0.1)["kept"] < 1
+    assert shrink_step(model, before, squared(model), 0.1)["kept"] < 1
     assert str(optimizer.state_dict()) == str(moments)
 
 
-def test_a_gradient_that_is_no_number_is_not_applied_and_the_run_learns_on(
+def test_gradient_that_is_not_finite_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = iter([False, True, False, False])
@@ -213,7 +214,7 @@ def test_a_gradient_that_is_no_number_is_not_applied_and_the_run_learns_on(
     assert [m["kept"] for m in history] == [1.0] * 4
 
 
-def test_the_monitor_looks_at_what_is_left_of_the_step() -> None:
+def test_monitor_uses_kl_after_shrinking() -> None:
     limits = Limits(approx_kl=0.05)
     names = {a.name for a in alarms([{"approx_kl": 0.2, "kl": 0.01, "kept": 0.5}], limits)}
     assert not names & {"kl", "kept"}
@@ -222,7 +223,7 @@ def test_the_monitor_looks_at_what_is_left_of_the_step() -> None:
     assert NOT_FINITE in {a.name for a in alarms([{"kl_made": math.nan}], limits)}
 
 
-def test_a_limit_below_zero_is_refused() -> None:
+def test_negative_max_kl_is_refused() -> None:
     assert configure(PpoConfig(), None, ["max_kl=0.01"]).max_kl == 0.01
     with pytest.raises(ConfigError, match="max_kl"):
         configure(PpoConfig(), None, ["max_kl=-1"])

@@ -1,4 +1,5 @@
-"""The export to verl: its files, our GAE under its signature, and the contract with a real verl."""
+"""Test the export to verl: files, our GAE with its signature, the interface of an
+installed verl."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from dictated import SOURCE
-from test_stages import play, small_actor
+from toy_game import play, small_actor
 
 from cuagent.training.advantage import advantages_and_returns, whiten
 from cuagent.training.chat import Chat
@@ -30,17 +31,17 @@ needs_verl = pytest.mark.skipif(find_spec("verl") is None, reason="verl is not i
 
 @pytest.fixture
 def batch() -> dict[str, Any]:
-    """Two rows that end in an observation, as verl lays them out, and one of padding."""
+    """Two rows that end in an observation, in verl's layout, and one row of padding."""
     mask = torch.tensor([[1, 1, 0, 0, 1, 0, 0, 0], [1, 0, 1, 1, 1, 1, 0, 0], [0] * 8])
     rewards = torch.zeros(3, 8)
-    rewards[0, 6] = 3.0  # where verl puts it: on the last token of the response
+    rewards[0, 6] = 3.0  # verl's position: the last token of the response
     rewards[1, 5] = -1.0
     values = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
     return {"token_level_rewards": rewards, "values": values, "response_mask": mask}
 
 
 @pytest.mark.parametrize("lam_actor", ["", "0.8", "adaptive"])
-def test_our_gae_under_verls_signature(
+def test_gae_with_verl_signature_matches_ours(
     batch: dict[str, Any], lam_actor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LAM_ACTOR, lam_actor)
@@ -53,12 +54,12 @@ def test_our_gae_under_verls_signature(
     assert torch.equal(returns[:2], wanted)
     torch.testing.assert_close(advantages[:2], whiten(raw, mask[:2]))
     assert not advantages[2].any()
-    moved = batch["token_level_rewards"].roll(1, 1)  # further behind: it must not matter
+    moved = batch["token_level_rewards"].roll(1, 1)  # a later position must give the same result
     again, _ = gae(moved, batch["values"], batch["response_mask"], 1.0, 0.95)
     assert torch.equal(again, advantages)
 
 
-def test_what_our_gae_does_not_cover_is_refused(batch: dict[str, Any]) -> None:
+def test_gae_refuses_discount_and_reward_within_episode(batch: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="needs algorithm"):
         gae(**batch, gamma=0.99, lam=1.0)
     batch["token_level_rewards"][0, 0] = -0.1  # a KL penalty
@@ -66,7 +67,7 @@ def test_what_our_gae_does_not_cover_is_refused(batch: dict[str, Any]) -> None:
         gae(**batch, gamma=1.0, lam=1.0)
 
 
-def test_rows_end_with_an_action_and_the_last_window_has_the_reward() -> None:
+def test_rows_end_with_action_and_last_window_has_reward() -> None:
     segments = (
         Segment(Kind.PROMPT, (1, 2)),
         Segment(Kind.ACTION, (3,), (-0.5,)),
@@ -83,7 +84,7 @@ def test_rows_end_with_an_action_and_the_last_window_has_the_reward() -> None:
     assert first["response_logprobs"] == [-0.5, 0.0, 0.0, -0.25, -1.0]
     assert (first["reward_score"], second["reward_score"]) == (None, 2.0)
     assert (second["prompt_ids"], second["response_ids"]) == ([1, 9], [3])
-    for episode in play(small_actor(), 3, 0):  # their last segment is a tool's
+    for episode in play(small_actor(), 3, 0):  # their last segment is an observation
         assert all(row["response_mask"][-1] == 1 for row in rows_of(episode))
 
 
@@ -102,7 +103,7 @@ def exported(chat: Chat, tmp_path: Path) -> Path:
     return out
 
 
-def test_the_folder_is_whole(exported: Path) -> None:
+def test_exported_folder_is_complete(exported: Path) -> None:
     import pyarrow.parquet as parquet
     from transformers import AutoModelForTokenClassification
 
@@ -122,7 +123,7 @@ def test_the_folder_is_whole(exported: Path) -> None:
 
 
 @needs_verl
-def test_verl_knows_every_setting_of_the_script() -> None:
+def test_verl_accepts_every_exported_setting() -> None:
     from hydra import compose, initialize_config_module
 
     with initialize_config_module("verl.trainer.config", version_base=None):
@@ -133,7 +134,7 @@ def test_verl_knows_every_setting_of_the_script() -> None:
 
 
 @needs_verl
-def test_the_plugin_is_what_verl_calls(exported: Path) -> None:
+def test_verl_calls_installed_plugin(exported: Path) -> None:
     seen = subprocess.run(
         [sys.executable, "-W", "ignore", "-c",
          "import verl, inspect; from verl.trainer.ppo import core_algos, ray_trainer; "
@@ -148,7 +149,7 @@ def test_the_plugin_is_what_verl_calls(exported: Path) -> None:
 
 
 @needs_verl
-def test_the_loop_is_made_and_answers_as_verl_asks() -> None:
+def test_agent_loop_matches_verl_interface() -> None:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
     from verl.trainer.ppo import core_algos
     from verl.workers.rollout.llm_server import LLMServerClient

@@ -1,4 +1,4 @@
-"""Runs that were compacted and undone: what was said, and what was sampled, each once."""
+"""Test compacted and undone runs: every sampled message is used once."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SUMMARY = "a.txt is written"
 
 
 def take_back(run: Run, _model: Model) -> None:
-    """As a person does between two turns, and says to go on."""
+    """Undo the last turn, like a user between two turns, and continue."""
     undo(run)
     run.stop = None
 
 
 def before_step(steps: dict[int, Callable[[Run, Model], object]]) -> Sequence[Hook]:
-    """A hook that does something before the n-th question to the model, counted from 0."""
+    """Return a hook that acts before the n-th model call, counted from 0."""
     todo = dict(steps)
 
     def hook(run: Run, model: Model) -> None:
@@ -64,7 +64,7 @@ def written(name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def run(task: Task, play: Play, tmp_path: Path) -> RunFolder:
-    """Writes a, is compacted, writes b, writes c, which is undone, submits."""
+    """A run that writes a, is compacted, writes b, writes c (undone), and submits."""
     replies = [
         written("a"),
         {"text": SUMMARY},
@@ -83,7 +83,7 @@ def paths(episode: Episode) -> list[str]:
     return [json.loads(c.arguments).get("path", c.name) for c in episode.calls]
 
 
-def test_an_undone_step_is_left_out_and_a_compacted_one_is_not(run: RunFolder, chat: Chat) -> None:
+def test_undone_step_is_dropped_and_compacted_step_kept(run: RunFolder, chat: Chat) -> None:
     episode = episode_of(run, chat)
     assert paths(episode) == ["a", "b", "submit"]
     assert [c.turn for c in episode.calls] == [0, 1, 2]
@@ -98,7 +98,7 @@ def test_an_undone_step_is_left_out_and_a_compacted_one_is_not(run: RunFolder, c
     assert collate([episode]).row_episode.tolist() == [0, 0]
 
 
-def test_a_summary_is_no_action_and_each_sampled_message_is_in_one_window(run: RunFolder) -> None:
+def test_summary_is_not_an_action_and_windows_partition_messages(run: RunFolder) -> None:
     records = read_records(run)
     windows = windows_of(records)
     sampled = [r["id"] for window in windows for r in window if r["sampled"]]
@@ -107,7 +107,7 @@ def test_a_summary_is_no_action_and_each_sampled_message_is_in_one_window(run: R
     assert [window[0]["role"] for window in windows] == ["system", "system"]
 
 
-def test_exports_tell_what_stands(run: RunFolder) -> None:
+def test_exports_follow_final_branch(run: RunFolder) -> None:
     rows = chat_rows(run)
     assert [row["window"] for row in rows] == [0, 1]
     calls = [c["function"]["arguments"] for row in rows for m in row["messages"]
@@ -119,7 +119,7 @@ def test_exports_tell_what_stands(run: RunFolder) -> None:
     assert [s["step_id"] for s in found["steps"]] == list(range(1, 7))
 
 
-def test_sampled_ids_of_a_compacted_run_are_those_that_its_policy_acted_with(
+def test_sampled_ids_of_compacted_run_match_prompts(
     task: Task, play: Play, chat: Chat, tmp_path: Path
 ) -> None:
     engine = Dictated(chat, [WRITE, SUMMARY, WRITE, WRITE, SUBMIT])

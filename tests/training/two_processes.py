@@ -1,4 +1,5 @@
-"""Run by torchrun in test_parallel.py: RFT and PPO on recorded episodes, in both placements."""
+"""Run RFT and PPO on recorded episodes in both placements; test_parallel.py starts it by
+torchrun."""
 
 from __future__ import annotations
 
@@ -11,17 +12,17 @@ import torch
 from cuagent.training import parallel
 from cuagent.training.model import load_actor, new_actor, new_critic, save_model, small_config
 from cuagent.training.optimize import AdamW
-from cuagent.training.placement import Placement, copy_weights, place, whole
+from cuagent.training.placement import Placement, copy_weights, place, unshard
 from cuagent.training.ppo import PpoConfig, ppo
 from cuagent.training.rft import RftConfig, rft
 from cuagent.training.segments import read_episodes
 
 SMALL = 60
-"""Tokens of a microbatch, so that every process has several; not equally many of them."""
+"""Tokens of a microbatch, so that every process has several, in different numbers."""
 
 
 def train(episodes_file: Path, out: Path, placement: Placement, device: str = "cpu") -> None:
-    """All in `out`; goes on from the checkpoints there."""
+    """Train into `out`; resume from the checkpoints there."""
     episodes = list(read_episodes(episodes_file))
     start = new_actor(small_config(16, 2, 32, 2, 64, 1, 0), 0)
     critic = place(new_critic(start), placement, device)
@@ -32,13 +33,13 @@ def train(episodes_file: Path, out: Path, placement: Placement, device: str = "c
         minibatches=2,
         actor=AdamW(lr=1e-3),
         critic=AdamW(lr=1e-3),
-        max_kl=1e-5,  # further than that goes every step, so that each is drawn back
+        max_kl=1e-5,  # every step exceeds this and is shrunk
         tokens_per_microbatch=SMALL,
         save_every=1,
     )
     ppo(actor, critic, lambda _: episodes, config, out / "ppo", print)
     weights = torch.cat(
-        [whole(p.detach()).flatten() for m in (actor, critic) for p in m.parameters()]
+        [unshard(p.detach()).flatten() for m in (actor, critic) for p in m.parameters()]
     )
     torch.save(weights.cpu(), out / f"weights-{parallel.rank()}.pt")
     save_model(actor, out / "model")
@@ -53,9 +54,9 @@ def main(episodes_file: Path, out: Path, device: str) -> None:
     own = parallel.start(device)
     train(episodes_file, out / "replicated", Placement(), own)
     train(episodes_file, out / "sharded", Placement(sharded=True, recompute=True), own)
-    train(episodes_file, out / "begun-by-one", Placement(sharded=True), own)
-    assert parallel.together(parallel.mine(list(range(7)))) == list(range(7))
-    gc.collect()  # sharded models hold the group that is taken down
+    train(episodes_file, out / "started-by-one", Placement(sharded=True), own)
+    assert parallel.gather_interleaved(parallel.local_share(list(range(7)))) == list(range(7))
+    gc.collect()  # sharded models refer to the process group
     parallel.stop()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 from collections.abc import Callable
 
@@ -61,6 +62,28 @@ def test_once_the_work_is_done_a_line_is_the_next_one_and_an_empty_one_too() -> 
         keys.send_text("to the session\r")
         assert [prompt.next(), prompt.next()] == ["", "to the session"]
     assert taken == ["to the agent"]
+
+
+def test_a_question_keeps_the_status_below_it() -> None:
+    written, answers = io.StringIO(), []
+    output = Vt100_Output(written, lambda: Size(40, 80), term="xterm")
+    with (
+        create_pipe_input() as keys,
+        create_app_session(input=keys, output=output),
+        Prompt({}, status=lambda width: ["what streams", "step 3, 1:07"]) as prompt,
+    ):
+        _until(lambda: "step 3, 1:07" in written.getvalue())
+        written.truncate(0)
+        asking = threading.Thread(
+            target=lambda: answers.append(prompt.ask("may it?", threading.Event()))
+        )
+        asking.start()
+        _until(lambda: "may it?" in written.getvalue())
+        lines = prompt._message()[0][1]
+        keys.send_text("y\r")
+        asking.join(10)
+    assert lines == "may it?\nstep 3, 1:07\n"
+    assert answers == ["y"]
 
 
 def _after(written: io.StringIO) -> str:

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 from samples import a_run
 
-from cuagent.events import Phase, TextDelta
+from cuagent.events import Phase, RunEnded, TextDelta, UserSaid
 from cuagent.ui.flow import Flow
 from cuagent.ui.jsonl import JsonLines
 from cuagent.ui.region import Region
@@ -133,6 +133,37 @@ def test_a_terminal_is_only_appended_to(slowly: str) -> None:
 def test_the_live_line_is_there_and_says_where_the_run_stands(slowly: str) -> None:
     states = re.findall(r"step 2 · \d:\d\d · best 1\.25x · 44\.3k tokens", slowly)
     assert states
+
+
+def test_long_words_of_the_user_are_not_repeated_whole() -> None:
+    stream = io.StringIO()
+    with Terminal(stream, foot=True) as show:
+        show(UserSaid("\n".join(map(str, range(100)))))
+    assert len(stream.getvalue().split()) < 30
+    assert "92 more lines" in stream.getvalue()
+
+
+def test_what_came_of_a_run_is_told_when_it_changes() -> None:
+    stream = io.StringIO()
+    with Terminal(stream, foot=True) as show:
+        for stop, summary in (
+            ("answered", "no accepted kernel"),
+            ("answered", "no accepted kernel"),
+            ("interrupted", "no accepted kernel"),
+            ("answered", "attempt 1"),
+        ):
+            show(RunEnded(stop, None, summary))
+        show.rest(finished=True)
+        assert "say what to try next" in show.foot_lines(80)[-1]
+    assert stream.getvalue().split("\n") == [
+        "",
+        "answered: no accepted kernel",
+        "",
+        "interrupted",
+        "",
+        "answered: attempt 1",
+        "",
+    ]
 
 
 def test_the_live_line_is_not_redrawn_without_need(slowly: str) -> None:

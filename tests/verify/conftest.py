@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 from bodies import REFERENCE, candidate
+from regimes import Regime
 
+from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import Task, load_task
 from cuagent.verify import Referee, Verdict
+from cuagent.worker import ForkServer
 
 
 @pytest.fixture(scope="session")
@@ -33,5 +36,41 @@ def judged(task: Task, referee: Referee) -> Callable[[str], Verdict]:
     def judge(body: str) -> Verdict:
         attempt = candidate(body)
         return referee.verify(attempt, build(attempt, task.device))
+
+    return judge
+
+
+@pytest.fixture(scope="session")
+def regime_referee(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[Regime], Referee]]:
+    """The referee of a regime's task; one for all of its candidates."""
+    opened: dict[str, Referee] = {}
+    folder: Path = tmp_path_factory.mktemp("regimes")
+    with ForkServer() as fork_server:
+
+        def of(regime: Regime) -> Referee:
+            if regime.task not in opened:
+                path = folder / f"task_{len(opened)}.py"
+                path.write_text(regime.task)
+                task = load_task(str(path), device="cpu")
+                opened[regime.task] = Referee(task, call_s=10.0, fork_server=fork_server)
+            return opened[regime.task]
+
+        yield of
+        for referee in opened.values():
+            referee.close()
+
+
+@pytest.fixture
+def regime_verdict(
+    regime_referee: Callable[[Regime], Referee],
+) -> Callable[[Regime, str], Verdict]:
+    """The verdict on a forward of a regime's task."""
+
+    def judge(regime: Regime, forward: str) -> Verdict:
+        referee = regime_referee(regime)
+        attempt = Attempt((("model_new.py", regime.module("ModelNew", forward)),))
+        return referee.verify(attempt, build(attempt, referee.task.device))
 
     return judge

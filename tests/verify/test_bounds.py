@@ -84,7 +84,7 @@ def test_a_jump_elsewhere_excuses_no_other_element() -> None:
     output[4] += 0.01
     found = strict([output], expected, Inputs.NORMAL, Terms.of(4))
     assert not found.passed
-    assert found.note == "output 0, element 4 of 100"
+    assert found.note.startswith("output 0, element (4,) of shape (100,): got ")
 
 
 def test_what_moves_in_proportion_is_judged_as_tightly_in_doubt() -> None:

@@ -14,6 +14,7 @@ from cuagent.verify.inputs.weights import Weights, shake
 SEEDS = range(20)
 OTHER_TYPES = (
     Inputs.OWN,
+    Inputs.VARIED,
     Inputs.EXTREMES,
     Inputs.ALIKE,
     Inputs.EVERY,

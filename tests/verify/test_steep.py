@@ -46,9 +46,14 @@ def test_two_more_draws_decide_about_a_steep_one(
     honest, calls = VerifyContext.judged, []
 
     def steep(
-        self: VerifyContext, outputs: Any, expected: Any, kind: Inputs, sensitivity: Any = None
+        self: VerifyContext,
+        outputs: Any,
+        expected: Any,
+        kind: Inputs,
+        sensitivity: Any = None,
+        **more: Any,
     ) -> Finding:
-        found = honest(self, outputs, expected, kind, sensitivity)
+        found = honest(self, outputs, expected, kind, sensitivity, **more)
         if kind is not Inputs.OFFSET or len(calls) >= often:
             return found
         calls.append(kind)  # without the spread and with it

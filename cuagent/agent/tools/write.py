@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import unified_diff
 from typing import Any
 
 from cuagent.agent.tools.files import confined, require_seen, save, text_if_there
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
+
+LARGEST_COMPARED = 200_000
+"""Characters of both texts; comparing more takes too long."""
+LONGEST_DIFF = 2_000
+"""Lines."""
 
 
 def write(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
@@ -20,7 +26,18 @@ def write(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     save(run, name, text)
     lines = len(text.splitlines())
     verb = "wrote" if before is None else "replaced"
-    return ToolResult(f"{verb} {name} ({lines} lines)", {"path": name, "lines": lines})
+    data: dict[str, Any] = {"path": name, "lines": lines}
+    if before is not None:
+        data["diff"] = _diff(before, text)
+    return ToolResult(f"{verb} {name} ({lines} lines)", data)
+
+
+def _diff(before: str, after: str) -> str:
+    """Return the change for the views: unified, without file names; "" if it is too long."""
+    if len(before) + len(after) > LARGEST_COMPARED:
+        return ""
+    rows = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1))
+    return "\n".join(rows[2:]) if len(rows) <= LONGEST_DIFF else ""
 
 
 TOOL = Tool(

@@ -19,6 +19,7 @@ from cuagent.measure.roofline.model import OperatorWork, Roofline, Work, amount,
 from cuagent.measure.system_load import BUSY
 
 MOST_LINES = 60
+MOST_LOOPS = 16
 SPENT_IN = {"clamp_min": "relu", "relu": ""}
 """Operators whose time the profiler books under another name than the one they are called by."""
 NOT_ASKED = "not asked for; they tell occupancy, stalls, bank conflicts, wasted sectors"
@@ -97,12 +98,16 @@ class Profile:
         room = 10 if self.kernels else 24
         tables += _table("operator", self.operators[:room], width, self.roofline)
         tables += [_resource_line(resource) for resource in self.resources[:12]]
-        tables += [f"{_short(c.kernel, 40)}: {c.line()}" for c in self.counters[:12]]
+        tables += [
+            f"{_short(c.kernel, max(40, width - 100))}: {c.line()}" for c in self.counters[:12]
+        ]
         missing = self.missing or ("" if self.counters or not self.on_cuda else NOT_ASKED)
         tables += [f"no hardware counters: {missing}"] if missing else []
-        tables += [f"loop {loop}"[: max(width, 100)] for loop in self.loops[:16]]
-        rows = (line[:width].rstrip() if "|" in line else line for line in head + tables)
-        return list(rows)[:MOST_LINES]
+        rows = [line[:width].rstrip() if "|" in line else line for line in head + tables]
+        loops = [f"loop {loop.shown(max(width, 100) - 5)}" for loop in self.loops[:MOST_LOOPS]]
+        more = len(self.loops) - MOST_LOOPS
+        loops += [f"... and {more} more loops"] if more > 0 else []
+        return [*rows[: MOST_LINES - len(loops)], *loops]
 
     def notes(self) -> list[str]:
         """What the figures say, most telling first."""
@@ -159,7 +164,7 @@ class Profile:
         longest = max(self.kernels, key=lambda kernel: kernel.gap)
         return [
             f"launch gaps: the GPU waits {seconds_text(gaps)} between kernels under the profiler, "
-            f"{seconds_text(longest.gap)} of it before {_short(longest.name, 40)}"
+            f"{seconds_text(longest.gap)} of it before {_short(longest.name, 120)}"
         ]
 
     def to_json(self) -> dict[str, Any]:

@@ -20,6 +20,8 @@ EXPONENTS = (-8, 8, 0, -4, 4)
 TINY_EXPONENTS = (-14, -22, -30)
 """Fourth powers of the last still are fp32's usual numbers."""
 BRINKS = 3
+TAILS = ((5, 1), (-5, 1), (0, 5), (8, 1), (-8, 1), (0, 3), (3, 1), (-3, 1), (0, 8))
+"""Mean and deviation of moderate tails; of the first three each is tried on slow tasks as well."""
 SIGNS = (-1, 1)
 FLAT_LEVELS = 3
 """Zeros, one value throughout, and values as usual."""
@@ -99,6 +101,50 @@ def brink(tensor: Tensor, edges: Sequence[float], case: int, generator: Generato
     place = (torch.special.ndtr(randn(first, generator)) * width).long()
     places = torch.arange(width, device=tensor.device).view(tensor.shape[-1:])
     return torch.where(places == place, edge, around).to(tensor.dtype)
+
+
+def tails(
+    own: Sequence[Tensor],
+    free: Sequence[bool],
+    turn: int,
+    generator: Generator,
+    *,
+    mixed: bool = False,
+) -> list[Tensor]:
+    """The tensors of `own` with a shift or a deviation of TAILS, by `turn`; a `mixed` shift is up
+    for half of the elements and down for the others.
+
+    A shift changes one tensor, since the difference of two shifted tensors would lose it; a
+    deviation changes all. Tensors that are not `free` keep to a domain and stay as they are, unless
+    all floating ones do.
+    """
+    real = [number for number, x in enumerate(own) if x.is_floating_point()]
+    real = [number for number in real if free[number]] or real
+    mean, deviation = TAILS[turn % len(TAILS)]
+    chosen = real[turn // len(SIGNS) % len(real) :][:1] if mean else real
+    drawn = list(own)
+    for number in chosen:
+        normal = randn(own[number], generator)
+        shift = mean * randn(own[number], generator).sign() if mixed else mean
+        drawn[number] = (normal * deviation + shift).to(own[number].dtype)
+    return drawn
+
+
+def missing(normal: Tensor, generator: Generator, *, infinities: bool = False) -> Tensor:
+    """Rows, and whole blocks, with one NaN, with some, with nothing else, and without.
+
+    With `infinities`, a third of the others in a row with NaN are infinite, of both signs.
+    """
+    import torch
+
+    level = _dealt(range(4), normal, generator)
+    one = planted(normal, (math.nan,), generator).isnan()
+    some = randn(normal, generator) > 0
+    lost = (level == 3) | ((level == 2) & some) | ((level == 0) & one)
+    if infinities:
+        far = math.inf * normal.sign()
+        normal = torch.where((level != 1) & (randn(normal, generator) > 0.4), far, normal)
+    return torch.where(lost, torch.full_like(normal, math.nan), normal)
 
 
 def levels(normal: Tensor, offset: float, generator: Generator) -> Tensor:

@@ -13,7 +13,7 @@ covered: weights (`weights.py`), how one tensor of a kind is made (`draws.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 from cuagent.verify.inputs import draws
 from cuagent.verify.inputs.draws import Way, axes
 from cuagent.verify.inputs.ranges import Ends, Range
+from cuagent.verify.inputs.varied import Fixed
+from cuagent.verify.trace import halves
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -61,6 +63,9 @@ class Inputs(StrEnum):
     """Normal around 1e3 and -1e3 by turns, tensor by tensor: products are very negative."""
     LEVELS = "rows far apart"
     """Normal around 5e4 in half of the rows, around -5e4 in the others: rows share nothing."""
+    TAILS = "moderate tails"
+    """The task's own numbers, of which one tensor is shifted by 3 to 8 either way, or all are
+    normal with a deviation of 3 to 8: a mean over many elements hides what goes wrong there."""
     FLAT = "flat rows"
     """Rows of zeros, rows of one value: nothing to normalise by but an epsilon."""
     EDGES = "extremes at the ends"
@@ -95,6 +100,9 @@ class Inputs(StrEnum):
     """Rows with one infinity among usual numbers, and rows without."""
     NAN = "NaN"
     """The same with NaN."""
+    MISSING = "NaN that the reference handles"
+    """Rows with one, with several, of nothing else, and without: where a reference asks for NaN, it
+    says what becomes of them, and candidates are held to that."""
     MOVING = "moving extremes"
     """The largest and the least of each line in another place from draw to draw."""
     SORTED = "rising and falling lines"
@@ -113,15 +121,22 @@ class Inputs(StrEnum):
     """Integers take on every value between the least and the largest that the task draws; of
     negative ones the least only, which may be a mark for what does not count."""
 
+    HALVES = "halves"
+    """Multiples of a half, by turns such that a scale before a rounding is a power of two: half up,
+    half to even and half away from zero differ there."""
+    VARIED = "other fixed integers and masks"
+    """One integer or boolean tensor that the task always gives alike is another one."""
 
-ROUND = (Inputs.TIES, Inputs.BRINK)
+
+ROUND = (Inputs.TIES, Inputs.BRINK, Inputs.HALVES)
 """Kinds of such round numbers that comparisons of what is added up from them are certain."""
 EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW, *ROUND)
 """Kinds on which honest arithmetic may make no error at all."""
-AMONG_OWN = (Inputs.OWN, Inputs.ENDS)
+AMONG_OWN = (Inputs.OWN, Inputs.ENDS, Inputs.TAILS)
 """Kinds that keep some of the task's own floating numbers."""
 PLACED = (
     Inputs.OWN,
+    Inputs.MISSING,
     Inputs.EXTREMES,
     Inputs.ALIKE,
     Inputs.MASKS,
@@ -130,7 +145,15 @@ PLACED = (
     Inputs.EVERY,
 )
 """Kinds that a task may draw by itself: if the reference is not finite, neither is a candidate."""
-SWEEPS = (Inputs.MOVING, Inputs.SINGLE, Inputs.EVERY, Inputs.BRINK)
+SWEEPS = (
+    Inputs.TAILS,
+    Inputs.VARIED,
+    Inputs.HALVES,
+    Inputs.MOVING,
+    Inputs.SINGLE,
+    Inputs.EVERY,
+    Inputs.BRINK,
+)
 """Kinds of which several draws belong together: they have all but the low bits of the seed in
 common, and these say which turn it is."""
 TURNS = 1 << 8
@@ -168,7 +191,11 @@ def derive(
     thresholds: Sequence[float] = (),
     edges: Sequence[float] = (),
     ends: Sequence[Ends] = (),
+    fixed: Sequence[Fixed | None] = (),
+    scales: Sequence[float] = (),
+    mixed_tails: Collection[int] = (),
     *,
+    infinities: bool = False,
     even: bool = False,
 ) -> list[Tensor]:
     """Inputs of `kind` in the forms of the task's own.
@@ -177,12 +204,29 @@ def derive(
     of each tensor that extremes are put into, by turns; those along its axes where none are given.
     `reach` is how far moving extremes stand out, `thresholds` are numbers that ties are to hold,
     `edges` those of them beside which results jump, `ends` those of each tensor's own range
-    (`ends_of`). `even`: numbers of other sizes than usual are of one size throughout.
+    (`ends_of`), `fixed` what is known of those that are always alike (`varied`), `scales`
+    are numbers by which the reference scales, `mixed_tails` the turns of moderate tails in which a
+    shift goes both ways. `infinities`: missing numbers are infinite in some places. `even`: numbers
+    of other sizes than usual are of one
+    size throughout.
     """
     if kind is Inputs.OWN:
         return list(own)
     generator = draws.seeded(own, seed)
     bounded = list(zip(own, ranges or [None] * len(own), strict=True))
+    if kind is Inputs.TAILS:
+        free = [not tensor_ends for tensor_ends in ends or [()] * len(own)]
+        turn = seed % TURNS
+        mixed = turn % len(draws.TAILS) in mixed_tails
+        return draws.tails(own, free, turn, generator, mixed=mixed)
+    if kind is Inputs.HALVES:
+        known = halves.cases(scales)
+        scale, case = known[seed % TURNS % len(known)]
+        return [
+            halves.halves(x, scale, case, generator) if x.is_floating_point() else x for x in own
+        ]
+    if kind is Inputs.VARIED:
+        return _other_fixed(own, fixed, seed % TURNS, generator)
     if kind is Inputs.BRINK:
         return _on_the_brink(own, edges or (0.0,), seed % TURNS, generator)
     if kind in SWEEPS or kind is Inputs.SORTED:
@@ -203,7 +247,7 @@ def derive(
         case Inputs.ENDS:
             both = zip(own, ends or [()] * len(own), strict=True)
             return [draws.strewn(x, of, generator, 1 / 2) if of else x for x, of in both]
-    return _all_drawn(kind, own, generator, thresholds, even=even)
+    return _all_drawn(kind, own, generator, thresholds, even=even, infinities=infinities)
 
 
 @dataclass(frozen=True)
@@ -240,6 +284,22 @@ def boolean(tensor: Tensor) -> bool:
     return tensor.dtype is torch.bool
 
 
+def _other_fixed(
+    own: Sequence[Tensor], fixed: Sequence[Fixed | None], turn: int, generator: Generator
+) -> list[Tensor]:
+    """One tensor changed; the tensors and their changes come by turns."""
+    of_each = [known.changes if known else () for known in fixed]
+    rounds = range(max(map(len, of_each), default=0))
+    pairs = [(n, changes[at]) for at in rounds for n, changes in enumerate(of_each) if changes[at:]]
+    drawn = list(own)
+    if pairs:
+        number, change = pairs[turn % len(pairs)]
+        known = fixed[number]
+        assert known is not None
+        drawn[number] = known.changed(change, generator)
+    return drawn
+
+
 def turns_on_the_brink(own: Sequence[Tensor], edges: Sequence[float]) -> int:
     """After which each tensor has stood there in every way."""
     floats = sum(x.is_floating_point() for x in own)
@@ -264,6 +324,7 @@ def _all_drawn(
     thresholds: Sequence[float],
     *,
     even: bool,
+    infinities: bool,
 ) -> list[Tensor]:
     """Every real tensor anew; what only one of several tells (a sum that cancels) by the first."""
     drawn: list[Tensor] = []
@@ -273,14 +334,16 @@ def _all_drawn(
             continue
         before = sum(other.is_floating_point() for other in own[: len(drawn)])
         what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and before else kind
-        one = _drawn(what, tensor, generator, even=even)
+        one = _drawn(what, tensor, generator, even=even, infinities=infinities)
         if kind is Inputs.TIES and thresholds:
             one = draws.strewn(one, thresholds, generator)
         drawn.append(one + OPPOSED_OFFSET * (-1) ** before if kind is Inputs.OPPOSED else one)
     return drawn
 
 
-def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, *, even: bool) -> Tensor:
+def _drawn(
+    kind: Inputs, tensor: Tensor, generator: Generator, *, even: bool, infinities: bool
+) -> Tensor:
     normal = draws.randn(tensor, generator)
     match kind:
         case Inputs.LARGE if even:
@@ -307,6 +370,8 @@ def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, *, even: bool) ->
             drawn = draws.planted(normal, (math.inf, 0.0, -math.inf), generator)
         case Inputs.NAN:
             drawn = draws.planted(normal, (math.nan, 0.0), generator)
+        case Inputs.MISSING:
+            drawn = draws.missing(normal, generator, infinities=infinities)
         case Inputs.LEVELS:
             drawn = draws.levels(normal, FAR_OFFSET, generator)
         case Inputs.FLAT:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from cuagent.verify.inputs.draws import FAR_REACH, REACH, Way, axes, turns_of_every
+from cuagent.verify.inputs.draws import FAR_REACH, REACH, TAILS, Way, axes, turns_of_every
 from cuagent.verify.inputs.kinds import (
     FAINT_SIZE,
     LENIENT,
@@ -26,7 +27,9 @@ from cuagent.verify.inputs.kinds import (
     turns_on_the_brink,
 )
 from cuagent.verify.inputs.ranges import Ends, Range
+from cuagent.verify.inputs.varied import Change, Fixed, taken
 from cuagent.verify.oracle.perturb import real
+from cuagent.verify.trace.halves import cases
 from cuagent.verify.trace.selections import POOLS, SHIFTED, Followed, Selection
 
 if TYPE_CHECKING:
@@ -37,7 +40,12 @@ SWEEP_S = 0.4
 TURN_S, TURN_CALLS = 0.003, 8
 """What one draw of a sweep takes besides, and how many calls of the reference it is worth."""
 FEWEST_TURNS = 2
+FEW_TAILS, MOST_TAILS = 3, 6
+"""Turns of moderate tails on slow tasks, and on quick ones."""
 MOST_BRINKS = 24
+MOST_HALVES = 24
+MOST_VARIED = 8
+"""Turns of other fixed integers, unless there are more changes."""
 FURTHER = 2.0**40
 """What the reference must bear beyond huge numbers: what squares them does not, and then an honest
 kernel may have to square something else."""
@@ -74,6 +82,15 @@ class Repertoire:
     """Those where its result jumps."""
     ends: tuple[Ends, ...] = ()
     """Of the range of each tensor."""
+    mixed_tails: tuple[int, ...] = ()
+    """Turns of moderate tails in which a shift goes both ways, because one way leaves next to
+    nothing of an output: of that any kernel errs by much (a logarithm of one plus little)."""
+    scales: tuple[float, ...] = ()
+    """Numbers by which the reference scales."""
+    fixed: tuple[Fixed | None, ...] = ()
+    """What is known of the tensors that are always alike, with the changes that are possible."""
+    infinities: bool = False
+    """True if the reference tests its inputs for infinities."""
     even: bool = False
     """Whether integers hang on what is chosen: whose size differs from row to row, a sum in another
     order swallows what decides."""
@@ -90,6 +107,10 @@ class Repertoire:
             self.thresholds,
             self.edges,
             self.ends,
+            self.fixed,
+            self.scales,
+            self.mixed_tails,
+            infinities=self.infinities,
             even=self.even,
         )
 
@@ -132,7 +153,9 @@ def repertoire(
         {},
         thresholds=seen.thresholds,
         edges=seen.edges,
+        scales=seen.scales,
         ends=tuple(ends),
+        infinities=seen.handles_infinity,
         even=_hangs_on_choices(seen),
     )
 
@@ -145,13 +168,78 @@ def repertoire(
         for kind in Inputs
         if _concerns(kind, own, ranges, discrete=discrete, selects=selects)
         and not (kind is Inputs.BRINK and not seen.edges)
+        and not (kind is Inputs.HALVES and not seen.rounds)
+        and not (kind is Inputs.MISSING and not seen.handles_nan)
         and not (kind is Inputs.ENDS and not any(ends))
         and not (kind in (Inputs.TINY, Inputs.FAINT) and all_kinds.even)
         and not (kind is Inputs.HUGE and _squares(seen.names))
-        and (kind is Inputs.OWN or _bears(runs, all_kinds, kind, own))
+        and (kind is Inputs.OWN or _bears(runs, all_kinds, kind, own, selects=selects))
     )
-    turns = {kind: _turns(kind, own, ranges, ways, seen, call_s) for kind in SWEEPS}
-    return replace(all_kinds, kinds=kinds, turns=turns)
+    suited = replace(all_kinds, kinds=kinds)
+    if Inputs.TAILS in kinds:
+        suited = replace(suited, mixed_tails=_vanishing(runs, suited, own))
+    return _with_turns(suited, own, seen, call_s)
+
+
+def _vanishing(runs: Runs, available: Repertoire, own: Sequence[Tensor]) -> tuple[int, ...]:
+    """Turns of moderate tails that leave next to nothing of some output."""
+    usual = runs.forward(list(own))
+    shifts = [turn for turn, (mean, _) in enumerate(TAILS) if mean]
+    found = []
+    for turn in shifts:
+        results = runs.forward(available.drawn(Inputs.TAILS, own, turn))
+        both = [(x, y) for x, y in zip(results, usual, strict=True) if real(y)]
+        if any(_rms(x) < LEFT * _rms(y) for x, y in both):
+            found.append(turn)
+    return tuple(found)
+
+
+def with_fixed(
+    suited: Repertoire,
+    fixed: Sequence[Fixed | None],
+    own: Sequence[Tensor],
+    takes: Callable[[list[Tensor]], bool] | None,
+    call_s: float,
+) -> Repertoire:
+    """With draws that change the integers and masks which are always alike.
+
+    Tensors whose integers other kinds change already are left out. `takes` says whether the
+    reference accepts inputs; without it nothing is changed.
+    """
+    ranged = {Inputs.EXTREMES, Inputs.EVERY} & set(suited.kinds)
+    found: list[Fixed | None] = []
+    for number, (known, bounds) in enumerate(zip(fixed, suited.ranges, strict=True)):
+        changes: tuple[Change, ...] = ()
+        if known and takes and not (bounds and ranged):
+            changes = taken(known, partial(_takes_at, takes, own, number), number)
+        found.append(replace(known, changes=changes) if known else None)
+    count = sum(len(known.changes) for known in found if known)
+    if not count:
+        return replace(suited, fixed=tuple(found))
+    made = max(count, min(2 * count, MOST_VARIED, int(SWEEP_S / (TURN_S + TURN_CALLS * call_s))))
+    turns = suited.turns | {Inputs.VARIED: Turns(made, made)}
+    kinds = (*suited.kinds, Inputs.VARIED)
+    return replace(suited, fixed=tuple(found), turns=turns, kinds=kinds)
+
+
+def _takes_at(
+    takes: Callable[[list[Tensor]], bool], own: Sequence[Tensor], number: int, sample: Tensor
+) -> bool:
+    given = list(own)
+    given[number] = sample
+    return takes(given)
+
+
+def _with_turns(
+    suited: Repertoire, own: Sequence[Tensor], seen: Followed, call_s: float
+) -> Repertoire:
+    ranges, ways = suited.ranges, suited.ways
+    turns: dict[Inputs, Turns] = {
+        kind: _turns(kind, own, ranges, ways, seen, call_s)
+        for kind in SWEEPS
+        if kind is not Inputs.VARIED
+    }
+    return replace(suited, turns=turns)
 
 
 def _concerns(
@@ -166,6 +254,8 @@ def _concerns(
     match kind:
         case Inputs.OWN:
             return True
+        case Inputs.VARIED:
+            return False  # added once it is known what the reference takes (`with_fixed`)
         case Inputs.EXTREMES | Inputs.ALIKE:
             return any(ranges)
         case Inputs.EVERY:
@@ -176,20 +266,33 @@ def _concerns(
             return False
         case Inputs.SORTED if not selects:
             return False
+        case Inputs.MISSING:
+            return any(map(_is_float, own))
         case Inputs.NAN if selects:
             return False  # by how they compare it, sorts put numbers into other places
     return sum(map(_is_float, own)) > (kind is Inputs.OPPOSED)
 
 
-def _bears(runs: Runs, available: Repertoire, kind: Inputs, own: Sequence[Tensor]) -> bool:
+def _bears(
+    runs: Runs,
+    available: Repertoire,
+    kind: Inputs,
+    own: Sequence[Tensor],
+    *,
+    selects: bool = False,
+) -> bool:
     """Whether the reference has an answer to inputs of the kind that others can be held to."""
     given = available.drawn(kind, own, 0)
     if kind is Inputs.HUGE:
         given = _scaled(given, FURTHER)
     try:
         results = runs.forward(given)
+        for turn in range(1, len(TAILS)) if kind is Inputs.TAILS else ():
+            runs.forward(available.drawn(kind, own, turn))
     except (RuntimeError, ValueError, IndexError):
         return False  # outside what the reference accepts (probabilities, say)
+    if kind is Inputs.MISSING and selects:
+        return all(bool(x.isfinite().all()) for x in results)  # else it sorts them in somewhere
     if kind in LENIENT:
         return runs.meant is None  # an infinity goes beyond any mark
     if kind in PLACED:
@@ -274,6 +377,12 @@ def _turns(
     call_s: float,
 ) -> Turns:
     most, selections = int(SWEEP_S / (TURN_S + TURN_CALLS * call_s)), seen.selections
+    if kind is Inputs.TAILS:
+        made = max(FEW_TAILS, min(MOST_TAILS, most))
+        return Turns(made, made)
+    if kind is Inputs.HALVES:
+        needed = len(cases(seen.scales))
+        return Turns(max(1, min(needed, most, MOST_HALVES)), needed)
     if kind is Inputs.BRINK:
         needed = turns_on_the_brink(own, seen.edges)
         return Turns(max(1, min(needed, most, MOST_BRINKS)), needed)

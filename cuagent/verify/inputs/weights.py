@@ -1,7 +1,7 @@
 """Kinds of weights that a candidate is tried with, made of the constructor's and a secret seed.
 
-Floating buffers other than running statistics (masks, tables) are constants of the module, not
-something it learns, and stay.
+Buffers other than running statistics (masks, tables) stay but where weights are grown: there those
+that the reference accepts otherwise are other ones (`roles`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from cuagent.verify.inputs import draws
+from cuagent.verify.trace.roles import FEW_NUMBERS, Roles, changed_buffer
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -19,6 +20,12 @@ SMALL = 2.0**-8
 SUNK = 1e4
 TINY_GAIN = 1e-3
 """Below which a parameter of one value throughout (a layer's scale) is about to be learned."""
+GROWTH = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
+PAST_CLAMPS = (8.0, -8.0, 24.0, -24.0)
+NUMBER, NUMBER_PAST = 5.0, 24.0
+"""Added to a parameter of one or two numbers; where it is clamped."""
+GROWN_SIZE = 2.0
+"""Root mean square of tables and other tensors of several axes."""
 SMALL_VARIANCE = 2.0**-10
 """Of running variances, for which the gain makes up: what an epsilon adds to them shows."""
 
@@ -35,17 +42,35 @@ class Weights(StrEnum):
     SUNK = "sunk"
     """Shaken, and 1e4 taken from all biases but those of norms: what follows a product is very
     negative, and far from zero beside its variation."""
+    GROWN = "grown"
+    """Shaken; what is no factor of a product has numbers of 0.5 to 4 of both signs added, and
+    buffers are other ones: added scores, gains and thresholds decide something."""
+    PAST = "grown past clamps"
+    """The same, with numbers of 8 to 24 added to what is clamped, and all others lowered: what
+    begins a search for the largest at zero finds nothing."""
     INTEGER = "integer"
     """-1, 0, 1; gains, slopes and biases -2 .. 2."""
 
 
 def shake(
-    kind: Weights, state: dict[str, Tensor], parameters: frozenset[str], seed: int
+    kind: Weights,
+    state: dict[str, Tensor],
+    parameters: frozenset[str],
+    seed: int,
+    roles: Roles | None = None,
+    *,
+    positive: bool = False,
 ) -> dict[str, Tensor]:
-    """A state dict of `kind` from the constructor's."""
+    """A state dict of `kind` from the constructor's.
+
+    `roles` says what grows; `positive` has it grow upward only, where a logarithm wants that.
+    """
     if kind is Weights.OWN:
         return state
     generator = draws.seeded(list(state.values()), seed)
+    if kind in (Weights.GROWN, Weights.PAST):
+        shaken = shake(Weights.SHAKEN, state, parameters, seed)
+        return _grown(kind, shaken, roles or Roles(), generator, positive=positive)
     changed = dict(state)
     for name, tensor in state.items():
         if tensor.is_floating_point():
@@ -72,6 +97,27 @@ def _weighted(kind: Weights, name: str, tensor: Tensor, generator: Generator) ->
             return tensor if gain else tensor * SMALL
         case _:
             return _shaken(tensor, generator)
+
+
+def _grown(
+    kind: Weights, state: dict[str, Tensor], roles: Roles, generator: Generator, *, positive: bool
+) -> dict[str, Tensor]:
+    changed = dict(state)
+    for name in sorted(roles.added):
+        tensor, clamped = state[name], name in roles.bounded and kind is Weights.PAST
+        if tensor.numel() <= FEW_NUMBERS:
+            step = NUMBER_PAST if name in roles.bounded else NUMBER
+            by = tensor.new_full(tensor.shape, step if kind is Weights.GROWN else -step)
+        elif tensor.dim() < 2 or tensor.numel() == max(tensor.shape):
+            by = draws.dealt(PAST_CLAMPS if clamped else GROWTH, tensor, generator)
+            if kind is Weights.PAST and not clamped:
+                by = -by.abs()
+        else:
+            by = GROWN_SIZE * draws.randn(tensor, generator)
+        changed[name] = (tensor + (by.abs() if positive else by)).to(tensor.dtype)
+    for name in sorted(roles.buffers):
+        changed[name] = changed_buffer(state[name], generator)
+    return changed
 
 
 def _of_product(name: str, state: dict[str, Tensor]) -> bool:

@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Device, Reference, TaskError, check_runs, flatten, training_note
 from cuagent.task.memory import large
+from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.ranges import ends_of, ranges_of
-from cuagent.verify.inputs.repertoire import Repertoire, Runs, repertoire
+from cuagent.verify.inputs.repertoire import Repertoire, Runs, repertoire, with_fixed
+from cuagent.verify.inputs.varied import fixed_of
+from cuagent.verify.inputs.weights import Weights
+from cuagent.verify.oracle.acceptance import Acceptance, acceptance
 from cuagent.verify.oracle.perturb import real
 from cuagent.verify.oracle.places import find_places
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
 from cuagent.verify.rules.bounds import coarsest, reach
 from cuagent.verify.trace.reductions import Terms, terms
+from cuagent.verify.trace.roles import Roles, roles_of
 from cuagent.verify.trace.selections import Followed, follow
 from cuagent.verify.trace.tables import tables
 from cuagent.worker.memory.arena import layout_of, settle
@@ -48,6 +53,10 @@ class Described:
     large: bool
     """Whether the task's tensors take much of the device."""
     repertoire: Repertoire
+    roles: Roles
+    """Of its parameters and buffers."""
+    takes: Acceptance | None
+    """Whether the reference accepts other integers than its task draws."""
     about: dict[str, Any]
     """What the referee is told, in JSON."""
 
@@ -94,6 +103,10 @@ def describe(given: Reference) -> Described:
     several = _several(reference, inputs)
     sizes = tables(lambda: reference.forward(inputs), inputs)
     suited = repertoire(inputs, ranges_of(several, sizes), followed, runs, call_s, ends_of(several))
+    fixed = fixed_of(several, sizes)
+    takes = acceptance(reference, model, inputs, call_s) if any(fixed) else None
+    suited = with_fixed(suited, fixed, inputs, takes, call_s)
+    roles = roles_of(model, lambda: reference.forward(inputs))
     about = {
         "inputs": spec,
         "output": output_spec,
@@ -107,9 +120,12 @@ def describe(given: Reference) -> Described:
         "call_s": call_s,
         "large": much,
         "kinds": suited.kinds,
+        "unvaried": _unvaried(suited, several),
+        "unvaried_buffers": roles.unvaried,
+        "grown": _grown(roles, model.state_dict(), chooses=bool(followed.selections)),
         "turns": {kind: astuple(n) for kind, n in suited.turns.items()},
     } | _layouts(model, inputs, results, followed)
-    return Described(reference, first.terms, unit, much, suited, about)
+    return Described(reference, first.terms, unit, much, suited, roles, takes, about)
 
 
 def _first_run(reference: Reference, model: nn.Module) -> _FirstRun:
@@ -186,11 +202,46 @@ def _seconds(reference: TwoPrecisions, inputs: list[Tensor]) -> float:
     return time.perf_counter() - begun
 
 
+def _grown(roles: Roles, state: dict[str, Tensor], *, chooses: bool) -> list[Weights]:
+    """Return the kinds of grown weights in which some number differs from the other kinds.
+
+    `chooses`: the reference selects elements, and added scores below zero may decide which.
+    """
+    past = bool(roles.bounded) or roles.has_few_numbers(state) or (chooses and bool(roles.added))
+    return [Weights.GROWN] * roles.grows + [Weights.PAST] * past
+
+
+def _unvaried(suited: Repertoire, several: Sequence[Sequence[Tensor]]) -> list[int]:
+    """Numbers of the inputs that are alike in every draw of every kind."""
+    import torch
+
+    kinds = set(suited.kinds)
+    if len(several) == 1:
+        return []  # large, and floating: other kinds of numbers take their place
+    masks = {Inputs.MASKS, Inputs.EMPTY, Inputs.SINGLE} & kinds
+    integers = {Inputs.EXTREMES, Inputs.ALIKE, Inputs.EVERY} & kinds
+    unvaried = []
+    for number, (first, *others) in enumerate(zip(*several, strict=True)):
+        if not first.numel() or any(not torch.equal(first, other) for other in others):
+            continue
+        known = suited.fixed[number]
+        if first.is_floating_point():
+            moves = bool(kinds & {Inputs.NORMAL, Inputs.ONE_SIGNED, Inputs.ENDS, Inputs.TAILS})
+        elif first.dtype is torch.bool:
+            moves = bool(masks)
+        else:
+            moves = bool(integers and suited.ranges[number])
+        if not moves and not (known and known.changes):
+            unvaried.append(number)
+    return unvaried
+
+
 def _several(reference: TwoPrecisions, inputs: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Own draws, in which ranges are looked for; one where nothing says that there are any."""
+    """Own draws, in which ranges are looked for; two at most where nothing tells of a range."""
     domains = any(ends_of([inputs]))
-    if all(real(tensor) for tensor in inputs) and not domains:
-        return [list(inputs)]
     numbers = max(1, sum(tensor.numel() for tensor in inputs))
+    if all(real(tensor) for tensor in inputs) and not domains:
+        few = numbers <= LOOKED_AT
+        return [list(inputs), reference.own(1)] if few else [list(inputs)]
     count = max(RANGE_DRAWS, min(MOST_DRAWS, LOOKED_AT // numbers))
     return [reference.own(seed) for seed in range(count)]

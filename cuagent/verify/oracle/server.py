@@ -28,6 +28,7 @@ from cuagent.verify.inputs.kinds import AMONG_OWN, SWEEPS, TURNS, Inputs
 from cuagent.verify.inputs.weights import Weights, shake
 from cuagent.verify.oracle import sensitivity
 from cuagent.verify.oracle.describe import describe
+from cuagent.verify.oracle.perturb import FAILURES
 from cuagent.verify.oracle.places import NearTies, tell_places
 from cuagent.verify.oracle.spread import Spread
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
@@ -39,7 +40,7 @@ from cuagent.worker.memory.arena import Arena, fill, settle
 from cuagent.worker.memory.heap import give_back, keep_memory
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 MOST_PERTURBATIONS, FEWEST_PERTURBATIONS = 8, 2
 
@@ -141,17 +142,33 @@ class _Oracle:
         """Construct a model from `seed`, move its weights to `kind`, write its state dict."""
         model = self.reference.opened.model(seed)
         parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
-        state = shake(kind, model.state_dict(), parameters, seed)
-        model.load_state_dict(state)
+        given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        grown = kind in (Weights.GROWN, Weights.PAST)
+        roles = self.known.roles
+        for roles, positive in ((roles, False), (roles, True), (roles.without_buffers, True)):
+            state = shake(kind, given, parameters, seed, roles, positive=positive)
+            model.load_state_dict(state)
+            if not grown or self._finite(model, seed):
+                break
         self.spread = Spread(self.reference, seed)
         self.reference.take(model)
         for view, tensor in zip(target, state.values(), strict=True):
             view.copy_(tensor)
 
+    def _finite(self, model: nn.Module, seed: int) -> bool:
+        """Whether a model takes the task's own inputs and is finite on them."""
+        try:
+            results = self.reference.run(model, self.reference.own(seed))
+        except FAILURES:
+            return False
+        return all(bool(x.isfinite().all()) for x in results)
+
     def draw(self, kind: Inputs, seed: int, target: list[Tensor]) -> None:
         """Write inputs of `kind` from `seed`."""
         base = self._base(kind, seed, target)
         drawn = self.known.repertoire.drawn(kind, base, seed)
+        if kind is Inputs.VARIED and not (self.known.takes and self.known.takes(drawn)):
+            drawn = base  # the samples at first were taken, this one would not be
         for view, tensor in zip(target, drawn, strict=True):
             fill(view, tensor)
 

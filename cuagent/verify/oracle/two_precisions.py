@@ -90,6 +90,10 @@ class TwoPrecisions:
         """In its own precision. Raises TaskError where inputs lent for want of memory change."""
         return self._forward(self.declared, inputs)
 
+    def run(self, model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
+        """The outputs of another model that takes the same inputs."""
+        return self._forward(model, inputs)
+
     def followed(self, inputs: list[Tensor]) -> Followed:
         """The same; where outputs are integers, their origin is known."""
         return self._followed(self.declared, inputs)

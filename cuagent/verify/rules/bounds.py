@@ -54,7 +54,7 @@ UNEVEN = 30.0
 """Largest error over rms error, above which it is no roundoff but a wrong element."""
 LOGIC_FACTOR = 12.5
 """The gate of draws that judge logic over that of those that judge precision."""
-USUAL = (Inputs.OWN, Inputs.ONE_SIGNED)
+USUAL = (Inputs.OWN, Inputs.ONE_SIGNED, Inputs.TAILS)
 USUAL_FACTOR = 1.5
 """The same of what a module is called on, where 136 honest candidates reach 0.6 of the narrow gate:
 so that coarse factors for numbers of one sign alone, which inputs often are, do not pass."""

@@ -14,7 +14,7 @@ and booleans, lead to NaN or Inf, these must stand where the reference has them 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,6 +61,49 @@ def numbers_only(block: Sequence[Tensor], *, paired: bool) -> tuple[Tensor, ...]
         numbers = numbers.view(-1, 2).all(1).repeat_interleave(2)
     x, r, y, s, *moved = (tensor[numbers] for tensor in wide)
     return x, r, y, s.nan_to_num(0.0, 0.0, 0.0), *moved
+
+
+def finite_only(block: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The block in fp64 where none of x, r and y is NaN or Inf."""
+    wide = tuple(tensor.double() for tensor in block)
+    x, r, y, *_ = wide
+    if _plain(x, r, y):
+        return wide
+    finite = x.isfinite() & r.isfinite() & y.isfinite()
+    return tuple(tensor[finite] for tensor in wide)
+
+
+def misplaced(block: Sequence[Tensor]) -> Tensor | None:
+    """Which x are not finite and agree with neither r nor y, or are finite where neither is.
+
+    None where there is none.
+    """
+    x, r, y = (tensor.double() for tensor in block[:3])
+    if _plain(x, r, y):
+        return None
+    special = ~(x.isfinite() & r.isfinite() & y.isfinite())
+    agrees = (x == r) | (x == y) | (x.isnan() & (r.isnan() | y.isnan()))
+    # Where only one of the two references overflows, a finite answer is right as well.
+    undecided = x.isfinite() & (r.isfinite() | y.isfinite())
+    found = special & ~agrees & ~undecided
+    return found if bool(found.any()) else None
+
+
+def all_misplaced(blocks: Iterable[Sequence[Tensor]], output: Tensor) -> Tensor:
+    """True for each element of the flattened output that is misplaced."""
+    import torch
+
+    masks = []
+    for block in blocks:
+        mask = misplaced(block)
+        masks.append(torch.zeros_like(block[0], dtype=torch.bool) if mask is None else mask)
+    wrong = torch.cat(masks)
+    return wrong.view(-1, 2).any(1) if output.is_complex() else wrong
+
+
+def _plain(*tensors: Tensor) -> bool:
+    """Surely no NaN or Inf: either would stay in the sum, a sixteenth of `isfinite`'s time."""
+    return all(bool(tensor.sum().isfinite()) for tensor in tensors)
 
 
 def strays(outputs: Sequence[Tensor], expected: Expected) -> Strays:

@@ -68,8 +68,10 @@ from cuagent.verify.rules.bounds import (
     settled,
     steady,
 )
-from cuagent.verify.rules.nonfinite import numbers_only
+from cuagent.verify.rules.nonfinite import all_misplaced, finite_only, misplaced, numbers_only
+from cuagent.verify.rules.rows import worst_line
 from cuagent.verify.rules.ties import Places, wrong_places
+from cuagent.verify.rules.wrong import Wrong, describe, first
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -137,8 +139,14 @@ class Finding:
     """Finest arithmetic that explains the error on this draw; None if none does."""
     note: str = ""
     rms_bound: float = math.nan
+    hint: str = ""
+    """What to look for."""
     steep: bool = False
     """Refused, and by no more than each element moves within honest roundoff (`Moved`)."""
+
+
+UNTOLD = Finding(False, math.inf, math.inf, math.inf, None)
+"""A refusal without a bound of which nobody reads why."""
 
 
 def lax(outputs: Sequence[Tensor], declared: Sequence[Tensor]) -> RuleResult:
@@ -164,8 +172,10 @@ def strict(
     kind: Inputs,
     terms: Terms,
     admitted: Precision = Precision.MATCH,
+    *,
+    told: bool = True,
 ) -> Finding:
-    """The strict rule on one draw of `kind`."""
+    """The strict rule on one draw of `kind`; with `told` a refusal says where and how."""
     places = expected.places or [None] * len(outputs)
     parts = [outputs, expected.declared, expected.precise, expected.spread]
     carried: Sequence[float] = [0.0] * len(outputs)
@@ -174,7 +184,7 @@ def strict(
         carried = expected.moved.carried
     undecided = expected.moved is not None and expected.moved.undecided
     unit = coarsest(expected.declared, admitted)
-    drawn = _Drawn(kind, terms, admitted, unit, undecided, expected.certain)
+    drawn = _Drawn(kind, terms, admitted, unit, undecided, expected.certain, told)
     findings = [
         _real(index, tensors, drawn, carried[index])
         if real(tensors[0])
@@ -194,6 +204,7 @@ def strict(
         precision=None if None in measured else max(filter(None, measured), key=UNITS.__getitem__),
         note=worst.note,
         rms_bound=worst.rms_bound,
+        hint=worst.hint,
         steep=all(finding.passed or finding.steep for finding in findings),
     )
 
@@ -218,7 +229,7 @@ def _whole(index: int, tensors: Sequence[Tensor], drawn: _Drawn, places: Places 
         wrong = wrong_places(output, declared, precise, places)
     elif not (output.dtype is torch.bool and drawn.decides_truth):
         wrong &= ~_tied(output, declared, spread)
-    return _exact(index, wrong)
+    return _exact(index, wrong, output, declared, told=drawn.told)
 
 
 @dataclass(frozen=True)
@@ -234,11 +245,14 @@ class _Drawn:
     """See `Moved`."""
     certain: bool
     """See `Expected`."""
+    told: bool
+    """Whether somebody reads why an output is refused."""
 
     @property
     def decides_truth(self) -> bool:
         """Whether no near-tie excuses a truth value."""
-        return self.kind in EXACT and (self.certain or self.kind is not Inputs.BRINK)
+        sure = self.certain or self.kind not in (Inputs.BRINK, Inputs.HALVES)
+        return self.kind in EXACT and sure
 
     @property
     def firm(self) -> bool:
@@ -259,15 +273,13 @@ def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) 
     """
     kind, terms, admitted = drawn.kind, drawn.terms, drawn.admitted
     blocks = list(in_blocks(*tensors))
-    finite: Finite = _finite
-    misplaced = 0
+    finite: Finite = finite_only
     if kind in LENIENT:
         finite = partial(numbers_only, paired=tensors[0].is_complex())
-    else:
-        misplaced = sum(_misplaced(*_wide3(block)) for block in blocks)
-    if misplaced:
-        what = "NaN or Inf in the wrong place, or a wrong number there"
-        return _refused(index, misplaced, tensors[0].numel(), what)
+    elif any(misplaced(block) is not None for block in blocks):
+        if not drawn.told:
+            return UNTOLD
+        return _refused(index, all_misplaced(blocks, tensors[0]), tensors[0], tensors[1])
     sums = Sums.of((finite(block)[:4] for block in blocks), carried)
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
@@ -276,22 +288,37 @@ def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) 
     bound = gates(sums, tensors[0].dtype, kind, terms, UNITS[admitted])
     most = steady(sums, kind, terms, drawn.unit) if drawn.jumps(sums) else NOTHING
     left = Sums.of(_left(map(finite, blocks), most), carried) if len(tensors) >= IN_DOUBT else sums
-    farthest, where = _farthest(_left(map(finite, blocks), most), bound)
+    farthest = _farthest(_left(map(finite, blocks), most), bound)
     ratio = max(left.rms("error") / bound.rms, farthest)
+    line, which = worst_line(tensors, kind, terms, drawn.unit)
     unmoved = 0.0
     if kind in EXACT and len(tensors) > IN_DOUBT:
         still = [_still(block, sums.rms("value")) for block in map(finite, blocks)]
-        unmoved = _farthest(still, _gates_of(still, tensors[0].dtype, drawn))[0]
+        unmoved = _farthest(still, _gates_of(still, tensors[0].dtype, drawn))
         ratio = max(ratio, unmoved)
+    if line > max(1.0, ratio):
+        return Finding(
+            passed=False,
+            ratio=line,
+            max_error=sums.largest["error"],
+            rms_error=sums.rms("error"),
+            precision=None,
+            note=f"output {index}, line {which} of a prefix sum",
+            rms_bound=bound.rms,
+        )
     steep = ratio > 1 >= unmoved and most is not NOTHING and len(tensors) >= IN_DOUBT
+    told = Wrong("", "")
+    if ratio > 1 and drawn.told:
+        told = _told(index, tensors, finite, most, bound)
     return Finding(
         passed=ratio <= 1,
         ratio=ratio,
         max_error=sums.largest["error"],
         rms_error=sums.rms("error"),
         precision=explains(left, terms, bound.rms, admitted),
-        note="" if ratio <= 1 else f"output {index}, element {where} of {sums.count}",
+        note=told.note,
         rms_bound=bound.rms,
+        hint=told.hint,
         steep=steep and _moves_so_far(list(map(finite, blocks)), bound),
     )
 
@@ -299,7 +326,7 @@ def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) 
 def _moves_so_far(blocks: Sequence[Block], bound: Gates) -> bool:
     """Whether nothing is past the bounds that is not within what its element moves, jump or no."""
     nearest = [(nearer(x, y, moved), r, y, s) for x, r, y, s, moved, *_ in blocks]
-    return Sums.of(nearest).rms("error") <= bound.rms and _farthest(nearest, bound)[0] <= 1
+    return Sums.of(nearest).rms("error") <= bound.rms and _farthest(nearest, bound) <= 1
 
 
 def _still(block: Block, size: float) -> Block:
@@ -327,17 +354,43 @@ def _left(blocks: Iterable[Block], most: Steady) -> Iterator[Block]:
         yield (settled(x, y, s, moved[0], most) if moved else x), r, y, s
 
 
-def _farthest(blocks: Iterable[Block], bound: Gates) -> tuple[float, int]:
-    """The largest error over its bound, and which finite element that is."""
-    worst, where, begun = 0.0, 0, 0
-    for x, _, y, _ in blocks:
-        if y.numel():
-            relative = (x - y).abs() / (bound.local + bound.each * y.abs()).clamp(bound.own)
-            position = int(relative.argmax())
-            if (found := number(relative[position])) > worst:
-                worst, where = found, begun + position
-        begun += y.numel()
-    return worst, where
+def _farthest(blocks: Iterable[Block], bound: Gates) -> float:
+    """The largest error over its bound."""
+    return max(
+        (number(_relative(block, bound).max()) for block in blocks if block[0].numel()),
+        default=0.0,
+    )
+
+
+def _relative(block: Block, bound: Gates) -> Tensor:
+    """The error of each element over its bound."""
+    x, _, y, _ = block
+    return (x - y).abs() / (bound.local + bound.each * y.abs()).clamp(bound.own)
+
+
+def _told(
+    index: int, tensors: Sequence[Tensor], finite: Finite, most: Steady, bound: Gates
+) -> Wrong:
+    """Which elements are past their bound, in words; what a jump excuses is not among them."""
+    import torch
+
+    flat = pairs(tensors[0]).reshape(-1)
+    wrong = torch.zeros(flat.shape, dtype=torch.bool, device=flat.device)
+    worst, where = -1.0, 0
+    places = torch.arange(flat.numel(), device=flat.device)
+    for *block, at in in_blocks(*tensors, places):
+        *kept, at = finite((*block, at))
+        if not at.numel():
+            continue
+        (left,) = _left([tuple(kept)], most)
+        relative, at = _relative(left, bound), at.long()
+        wrong[at] = relative > 1
+        position = int(relative.argmax())
+        if (found := number(relative[position])) > worst:
+            worst, where = found, int(at[position])
+    if tensors[0].is_complex():
+        wrong, where = wrong.view(-1, 2).any(1), where // 2
+    return describe(index, tensors[0], tensors[2], wrong.view(tensors[0].shape), where)
 
 
 def _tied(output: Tensor, declared: Tensor, spread: Tensor) -> Tensor:
@@ -352,44 +405,18 @@ def _tied(output: Tensor, declared: Tensor, spread: Tensor) -> Tensor:
     return (spread != 0) & ((output.long() - declared.long()).abs() <= spread.long())
 
 
-def _exact(index: int, wrong: Tensor) -> Finding:
-    count = int(wrong.sum())
-    if not count:
+def _exact(index: int, wrong: Tensor, output: Tensor, expected: Tensor, *, told: bool) -> Finding:
+    if not bool(wrong.any()):
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
-    return _refused(index, count, wrong.numel(), "not equal")
+    if not told:
+        return UNTOLD
+    return _refused(index, wrong, output, expected, integral=True)
 
 
-def _refused(index: int, count: int, total: int, what: str) -> Finding:
-    note = f"output {index}: {count} of {total} elements {what}"
-    return Finding(False, math.inf, math.inf, math.inf, None, note)
-
-
-def _wide3(block: Block) -> tuple[Tensor, Tensor, Tensor]:
-    x, r, y = (tensor.double() for tensor in block[:3])
-    return x, r, y
-
-
-def _finite(block: Block) -> Block:
-    """The block in fp64 where none of x, r and y is NaN or Inf."""
-    wide = tuple(tensor.double() for tensor in block)
-    x, r, y, *_ = wide
-    if _plain(x, r, y):
-        return wide
-    finite = x.isfinite() & r.isfinite() & y.isfinite()
-    return tuple(tensor[finite] for tensor in wide)
-
-
-def _misplaced(x: Tensor, r: Tensor, y: Tensor) -> int:
-    """How many x are not finite and agree with neither r nor y, or are finite where neither is."""
-    if _plain(x, r, y):
-        return 0
-    special = ~(x.isfinite() & r.isfinite() & y.isfinite())
-    agrees = (x == r) | (x == y) | (x.isnan() & (r.isnan() | y.isnan()))
-    # Where only one of the two references overflows, a finite answer is right as well.
-    undecided = x.isfinite() & (r.isfinite() | y.isfinite())
-    return int((special & ~agrees & ~undecided).sum())
-
-
-def _plain(*tensors: Tensor) -> bool:
-    """Surely no NaN or Inf: either would stay in the sum, a sixteenth of `isfinite`'s time."""
-    return all(bool(tensor.sum().isfinite()) for tensor in tensors)
+def _refused(
+    index: int, wrong: Tensor, output: Tensor, expected: Tensor, *, integral: bool = False
+) -> Finding:
+    """Of a wrongness that has no bound: the first such element stands for all."""
+    wrong = wrong.view(output.shape)
+    told = describe(index, output, expected, wrong, first(wrong), integral=integral)
+    return Finding(False, math.inf, math.inf, math.inf, None, told.note, hint=told.hint)

@@ -24,6 +24,7 @@ _SUMS = (
     "linalg_vector_norm", "norm", "dist", "trace",
 )  # fmt: skip
 _SUMS_BY_NAME = ("loss", "avg_pool", "cross_entropy")
+_PREFIX = ("cumsum", "logcumsumexp")
 _NORMS = {"native_layer_norm": 1, "_fused_rms_norm": 1}
 """Position of the shape that is normalised over."""
 _MOVES = """
@@ -64,6 +65,9 @@ class Terms:
     """The same without what a softmax sums: exponentials, all of one sign, so that their sum errs
     in proportion to itself and not to what it was made from."""
 
+    prefix: int = 0
+    """Length of the longest prefix sum, 0 where there is none."""
+
     @classmethod
     def of(cls, longest: int) -> Terms:
         """Of a sum that may cancel."""
@@ -71,7 +75,7 @@ class Terms:
 
     def at_most(self, count: int) -> Terms:
         """As if no sum were longer than `count`."""
-        return Terms(min(self.longest, count), min(self.signed, count))
+        return Terms(min(self.longest, count), min(self.signed, count), self.prefix)
 
 
 def terms(run: Callable[[], Any]) -> Terms:
@@ -79,22 +83,25 @@ def terms(run: Callable[[], Any]) -> Terms:
     import torch
 
     longest = signed = 1
+    prefix = 0
 
     def count(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        nonlocal longest, signed
+        nonlocal longest, signed, prefix
         result = function(*args, **kwargs)
         tensors = list(_tensors([args, kwargs]))
         if tensors and not function.is_view and torch.Tag.pointwise not in function.tags:
             name = function.overloadpacket.__name__.rstrip("_")
             found = _terms(name, args, tensors, result)
             longest = max(longest, found)
+            if name in _PREFIX and args[0].dim():
+                prefix = max(prefix, args[0].shape[args[1]])
             if name not in SHIFTED:
                 signed = max(signed, found)
         return result
 
     with watching(count):
         run()
-    return Terms(longest, signed)
+    return Terms(longest, signed, prefix)
 
 
 def largest(run: Callable[[], Any]) -> float:

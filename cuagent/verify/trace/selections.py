@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.oracle.perturb import real
 from cuagent.verify.trace.hooks import watching
+from cuagent.verify.trace.nan_tests import NanTests
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -60,6 +61,18 @@ COMPARING = frozenset(
 """Which do one thing on this side of a number and another on that."""
 JUMPING = frozenset(("gt", "ge", "lt", "le", "eq", "ne", "threshold", "hardshrink"))
 """Those of them whose result is another right beside the number."""
+SCALING = frozenset(("mul", "div"))
+"""Which scale by a number, as before a rounding."""
+SEARCHING = {"bucketize": 1, "searchsorted": 0}
+"""Position of the boundaries among the arguments."""
+MOST_BOUNDARIES = 64
+LEAST_SCALE, MOST_SCALE = 2.0**-10, 2.0**10
+MOST_SCALES, FEW_SIZES = 1 << 12, 2
+"""Elements of a tensor that may be one of scales, and how many different sizes it may hold."""
+ROUNDED = frozenset(
+    ("round", "floor", "ceil", "trunc", "frac", "floor_divide", "remainder", "fmod")
+)
+"""Which jump between whole numbers, or half way between them."""
 KEPT = 1 << 22
 """Elements of what decides; more are taken for what roundoff may move."""
 FINEST, LARGEST_ROUND = 2.0**-4, 2.0**8
@@ -133,6 +146,17 @@ class Followed:
     makes another one."""
     edges: tuple[float, ...] = ()
     """Those of them where the result jumps."""
+    scales: tuple[float, ...] = ()
+    """Numbers by which something was scaled: whole ones, and powers of two."""
+    handles_nan: bool = False
+    """True if the reference tests its inputs for NaN (`nan_tests`)."""
+    handles_infinity: bool = False
+    """True if it tests them for infinities too."""
+
+    @property
+    def rounds(self) -> bool:
+        """Whether something is rounded to whole numbers."""
+        return self.casts or bool(ROUNDED & {name.rstrip("_") for name in self.names})
 
 
 def follow(run: Callable[[], list[Tensor]]) -> Followed:
@@ -145,6 +169,8 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
     thresholds: set[float] = set()
     casts: list[bool] = []
     edges: set[float] = set()
+    scales: set[float] = set()
+    nan_tests = NanTests()
     known: dict[int, tuple[Tensor, Traced]] = {}
     """By identity; the tensor is kept, so that its number is not given to another."""
 
@@ -152,8 +178,11 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         names.add(_name(function, args))
         chosen = selection(function, args, kwargs)
         result = function(*args, **kwargs)
+        nan_tests.see(function, args, result)
         compared = _thresholds(function, args, kwargs)
         thresholds.update(compared)
+        thresholds.update(_boundaries(function, args))
+        scales.update(_scales(function, args))
         edges.update(compared if _is_one_of(JUMPING, function) else ())
         if _casts(function, args, result):
             casts.append(_holds(result.dtype, args[0]))
@@ -188,6 +217,9 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         bool(casts),
         all(casts),
         tuple(sorted(edges)),
+        tuple(sorted(scales)),
+        nan_tests.nan,
+        nan_tests.infinity,
     )
 
 
@@ -212,6 +244,44 @@ def _thresholds(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> l
         return []
     numbers = [x for x in (*args, *kwargs.values()) if isinstance(x, int | float)]
     return [float(x) for x in numbers if abs(x) <= LARGEST_ROUND and x / FINEST == x // FINEST]
+
+
+def _boundaries(function: Any, args: Sequence[Any]) -> list[float]:
+    """Some of those between which numbers are sorted in."""
+    at = SEARCHING.get(function.overloadpacket.__name__)
+    if at is None or not args[at].is_floating_point():
+        return []
+    values = args[at].detach().reshape(-1)
+    step = -(-values.numel() // MOST_BOUNDARIES)
+    return [float(value) for value in values[:: max(1, step)] if math.isfinite(value)]
+
+
+def _scales(function: Any, args: Sequence[Any]) -> list[float]:
+    if not _is_one_of(SCALING, function):
+        return []
+    sizes = [abs(float(x)) for x in args if isinstance(x, int | float) and x]
+    for tensor in args:
+        sizes += _few_sizes(tensor)
+    return [
+        size
+        for size in sizes
+        if LEAST_SCALE <= size <= MOST_SCALE
+        and size != 1
+        and (size.is_integer() or math.frexp(size)[0] == 1 / 2)
+    ]
+
+
+def _few_sizes(value: Any) -> list[float]:
+    """Return the absolute values of a tensor of scales: one number throughout, or two."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return []
+    if not 0 < value.numel() <= MOST_SCALES:
+        return []
+    sizes = value.detach().abs().unique()
+    few = sizes.numel() <= FEW_SIZES and bool(sizes.isfinite().all()) and bool((sizes > 0).all())
+    return [float(size) for size in sizes] if few else []
 
 
 def _casts(function: Any, args: Sequence[Any], result: Any) -> bool:

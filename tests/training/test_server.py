@@ -1,4 +1,4 @@
-"""The engine behind a server: token ids there and back over real HTTP, as vLLM and SGLang speak."""
+"""Test the server engine over real HTTP, with the protocols of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 class Server:
-    """Continues [.., n] with n+1, n+2, ... as servers answer that know token ids."""
+    """A server that continues [.., n] with n+1, n+2, ..."""
 
     def __init__(self) -> None:
         self.ids = True
@@ -62,30 +62,30 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("form", ["/v1", "/generate"])
-def test_ids_and_logprobs_come_back_in_the_order_of_the_requests(server: Server, form: str) -> None:
+def test_results_keep_order_of_requests(server: Server, form: str) -> None:
     engine = ServerEngine(server.url + form, "m", end=99)
     found = engine.sample([Request((1, n), 3, seed=n) for n in range(10, 20)])
     assert found == [Sampled((n + 1, n + 2, n + 3), (-0.5,) * 3, True) for n in range(10, 20)]
 
 
 @pytest.mark.parametrize("form", ["/v1", "/generate"])
-def test_a_server_of_text_only_is_refused(server: Server, form: str) -> None:
+def test_server_without_token_ids_is_refused(server: Server, form: str) -> None:
     server.ids = False
-    with pytest.raises(EngineError, match="gives no token ids"):
+    with pytest.raises(EngineError, match="returned no token ids"):
         ServerEngine(server.url + form, "m", end=99).sample([Request((1,), 3, 0)])
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
-    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9.*no usable answer"):
+def test_unreachable_server_is_named() -> None:
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9.*no valid answer"):
         ServerEngine("http://127.0.0.1:9/v1", "m", end=99).sample([Request((1,), 3, 0)])
 
 
-def test_a_server_that_hangs_up_is_named() -> None:
-    with answering({}) as url, pytest.raises(EngineError, match="no usable answer"):
+def test_server_that_closes_connection_is_named() -> None:
+    with answering({}) as url, pytest.raises(EngineError, match="no valid answer"):
         ServerEngine(url + "/v1", "m", end=99).sample([Request((1,), 3, 0)])
 
 
-def test_new_weights_are_served_or_it_is_said(server: Server, tmp_path: Path) -> None:
+def test_server_loads_new_weights_or_raises(server: Server, tmp_path: Path) -> None:
     engine = ServerEngine(server.url + "/generate", "m", end=99)
     engine.load(tmp_path)
     assert server.loaded == [str(tmp_path)]
@@ -95,7 +95,7 @@ def test_new_weights_are_served_or_it_is_said(server: Server, tmp_path: Path) ->
         ServerEngine(server.url + "/v1", "m", end=99).load(tmp_path)
 
 
-def test_ppo_refuses_a_server_that_keeps_its_weights(tmp_path: Path) -> None:
+def test_ppo_refuses_server_that_cannot_reload(tmp_path: Path) -> None:
     settings = replace(TrainConfig(), play=PlayConfig(server="http://127.0.0.1:9/v1"))
-    with pytest.raises(RecordError, match="takes new weights"):
+    with pytest.raises(RecordError, match="can load new weights"):
         run_ppo(tmp_path, None, tmp_path, tmp_path / "out", settings, "cpu", print)

@@ -1,4 +1,4 @@
-"""Who comes back to a folder: with the same command, with another one, with other settings."""
+"""Test folders that are reused: by the same command, by another one, with other settings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from cuagent.training.config import ConfigError
 from cuagent.training.demo import run_demo
-from cuagent.training.manifest import BEGUN, begin, finish, settings
+from cuagent.training.manifest import MANIFEST, finish, fixed_settings, open_manifest
 from cuagent.training.presets import DemoConfig, for_test
 from cuagent.training.rft import RftConfig
-from cuagent.training.trial import begin_seeds
+from cuagent.training.trial import open_seeds_manifest
 
 SMALL = for_test(DemoConfig())
 
@@ -23,40 +23,42 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_command_that_differs_is_refused_and_named_once_something_was_made(
+def test_manifest_refuses_different_command_once_results_exist(
     tmp_path: Path,
 ) -> None:
-    assert begin(tmp_path, "rft", {"policy": "a"}, settings(RftConfig(seed=1))) is None
-    asked = "rft", {"policy": "b"}, settings(RftConfig())
-    assert begin(tmp_path, *asked) is None, "nothing was made yet"
+    assert (
+        open_manifest(tmp_path, "rft", {"policy": "a"}, fixed_settings(RftConfig(seed=1))) is None
+    )
+    asked = "rft", {"policy": "b"}, fixed_settings(RftConfig())
+    assert open_manifest(tmp_path, *asked) is None, "nothing was made yet"
     finish(tmp_path, 3)
     (tmp_path / "model").mkdir()
-    found = begin(tmp_path, "rft", {"policy": "b"}, settings(RftConfig(save_every=1)))
+    found = open_manifest(tmp_path, "rft", {"policy": "b"}, fixed_settings(RftConfig(save_every=1)))
     assert found is not None
     assert found["finished"] == 3
     before = contents(tmp_path)
-    with pytest.raises(ConfigError, match="from another policy, with seed=0, not 2; take another"):
-        begin(tmp_path, "rft", {"policy": "a"}, settings(RftConfig(seed=2)))
+    with pytest.raises(ConfigError, match="from another policy, with seed=0, not 2; use another"):
+        open_manifest(tmp_path, "rft", {"policy": "a"}, fixed_settings(RftConfig(seed=2)))
     with pytest.raises(ConfigError, match="made by train rft, not train value;"):
-        begin(tmp_path, "value", {}, {})
+        open_manifest(tmp_path, "value", {}, {})
     assert contents(tmp_path) == before
 
 
-def test_many_differences_make_one_short_line(tmp_path: Path) -> None:
-    begin(tmp_path, "x", {}, dict.fromkeys("abcde", 1))
+def test_manifest_error_shortens_many_differences(tmp_path: Path) -> None:
+    open_manifest(tmp_path, "x", {}, dict.fromkeys("abcde", 1))
     (tmp_path / "model").mkdir()
     with pytest.raises(ConfigError, match=r"with a=1, not 2, with b=1.* c=1, not 2 and 2 more;"):
-        begin(tmp_path, "x", {}, dict.fromkeys("abcde", 2))
+        open_manifest(tmp_path, "x", {}, dict.fromkeys("abcde", 2))
 
 
-def test_a_folder_from_before_this_was_written_down_is_gone_on_with(tmp_path: Path) -> None:
+def test_folder_without_manifest_is_resumed(tmp_path: Path) -> None:
     (tmp_path / "step-00000003").mkdir()
     for text in (None, '{"policy": "p", "source": "[]", "seed": "0"}'):
         if text is not None:
-            (tmp_path / BEGUN).write_text(text)
-        assert begin(tmp_path, "rft", {"policy": "a"}, {"seed": 1}) is None
+            (tmp_path / MANIFEST).write_text(text)
+        assert open_manifest(tmp_path, "rft", {"policy": "a"}, {"seed": 1}) is None
         finish(tmp_path, 4)
-    assert json.loads((tmp_path / BEGUN).read_text())["policy"] == "p"
+    assert json.loads((tmp_path / MANIFEST).read_text())["policy"] == "p"
 
 
 @pytest.mark.parametrize(
@@ -67,21 +69,19 @@ def test_a_folder_from_before_this_was_written_down_is_gone_on_with(tmp_path: Pa
         (replace(SMALL, ppo=replace(SMALL.ppo, iterations=9)), "ppo.iterations=2, not 9"),
     ],
 )
-def test_a_demo_does_not_show_the_figures_of_another_as_its_own(
-    other: DemoConfig, said: str, demo: Path
-) -> None:
+def test_demo_refuses_folder_of_other_settings(other: DemoConfig, said: str, demo: Path) -> None:
     before = {p.stat().st_mtime_ns for p in demo.rglob("*")}
     with pytest.raises(ConfigError, match=said):
         run_demo(other, "cpu", demo, lambda _: None)
     assert {p.stat().st_mtime_ns for p in demo.rglob("*")} == before
 
 
-def test_seeds_and_arms_join_those_that_are_there(demo: Path, tmp_path: Path) -> None:
+def test_trial_accepts_new_seeds_and_arms(demo: Path, tmp_path: Path) -> None:
     out = tmp_path / "trial"
-    begin_seeds(out, replace(SMALL, more_rounds=0))
+    open_seeds_manifest(out, replace(SMALL, more_rounds=0))
     shutil.copytree(demo / "demonstrations", out / "demonstrations")
-    begin_seeds(out, replace(SMALL, seed=3, minutes=9.0, more_rounds=2))
+    open_seeds_manifest(out, replace(SMALL, seed=3, minutes=9.0, more_rounds=2))
     with pytest.raises(ConfigError, match="turns=2, not 3"):
-        begin_seeds(out, replace(SMALL, turns=3))
+        open_seeds_manifest(out, replace(SMALL, turns=3))
     with pytest.raises(ConfigError, match="by train demo --seeds, not train demo;"):
         run_demo(SMALL, "cpu", out, lambda _: None)

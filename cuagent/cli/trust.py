@@ -1,0 +1,103 @@
+"""Asking before something of another origin is used.
+
+What cuagent wrote for this user on this machine carries a mark (`record/origin.py`). Everything
+else may come from a stranger, for instance with a cloned repository.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cuagent.cli.exits import Refused, complain
+
+if TYPE_CHECKING:
+    from cuagent.config import Proposal, Settings
+    from cuagent.record import RunFolder
+
+
+def require_trusted_run(folder: RunFolder, does: str, trust: bool, *, ask: bool = True) -> bool:
+    """Return whether the run was made here; ask before a run of another origin is used.
+
+    `does` says what will happen. Raises RecordError, and Refused where the user does not agree.
+    """
+    if folder.is_made_here:
+        return True
+    require_agreement(
+        f"{folder.id}: of another origin: cuagent did not make this run for you on this machine "
+        "(it came with a repository, was copied or changed, or is of an older version). " + does,
+        f"look at it with: cuagent show {folder.id}",
+        trust,
+        ask=ask,
+    )
+    return False
+
+
+def require_agreement(what: str, first: str, trust: bool, *, ask: bool = True) -> None:
+    """Ask on a terminal. Raises Refused where the user does not agree, or cannot be asked.
+
+    Without `ask` nobody is asked: a session holds the keyboard.
+    """
+    if trust:
+        return
+    if not (ask and can_ask()):
+        raise Refused(f"{what}; {first}, then give --trust to accept it")
+    from cuagent.ui.text import one_line
+
+    complain(what)
+    if not typer.confirm(one_line(f"{first}. Go ahead?"), err=True):
+        raise Refused("nothing was done")
+
+
+def can_ask() -> bool:
+    """Whether somebody sits at a terminal."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def settle(flags: Mapping[str, Any], trust: bool) -> Settings:
+    """The settings for a command that takes these flags; each warning is a line on stderr.
+
+    What a project's file sets for the user holds where the user agrees. Raises ConfigError.
+    """
+    from cuagent.config import resolve
+
+    def accept(proposal: Proposal) -> bool:
+        if trust or is_agreed(proposal):
+            complain(f"{proposal}; it holds, as {'--trust says' if trust else 'you agreed to it'}")
+            return True
+        if not can_ask():
+            return False
+        complain(str(proposal))
+        if not typer.confirm("Let it hold?", err=True):
+            return False
+        _remember(proposal)
+        return True
+
+    settings = resolve(flags, accept=accept)
+    for key in settings.ignored.keys() & flags.keys():
+        complain(settings.ignored[key])
+    return settings
+
+
+def is_agreed(proposal: Proposal) -> bool:
+    """Whether the user has agreed to these values in this file before."""
+    return _agreement(proposal).is_file()
+
+
+def _remember(proposal: Proposal) -> None:
+    path = _agreement(proposal)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(f"{proposal}\n", encoding="utf-8", errors="replace")
+    except OSError as error:
+        complain(f"{path}: {error.strerror or error}; you will be asked again")
+
+
+def _agreement(proposal: Proposal) -> Path:
+    from cuagent.record.origin import state_folder
+
+    return state_folder() / "agreed" / proposal.digest

@@ -1,0 +1,140 @@
+"""Files below a folder that other people or programs can write, opened without following links.
+
+A run folder may come with a cloned repository, and a command of the model may change the work
+folder at any time. So each name is checked, and each folder on the way to a file is opened by its
+descriptor with O_NOFOLLOW.
+Invariant: no function here reads, writes or removes anything outside of the folder it is given.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+DEEPEST = 64
+"""Folders below each other that are walked; a deeper tree is cut off there."""
+
+
+class RecordError(Exception):
+    """A run folder is missing or cannot be read. One line: what, where, what to do."""
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """The parts of a relative path that stays below its folder. Raises RecordError."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
+        raise RecordError(f"{name!r}: leads out of the folder of the run; nothing was done with it")
+    return parts
+
+
+def read_file(root: Path, name: str, largest: int | None = None) -> bytes:
+    """The content of a regular file. Raises OSError and RecordError."""
+    *above, last = parts_of(name)
+    with _folder(root, above) as folder:
+        return read_at(folder, last, largest)
+
+
+def read_at(folder: int, name: str, largest: int | None = None) -> bytes:
+    """The content of the regular file `name` of an open folder. Raises OSError."""
+    with os.fdopen(os.open(name, READ, dir_fd=folder), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{name} is not a regular file")
+        if largest is not None and status.st_size > largest:
+            raise OSError(f"{name} is larger than {largest} bytes")
+        return file.read()
+
+
+def write_file(root: Path, name: str, content: bytes, *, replace_links: bool = False) -> None:
+    """Write a file whole or not at all, with the folders above it; its permissions stay.
+
+    A link in the place of the file is replaced. A link in the place of a folder is an error, or is
+    replaced where `replace_links` is set. Raises OSError and RecordError.
+    """
+    *above, last = parts_of(name)
+    with _folder(root, above, make=True, replace_links=replace_links) as folder:
+        mode = _mode(folder, last)
+        partial = f".{last[:64]}.{secrets.token_hex(6)}"
+        with os.fdopen(os.open(partial, CREATE, 0o666, dir_fd=folder), "wb") as file:
+            file.write(content)
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+        try:
+            os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            os.unlink(partial, dir_fd=folder)
+            raise
+
+
+def create_file(root: Path, name: str, content: bytes, mode: int = 0o666) -> bool:
+    """Write a new file; False where something of that name is there. Raises OSError."""
+    *above, last = parts_of(name)
+    with _folder(root, above) as folder:
+        try:
+            file = os.open(last, CREATE, mode, dir_fd=folder)
+        except FileExistsError:
+            return False
+        with os.fdopen(file, "wb") as out:
+            out.write(content)
+    return True
+
+
+def files_below(root: Path, left_out: frozenset[str]) -> Iterator[tuple[str, int, os.stat_result]]:
+    """Each regular file: its path, the open folder that holds it, and its status.
+
+    The folder is open until the next file is asked for. Folders in `left_out` are passed over.
+    """
+    for path, folders, names, folder in os.fwalk(root, follow_symlinks=False):
+        below = PurePosixPath(path).relative_to(PurePosixPath(root))
+        folders[:] = [name for name in folders if name not in left_out]
+        if len(below.parts) >= DEEPEST:
+            folders.clear()
+        for name in names:
+            with suppress(OSError):  # a background command may be at work
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    yield str(below / name), folder, status
+
+
+@contextmanager
+def _folder(
+    root: Path, parts: Sequence[str], *, make: bool = False, replace_links: bool = False
+) -> Iterator[int]:
+    """The descriptor of a folder below `root`."""
+    folder = os.open(root, FOLDER)
+    try:
+        for part in parts:
+            if replace_links and _is_link(folder, part):
+                os.unlink(part, dir_fd=folder)
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=folder)
+            inner = os.open(part, FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _is_link(folder: int, name: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _mode(folder: int, name: str) -> int | None:
+    """Permissions of the regular file that is there."""
+    try:
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return None
+    return stat.S_IMODE(mode) & 0o777 if stat.S_ISREG(mode) else None

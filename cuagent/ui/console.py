@@ -1,0 +1,56 @@
+"""The consoles that all views write to: no control sequence of foreign text leaves them.
+
+Invariant: what `rich` prints through such a console holds no control character but line ends,
+tabs, and what `rich` itself makes of styles.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import TextIO
+
+from rich.console import Console, ConsoleRenderable, RenderHook
+from rich.text import Text
+
+from cuagent.ui.text import harmless
+
+UNCUT = 1_000_000
+"""Columns of a file or a pipe: nothing is cut or broken in it, unless COLUMNS says otherwise."""
+
+
+class _Harmless(RenderHook):
+    """Makes each text harmless just before it is rendered; its styles stay where they are."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_harmless(one) if isinstance(one, Text) else one for one in renderables]
+
+
+def make_console(stream: TextIO, *, foot: bool = False) -> Console:
+    """A console on `stream`; with `foot` it is a terminal, whatever `stream` says."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")  # what a tool prints may not fit the encoding
+    to_file = not foot and not stream.isatty() and "COLUMNS" not in os.environ
+    console = Console(
+        file=stream,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        width=UNCUT if to_file else None,
+    )
+    console.push_render_hook(_Harmless())
+    return console
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print foreign text, made harmless."""
+    print(harmless(text), file=stream or sys.stdout)
+
+
+def _harmless(text: Text) -> Text:
+    plain = text.plain
+    if (changed := harmless(plain)) != plain:
+        text = text.copy()
+        text.plain = changed
+    return text

@@ -1,0 +1,146 @@
+"""What a model says in Markdown, as lines for a terminal, block by block as it streams.
+
+A block is finished at a blank line, at the end of a fence of code, or after a heading; what is not
+finished is shown raw elsewhere, as its last line. Colours are the terminal's own sixteen.
+Not covered: blocks that need others to be understood (footnotes, references).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.markdown import Markdown
+
+_FENCE = re.compile(r"\s{0,3}(`{3,}|~{3,})")
+_HEADING = re.compile(r"\s{0,3}#{1,6}\s")
+_CODE = re.compile(r"(`+[^`]*`+)")
+_DUNDER = re.compile(r"\b__(\w+?)__\b")
+_WITHIN = re.compile(r"(?<=\w)\*(?=\w)")
+STYLES = {
+    "markdown.code": "cyan",
+    "markdown.code_block": "cyan",
+    "markdown.block_quote": "dim",
+    "markdown.item.bullet": "cyan",
+    "markdown.item.number": "cyan",
+    "markdown.link": "underline",
+    "markdown.link_url": "dim",
+}
+
+
+class Blocks:
+    """One stretch of text as it comes in pieces, cut into finished blocks."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._rest = ""
+        self._fence = ""
+
+    @property
+    def open(self) -> str:
+        """The last line of what is not finished."""
+        return self._rest or (self._lines[-1] if self._lines else "")
+
+    def feed(self, piece: str) -> list[str]:
+        """Take a piece; returns the blocks that are finished now."""
+        *lines, self._rest = (self._rest + piece).split("\n")
+        return [block for line in lines if (block := self._take(line))]
+
+    def end(self) -> list[str]:
+        """What is left."""
+        self._lines.append(self._rest)
+        self._rest = self._fence = ""
+        return [block] if (block := self._cut()) else []
+
+    def _take(self, line: str) -> str:
+        """The block that this line finishes, or ""."""
+        fence = _FENCE.match(line)
+        if self._fence:
+            self._lines.append(line)
+            if not line.strip().startswith(self._fence):
+                return ""
+            self._fence = ""
+            return self._cut()
+        if fence:
+            before = self._cut()
+            self._fence = fence[1]
+            self._lines.append(line)
+            return before
+        self._lines.append(line)
+        return self._cut() if not line.strip() or _HEADING.match(line) else ""
+
+    def _cut(self) -> str:
+        block = "\n".join(self._lines)
+        self._lines = []
+        return block if block.strip() else ""
+
+
+def rendered(block: str, console: Console, width: int) -> Iterator[Text]:
+    """The lines of one block, none wider than `width` and none padded."""
+    from rich.theme import Theme
+
+    with console.use_theme(Theme(STYLES)):
+        options = console.options.update(width=width)
+        rows = console.render_lines(_markdown(block.strip("\n")), options, pad=False)
+    lines = [Text.assemble(*((s.text, s.style or "") for s in row)) for row in rows]
+    for line in lines:
+        line.rstrip()
+    while lines and not lines[0].plain:
+        del lines[0]
+    while lines and not lines[-1].plain:
+        del lines[-1]
+    yield from lines
+
+
+def _markdown(block: str) -> Markdown:
+    from markdown_it import MarkdownIt
+    from rich.markdown import CodeBlock, Heading, Markdown
+    from rich.syntax import Syntax
+
+    class Plain(Heading):
+        """A heading to the left, without a box."""
+
+        def __rich_console__(self, console: Any, options: Any) -> Any:
+            self.text.justify = "left"
+            self.text.stylize("bold")
+            yield self.text
+
+    class Code(CodeBlock):
+        """Code as it is, without a background; long lines are broken."""
+
+        def __rich_console__(self, console: Any, options: Any) -> Any:
+            code, name = str(self.text).rstrip(), self.lexer_name
+            yield Syntax(code, name, theme="ansi_dark", background_color="default", word_wrap=True)
+
+    class Ours(Markdown):
+        """Without HTML, which would be left out: `vector<float>` is no tag here."""
+
+        elements: ClassVar = {
+            **Markdown.elements,
+            "heading_open": Plain,
+            "fence": Code,
+            "code_block": Code,
+        }
+
+        def __init__(self, markup: str) -> None:
+            super().__init__(markup, hyperlinks=False)
+            parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+            self.parsed = parser.parse(markup)
+
+    return Ours(block if _FENCE.match(block) else _literal(block))
+
+
+def _literal(block: str) -> str:
+    """The block with what code and formulas outside of backticks mean literally kept so.
+
+    That is `__init__`, `a*b*c`, and the ends of lines, at which Markdown would go on.
+    """
+    spans = _CODE.split(block)
+    for at in range(0, len(spans), 2):  # between the code spans
+        spans[at] = _WITHIN.sub(r"\\*", _DUNDER.sub(r"\\_\\_\1\\_\\_", spans[at]))
+    return "".join(spans).replace("\n", "  \n")

@@ -1,0 +1,308 @@
+"""Integers and booleans that a task always gives alike, in other choices that it may make.
+
+Position ids, bag offsets, lengths, a causal mask and a decode position are the same in every own
+draw, so that a kernel may ignore them. Such a tensor is replaced by one that keeps what looks like
+its contract: order, distinct values, first and last value, range, rows that are not empty. Where
+no tensor of that kind is possible, a weaker one is tried. Each must be taken by the reference.
+
+Not covered: tensors that differ between own draws, and those that `inputs` varies already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from cuagent.verify.inputs import draws
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+TRIALS = 3
+"""Samples of a change that the reference must take before it is used."""
+TOP_OF_SMALL = 8
+"""One past the largest value tried for one number that is 0 or 1."""
+FLIPPED = 0.3
+"""Share of a mask that changes."""
+EMPTIED = 0.3
+"""Share of the numbers that become zero."""
+
+MOST_ROWS = 64
+"""Rows that are changed one by one where all are alike."""
+
+Takes = Callable[["Tensor"], bool]
+
+
+class Change(StrEnum):
+    """How such a tensor is changed."""
+
+    NUMBER = "one number, between 1 and its own"
+    SMALL_NUMBER = "one small number"
+    SHORTER = "numbers between 1 and its own, one of them its own"
+    PREFIX = "ones, then zeros"
+    BITS = "zeros and ones"
+    SPACED = "sorted, distinct, the same ends"
+    SHIFTED = "shifted within the table"
+    SUBSET = "a sorted subset of the table"
+    RUNS = "sorted, the same values, runs of other lengths"
+    REPEATED = "sorted, with repeated values, the same ends"
+    SHUFFLED = "the same numbers of a row in another order"
+    EMPTY = "some numbers zero, as of sequences without steps"
+    MASK = "other places of a mask, no row emptied or filled"
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A tensor that every own draw gives alike."""
+
+    own: Tensor
+    table: int
+    """Length of the table that it indexes, 0 if none is known."""
+    changes: tuple[Change, ...] = ()
+    """Those that the reference takes."""
+
+    def candidates(self) -> tuple[tuple[Change, ...], ...]:
+        """Changes that keep all that looks like the contract, then weaker ones."""
+        import torch
+
+        own = self.own
+        if own.dtype is torch.bool:
+            return ((Change.MASK,),)
+        low, high = int(own.min()), int(own.max())
+        if own.numel() == 1:
+            return ((Change.NUMBER,) if high > 1 else (), (Change.SMALL_NUMBER,))
+        if low == high:
+            if high > 1:
+                return ((Change.SHORTER,), (Change.SMALL_NUMBER,))
+            return ((Change.PREFIX,) if high == 1 else (Change.BITS,), (Change.BITS,))
+        rows = _rows(own)
+        if not _ascends(rows) and not _ascends(rows.flip(-1)):
+            return ((Change.SHUFFLED,),)
+        if not _distinct(rows):
+            return ((Change.RUNS,), (Change.REPEATED,))
+        strict: tuple[Change, ...] = ()
+        if high - low + 1 > rows.shape[1]:
+            strict += (Change.SPACED,)
+        if self.table > high + 1 and low >= 0:
+            strict += (Change.SHIFTED, Change.SUBSET)
+        return strict, (Change.REPEATED,), (Change.SHUFFLED,)
+
+    def empties(self) -> tuple[Change, ...]:
+        """Return changes that leave a bag, a segment or a sequence empty.
+
+        A reference that stays finite on these defines what an empty one gives, so a kernel must give
+        the same. Offsets are told from position ids by their first number, 0, and by no table.
+        """
+        import torch
+
+        own = self.own
+        if own.dtype is torch.bool or own.numel() == 1:
+            return ()
+        low, high = int(own.min()), int(own.max())
+        if low >= 1 and high > 1:
+            return (Change.EMPTY,)
+        rows = _rows(own)
+        if low != 0 or low == high or not _ascends(rows):
+            return ()
+        return (Change.REPEATED,) if self.table == 0 or not _distinct(rows) else ()
+
+    def changed(self, change: Change, generator: Generator) -> Tensor:
+        """The tensor with a change, drawn from the generator."""
+        own = self.own
+        if change is Change.MASK:
+            return _other_mask(own, generator)
+        if change is Change.EMPTY:
+            return _emptied(own, generator)
+        low, high = int(own.min()), int(own.max())
+        match change:
+            case Change.NUMBER | Change.SHORTER:
+                drawn = _integers(own, 1, high + 1, generator)
+                if change is Change.SHORTER:
+                    drawn.view(-1)[_integers(own.view(-1)[:1], 0, own.numel(), generator)] = high
+            case Change.SMALL_NUMBER:
+                drawn = _integers(own, 0, TOP_OF_SMALL, generator)
+            case Change.PREFIX:
+                drawn = _prefixes(own, generator)
+            case Change.BITS:
+                drawn = _integers(own, 0, 2, generator)
+            case Change.SHIFTED:
+                drawn = own + _integers(own.view(-1)[:1], 1, self.table - high, generator)
+            case Change.SUBSET:
+                drawn = _subset(own, 0, self.table - 1, generator)
+            case _:
+                drawn = _by_rows(own, change, low, high, generator)
+        return drawn.to(own.dtype).view(own.shape)
+
+
+def fixed_of(several: Sequence[Sequence[Tensor]], tables: Sequence[int]) -> list[Fixed | None]:
+    """For each tensor of several own draws what is fixed about it, None where nothing is."""
+    import torch
+
+    found: list[Fixed | None] = []
+    for tensors, table in zip(zip(*several, strict=True), tables, strict=True):
+        first = tensors[0]
+        whole = not (first.is_floating_point() or first.is_complex()) and first.numel() > 0
+        alike = whole and all(torch.equal(first, other) for other in tensors[1:])
+        found.append(Fixed(first, table) if alike else None)
+    return found
+
+
+def taken(fixed: Fixed, takes: Takes, seed: int) -> tuple[Change, ...]:
+    """Return the changes of the strongest kind that the reference takes, and those to nothing.
+
+    A change counts if the reference takes all of its samples.
+    """
+    strongest = (tuple(c for c in cs if _borne(fixed, c, takes, seed)) for cs in fixed.candidates())
+    found = next(filter(None, strongest), ())
+    further = (c for c in fixed.empties() if c not in found and _borne(fixed, c, takes, seed))
+    return (*found, *further)
+
+
+def _borne(fixed: Fixed, change: Change, takes: Takes, seed: int) -> bool:
+    """True if samples of a change differ from the tensor and the reference takes them all."""
+    import torch
+
+    generator = draws.seeded([fixed.own], seed)
+    samples = [fixed.changed(change, generator) for _ in range(TRIALS)]
+    differs = any(not torch.equal(sample, fixed.own) for sample in samples)
+    return differs and all(takes(sample) for sample in samples)
+
+
+def _by_rows(own: Tensor, change: Change, low: int, high: int, generator: Generator) -> Tensor:
+    """A change of each row by itself; rows that fall are treated as rows that rise."""
+    rows = _rows(own)
+    if change is Change.SHUFFLED:
+        order = draws.randn(rows, generator).argsort(-1)
+        return rows.gather(1, order).view(own.shape)
+    falls = not _ascends(rows)
+    rows = rows.flip(-1) if falls else rows
+    if change is Change.SPACED:
+        changed = _spaced(rows, generator)
+    elif change is Change.RUNS:
+        changed = _runs(rows, generator)
+    else:
+        changed = _repeated(rows, low, high, generator)
+    return (changed.flip(-1) if falls else changed).view(own.shape)
+
+
+def _spaced(rows: Tensor, generator: Generator) -> Tensor:
+    """Distinct and sorted, from the first to the last number of each row."""
+    import torch
+
+    def spaced(row: Tensor) -> Tensor:
+        first, last, count = int(row[0]), int(row[-1]), row.numel()
+        between = torch.randperm(last - first - 1, generator=generator, device=row.device)
+        inner = between[: count - 2].sort().values + first + 1
+        return torch.cat([row[:1], inner.to(row.dtype), row[-1:]])
+
+    return _each(rows, spaced)
+
+
+def _subset(own: Tensor, low: int, high: int, generator: Generator) -> Tensor:
+    """Distinct sorted numbers for each row of `own`."""
+    import torch
+
+    rows = _rows(own)
+    falls = not _ascends(rows)
+
+    def subset(row: Tensor) -> Tensor:
+        drawn = torch.randperm(high - low + 1, generator=generator, device=row.device)
+        return (drawn[: row.numel()] + low).sort(descending=falls).values
+
+    return _each(rows, subset)
+
+
+def _runs(rows: Tensor, generator: Generator) -> Tensor:
+    """The same values of each row in order, each at least once, with other numbers of repeats."""
+    import torch
+
+    def runs(row: Tensor) -> Tensor:
+        values, count = row.unique(), row.numel()
+        cuts = torch.randperm(count - 1, generator=generator, device=row.device)
+        number = torch.zeros(count, dtype=torch.int64, device=row.device)
+        number[cuts[: values.numel() - 1] + 1] = 1
+        return values[number.cumsum(0)]
+
+    return _each(rows, runs)
+
+
+def _repeated(rows: Tensor, low: int, high: int, generator: Generator) -> Tensor:
+    """Sorted numbers, some of them equal, with the first and the last of each row as they are."""
+    drawn = _integers(rows, low, high + 1, generator).to(rows.dtype)
+    drawn = drawn.maximum(rows[:, :1]).minimum(rows[:, -1:])
+    drawn[:, :1], drawn[:, -1:] = rows[:, :1], rows[:, -1:]
+    return drawn.sort(-1).values
+
+
+def _prefixes(own: Tensor, generator: Generator) -> Tensor:
+    """At least one 1 in each row, then zeros."""
+    import torch
+
+    rows = _rows(own)
+    width = rows.shape[1]
+    lengths = _integers(rows[:, :1], 1, width + 1, generator)
+    return (torch.arange(width, device=own.device) < lengths).view(own.shape)
+
+
+def _emptied(own: Tensor, generator: Generator) -> Tensor:
+    """Set some numbers to zero, at least one of them, and keep at least one."""
+    import torch
+
+    noise = torch.rand(tuple(own.shape), generator=generator, device=own.device).view(-1)
+    zero = noise < EMPTIED
+    zero[noise.argmin()], zero[noise.argmax()] = True, False
+    return own.masked_fill(zero.view(own.shape), 0)
+
+
+def _other_mask(own: Tensor, generator: Generator) -> Tensor:
+    """Some places changed; a row that had a set place keeps one, and one that had a clear place
+    keeps one of those."""
+    import torch
+
+    rows = _rows(own)
+    noise = torch.rand(tuple(rows.shape), generator=generator, device=own.device)
+    changed = rows ^ (noise < FLIPPED)
+    for value in (True, False):
+        had = rows == value
+        place = torch.where(had, noise, torch.full_like(noise, -1.0)).argmax(-1, keepdim=True)
+        lost = had.any(-1, keepdim=True) & ~(changed == value).any(-1, keepdim=True)
+        here = torch.zeros_like(changed).scatter(1, place, lost)
+        changed = torch.where(here, torch.full_like(changed, value), changed)
+    return changed.view(own.shape)
+
+
+def _integers(like: Tensor, low: int, high: int, generator: Generator) -> Tensor:
+    """int64 from `low` to below `high`."""
+    import torch
+
+    shape = tuple(like.shape)
+    return torch.randint(low, high, shape, generator=generator, device=like.device)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Lines along the last axis; one line where that holds one number."""
+    if tensor.dim() and tensor.shape[-1] > 1:
+        return tensor.reshape(-1, tensor.shape[-1])
+    return tensor.reshape(1, -1)
+
+
+def _ascends(rows: Tensor) -> bool:
+    return bool((rows.diff(dim=-1) >= 0).all())
+
+
+def _distinct(rows: Tensor) -> bool:
+    ordered = rows.sort(-1).values
+    return bool((ordered.diff(dim=-1) != 0).all())
+
+
+def _each(rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Every row changed; where many are alike, some of them, by turns."""
+    import torch
+
+    few = rows
+    if rows.shape[0] > MOST_ROWS and bool((rows == rows[:1]).all()):
+        few = rows[:MOST_ROWS]
+    changed = torch.stack([change(row) for row in few])
+    return changed[torch.arange(rows.shape[0], device=rows.device) % few.shape[0]]

@@ -1,0 +1,65 @@
+"""Find the operators by which a reference asks for NaN or infinities in its inputs.
+
+An operator counts only if what it tests is an input, moved or changed element by element. After a
+sum, a softmax or a product one NaN has reached a whole row, so the reference cannot tell any more
+which number was NaN: `nan_to_num(softmax(x))` fills rows without a shown element, and says nothing
+about NaN in `x`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+NAN_AWARE = frozenset(
+    ("isnan", "isinf", "isfinite", "nan_to_num", "nansum", "nanmean", "nanmedian", "fmax", "fmin")
+)
+"""Operators made for inputs that hold NaN or infinities."""
+INFINITY_AWARE = frozenset(("isinf", "isfinite", "nan_to_num"))
+EQUALITY = frozenset(("eq", "ne"))
+MOVING = frozenset(
+    ("clone", "_to_copy", "cat", "stack", "constant_pad_nd", "flip", "roll", "index", "gather")
+)
+"""Operators that are no views and not pointwise, and leave each element as it is."""
+
+
+class NanTests:
+    """Record of one run of the reference; call `see` after each operator."""
+
+    def __init__(self) -> None:
+        self.nan = False
+        """True if the reference tests an element of its inputs for NaN."""
+        self.infinity = False
+        """True if it also tests for infinities."""
+        self._spread: dict[int, Any] = {}
+        """Results in which one NaN may have reached other elements; kept, so that ids stay."""
+
+    def see(self, function: Any, args: Sequence[Any], result: Any) -> None:
+        """Take in one operator with its arguments and its result."""
+        name = function.overloadpacket.__name__.rstrip("_")
+        spread = any(id(tensor) in self._spread for tensor in _tensors(args))
+        itself = name in EQUALITY and len(args) > 1 and args[0] is args[1]
+        if not spread:
+            self.nan |= itself or name in NAN_AWARE
+            self.infinity |= name in INFINITY_AWARE
+        if spread or not (_is_pointwise(function) or function.is_view or name in MOVING):
+            self._spread |= {id(tensor): tensor for tensor in _tensors([result])}
+
+
+def _is_pointwise(function: Any) -> bool:
+    import torch
+
+    return torch.Tag.pointwise in function.tags
+
+
+def _tensors(values: Sequence[Any]) -> list[Any]:
+    """Return the tensors among arguments, those in lists included."""
+    import torch
+
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(value)
+    return found

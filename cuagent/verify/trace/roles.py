@@ -1,0 +1,203 @@
+"""What a reference does with its parameters and buffers, as one run of it shows.
+
+A parameter that is no factor of a product (a bias, a gain, a table of added scores, a temperature)
+decides little while it is near zero or one. A buffer is loaded with the weights, so that a kernel
+must read it. Runs in the oracle's process. Not covered: buffers outside the state dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from cuagent.verify.inputs import draws
+from cuagent.verify.inputs.varied import Fixed
+from cuagent.verify.oracle.perturb import real
+from cuagent.verify.trace.hooks import watching
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor, nn
+
+FACTORS = {
+    "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2),
+    "addmv": (1, 2), "convolution": (0, 1),
+}  # fmt: skip
+"""Positions of the factors among an operator's arguments."""
+RECURRENT = ("rnn", "lstm", "gru")
+"""In the names of operators that hold products inside."""
+BOUNDING = frozenset(("clamp", "clamp_min", "clamp_max", "hardtanh"))
+FEW_NUMBERS = 2
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+NOISE = 0.3
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Names in the state dict."""
+
+    added: frozenset[str] = frozenset()
+    """Floating parameters that are no factor of a product."""
+    bounded: frozenset[str] = frozenset()
+    """Those of them that are clamped, or of which a clamped tensor is made."""
+    buffers: frozenset[str] = frozenset()
+    """Buffers that the reference takes otherwise, with another output."""
+    unvaried: tuple[str, ...] = ()
+    """Buffers that stay as they are: not in the state dict, or with no other value that the
+    reference takes."""
+
+    @property
+    def without_buffers(self) -> Roles:
+        """The same, with no buffer that may change."""
+        return replace(self, buffers=frozenset())
+
+    @property
+    def grows(self) -> bool:
+        """Whether there is anything to change."""
+        return bool(self.added or self.buffers)
+
+    def has_few_numbers(self, state: dict[str, Tensor]) -> bool:
+        """Whether some parameter is a number, which can be large one way only at a time."""
+        return any(state[name].numel() <= FEW_NUMBERS for name in self.added)
+
+
+def roles_of(model: nn.Module, run: Callable[[], list[Tensor]]) -> Roles:
+    """`run` calls the model on the task's own inputs.
+
+    Integers of buffers on a GPU stay: a bad index there ends the process.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
+    factors, bounded = _used(named, run)
+    added = {n for n, x in named.items() if x.is_floating_point() and n not in factors}
+    state = model.state_dict()
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    ours = {n: b for n, b in buffers.items() if not n.endswith(STATISTICS) and b.numel()}
+    tried = {
+        n: _influence(b, run) if n in state and (_harmless(b) or not b.is_cuda) else None
+        for n, b in ours.items()
+    }
+    varied = {n for n, influence in tried.items() if influence}
+    unvaried = tuple(sorted(n for n, influence in tried.items() if influence is None))
+    return Roles(frozenset(added), frozenset(bounded & added), frozenset(varied), unvaried)
+
+
+def changed_buffer(buffer: Tensor, generator: Generator) -> Tensor:
+    """Other values of a buffer in the same range and order; two values change places as in a mask.
+
+    Integers and booleans change as fixed inputs do (`varied`); the first change that keeps most.
+    """
+    import torch
+
+    if not real(buffer):
+        fixed = Fixed(buffer, 0)
+        changed = (fixed.changed(cs[0], generator) for cs in fixed.candidates() if cs)
+        return next((c for c in changed if not torch.equal(c, buffer)), buffer)
+    if not buffer.is_floating_point():
+        return buffer
+    values = buffer.unique()
+    if values.numel() == 2 and buffer.numel() > 2:
+        place = Fixed(buffer == values[1], 0)
+        mask = place.changed(place.candidates()[0][0], generator)
+        return values[mask.long()].view(buffer.shape)
+    if _rising(buffer) and buffer.numel() > 2 and bool(buffer.isfinite().all()):
+        return _respaced(buffer, generator)
+    if not bool(buffer.any()):
+        return NOISE * draws.randn(buffer, generator).to(buffer.dtype)
+    moved = buffer * (1 + NOISE * draws.randn(buffer, generator).clamp(-2, 2)).to(buffer.dtype)
+    return moved.clamp(values[0], values[-1]) if values.numel() > 1 else moved
+
+
+def _harmless(buffer: Tensor) -> bool:
+    """Whether it holds no integers, which may be indices."""
+    import torch
+
+    return real(buffer) or buffer.dtype is torch.bool
+
+
+def _influence(buffer: Tensor, run: Callable[[], list[Tensor]]) -> bool | None:
+    """Whether other values of a buffer change the answer; None where the reference takes none."""
+    import torch
+
+    usual, kept = run(), buffer.clone()
+    differs = []
+
+    def takes(sample: Tensor) -> bool:
+        buffer.copy_(sample)
+        try:
+            results = run()
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+            return False
+        finally:
+            buffer.copy_(kept)
+        differs.append(any(not torch.equal(x, y) for x, y in zip(results, usual, strict=True)))
+        return all(
+            x.shape == y.shape and bool((x.isfinite() | ~y.isfinite()).all())
+            for x, y in zip(results, usual, strict=True)
+        )
+
+    generator = draws.seeded([buffer], 1)
+    samples = [changed_buffer(kept, generator) for _ in range(2)]
+    if all(torch.equal(sample, kept) for sample in samples) or not all(map(takes, samples)):
+        return None
+    return any(differs)
+
+
+def _used(
+    named: Mapping[str, Tensor], run: Callable[[], list[Tensor]]
+) -> tuple[set[str], set[str]]:
+    """Names of the parameters that are factors of products, and of those that are clamped."""
+    import torch
+
+    places = {x.untyped_storage().data_ptr(): name for name, x in named.items()}
+    sizes = {x.numel(): name for name, x in named.items()}
+    factors: set[str] = set()
+    bounded: set[str] = set()
+
+    def name_of(tensor: Any) -> str | None:
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        return places.get(tensor.untyped_storage().data_ptr())
+
+    def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        name = function.overloadpacket.__name__.rstrip("_")
+        if name in FACTORS:
+            given = [args[at] for at in FACTORS[name] if at < len(args)]
+            factors.update(filter(None, map(name_of, given)))
+        elif any(word in name for word in RECURRENT):
+            tensors = _tensors(args)
+            factors.update(filter(None, (name_of(x) for x in tensors if x.dim() > 1)))
+        elif name in BOUNDING and args[0].numel() in sizes:
+            bounded.add(name_of(args[0]) or sizes[args[0].numel()])
+        return function(*args, **kwargs)
+
+    with watching(call):
+        run()
+    return factors, bounded
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _rising(buffer: Tensor) -> bool:
+    """Whether all its lines along the last axis rise, or all fall."""
+    steps = buffer.diff(dim=-1) if buffer.dim() and buffer.shape[-1] > 1 else buffer.new_zeros(1)
+    return bool((steps > 0).all() or (steps < 0).all())
+
+
+def _respaced(buffer: Tensor, generator: Generator) -> Tensor:
+    """Other steps along each line, with the same first and last value."""
+    import torch
+
+    steps = buffer.double().diff(dim=-1)
+    noise = draws.randn(buffer, generator)[..., 1:].double()
+    steps = steps * (NOISE * noise).exp()
+    length = (buffer[..., -1:] - buffer[..., :1]).double()
+    inner = buffer[..., :1].double() + steps.cumsum(-1) * length / steps.sum(-1, keepdim=True)
+    return torch.cat([buffer[..., :1].double(), inner], -1).to(buffer.dtype)

@@ -1,0 +1,68 @@
+"""Test the choice of tasks and the file of outcomes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cuagent.training.curriculum import (
+    Curriculum,
+    append_outcomes,
+    read_outcomes,
+    sample_tasks,
+    task_weights,
+)
+from cuagent.training.reward import max_reward
+from cuagent.training.segments import Episode, RecordError
+
+
+def episode(task: str, reward: float) -> Episode:
+    return Episode("e", task, task, (), reward, "submitted")
+
+
+def test_sometimes_solved_tasks_get_most_episodes() -> None:
+    outcomes = (
+        [("solved", 3.0)] * 8 + [("hopeless", -1.0)] * 8 + [("half", 3.0), ("half", -1.0)] * 4
+    )
+    shares = task_weights(["solved", "hopeless", "half", "new"], outcomes, Curriculum())
+    assert shares["solved"] == shares["hopeless"] == pytest.approx(0.05)
+    assert shares["half"] == shares["new"] == pytest.approx(0.30)
+    untimed = [(name, min(reward, 1.0)) for name, reward in outcomes]
+    scale = Curriculum(highest=max_reward(timed=False))
+    assert task_weights(list(shares), untimed, scale) == pytest.approx(shares)
+    forgotten = outcomes + [("solved", -1.0), ("solved", 3.0)] * 16
+    assert task_weights(["solved"], forgotten, Curriculum())["solved"] == pytest.approx(0.30)
+
+
+def test_sampled_tasks_match_shares_within_one() -> None:
+    shares = {"a": 0.3, "b": 0.05, "c": 0.15}
+    for seed in range(50):
+        counts = Counter(sample_tasks(shares, 100, seed))
+        assert sum(counts.values()) == 100
+        assert all(abs(counts[t] - 100 * s / 0.5) <= 1 for t, s in shares.items())
+
+
+def test_outcomes_of_repeated_iterations_are_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.jsonl"
+    for iteration in range(4):
+        append_outcomes(path, iteration, [episode("a", float(iteration))])
+    assert read_outcomes(path, 2) == [("a", 0.0), ("a", 1.0)]
+    assert read_outcomes(path, 9) == [("a", 0.0), ("a", 1.0)]
+
+
+def test_partial_last_outcome_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.jsonl"
+    append_outcomes(path, 0, [episode("a", 1.0)])
+    with path.open("a") as out:
+        out.write('[1, "a", ')
+    assert read_outcomes(path, 1) == [("a", 1.0)]
+    append_outcomes(path, 1, [episode("b", 2.0)])
+    assert read_outcomes(path, 2) == [("a", 1.0), ("b", 2.0)]
+
+
+def test_broken_line_of_log_is_named(tmp_path: Path) -> None:
+    (tmp_path / "outcomes.jsonl").write_text('[0, "a", 1.0]\nnonsense\n[1, "a", 1.0]\n')
+    with pytest.raises(RecordError, match=r"outcomes\.jsonl:2: not JSON"):
+        read_outcomes(tmp_path / "outcomes.jsonl", 2)

@@ -1,0 +1,129 @@
+"""Parameters and buffers in the regime where they decide something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from regimes import Regime
+
+from cuagent.verify import Verdict
+from cuagent.verify.inputs.weights import Weights, shake
+from cuagent.verify.trace.roles import changed_buffer, roles_of
+
+SCORES = Regime(
+    "torch.randn(2, 16, 8)",
+    "return (x @ x.transpose(1, 2) / 3 + self.bias).softmax(-1) @ x",
+    """
+    scores = (x @ x.transpose(1, 2)) / 3 + self.bias
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return weights @ x / weights.sum(-1, keepdim=True)
+    """,
+    {
+        "scores kept within 1": """
+        return (x @ x.transpose(1, 2) / 3 + self.bias.clamp(-1, 1)).softmax(-1) @ x
+        """
+    },
+    construct="self.bias = torch.nn.Parameter(0.02 * torch.randn(16, 16))",
+)
+TEMPERATURE = Regime(
+    "torch.randn(8, 32), torch.randn(8, 32)",
+    """
+    scale = self.log_scale.clamp(max=4.6).exp()
+    return scale * F.normalize(x) @ F.normalize(y).t()
+    """,
+    """
+    scale = torch.exp(torch.minimum(self.log_scale, self.log_scale.new_tensor(4.6)))
+    a, b = (z / z.square().sum(1, keepdim=True).sqrt().clamp(min=1e-12) for z in (x, y))
+    return (a @ b.t()) * scale
+    """,
+    {
+        "no clamp": """
+        return self.log_scale.exp() * F.normalize(x) @ F.normalize(y).t()
+        """
+    },
+    construct="self.log_scale = torch.nn.Parameter(torch.tensor(2.66))",
+    arguments="x, y",
+)
+MASKED = Regime(
+    "torch.randn(2, 12, 8)",
+    """
+    scores = (x @ x.transpose(1, 2)).masked_fill(self.mask == 0, -math.inf)
+    return scores.softmax(-1) @ x * self.window
+    """,
+    """
+    scores = torch.where(self.mask == 1, x @ x.transpose(1, 2), -math.inf)
+    return (scores.softmax(-1) @ x) * self.window
+    """,
+    {
+        "causal whatever the buffer says": """
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=1.0) * self.window
+        """,
+        "window computed anew": """
+        scores = torch.where(self.mask == 1, x @ x.transpose(1, 2), -math.inf)
+        return (scores.softmax(-1) @ x) * torch.hann_window(8)
+        """,
+    },
+    construct="""
+    self.register_buffer("mask", torch.ones(12, 12).tril())
+    self.register_buffer("window", torch.hann_window(8))
+    """,
+)
+REGIMES = {"scores": SCORES, "temperature": TEMPERATURE, "masked": MASKED}
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_parameters_and_buffers_decide(
+    name: str, regime_verdict: Callable[[Regime, str], Verdict]
+) -> None:
+    regime = REGIMES[name]
+    verdict = regime_verdict(regime, regime.honest)
+    assert verdict.accepted, verdict.detail
+    for wrong in regime.wrong.values():
+        assert not regime_verdict(regime, wrong).accepted
+
+
+class _Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 4)
+        self.gain = torch.nn.Parameter(torch.zeros(4))
+        self.temperature = torch.nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("edges", torch.linspace(-1, 1, 9))
+        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("hidden", torch.ones(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x) * self.gain * self.temperature.clamp(max=2).exp() * self.hidden
+        return x + torch.bucketize(x, self.edges) + self.count
+
+
+def test_what_is_no_factor_of_a_product_grows_and_stays_in_its_order() -> None:
+    model, x = _Model(), torch.randn(6, 8)
+    with torch.no_grad():
+        roles = roles_of(model, lambda: [model(x)])
+    assert roles.added == {"linear.bias", "gain", "temperature"}
+    assert roles.bounded == {"temperature"}
+    assert roles.buffers == {"edges", "count"}
+    assert roles.unvaried == ("hidden",)  # not in the state dict
+    names, state = frozenset(dict(model.named_parameters())), model.state_dict()
+    grown = shake(Weights.GROWN, state, names, 3, roles)
+    past = shake(Weights.PAST, state, names, 3, roles)
+    assert grown["gain"].min() < -0.3
+    assert grown["gain"].max() > 0.3
+    assert grown["temperature"] > 5
+    assert past["temperature"] < -5
+    assert (grown["edges"].diff() > 0).all()
+    assert not torch.equal(grown["edges"], state["edges"])
+    assert grown["linear.weight"].abs().max() < 1
+    upward = shake(Weights.PAST, state, names, 3, roles, positive=True)
+    assert upward["temperature"] > 5
+
+
+def test_a_changed_mask_keeps_its_two_values() -> None:
+    mask = torch.full((6, 6), -torch.inf).triu(1)
+    changed = changed_buffer(mask, torch.Generator().manual_seed(1))
+    assert set(changed.unique().tolist()) == {-torch.inf, 0.0}
+    assert (changed == 0).any(1).all()
+    assert not torch.equal(changed, mask)

@@ -1,0 +1,72 @@
+"""A reference that asks for NaN says what becomes of them, and candidates are held to that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from regimes import Regime
+
+from cuagent.verify import Verdict
+from cuagent.verify.trace.selections import follow
+
+REGIMES = {
+    "mean of the others": Regime(
+        "torch.randn(24, 60)",
+        "return torch.nanmean(x, 1)",
+        """
+        known = ~x.isnan()
+        return torch.where(known, x, 0).sum(1) / known.sum(1)
+        """,
+        {
+            "NaN not left out": "return x.mean(1)",
+            "divided by all": "return torch.where(x.isnan(), 0, x).mean(1)",
+        },
+    ),
+    "filled": Regime(
+        "torch.randn(24, 60)",
+        "return torch.nan_to_num(x, nan=1.0).cumsum(1)",
+        "return torch.where(x != x, 1.0, x).cumsum(1)",
+        {"filled with another number": "return torch.nan_to_num(x).cumsum(1)"},
+    ),
+    "asked by comparing": Regime(
+        "torch.randn(24, 60), torch.randn(24, 60)",
+        "return torch.where(x != x, y, x * 2)",
+        "return torch.where(x.isnan(), y, x + x)",
+        {"not asked": "return x * 2 + 0 * y"},
+        arguments="x, y",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_what_becomes_of_nan_is_judged(
+    name: str, regime_verdict: Callable[[Regime, str], Verdict]
+) -> None:
+    regime = REGIMES[name]
+    verdict = regime_verdict(regime, regime.honest)
+    assert verdict.accepted, verdict.detail
+    for wrong, forward in regime.wrong.items():
+        assert not regime_verdict(regime, forward).accepted, wrong
+
+
+@pytest.mark.parametrize(
+    ("run", "asks"),
+    [
+        (lambda x: x.isnan(), True),
+        (lambda x: x.nan_to_num(), True),
+        (lambda x: x.nanmean(), True),
+        (lambda x: x.nansum(), True),
+        (lambda x: x.isfinite(), True),
+        (lambda x: x != x, True),
+        (lambda x: torch.fmax(x, x * 2), True),
+        (lambda x: x != x * 1, False),
+        (lambda x: x.relu(), False),
+    ],
+)
+def test_a_reference_that_asks_for_nan_is_known(
+    run: Callable[[torch.Tensor], torch.Tensor], asks: bool
+) -> None:
+    x = torch.randn(4, 5)
+    assert follow(lambda: [run(x)]).handles_nan is asks

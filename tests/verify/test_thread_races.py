@@ -1,0 +1,110 @@
+"""Compiled candidates: races between threads, and memory from malloc that nobody wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from regimes import Regime
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.verify import Referee
+
+SUM = Regime("torch.randn(512, 700)", "return x.square().sum(0)", "", {})
+HEAD = """
+#include <cstdlib>
+#include <vector>
+extern "C" void columns(float* out, const float* x, long rows, long width) {
+"""
+HONEST = {
+    "each column by itself": """
+  #pragma omp parallel for
+  for (long j = 0; j < width; j++) {
+    float sum = 0;
+    for (long i = 0; i < rows; i++) sum += x[i * width + j] * x[i * width + j];
+    out[j] = sum;
+  }
+""",
+    "atomic": """
+  for (long j = 0; j < width; j++) out[j] = 0;
+  #pragma omp parallel for
+  for (long i = 0; i < rows; i++)
+    for (long j = 0; j < width; j++) {
+      float square = x[i * width + j] * x[i * width + j];
+      #pragma omp atomic
+      out[j] += square;
+    }
+""",
+    "cleared": """
+  float* sums = (float*)calloc(width, sizeof(float));
+  for (long i = 0; i < rows; i++)
+    for (long j = 0; j < width; j++) sums[j] += x[i * width + j] * x[i * width + j];
+  for (long j = 0; j < width; j++) out[j] = sums[j];
+  free(sums);
+""",
+}
+WRONG = {
+    "not atomic": """
+  for (long j = 0; j < width; j++) out[j] = 0;
+  #pragma omp parallel for
+  for (long i = 0; i < rows; i++)
+    for (long j = 0; j < width; j++) out[j] += x[i * width + j] * x[i * width + j];
+""",
+    "a buffer that threads share": """
+  static float line[4096];
+  #pragma omp parallel for
+  for (long j = 0; j < width; j++) {
+    float sum = 0;
+    for (long i = 0; i < rows; i++) line[i] = x[i * width + j];
+    for (long i = 0; i < rows; i++) sum += line[i] * line[i];
+    out[j] = sum;
+  }
+""",
+    "malloc taken for zero": """
+  float* sums = (float*)malloc(width * sizeof(float));
+  for (long i = 0; i < rows; i++)
+    for (long j = 0; j < width; j++) sums[j] += x[i * width + j] * x[i * width + j];
+  for (long j = 0; j < width; j++) out[j] = sums[j];
+""",
+    "large malloc taken for zero": """
+  float* sums = (float*)malloc((64 << 20) + width * sizeof(float));
+  for (long i = 0; i < rows; i++)
+    for (long j = 0; j < width; j++) sums[j] += x[i * width + j] * x[i * width + j];
+  for (long j = 0; j < width; j++) out[j] = sums[j];
+  free(sums);
+""",
+    "aligned memory taken for zero": """
+  void* memory = nullptr;
+  if (posix_memalign(&memory, 64, width * sizeof(float))) return;
+  float* sums = (float*)memory;
+  for (long i = 0; i < rows; i++)
+    for (long j = 0; j < width; j++) sums[j] += x[i * width + j] * x[i * width + j];
+  for (long j = 0; j < width; j++) out[j] = sums[j];
+""",
+}
+MODEL = """
+import torch
+from cuagent.kernels import load
+
+kernel = load("kernels/columns.cpp")
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        out = torch.empty(x.shape[1])
+        kernel.columns(out, x, x.shape[0], x.shape[1])
+        return out
+"""
+
+
+@pytest.mark.parametrize("name", [*HONEST, *WRONG])
+def test_races_and_unwritten_memory_show(
+    name: str, regime_referee: Callable[[Regime], Referee], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    referee = regime_referee(SUM)
+    body = (HONEST | WRONG)[name]
+    files = (("kernels/columns.cpp", HEAD + body + "}\n"), ("model_new.py", MODEL))
+    attempt = Attempt(tuple(sorted(files)))
+    verdict = referee.verify(attempt, build(attempt, referee.task.device))
+    assert verdict.accepted is (name in HONEST), verdict.detail

@@ -1,0 +1,192 @@
+"""Integers and masks that a task always gives alike: a kernel may not ignore them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from regimes import Regime
+
+from cuagent.verify import Referee, Verdict
+from cuagent.verify.admission import admit
+from cuagent.verify.inputs.varied import Change, Fixed, fixed_of, taken
+
+ROTARY = Regime(
+    "torch.randn(2, 24, 16), torch.arange(24).expand(2, 24)",
+    """
+    angle = positions[..., None] * self.rate
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+    """,
+    """
+    angle = positions.unsqueeze(-1).to(x.dtype) * self.rate
+    sin, cos = angle.sin(), angle.cos()
+    a, b = x[..., :8], x[..., 8:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    """,
+    {
+        "position ids ignored": """
+        angle = torch.arange(24)[:, None] * self.rate
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+        """
+    },
+    construct='self.register_buffer("rate", 0.1 ** torch.arange(8.0), persistent=False)',
+    arguments="x, positions",
+)
+BAGS = Regime(
+    "torch.randint(0, 50, (40,)), torch.arange(0, 40, 8)",
+    "return F.embedding_bag(x, self.table, offsets, mode='sum')",
+    """
+    bag = torch.searchsorted(offsets, torch.arange(40), right=True) - 1
+    return torch.zeros(5, 12, dtype=self.table.dtype).index_add(0, bag, self.table[x])
+    """,
+    {"offsets ignored": "return self.table[x].view(5, 8, 12).sum(1)"},
+    construct="self.table = torch.nn.Parameter(torch.randn(50, 12))",
+    arguments="x, offsets",
+)
+LENGTHS = Regime(
+    "torch.randn(4, 20, 8), torch.tensor([20, 17, 9, 4])",
+    """
+    seen = torch.arange(20) < lengths[:, None]
+    return (x * seen[..., None]).sum(1) / lengths[:, None]
+    """,
+    """
+    rows = [row[: int(n)].mean(0) for row, n in zip(x, lengths)]
+    return torch.stack(rows)
+    """,
+    {
+        "lengths ignored": """
+        seen = torch.arange(20) < torch.tensor([20, 17, 9, 4])[:, None]
+        return (x * seen[..., None]).sum(1) / torch.tensor([20, 17, 9, 4])[:, None]
+        """
+    },
+    arguments="x, lengths",
+)
+DECODE = Regime(
+    "torch.randn(3, 1, 16), torch.randn(3, 40, 16), torch.tensor(39)",
+    """
+    scores = (q @ cache.transpose(1, 2)) / 4
+    scores = scores.masked_fill(torch.arange(40) > position, -math.inf)
+    return scores.softmax(-1) @ cache
+    """,
+    """
+    seen = cache[:, : int(position) + 1]
+    return ((q @ seen.transpose(1, 2)) / 4).softmax(-1) @ seen
+    """,
+    {"position ignored": "return ((q @ cache.transpose(1, 2)) / 4).softmax(-1) @ cache"},
+    arguments="q, cache, position",
+)
+CAUSAL = Regime(
+    "torch.randn(2, 24, 16), torch.ones(24, 24).tril().bool()",
+    """
+    scores = (x @ x.transpose(1, 2) / 4).masked_fill(~mask, -1e9)
+    return scores.softmax(-1) @ x
+    """,
+    """
+    scores = torch.where(mask, 0.25 * (x @ x.transpose(1, 2)), -1e9)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return weights @ x / weights.sum(-1, keepdim=True)
+    """,
+    {
+        "mask ignored": """
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.25)
+        """
+    },
+    arguments="x, mask",
+)
+PADDING = Regime(
+    "torch.randn(4, 20, 8), torch.ones(4, 20, dtype=torch.int64)",
+    """
+    weight = mask[..., None].to(x.dtype)
+    return (x * weight).sum(1) / weight.sum(1)
+    """,
+    "return (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)",
+    {"mask ignored": "return x.mean(1)"},
+    arguments="x, mask",
+)
+REGIMES = {
+    "rotary": ROTARY,
+    "bags": BAGS,
+    "lengths": LENGTHS,
+    "decode": DECODE,
+    "causal": CAUSAL,
+    "padding": PADDING,
+}
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_who_reads_the_integers_is_accepted_and_who_ignores_them_refused(
+    name: str, regime_verdict: Callable[[Regime, str], Verdict]
+) -> None:
+    regime = REGIMES[name]
+    verdict = regime_verdict(regime, regime.honest)
+    assert verdict.accepted, verdict.detail
+    for wrong in regime.wrong.values():
+        assert not regime_verdict(regime, wrong).accepted
+
+
+def test_what_cannot_be_varied_is_named(regime_referee: Callable[[Regime], Referee]) -> None:
+    regime = Regime(
+        "torch.randn(6, 8), torch.tensor([6, 8])",
+        "return x.reshape(int(shape[0]), int(shape[1])) * 2",
+        "return x * 2",
+        {},
+        arguments="x, shape",
+    )
+    notes = admit(regime_referee(regime)).notes
+    assert any(note.startswith("input 1 was never varied") for note in notes)
+    notes = admit(regime_referee(DECODE)).notes
+    assert not any("never varied" in note for note in notes)
+
+
+def of(tensor: torch.Tensor, table: int = 0) -> Fixed:
+    found = fixed_of([[tensor], [tensor]], [table])[0]
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tensor", "table", "changes"),
+    [
+        (torch.arange(10), 0, (Change.REPEATED,)),
+        (torch.arange(10), 30, (Change.SHIFTED, Change.SUBSET)),
+        (torch.tensor([0, 4, 9, 20]), 0, (Change.SPACED,)),
+        (torch.tensor([20, 9, 4]), 0, (Change.SPACED,)),
+        (torch.tensor([0, 0, 1, 1, 1, 2]), 0, (Change.RUNS,)),
+        (torch.tensor([3, 1, 2, 0]), 0, (Change.SHUFFLED,)),
+        (torch.full((5,), 12), 0, (Change.SHORTER,)),
+        (torch.ones(3, 8, dtype=torch.int64), 0, (Change.PREFIX,)),
+        (torch.tensor(7), 0, (Change.NUMBER,)),
+        (torch.tensor(0), 0, (Change.SMALL_NUMBER,)),
+    ],
+)
+def test_the_change_that_keeps_most_comes_first(
+    tensor: torch.Tensor, table: int, changes: tuple[Change, ...]
+) -> None:
+    fixed = of(tensor, table)
+    assert taken(fixed, lambda sample: True, 3) == changes
+    for change in changes:
+        generator = torch.Generator().manual_seed(5)
+        sample = fixed.changed(change, generator)
+        assert sample.shape == tensor.shape
+        assert sample.dtype == tensor.dtype
+        rises = bool((tensor.reshape(-1).diff() >= 0).all())
+        if rises and change not in (Change.PREFIX, Change.SHORTER):
+            assert (sample.reshape(-1).diff() >= 0).all()
+
+
+def test_a_weaker_change_is_tried_where_the_stronger_is_refused() -> None:
+    fixed = of(torch.arange(10), 30)
+    assert taken(fixed, lambda sample: int(sample.max()) < 10, 3) == (Change.REPEATED,)
+    assert taken(fixed, lambda sample: False, 3) == ()
+
+
+def test_masks_keep_rows_that_are_neither_empty_nor_full() -> None:
+    mask = torch.ones(30, 30).tril().bool()
+    for seed in range(20):
+        changed = of(mask).changed(Change.MASK, torch.Generator().manual_seed(seed))
+        assert changed.any(1).all()
+        assert not changed[:-1].all(1).any()
+        assert not torch.equal(changed, mask)
