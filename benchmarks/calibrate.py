@@ -1,14 +1,14 @@
-"""How far honest arithmetic lies from fp64, and how far coarser arithmetic: the gates' constants.
+"""Calibrate the constants of the gates: errors of honest and of coarser arithmetic against fp64.
 
-For each operator family and size: several honest fp32 implementations and several that cheat in
-precision (factors rounded to TF32, fp16 or bf16), each judged by the strict rule on zero-mean
-inputs. Prints a table and writes every number as JSON.
+For each operator family and size, the strict rule judges several honest fp32 implementations and
+several that cheat in precision (factors rounded to TF32, fp16 or bf16), on zero-mean inputs. The
+program prints a table and writes every number as JSON.
 
     python benchmarks/calibrate.py --device cuda --out docs/calibration.json
 
-`rms` is rms(e) over sqrt(K) rms(s), which the first term of the gate holds below 8; `local` is
-max|e| over the same, held below 40. `ratio` is what the whole rule says: at most 1 passes.
-Not covered: memory-bound operators whose error is one rounding, which no gate could get wrong.
+`rms` is rms(e) / (sqrt(K) rms(s)), which the first term of the gate bounds by 8; `local` is max|e|
+over the same denominator, bounded by 40. `ratio` is the result of the whole rule: at most 1 passes.
+Not covered: memory-bound operators with a single rounding error, which any gate judges right.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from cuagent.verify.rules.tolerance import Expected, strict
 from cuagent.verify.trace.reductions import terms as terms_of
 
 PERTURBATIONS = 8
+"""Perturbed fp64 evaluations for each spread."""
 DRAWS = 3
+"""Draws of inputs for each implementation."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +49,20 @@ class Row:
     rms: float
     local: float
     own_rms: float
-    """The reference's own error in the same unit."""
+    """Rms error of the reference, in the unit of `rms`."""
     ratio: float
     passed: bool
 
 
 def rounded(x: Tensor, bits: int) -> Tensor:
-    """fp32 with `bits` of mantissa, rounded to nearest."""
+    """Round fp32 values to `bits` bits of mantissa, to nearest."""
     drop = 23 - bits
     words = x.view(torch.int32)
     return ((words + (1 << (drop - 1))) & ~((1 << drop) - 1)).view(torch.float32)
 
 
 def tensor_cores(function: Function) -> Function:
-    """With products in TF32, where the device has them."""
+    """Return the function with products in TF32, if the device supports it."""
 
     def run(*tensors: Tensor) -> Tensor:
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -74,7 +76,7 @@ def tensor_cores(function: Function) -> Function:
 
 
 def coarser(family: Family) -> dict[str, Function]:
-    """The same in coarser arithmetic."""
+    """Return the implementations of a family in coarser arithmetic."""
     run = family.reference
     found: dict[str, Function] = {
         "tf32 inputs": lambda *t: run(*(rounded(x, 10) for x in t)),
@@ -88,7 +90,7 @@ def coarser(family: Family) -> dict[str, Function]:
 
 
 def rows_of(family: Family, device: str) -> list[Row]:
-    """Every implementation on a few draws; of each the draw on which it came out worst."""
+    """Return each implementation on its worst draw: largest ratio if honest, else smallest."""
     found: dict[str, Row] = {}
     for draw in range(DRAWS):
         generator = torch.Generator(device=device).manual_seed(1000 + draw)
@@ -97,8 +99,8 @@ def rows_of(family: Family, device: str) -> list[Row]:
         terms = terms_of(lambda given=tensors: family.reference(*given))  # type: ignore[misc]
         unit = math.sqrt(terms.longest) * _rms(expected.spread[0])
         own = _rms(expected.declared[0].double() - expected.precise[0]) / unit
-        everyone = [(family.honest, True), (coarser(family), False)]
-        for name, function, honest in ((n, f, h) for fs, h in everyone for n, f in fs.items()):
+        groups = [(family.honest, True), (coarser(family), False)]
+        for name, function, honest in ((n, f, h) for fs, h in groups for n, f in fs.items()):
             output = function(*tensors)
             error = output.double() - expected.precise[0]
             finding = strict([output], expected, Inputs.NORMAL, terms)
@@ -118,12 +120,12 @@ def _expected(
     precise = function(*(x.double() for x in tensors))
     total = torch.zeros_like(precise)
     for _ in range(PERTURBATIONS):
-        moved = [
+        perturbed = [
             x.double()
             * (1 + UNIT * torch.randn(x.shape, generator=generator, device=x.device).double())
             for x in tensors
         ]
-        total += (function(*moved) - precise).square()
+        total += (function(*perturbed) - precise).square()
     return Expected([function(*tensors)], [precise], [(total / PERTURBATIONS).sqrt()])
 
 
@@ -133,9 +135,9 @@ def _rms(x: Tensor) -> float:
 
 def _line(row: Row) -> str:
     verdict = "passes" if row.passed else "fails"
-    odd = "" if row.passed == row.honest else "  <-- wrong"
+    note = "" if row.passed == row.honest else "  <-- wrong"
     figures = f"rms {row.rms:9.3g} local {row.local:9.3g} ratio {row.ratio:9.3g}"
-    return f"{row.family:18} {row.size:8} {row.implementation:24} {figures} {verdict}{odd}"
+    return f"{row.family:18} {row.size:8} {row.implementation:24} {figures} {verdict}{note}"
 
 
 def main() -> None:
@@ -154,7 +156,7 @@ def main() -> None:
         options.out.write_text(json.dumps(data, indent=1) + "\n")
     honest = max(row.ratio for row in rows if row.honest)
     coarse = min(row.ratio for row in rows if not row.honest)
-    print(f"honest at most {honest:.3g} of the bound, coarser at least {coarse:.3g} of it")
+    print(f"honest: at most {honest:.3g} of the bound; coarser: at least {coarse:.3g} of the bound")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The cheats of timing before this judge again and again: how often is one believed?
+"""Time each cheat of timing many times, and count how often it shows a gain.
 
     python benchmarks/cheats.py [--only REGEX] [--repeats N] [--effort quick|record] [--json OUT]
 
-A machine's noise decides what a clock can tell, so one timing of a cheat says little. Each exploit
-that needs a clock is judged so many times on fresh seeds; it is believed where it is accepted and
-its speed-up over eager is surely above what the corpora allow. A quick look is no claim, a timing
-of record is. Exit 1 if any was believed.
+One timing of a cheat says little, because a clock shows the noise of the machine too. Each exploit
+that cheats in timing is judged `--repeats` times on fresh seeds. It is believed if it is accepted
+and the lower limit of its speedup over eager exceeds the limit of the corpora. Only a timing with
+record effort is a claim; quick effort is feedback. Exit 1 if any was believed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests" / "corpus"))
 
-import torch  # noqa: E402, F401  (as in a run of the whole corpora: before threads are limited)
+import torch  # noqa: E402, F401  (imported before threads are limited, as in a run of all corpora)
 from corpus import ACCEPTED, Candidate, exploits  # noqa: E402
 from judging import GAIN, CorpusJudges, is_safe, open_judges  # noqa: E402
 
@@ -31,15 +31,15 @@ from cuagent.worker.arms import EAGER  # noqa: E402
 
 @dataclass
 class Record:
-    """What came of one cheat in all its timings."""
+    """Results of all timings of one cheat."""
 
     name: str
     words: dict[str, int] = field(default_factory=dict)
-    """How often each reason was given."""
+    """Number of verdicts by reason."""
     ratios: list[tuple[float, float, float]] = field(default_factory=list)
-    """Over eager, with limits, of those that were accepted."""
+    """Speedup over eager with its limits, for each accepted timing."""
     busy: list[float] = field(default_factory=list)
-    """Shares of the processors that others took."""
+    """Share of the processors that other processes used, for each timing."""
 
     @property
     def believed(self) -> int:
@@ -94,7 +94,7 @@ def _line(record: Record) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", default="", help="of the name")
+    parser.add_argument("--only", default="", help="pattern that the name must match")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--effort", choices=(Effort.QUICK, Effort.RECORD), default=Effort.QUICK)
     parser.add_argument("--json")

@@ -59,7 +59,7 @@ from judging import (  # noqa: E402
 OURS = "cuagent"
 MARK = "<!-- results -->"
 PROGRESS = 20
-"""Candidates between two lines of progress if stderr is no terminal."""
+"""Candidates between two lines of progress if stderr is not a terminal."""
 
 
 def main() -> int:

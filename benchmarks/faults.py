@@ -1,9 +1,9 @@
-"""Faults injected at random into many verdicts: each must end in its own class, and none hang.
+"""Inject random faults into many verdicts: each must end with the right reason, and none may hang.
 
     python benchmarks/faults.py --runs 50 --seed 1
 
-Prints a line per run and exits with 1 if one ended in a wrong class or the honest attempt after it
-was not accepted.
+The program prints a line per run. It exits with 1 if a verdict has a wrong reason, or if the honest
+attempt that follows is not accepted.
 """
 
 from __future__ import annotations
@@ -30,29 +30,31 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
-    dice = random.Random(options.seed)
+    rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "task.py")
         path.write_text(REFERENCE)
         task = load_task(str(path), device="cpu")
         with Referee(task, call_s=3.0) as referee:
 
-            def judged(body: str) -> Verdict:
+            def verify(body: str) -> Verdict:
                 attempt = candidate(body)
                 return referee.verify(attempt, build(attempt, task.device))
 
             wrong = 0
             for run in range(options.runs):
-                name = dice.choice(list(FAULTS))
-                begun = time.perf_counter()
-                verdict = suffer(referee, judged, FAULTS[name], dice)
-                seconds = time.perf_counter() - begun
-                after = judged(HONEST)
+                name = rng.choice(list(FAULTS))
+                start = time.perf_counter()
+                verdict = suffer(referee, verify, FAULTS[name], rng)
+                seconds = time.perf_counter() - start
+                after = verify(HONEST)
                 right = verdict.reason in FAULTS[name].reasons and after.accepted
                 wrong += not right
-                mark = "" if right else f"  <-- wrong; after it: {after.reason} {after.detail}"
-                print(f"{run + 1:3} {name:22} {verdict.reason:28} {seconds:5.1f} s{mark}")
-    print(f"{options.runs} runs, {wrong} in a wrong class")
+                note = (
+                    "" if right else f"  <-- wrong; honest attempt: {after.reason} {after.detail}"
+                )
+                print(f"{run + 1:3} {name:22} {verdict.reason:28} {seconds:5.1f} s{note}")
+    print(f"{options.runs} runs, {wrong} with a wrong reason")
     sys.exit(1 if wrong else 0)
 
 

@@ -1,10 +1,11 @@
-"""How much memory a verdict and a timing of a softmax take, in multiples of one input set + output.
+"""Measure the memory of a verdict and of a timing of a softmax.
 
     python benchmarks/memory.py [--rows N] [--columns N] [--device cpu|cuda] [--no-timing]
 
-Sampled every 5 ms, the peak of each phase. On the CPU by process: what is private to the referee,
-the oracle and the largest other process, and the arenas, which they share. On a GPU all processes
-together, since none can be told from another there. The candidate is the reference itself.
+The program prints the peak of each phase, sampled every 5 ms, in multiples of one input set and its
+output. On the CPU it shows the private memory of the referee, the oracle and the largest other
+process, and the shared arenas. On a GPU it shows the sum of all processes, because memory there
+cannot be assigned to a process. The candidate is the reference.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from cuagent.verify import Referee
 from cuagent.worker import ForkServer
 
 SAMPLE_S = 0.005
+"""Seconds between two samples."""
 TASK = """
 import torch
 
@@ -48,26 +50,26 @@ class ModelNew(torch.nn.Module):
 
 
 class Peaks:
-    """Of each phase and process, followed by a thread."""
+    """Peak memory of each phase and process; a thread samples it."""
 
     def __init__(self, device: Device, fork_server: ForkServer) -> None:
         self.device = device
         self.fork_server = fork_server
         self.oracle = 0
-        """The first process that the fork server forks."""
+        """Pid of the oracle: the first process that the fork server forks."""
         self.phase = ""
-        self.most: Counter[tuple[str, str]] = Counter()
+        self.peak_bytes: Counter[tuple[str, str]] = Counter()
         self._before = free(device.value)
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread = threading.Thread(target=self._sample_until_done, daemon=True)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """What is sampled here belongs to `phase`."""
+        """Count the samples in this context for `phase`, and print its seconds."""
         self.phase = phase
-        begun = time.perf_counter()
+        start = time.perf_counter()
         yield
-        print(f"{phase:<10} {time.perf_counter() - begun:6.1f} s", flush=True)
+        print(f"{phase:<10} {time.perf_counter() - start:6.1f} s", flush=True)
 
     def __enter__(self) -> Peaks:
         self._thread.start()
@@ -77,12 +79,12 @@ class Peaks:
         self._done.set()
         self._thread.join()
 
-    def _follow(self) -> None:
+    def _sample_until_done(self) -> None:
         while not self._done.wait(SAMPLE_S):
-            for name, count in self._now().items():
-                self.most[self.phase, name] = max(self.most[self.phase, name], count)
+            for name, count in self._sample().items():
+                self.peak_bytes[self.phase, name] = max(self.peak_bytes[self.phase, name], count)
 
-    def _now(self) -> dict[str, int]:
+    def _sample(self) -> dict[str, int]:
         if self.device is Device.CUDA:
             return {"all": self._before - free(self.device.value)}
         own = _resident("self")
@@ -95,7 +97,7 @@ class Peaks:
 
 
 def _resident(process: str) -> dict[str, int]:
-    """Bytes by kind; nothing of a process that is gone."""
+    """Return the resident bytes of a process by kind; empty if the process is gone."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
@@ -111,16 +113,16 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=1 << 17)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--no-timing", action="store_true")
-    asked = parser.parse_args()
-    device = Device(asked.device)
-    bytes_of_one = 2 * 4 * asked.rows * asked.columns
+    options = parser.parse_args()
+    device = Device(options.device)
+    bytes_of_one = 2 * 4 * options.rows * options.columns
     print(f"one input set and output: {size(bytes_of_one)} of {size(total(device.value))}")
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         fork_server = stack.enter_context(closing(ForkServer()))
         peaks = stack.enter_context(Peaks(device, fork_server))
         path = Path(folder) / "softmax.py"
-        path.write_text(TASK.format(rows=asked.rows, columns=asked.columns))
+        path.write_text(TASK.format(rows=options.rows, columns=options.columns))
         task = load_task(str(path), device=device)
         attempt = Attempt((("model_new.py", CANDIDATE),))
         with peaks.during("opening"):
@@ -129,12 +131,12 @@ def main() -> None:
         with peaks.during("verdict"):
             verdict = referee.verify(attempt, built)
         print(f"           {verdict.reason}: {verdict.detail}")
-        if verdict.accepted and not asked.no_timing:
+        if verdict.accepted and not options.no_timing:
             with peaks.during("timing"), Timer(referee) as timer:
                 timing = timer.time(attempt, built, Effort.GLANCE)
             print(f"           {timing.arms[0].failed or timing.ratios}")
-    for (phase, name), most in peaks.most.items():
-        print(f"{phase:<10} {name:<8} {size(most):>10}  {most / bytes_of_one:5.2f} times")
+    for (phase, name), peak in peaks.peak_bytes.items():
+        print(f"{phase:<10} {name:<8} {size(peak):>10}  {peak / bytes_of_one:5.2f} times")
 
 
 if __name__ == "__main__":

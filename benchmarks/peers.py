@@ -1,10 +1,9 @@
-"""The same kernel through other tools' own programs: KernelBench's eval, CUDA-Agent's scripts.
+"""Time other tools on the same kernel: KernelBench's eval and CUDA-Agent's scripts.
 
-Their repositories are no part of this one; checkouts are named by path. An attempt of ours is
-written in the form that each asks for: KernelBench wants one file that calls `load_inline`,
-CUDA-Agent a folder with the sources, a binding for torch and an example-like `model.py`. The kernel
-text stays as it is, and the bindings are made from its prototypes. Every run compiles from nothing
-in a folder of its own, in a fresh process, as those tools do it.
+The tools are given as paths of checkouts. An attempt is converted to the form of each tool:
+KernelBench needs one file that calls `load_inline`, CUDA-Agent a folder with the sources, a torch
+binding and a `model.py`. The kernel text is unchanged, and the bindings are generated from its
+prototypes. Each run compiles from scratch in a fresh process and a new folder, as those tools do.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from cuagent.kernels.prototypes import Prototype, parse
 
 ARCHITECTURE = {"TORCH_CUDA_ARCH_LIST": "9.0"}
 LOADER = "from cuagent.kernels import load\n"
-MOST_S = 400.0
+TIME_LIMIT_S = 400.0
+"""Seconds that one command of a tool may take."""
 EVALUATE = """
 import importlib.util, json, sys, types
 from pathlib import Path
@@ -46,35 +46,35 @@ found = eval_kernel_against_ref(
 print(json.dumps({"correct": found.correctness, "runtime": found.runtime,
                   "said": {k: str(v)[:200] for k, v in found.metadata.items()}}))
 """
-"""Its package imports clients of language models too, which judging does not use: where one of them
-is not installed something empty stands in for it, which is sooner imported."""
+"""Program that runs KernelBench's eval. Its package imports clients of language models, which
+judging does not use; an empty stub replaces each one that is not installed, and saves time."""
 
 
 def kernelbench(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
-    """Seconds that its eval takes: compile, 5 checks, 100 timed trials of both models.
+    """Return the seconds of KernelBench's eval: compile, 5 checks, 100 timed trials of both models.
 
-    `ended`: it came to an answer, right or wrong. Raises subprocess.TimeoutExpired.
+    `ended` is True if it gave an answer, right or wrong. Raises subprocess.TimeoutExpired.
     """
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         (folder / "model.py").write_text(example.read_text())
         (folder / "model_new.py").write_text(_one_file(attempt))
         argv = [sys.executable, "-c", EVALUATE, str(checkout.resolve())]
-        seconds, said, _ = _timed(argv, folder)
-    last = said.strip().splitlines()[-1:] or [""]
+        seconds, output, _ = _timed(argv, folder)
+    last = output.strip().splitlines()[-1:] or [""]
     ended = last[0].startswith("{")
-    what = said[-1000:].replace(str(checkout.resolve()), "KERNELBENCH")
-    about = {"tool": "KernelBench", "example": example.stem, "seconds": {"all": seconds}}
-    return about | {"ended": ended} | (json.loads(last[0]) if ended else {"said": what})
+    tail = output[-1000:].replace(str(checkout.resolve()), "KERNELBENCH")
+    row = {"tool": "KernelBench", "example": example.stem, "seconds": {"all": seconds}}
+    return row | {"ended": ended} | (json.loads(last[0]) if ended else {"said": tail})
 
 
 def cuda_agent(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
-    """Seconds that its three scripts take: compile.sh, verification, profiling.
+    """Return the seconds of CUDA-Agent's three scripts: compile.sh, verification, profiling.
 
-    `ended`: all three ended well. Raises subprocess.TimeoutExpired.
+    `ended` is True if all three succeeded. Raises subprocess.TimeoutExpired.
     """
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "work"
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "work"
         shutil.copytree(checkout / "agent_workdir", folder)
         shutil.rmtree(folder / "kernels")
         shutil.copytree(attempt / "kernels", folder / "kernels")
@@ -90,33 +90,33 @@ def cuda_agent(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
             "verification": [sys.executable, "-m", "utils.verification"],
             "profiling": [sys.executable, "-m", "utils.profiling"],
         }
-        seconds, said, ended = {}, {}, True
+        seconds, outputs, ended = {}, {}, True
         for name, argv in commands.items():
-            seconds[name], text, well = _timed(argv, folder)
-            ended = ended and well
-            said[name] = text.strip().splitlines()[-1][:300] if text.strip() else ""
+            seconds[name], text, succeeded = _timed(argv, folder)
+            ended = ended and succeeded
+            outputs[name] = text.strip().splitlines()[-1][:300] if text.strip() else ""
     seconds["all"] = sum(seconds.values())
-    correct = "[PASS] verify success" in said["verification"]
-    about = {"tool": "CUDA-Agent", "example": example.stem, "seconds": seconds}
-    return about | {"ended": ended, "correct": correct, "said": said}
+    correct = "[PASS] verify success" in outputs["verification"]
+    row = {"tool": "CUDA-Agent", "example": example.stem, "seconds": seconds}
+    return row | {"ended": ended, "correct": correct, "said": outputs}
 
 
 def _timed(argv: list[str], folder: Path) -> tuple[float, str, bool]:
-    """Seconds of a command, what it printed, and whether it ended with 0."""
-    # compile.sh says `python3`: it is to be the one that runs here.
+    """Run a command; return its seconds, its output, and True if it exited with 0."""
+    # compile.sh calls `python3`, which must be this interpreter.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    begun = time.perf_counter()
+    start = time.perf_counter()
     done = subprocess.run(
         argv,
         cwd=folder,
         env=os.environ | ARCHITECTURE | {"PATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=MOST_S,
+        timeout=TIME_LIMIT_S,
         check=False,
     )
-    taken = time.perf_counter() - begun
-    return taken, done.stdout.decode(errors="replace"), done.returncode == 0
+    seconds = time.perf_counter() - start
+    return seconds, done.stdout.decode(errors="replace"), done.returncode == 0
 
 
 def _source(attempt: Path) -> Path:
@@ -125,16 +125,16 @@ def _source(attempt: Path) -> Path:
 
 
 def _one_file(attempt: Path) -> str:
-    """The attempt as KernelBench takes it."""
+    """Return the attempt as one file for KernelBench."""
     source = _source(attempt)
     prototypes = parse(source.read_text(), source.name)
     wrappers = "".join(_wrapper(prototype) for prototype in prototypes)
-    declared = "".join(f"{_signature(prototype)};\n" for prototype in prototypes)
+    declarations = "".join(f"{_signature(prototype)};\n" for prototype in prototypes)
     text = f"{source.read_text()}\n#include <c10/cuda/CUDAStream.h>\n{wrappers}"
     names = [f"{prototype.name}_call" for prototype in prototypes]
     compiled = (
         "from torch.utils.cpp_extension import load_inline\n"
-        f"extension = load_inline(name={attempt.name!r}, cpp_sources={declared!r},\n"
+        f"extension = load_inline(name={attempt.name!r}, cpp_sources={declarations!r},\n"
         f"    cuda_sources={text!r}, functions={names!r})\n"
     )
     model = (attempt / "model_new.py").read_text()
@@ -142,7 +142,7 @@ def _one_file(attempt: Path) -> str:
 
 
 def _loader(compiled: str, prototypes: list[Prototype] | tuple[Prototype, ...]) -> str:
-    """In place of our loader: the same names, out of a compiled extension."""
+    """Return a replacement of cuagent's loader that gets the same names from an extension."""
     names = ", ".join(f"{p.name}=extension.{p.name}_call" for p in prototypes)
     return (
         f"{compiled}from types import SimpleNamespace\n"
@@ -151,7 +151,7 @@ def _loader(compiled: str, prototypes: list[Prototype] | tuple[Prototype, ...]) 
 
 
 def _binding(prototypes: list[Prototype] | tuple[Prototype, ...]) -> str:
-    """A binding as CUDA-Agent's instructions ask for it, with the headers that they recommend."""
+    """Return a binding as CUDA-Agent's instructions demand it, with the headers they recommend."""
     head = (
         "#include <torch/types.h>\n#include <torch/csrc/utils/pybind.h>\n"
         "#include <cuda_runtime.h>\n#include <c10/cuda/CUDAStream.h>\n"
@@ -171,7 +171,7 @@ def _launcher(prototype: Prototype) -> str:
 
 
 def _signature(prototype: Prototype) -> str:
-    """Of the function that torch calls."""
+    """Return the C++ signature of the function that torch calls."""
     kinds = {"float": "double", "double": "double"}
     parameters = ", ".join(
         f"{'torch::Tensor' if p.pointer else kinds.get(p.type, 'int64_t')} {p.name}"
@@ -181,9 +181,9 @@ def _signature(prototype: Prototype) -> str:
 
 
 def _wrapper(prototype: Prototype) -> str:
-    given = ", ".join(
+    arguments = ", ".join(
         f"({p.text.rsplit(p.name, 1)[0].strip()}){p.name}.data_ptr()" if p.pointer else p.name
         for p in prototype.parameters
     )
     stream = "c10::cuda::getCurrentCUDAStream().stream()"
-    return f"{_signature(prototype)} {{ {prototype.name}({given}, {stream}); }}\n"
+    return f"{_signature(prototype)} {{ {prototype.name}({arguments}, {stream}); }}\n"

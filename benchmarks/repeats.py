@@ -1,12 +1,12 @@
-"""Honest candidates and seeded bugs before this judge again and again, on fresh seeds.
+"""Judge each candidate of a corpus many times, on fresh seeds, and count wrong verdicts.
 
     python benchmarks/repeats.py [--kind honest|bug|exploit] [--only REGEX] [--repeats N]
                                  [--json OUT]
 
-One verdict says little about a rule that draws its inputs by chance. This says how often each
-candidate ends other than it must, on which kind of draw, and how near it comes to the bound: the
-largest error over its bound for an honest candidate, for a bug the least of what refused it.
-What would end a judge, and what is a matter of timing, is left out; `corpus.py` has it.
+One verdict says little about a rule that draws random inputs. This program prints how often each
+candidate gets a wrong verdict, on which kind of draw, and how near it comes to the bound: for an
+honest candidate the largest ratio of error to bound, for a bug the smallest ratio that rejected it.
+Not covered: candidates that can end a judge, and those that need timing; `corpus.py` runs them.
 Exit 1 if any verdict was wrong.
 """
 
@@ -31,33 +31,33 @@ from judging import CorpusJudges, is_safe, open_judges  # noqa: E402
 from cuagent.verify import Reason, Verdict  # noqa: E402
 
 NEAR = 0.5
-"""Of the bound: an honest candidate that comes nearer is named."""
+"""Share of the bound above which the error of an honest candidate is marked as near."""
 
 
 @dataclass
 class Record:
-    """What came of one candidate in all its verdicts."""
+    """Results of all verdicts on one candidate."""
 
     name: str
     kind: str
     task: str
     verdicts: int = 0
     wrong: list[str] = field(default_factory=list)
-    """Detail of each verdict that is not what the corpus demands."""
+    """Details of the verdicts that differ from the demand of the corpus."""
     reasons: Counter[str] = field(default_factory=Counter)
     largest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """For each kind of draw the largest error over its bound."""
+    """Largest ratio of error to bound, for each kind of draw."""
     refused: Counter[str] = field(default_factory=Counter)
-    """For each kind of draw in how many verdicts it spoke against the candidate."""
+    """Number of verdicts in which a draw of this kind failed, for each kind of draw."""
     least: float = float("inf")
-    """Of the largest error over its bound in each verdict."""
+    """Smallest value, over the verdicts, of the largest ratio of error to bound."""
 
     def add(self, candidate: Candidate, verdict: Verdict) -> None:
         word = verdict.reason.name.lower().replace("_", " ")
-        demanded = (ACCEPTED in candidate.expect) == verdict.accepted
+        expected = (ACCEPTED in candidate.expect) == verdict.accepted
         self.verdicts += 1
         self.reasons[word] += 1
-        if not demanded or verdict.reason is Reason.INFRASTRUCTURE:
+        if not expected or verdict.reason is Reason.INFRASTRUCTURE:
             self.wrong.append(f"{word}: {verdict.detail}; seeds {list(verdict.seeds)}")
         for draw in verdict.draws:
             self.largest[draw.kind] = max(self.largest[draw.kind], draw.ratio)
@@ -67,7 +67,7 @@ class Record:
 
     @property
     def worst(self) -> tuple[float, str]:
-        """Largest error over its bound, and the kind of draw."""
+        """Largest ratio of error to bound, and its kind of draw."""
         return max(((ratio, kind) for kind, ratio in self.largest.items()), default=(0.0, ""))
 
     def to_json(self) -> dict[str, Any]:
@@ -120,20 +120,20 @@ def _repeated(opened: CorpusJudges, chosen: list[Candidate], repeats: int) -> It
 
 
 def _line(record: Record) -> str:
-    """One line, and one more for each verdict that was wrong."""
+    """Return one line for the candidate, and one more for each wrong verdict."""
     ratio, kind = record.worst
-    mark = "near" if record.kind == "honest" and ratio > NEAR else ""
+    note = "near" if record.kind == "honest" and ratio > NEAR else ""
     if record.kind != "honest":
-        ratio, kind = record.least, "least of a verdict"
+        ratio, kind = record.least, "smallest of a verdict"
     reasons = ", ".join(f"{word} {count}" for word, count in record.reasons.most_common())
-    text = f"{record.name:28} {ratio:8.3g} ({kind}) {reasons} {mark}"
+    text = f"{record.name:28} {ratio:8.3g} ({kind}) {reasons} {note}"
     return "\n".join([text.rstrip(), *(f"    {detail}" for detail in record.wrong)])
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--kind", choices=("honest", "bug", "exploit"), default="honest")
-    parser.add_argument("--only", default="", help="of the name")
+    parser.add_argument("--only", default="", help="pattern that the name must match")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--json")
     return parser.parse_args()

@@ -1,15 +1,15 @@
-"""Other projects' rules of correctness, as they stand in their own checkouts, one candidate a fork.
+"""Run other projects' correctness rules from their checkouts, one forked process per candidate.
 
     python benchmarks/rules.py kernelbench PATH < jobs.jsonl
     python benchmarks/rules.py cuda-agent PATH < jobs.jsonl
 
-A job is {"task": file, "candidate": folder}; the answer to each is a line {"word", "detail"} with
-the word "passes", "rejected" or "not run". The functions that judge are theirs, unchanged. Where
-there is no CUDA device, what moves tensors to one or waits for one does nothing, and KernelBench's
-`eval_kernel_against_ref`, which refuses to start, gives way to the functions it calls. Their clocks
-need CUDA and are not used.
+A job is {"task": file, "candidate": folder}; each answer is a line {"word", "detail"} with the word
+"passes", "rejected" or "not run". The judging functions are those of the projects, unchanged.
+Without a CUDA device, functions that move tensors to it or wait for it do nothing, and
+KernelBench's `eval_kernel_against_ref`, which needs CUDA, is replaced by the functions that it
+calls. The projects' clocks need CUDA and are not used.
 
-Not a sandbox: candidates run with the rights of the caller, as they do there.
+This is not a sandbox: candidates run with the rights of the caller, as in the other projects.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 30.0
+TIME_LIMIT_S = 30.0
+"""Seconds that one candidate may take."""
 TRIALS = 5
+"""Correctness trials of KernelBench; its own default."""
 
 
 def main() -> int:
@@ -39,7 +41,9 @@ def main() -> int:
     rule = {"kernelbench": kernelbench, "cuda-agent": cuda_agent}[name](checkout)
     for line in sys.stdin:
         job = json.loads(line)
-        print(json.dumps(_apart(rule, Path(job["task"]), Path(job["candidate"]))), flush=True)
+        print(
+            json.dumps(_judge_in_fork(rule, Path(job["task"]), Path(job["candidate"]))), flush=True
+        )
     return 0
 
 
@@ -47,11 +51,10 @@ Rule = Callable[[Path, Path], tuple[str, str]]
 
 
 def kernelbench(checkout: Path) -> Rule:
-    """Accepted is what `run_and_check_correctness` calls correct, five trials."""
+    """Return the rule of KernelBench: `run_and_check_correctness` with five trials."""
     import torch
 
-    # Clients of language models and a progress bar: its package imports them, judging does not
-    # use them.
+    # The package imports clients of language models and a progress bar; judging does not use them.
     for module, names in {
         "litellm": ("completion",),
         "dotenv": ("load_dotenv",),
@@ -69,7 +72,7 @@ def kernelbench(checkout: Path) -> Rule:
 
     def judge(task: Path, folder: Path) -> tuple[str, str]:
         candidate = (folder / "model_new.py").read_text()
-        # A file in its form has no folder of its own to find kernels in.
+        # A file in the form of KernelBench has no folder with kernels.
         candidate = candidate.replace('load("kernels/', f'load("{folder}/kernels/')
         context: dict[str, Any] = {}
         model, get_init_inputs, get_inputs = rules.load_original_model_and_inputs(
@@ -90,21 +93,21 @@ def kernelbench(checkout: Path) -> Rule:
             with torch.no_grad():
                 rules.set_seed(42)
                 reference = model(*arguments).to(device=device, dtype=precision)
-                made = rules.load_custom_model(candidate, context)
+                cls = rules.load_custom_model(candidate, context)
                 rules.set_seed(42)
-                ours = made(*arguments).to(device=device, dtype=precision)
+                ours = cls(*arguments).to(device=device, dtype=precision)
             result = rules.run_and_check_correctness(
                 reference, ours, get_inputs, {}, TRIALS, device=device, precision=precision
             )
-        about = result.metadata
-        why = next((about[k] for k in ("correctness_issue", "runtime_error") if k in about), "")
+        facts = result.metadata
+        why = next((facts[k] for k in ("correctness_issue", "runtime_error") if k in facts), "")
         return ("passes" if result.correctness else "rejected"), str(why)
 
     return judge
 
 
 def cuda_agent(checkout: Path) -> Rule:
-    """Accepted is a verification.py that ends well and says so, as an agent runs it."""
+    """Return the rule of CUDA-Agent: its verification.py, run as an agent runs it, must pass."""
     import torch
     import torch.nn.functional
 
@@ -117,16 +120,16 @@ def cuda_agent(checkout: Path) -> Rule:
         shutil.copy(task, folder / "model.py")
         os.chdir(folder)
         sys.path.insert(0, str(folder))
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
             runpy.run_path(str(program), run_name="__main__")
-        return ("passes" if "[PASS] verify success" in said.getvalue() else "rejected"), ""
+        return ("passes" if "[PASS] verify success" in output.getvalue() else "rejected"), ""
 
     return judge
 
 
-def _apart(rule: Rule, task: Path, candidate: Path) -> dict[str, str]:
-    """The rule on a copy of the candidate, in a process that may do to itself what it likes."""
+def _judge_in_fork(rule: Rule, task: Path, candidate: Path) -> dict[str, str]:
+    """Apply the rule to a copy of the candidate in a forked process."""
     with tempfile.TemporaryDirectory(prefix="rules-") as name:
         folder = Path(name) / "work"
         shutil.copytree(candidate, folder)
@@ -135,7 +138,7 @@ def _apart(rule: Rule, task: Path, candidate: Path) -> dict[str, str]:
         if pid == 0:
             _child(rule, task, folder, write)
         os.close(write)
-        text, deadline = b"", time.monotonic() + PATIENCE_S
+        text, deadline = b"", time.monotonic() + TIME_LIMIT_S
         while select.select([read], [], [], max(0.0, deadline - time.monotonic()))[0]:
             piece = os.read(read, 1 << 16)
             if not piece:
@@ -147,7 +150,7 @@ def _apart(rule: Rule, task: Path, candidate: Path) -> dict[str, str]:
         status = os.waitpid(pid, 0)[1]
     with contextlib.suppress(ValueError, UnicodeDecodeError):
         return dict(json.loads(text))
-    return {"word": "rejected", "detail": f"its process ended, wait status {status}"}
+    return {"word": "rejected", "detail": f"the process ended with wait status {status}"}
 
 
 def _child(rule: Rule, task: Path, folder: Path, write: int) -> None:
@@ -159,7 +162,7 @@ def _child(rule: Rule, task: Path, folder: Path, write: int) -> None:
         os.dup2(nothing, 2)
         try:
             word, detail = rule(task, folder)
-        except BaseException as error:  # noqa: BLE001  the process boundary
+        except BaseException as error:  # noqa: BLE001 - the process boundary
             word, detail = "rejected", f"{type(error).__name__}: {error}"
         os.write(
             write, json.dumps({"word": word, "detail": " ".join(detail.split())[:200]}).encode()

@@ -1,9 +1,9 @@
-"""How long `cuagent --help` takes beside `python -c "import typer, rich"`: at most twice as long.
+"""Compare the start of `cuagent --help` with `python -c "import typer, rich"`: at most 2 times.
 
     python benchmarks/startup.py [ROUNDS]
 
-Not a test: a loaded machine would fail it for no reason of ours. The rounds alternate, so that
-what disturbs one command disturbs the other; the medians are compared. Exit 1 above the limit.
+This is not a test, because it would fail on a loaded machine. The commands alternate, so that a
+disturbance affects all of them; the medians are compared. Exit 1 above the limit.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import time
 
 LIMIT = 2.0
+"""Largest ratio of the median of `cuagent --help` to that of the imports."""
 COMMANDS = {
     "import typer, rich": ["-c", "import typer, rich"],
     "cuagent --help": ["-m", "cuagent", "--help"],
@@ -31,8 +32,8 @@ def main() -> int:
             subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
             seconds[name].append(time.perf_counter() - start)
     base = statistics.median(seconds["import typer, rich"])
-    for name, taken in seconds.items():
-        median = statistics.median(taken)
+    for name, samples in seconds.items():
+        median = statistics.median(samples)
         print(f"{name:<20} {1e3 * median:6.0f} ms  {median / base:.2f}x")
     return int(statistics.median(seconds["cuagent --help"]) > LIMIT * base)
 

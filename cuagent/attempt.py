@@ -1,10 +1,10 @@
-"""The Attempt: one candidate, frozen by content before it is judged.
+"""Freeze a candidate as an Attempt before it is judged.
 
 A folder with `model_new.py` (class `ModelNew`) and `kernels/*.cu|*.cpp|*.h`, or a single Python
-file in the KernelBench form. Freezing copies it, so that what is built, verified, timed and
-recorded is one and the same text, whatever happens to the folder meanwhile.
-Invariants: freezing reads regular files of the folder only and follows no link; every name in an
-attempt is a path inside the folder that it is written to.
+file in the KernelBench form. Freezing copies the text, so that the same text is built, verified,
+timed and recorded even if the folder changes.
+Invariants: freezing reads only regular files of the folder and follows no link; every name in an
+attempt is a path inside the folder to which the attempt is written.
 """
 
 from __future__ import annotations
@@ -24,46 +24,49 @@ KERNELS = "kernels"
 SOURCES = (".cu", ".cpp")
 HEADERS = (".h", ".hpp", ".cuh")
 _NAMED = re.compile(r"""["']([\w./-]+\.(?:cu|cpp|h|hpp|cuh))["']""")
-"""Files as code names them: in quotes."""
+"""Matches the names of sources and headers in quotes."""
 LARGEST_FILE = 4 << 20
-"""Bytes; a candidate is source text, not data."""
+"""Bytes of one file; a candidate is source text, not data."""
 LARGEST_ATTEMPT = 32 << 20
-"""Bytes of all files. CUTLASS's headers are 15 MB."""
+"""Bytes of all files. The headers of CUTLASS have 15 MB."""
 MOST_FILES = 2_000
+"""Sources and headers in one attempt."""
 MOST_ENTRIES = 10_000
-"""Files and folders that are looked at below kernels/."""
+"""Files and folders that freezing visits below kernels/."""
 DEEPEST = 30
 """Levels of folders below kernels/."""
 LONGEST_PART = 255
-"""Bytes of one name in a path, as in Linux."""
+"""Bytes of one component of a path; the limit of Linux."""
 LONGEST_PATH = 1_000
+"""Bytes of a path in an attempt."""
 
 
 class AttemptError(Exception):
-    """The candidate is not in a form that can be judged. One line."""
+    """The candidate cannot be read as an attempt. The message is one line."""
 
 
 class CandidateFault(AttemptError):
-    """The candidate is there, and its files must not be judged: a rejection. One line."""
+    """The candidate exists, but its files are not allowed: a rejection. One line."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """The text of a candidate: relative POSIX path and content, sorted by path.
+    """Frozen text of a candidate.
 
-    Raises CandidateFault for a path that leads elsewhere or cannot be written.
+    Raises CandidateFault if a path leads out of the folder or cannot be written.
     """
 
     files: tuple[tuple[str, str], ...]
-    called: str = field(default=MODULE, compare=False)
-    """What its author calls model_new.py; for messages only."""
+    """Relative POSIX path and content of each file, sorted by path."""
+    display_name: str = field(default=MODULE, compare=False)
+    """The author's name for model_new.py; used in messages only."""
 
     def __post_init__(self) -> None:
         _require_writable(self.files)
 
     @property
     def digest(self) -> str:
-        """sha256 over names and contents."""
+        """sha256 over the names and contents of all files."""
         h = hashlib.sha256()
         for name, text in self.files:
             for part in (name.encode(), text.encode()):
@@ -73,15 +76,15 @@ class Attempt:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Paths of the sources to build."""
+        """Paths of the sources that are compiled."""
         return tuple(name for name, _ in self.files if name.endswith(SOURCES))
 
-    def in_its_words(self, text: str) -> str:
-        """A message with the file's name as its author knows it."""
-        return text if self.called == MODULE else text.replace(MODULE, self.called)
+    def with_display_name(self, text: str) -> str:
+        """Replace model_new.py in a message by the author's name for it."""
+        return text if self.display_name == MODULE else text.replace(MODULE, self.display_name)
 
     def write(self, folder: Path) -> None:
-        """Write the frozen text to `folder`, which must not hold another attempt."""
+        """Write the frozen files to `folder`, which must not contain another attempt."""
         for name, text in self.files:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -89,10 +92,10 @@ class Attempt:
 
 
 def freeze(path: Path) -> Attempt:
-    """Read a candidate folder or file; a model_new.py beside kernels/ is its folder's.
+    """Read a candidate folder or file. A model_new.py next to kernels/ stands for its folder.
 
-    Each file is opened once, by its folder's descriptor and without following links: what is
-    hashed is what is judged, and no other user's file gets in. Raises AttemptError.
+    Each file is opened once, relative to its folder's descriptor and without following links. So
+    the hashed text is the judged text, and no file of another user is read. Raises AttemptError.
     """
     if path.name == MODULE and _is_folder(path.parent / KERNELS):
         path = path.parent
@@ -107,14 +110,16 @@ def freeze(path: Path) -> Attempt:
         found = {MODULE: _text(folder, MODULE, path / MODULE)}
         if _is_there(folder, KERNELS):
             _collect(folder, KERNELS, path, found, [])
-        _refuse_strays(path, folder, found)
+        _reject_outside_sources(path, folder, found)
     return Attempt(tuple(sorted(found.items())))
 
 
 def _collect(parent: int, name: str, root: Path, found: dict[str, str], seen: list[str]) -> None:
-    """Put the sources and headers below `name`, a path from `root`, into `found`."""
+    """Add the sources and headers below `name`, a path relative to `root`, to `found`."""
     if name.count("/") > DEEPEST:
-        raise CandidateFault(f"{root / KERNELS}: folders in more than {DEEPEST} levels; use fewer")
+        raise CandidateFault(
+            f"{root / KERNELS}: folders nest more than {DEEPEST} levels deep; use fewer"
+        )
     with _folder(Path(name).name, root / name, parent) as folder:
         with os.scandir(folder) as entries:
             kinds = sorted((e.name, e.is_dir(follow_symlinks=False)) for e in entries)
@@ -122,7 +127,9 @@ def _collect(parent: int, name: str, root: Path, found: dict[str, str], seen: li
             inside = f"{name}/{entry}"
             seen.append(inside)
             if len(seen) > MOST_ENTRIES:
-                raise CandidateFault(f"{root / KERNELS}: more than {MOST_ENTRIES} files; keep less")
+                raise CandidateFault(
+                    f"{root / KERNELS}: more than {MOST_ENTRIES} files; remove some"
+                )
             if is_folder:
                 _collect(folder, inside, root, found, seen)
             elif Path(entry).suffix in SOURCES + HEADERS:
@@ -132,15 +139,15 @@ def _collect(parent: int, name: str, root: Path, found: dict[str, str], seen: li
 
 def _require_small(found: dict[str, str], root: Path) -> None:
     if len(found) > MOST_FILES:
-        raise CandidateFault(f"{root}: more than {MOST_FILES} sources and headers; keep less")
+        raise CandidateFault(f"{root}: more than {MOST_FILES} sources and headers; remove some")
     if sum(map(len, found.values())) > LARGEST_ATTEMPT:
         raise CandidateFault(
-            f"{root}: larger than {LARGEST_ATTEMPT >> 20} MiB in all; keep data out of it"
+            f"{root}: larger than {LARGEST_ATTEMPT >> 20} MiB in all; remove data files"
         )
 
 
-def _refuse_strays(path: Path, folder: int, found: dict[str, str]) -> None:
-    """Raises CandidateFault for a source that is named in the attempt and would be left behind."""
+def _reject_outside_sources(path: Path, folder: int, found: dict[str, str]) -> None:
+    """Raise CandidateFault if the attempt names a source of the folder that it does not include."""
     named = {name for text in found.values() for name in _NAMED.findall(text)}
     for name in sorted(named):
         inside = f"{KERNELS}/{Path(name).name}"
@@ -151,8 +158,8 @@ def _refuse_strays(path: Path, folder: int, found: dict[str, str]) -> None:
             if file.startswith("/") or ".." in parts or not _is_there(folder, file):
                 continue
             raise CandidateFault(
-                f"{path / file}: lies outside {KERNELS}/, and only what lies there is built and "
-                f"judged; move it to {inside} and name it so"
+                f"{path / file}: outside {KERNELS}/; only files in {KERNELS}/ are built and "
+                f"judged: move it to {inside} and use that name"
             )
 
 
@@ -173,7 +180,10 @@ def _is_there(folder: int, name: str) -> bool:
 
 @contextmanager
 def _folder(name: str | Path, shown: Path, parent: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder. Below `parent` it must not be a link. Raises CandidateFault."""
+    """Open a folder, relative to `parent` if given; then it must not be a link.
+
+    Raises AttemptError.
+    """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     if parent is not None:
         flags |= os.O_NOFOLLOW
@@ -188,21 +198,21 @@ def _folder(name: str | Path, shown: Path, parent: int | None = None) -> Iterato
 
 
 def _fault(shown: Path, error: OSError, parent: int | None, name: str) -> AttemptError:
-    """The message for what could not be opened."""
+    """Return the error for a file or folder that could not be opened."""
     try:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=parent is None).st_mode
     except (OSError, ValueError):
         mode = 0
     if stat.S_ISLNK(mode):
-        return CandidateFault(f"{shown}: a link; put the file or folder itself there")
+        return CandidateFault(f"{shown}: a symbolic link; replace it by the file or folder itself")
     if mode and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         return CandidateFault(f"{shown}: not a regular file; a candidate is source text")
     return AttemptError(f"{shown}: {error.strerror or error}")
 
 
 def _text(folder: int, name: str, shown: Path) -> str:
-    """The text of a regular file in `folder`. Raises AttemptError."""
-    # Without O_NONBLOCK, opening a pipe waits for a writer.
+    """Return the text of a regular file in `folder`. Raises AttemptError."""
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, dir_fd=folder)
@@ -212,39 +222,39 @@ def _text(folder: int, name: str, shown: Path) -> str:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise CandidateFault(f"{shown}: not a regular file; a candidate is source text")
-        if _borrowed(status, os.fstat(folder)):
+        if _may_be_foreign(status, os.fstat(folder)):
             raise CandidateFault(
-                f"{shown}: a hard link to a file of another user; put a copy there"
+                f"{shown}: a hard link to a file of another user; replace it by a copy"
             )
         try:
             content = file.read(LARGEST_FILE + 1)
         except OSError as error:
             raise CandidateFault(f"{shown}: {error.strerror or error}") from error
     if len(content) > LARGEST_FILE:
-        raise CandidateFault(f"{shown}: larger than {LARGEST_FILE >> 20} MiB; keep data out of it")
+        raise CandidateFault(f"{shown}: larger than {LARGEST_FILE >> 20} MiB; remove data from it")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        what = f"not UTF-8 text ({error.reason} at byte {error.start})"
-        raise CandidateFault(f"{shown}: {what}") from error
+        fault = f"not UTF-8 text ({error.reason} at byte {error.start})"
+        raise CandidateFault(f"{shown}: {fault}; save it as UTF-8") from error
 
 
-def _borrowed(file: os.stat_result, folder: os.stat_result) -> bool:
-    """Whether another user may have put a link to somebody's file into a folder of theirs.
+def _may_be_foreign(file: os.stat_result, folder: os.stat_result) -> bool:
+    """True if a user may have linked another user's file into their own folder.
 
-    Hard links among files of one owner are common and harmless: package managers, `cp -l` and
-    stores that share equal files make them.
+    Hard links between files of one owner are common and harmless: package managers, `cp -l` and
+    stores that deduplicate files make them.
     """
     trusted = folder.st_uid in (0, os.geteuid(), file.st_uid)
     return file.st_nlink > 1 and not trusted
 
 
 def _require_writable(files: tuple[tuple[str, str], ...]) -> None:
-    """Raise CandidateFault unless `write` can write every file inside its folder."""
+    """Raise CandidateFault if `write` could not write every file inside its folder."""
     taken: set[str] = set()
     for name, text in files:
         if not (isinstance(name, str) and isinstance(text, str)):
-            raise CandidateFault("a file of the attempt is no text")
+            raise CandidateFault("a file of the attempt is not text")
         parts = name.split("/")
         try:
             raw = name.encode()
@@ -254,9 +264,9 @@ def _require_writable(files: tuple[tuple[str, str], ...]) -> None:
         wrong = any(part in ("", ".", "..") for part in parts) or not name.isprintable()
         long = len(raw) > LONGEST_PATH or any(len(p.encode()) > LONGEST_PART for p in parts)
         if wrong or long:
-            raise CandidateFault(f"{name[:80]!a}: no name for a file of an attempt; rename it")
+            raise CandidateFault(f"{name[:80]!a}: not a valid file name in an attempt; rename it")
         taken.add(name)
     for name in taken:
         parents = {str(parent) for parent in PurePosixPath(name).parents}
         if parents & taken or name.startswith(f"{MODULE}/"):
-            raise CandidateFault(f"{name[:80]!a}: lies below a file, not a folder; rename it")
+            raise CandidateFault(f"{name[:80]!a}: below a file instead of a folder; rename it")

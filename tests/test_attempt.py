@@ -1,4 +1,4 @@
-"""What of a candidate's folder is taken along, and what is told where something would be left."""
+"""Freezing: the files that an attempt includes, and the errors for files that it must not."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def folder(root: Path, **files: str) -> Path:
         ('load("kernels/b.cpp")', {"kernels__b_cpp": '#include "a.h"', "a_h": ""}),
     ],
 )
-def test_a_source_that_would_be_left_behind_is_named(
+def test_freeze_rejects_named_source_outside_kernels(
     tmp_path: Path, model: str, files: dict[str, str]
 ) -> None:
     (tmp_path / "model_new.py").write_text(model)
-    with pytest.raises(AttemptError, match=r"a\.(cpp|h): lies outside kernels/.*; move it to kern"):
+    with pytest.raises(AttemptError, match=r"a\.(cpp|h): outside kernels/.*: move it to kern"):
         freeze(folder(tmp_path, **files))
 
 
-def test_what_nobody_names_may_lie_beside_and_a_module_brings_its_kernels(tmp_path: Path) -> None:
+def test_freeze_of_module_includes_kernels_and_ignores_unnamed_sources(tmp_path: Path) -> None:
     (tmp_path / "model_new.py").write_text('load("kernels/a.cpp"); "sub/none.cpp"')
     made = freeze(folder(tmp_path, kernels__a_cpp="", notes_cpp="") / "model_new.py")
     assert [name for name, _ in made.files] == ["kernels/a.cpp", "model_new.py"]
@@ -69,7 +69,7 @@ def linked_kernels(root: Path, secret: Path) -> None:
 
 
 def linked_below(root: Path, secret: Path) -> None:
-    """Not followed and not named: what lies behind a linked folder is no part of the attempt."""
+    """Link a folder: its files are not part of the attempt."""
     (root / "kernels" / "more.h").symlink_to(secret.parent, target_is_directory=True)
 
 
@@ -77,25 +77,27 @@ def dangling(root: Path, _secret: Path) -> None:
     (root / "kernels" / "gone.h").symlink_to("/nowhere/at/all.h")
 
 
-@pytest.mark.parametrize("way", [linked, linked_module, linked_kernels, linked_below, dangling])
-def test_no_link_is_followed(tmp_path: Path, way: Callable[[Path, Path], None]) -> None:
+@pytest.mark.parametrize("link", [linked, linked_module, linked_kernels, linked_below, dangling])
+def test_freeze_rejects_symbolic_links(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
     secret = tmp_path / "home" / "secret.h"
     secret.parent.mkdir()
     secret.write_text("the_secret_word")
     root = candidate(tmp_path / "candidate")
-    way(root, secret)
-    with pytest.raises(CandidateFault, match=r": a link; put the file or folder itself there$"):
+    link(root, secret)
+    with pytest.raises(
+        CandidateFault, match=r": a symbolic link; replace it by the file or folder itself$"
+    ):
         freeze(root)
 
 
-def test_a_single_file_must_not_be_a_link(tmp_path: Path) -> None:
+def test_freeze_rejects_single_file_that_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("the_secret_word")
     (tmp_path / "one.py").symlink_to(tmp_path / "secret")
-    with pytest.raises(CandidateFault, match="a link"):
+    with pytest.raises(CandidateFault, match="a symbolic link"):
         freeze(tmp_path / "one.py")
 
 
-def test_a_user_may_name_a_folder_by_a_link(tmp_path: Path) -> None:
+def test_freeze_accepts_a_link_as_the_given_folder(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(candidate(tmp_path / "one"))
     assert freeze(tmp_path / "latest") == freeze(tmp_path / "one")
 
@@ -112,7 +114,7 @@ def unix_socket(file: Path) -> None:
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["kernels/p.h", "model_new.py"])
 @pytest.mark.parametrize("make", [pipe, unix_socket])
-def test_only_regular_files_are_opened(
+def test_freeze_rejects_pipes_and_sockets(
     tmp_path: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     root = candidate(tmp_path)
@@ -122,7 +124,7 @@ def test_only_regular_files_are_opened(
         freeze(root)
 
 
-def test_a_folder_with_the_name_of_a_header_is_a_folder(tmp_path: Path) -> None:
+def test_freeze_enters_folder_named_like_a_header(tmp_path: Path) -> None:
     root = candidate(tmp_path)
     (root / "kernels" / "sub.h").mkdir()
     (root / "kernels" / "sub.h" / "b.h").write_text("int b;\n")
@@ -131,7 +133,7 @@ def test_a_folder_with_the_name_of_a_header_is_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "said"),
+    ("limit", "message"),
     [
         ("LARGEST_FILE", "larger than"),
         ("LARGEST_ATTEMPT", "larger than .* in all"),
@@ -140,25 +142,25 @@ def test_a_folder_with_the_name_of_a_header_is_a_folder(tmp_path: Path) -> None:
         ("DEEPEST", "more than 1 levels"),
     ],
 )
-def test_sizes_and_numbers_are_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, said: str
+def test_freeze_limits_sizes_and_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, message: str
 ) -> None:
     root = candidate(tmp_path)
     (root / "kernels" / "x" / "y").mkdir(parents=True)
     (root / "kernels" / "b.h").write_text("int b;\n" * 9)
     monkeypatch.setattr(cuagent.attempt, limit, {"LARGEST_FILE": 60}.get(limit, 1))
-    with pytest.raises(CandidateFault, match=said):
+    with pytest.raises(CandidateFault, match=message):
         freeze(root)
 
 
-def test_a_hard_link_of_ones_own_is_taken(tmp_path: Path) -> None:
+def test_freeze_accepts_hard_link_of_same_owner(tmp_path: Path) -> None:
     root = candidate(tmp_path / "one")
     (root / "kernels" / "b.cpp").hardlink_to(root / "kernels" / "a.cpp")
     assert len(freeze(root).files) == 3
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_hard_link_to_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_freeze_rejects_hard_link_to_file_of_another_user(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("the_secret_word")
     root = candidate(tmp_path / "one")
     (root / "kernels" / "b.h").hardlink_to(tmp_path / "secret")
@@ -167,7 +169,7 @@ def test_a_hard_link_to_a_file_of_another_user_is_refused(tmp_path: Path) -> Non
         freeze(root)
 
 
-def test_the_text_is_taken_byte_for_byte(tmp_path: Path) -> None:
+def test_freeze_keeps_text_byte_for_byte(tmp_path: Path) -> None:
     root = candidate(tmp_path / "one")
     (root / "kernels" / "a.cpp").write_bytes(b"int a;\r\nint b;\r//\n\xef\xbb\xbf")
     freeze(root).write(tmp_path / "two")
@@ -176,7 +178,7 @@ def test_the_text_is_taken_byte_for_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quoted", ["../" * 300 + "etc/a.h", "a" * 5000 + ".h", "/etc/x.h"])
-def test_a_strange_name_in_quotes_is_only_text(tmp_path: Path, quoted: str) -> None:
+def test_freeze_ignores_quoted_names_outside_the_folder(tmp_path: Path, quoted: str) -> None:
     root = candidate(tmp_path)
     (root / "kernels" / "a.cpp").write_text(f'#include "{quoted}"\n')
     assert len(freeze(root).files) == 2
@@ -199,7 +201,7 @@ def test_a_strange_name_in_quotes_is_only_text(tmp_path: Path, quoted: str) -> N
         ("\ud800",),
     ],
 )
-def test_an_attempt_names_files_of_its_own_folder_only(names: tuple[str, ...]) -> None:
+def test_attempt_rejects_invalid_file_names(names: tuple[str, ...]) -> None:
     with pytest.raises(CandidateFault) as caught:
         Attempt(tuple((name, "") for name in names))
     assert len(str(caught.value)) < 500

@@ -1,4 +1,4 @@
-"""Sources to loadable kernels: nvcc, NVRTC, g++; the cache; short diagnostics."""
+"""Compile sources to loadable kernels with nvcc, NVRTC and g++; cache; short diagnostics."""
 
 from cuagent.build.builder import build, environment, versions
 from cuagent.build.confine import Confine, compiler_folders, sandboxed

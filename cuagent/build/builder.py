@@ -1,11 +1,12 @@
-"""The trusted builder: every source of an attempt to a library, or short diagnostics.
+"""Compile each source of an attempt to a library, or return short diagnostics.
 
-It uses the loader's own recipe, toolchain and key (`cuagent.kernels.compiler`), so that the process
-that runs the attempt finds each library through `environment(build)` and never compiles.
-Not covered: Triton and `load_inline` in `model_new.py`, which compile where they run.
-Invariants: the text of an attempt meets a compiler only inside `confine`, which caps size and time.
-A library comes from the cache only if every file that its compiler could read is the same: the
-compiler's folder holds the sources and headers of the attempt, and the key covers all of them.
+The builder is trusted. It uses the loader's recipe, toolchain and key (`cuagent.kernels.compiler`),
+so that the process that runs the attempt finds each library through `environment(build)` and never
+compiles.
+Not covered: Triton and `load_inline` in `model_new.py`, which compile in the worker.
+Invariants: a compiler reads the text of an attempt only inside `confine`, with limits on size and
+time. A library comes from the cache only if every file that its compiler could read is unchanged:
+the compiler's folder holds the sources and headers of the attempt, and the key covers all of them.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cuagent.attempt import KERNELS, MODULE, Attempt
-from cuagent.build.confine import TOTAL_SECONDS, Confine, lay_down, runner, sandboxed
+from cuagent.build.confine import TOTAL_SECONDS, Confine, runner, sandboxed, write_sources
 from cuagent.build.diagnostics import diagnose, foreign_headers
 from cuagent.build.resources import resources
 from cuagent.build.result import Build, Diagnostic, Library
-from cuagent.build.vectors import reporting, reports
+from cuagent.build.vectors import has_vector_report, with_vector_report
 from cuagent.kernels import compiler, dependencies, prototypes
 from cuagent.task.task import Device
 
 MOST_SOURCES = 100
-"""Of one attempt."""
+"""Sources that are compiled for one attempt."""
 
 
 def build(
@@ -35,27 +36,29 @@ def build(
 ) -> Build:
     """Compile all sources in parallel, except those in the cache.
 
-    `cache` is the loader's own by default. On a CPU task `.cu` sources are left
-    out, with a warning. Raises CompilerMissing, which is no fault of the attempt.
+    `cache` defaults to the loader's. A CPU task skips `.cu` sources, with a warning. Raises
+    CompilerMissing if the machine lacks a compiler; this is not a fault of the attempt.
     """
     start = time.perf_counter()
     root = cache or compiler.cache_root()
     sources = [s for s in attempt.kernels if device is Device.CUDA or s.endswith(".cpp")]
     diagnostics = [
-        Diagnostic(s, 0, "not built: the task runs on the CPU", "", "warning")
+        Diagnostic(s, 0, "not compiled: the task runs on the CPU; use a .cpp source", "", "warning")
         for s in attempt.kernels
         if s not in sources
     ]
     if len(sources) > MOST_SOURCES:
-        many = f"{len(sources)} sources; at most {MOST_SOURCES} are compiled: write fewer"
-        diagnostics.append(Diagnostic(sources[0], 0, many, ""))
+        message = f"{len(sources)} sources; at most {MOST_SOURCES} are compiled: write fewer"
+        diagnostics.append(Diagnostic(sources[0], 0, message, ""))
         return Build(attempt.digest, (), tuple(diagnostics), False, time.perf_counter() - start)
     with tempfile.TemporaryDirectory(prefix="cuagent-build-") as name:
         folder = Path(name).resolve()
-        lay_down(attempt, folder)
+        write_sources(attempt, folder)
         run = runner(folder, confine, TOTAL_SECONDS)
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            results = list(pool.map(lambda s: _one(attempt, folder, s, root, run), sources))
+            results = list(
+                pool.map(lambda s: _build_source(attempt, folder, s, root, run), sources)
+            )
     libraries = [r for r, _ in results if r is not None]
     diagnostics += [d for _, found in results for d in found]
     return Build(
@@ -68,13 +71,13 @@ def build(
 
 
 def environment(build: Build) -> dict[str, str]:
-    """Variables under which the loader finds the libraries of this build in their folders."""
+    """Return the variables with which the loader finds the libraries of this build."""
     folders = dict.fromkeys(str(library.path.parent) for library in build.libraries)
     return {compiler.BUILD: os.pathsep.join(folders)}
 
 
 def versions() -> dict[str, str]:
-    """The compilers found here, by name; one that is missing is left out."""
+    """Return the versions of the installed compilers by name, and the platform."""
     found = {"platform": platform.platform()}
     for form in ("g++", "nvcc", "nvrtc"):
         try:
@@ -87,7 +90,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _one(
+def _build_source(
     attempt: Attempt, folder: Path, source: str, root: Path, run: compiler.Run
 ) -> tuple[Library | None, list[Diagnostic]]:
     start = time.perf_counter()
@@ -98,32 +101,32 @@ def _one(
         return None, foreign
     try:
         prototypes.parse(text, source)
-        how = compiler.read_recipe(path)
-        _require_covered(how, folder)
-        tools = compiler.toolchain(how.form)
-        library = root / tools.name / how.file
+        recipe = compiler.read_recipe(path)
+        _require_covered(recipe, folder)
+        tools = compiler.toolchain(recipe.form)
+        library = root / tools.name / recipe.file
         cached = dependencies.is_current(library, path.parent)
         if not cached:
-            if reports(tools):
-                run = reporting(run, path, library)
-            compiler.compile_library(how, tools, library, run)
+            if has_vector_report(tools):
+                run = with_vector_report(run, path, library)
+            compiler.compile_library(recipe, tools, library, run)
     except prototypes.PrototypeError as error:
         return None, [Diagnostic(source, 0, str(error).removeprefix(f"{source}: "), "")]
     except compiler.CompileFailed as error:
         return None, diagnose(error.output, attempt, source, folder)
     log = library.with_suffix(".log")
-    said = log.read_text() if log.is_file() else ""
-    warnings = [d for d in diagnose(said, attempt, source, folder) if d.severity == "warning"]
+    output = log.read_text() if log.is_file() else ""
+    warnings = [d for d in diagnose(output, attempt, source, folder) if d.severity == "warning"]
     seconds = time.perf_counter() - start
-    return Library(source, library, how.key, cached, seconds, resources(said)), warnings
+    return Library(source, library, recipe.key, cached, seconds, resources(output)), warnings
 
 
-def _require_covered(how: compiler.Recipe, folder: Path) -> None:
-    """Raise CompileFailed where a file that the compiler can read is not in the key."""
-    known = {how.tree.root / name for name, _ in how.tree.files}
+def _require_covered(recipe: compiler.Recipe, folder: Path) -> None:
+    """Raise CompileFailed if the compiler can read a file that is not part of the key."""
+    covered = {recipe.tree.root / name for name, _ in recipe.tree.files}
     for path in folder.rglob("*"):
-        if path.is_file() and path != folder / MODULE and path not in known:
+        if path.is_file() and path != folder / MODULE and path not in covered:
             name = path.relative_to(folder).as_posix()
             raise compiler.CompileFailed(
-                how.source.name, f"{name} lies outside {KERNELS}/; move all sources there"
+                recipe.source.name, f"{name} is outside {KERNELS}/; move all sources there"
             )

@@ -1,7 +1,7 @@
-"""From what a compiler printed to the few messages that an agent needs.
+"""Reduce the output of a compiler to the few messages that an agent needs.
 
 Covers g++ (`file:line:col: error: ...`), nvcc and NVRTC (`file(line): error: ...`), ptxas and the
-linker. Notes, instantiation chains and carets are dropped; the source line is read from the file.
+linker. Notes, instantiation chains and carets are dropped; the source line comes from the attempt.
 Invariant: a failed compile yields at least one error, and every text is short.
 """
 
@@ -20,11 +20,11 @@ from cuagent.build.result import Diagnostic
 MOST_ERRORS = 5
 MOST_WARNINGS = 3
 MOST_FOUND = 200
-"""Messages, before the first few are chosen."""
+"""Messages that are collected before the first few are chosen."""
 LONGEST = 300
 """Characters of one message."""
 MOST_LINES, LONGEST_LINE = 20_000, 2_000
-"""Of the output that is read. Sources can make a compiler print anything of any length."""
+"""Lines, and characters of a line, that are read; a source can make a compiler print any amount."""
 
 NO_TORCH = (
     'torch headers are not needed: export extern "C" launchers that take raw pointers and sizes, '
@@ -57,7 +57,7 @@ _FOREIGN = re.compile(
 
 
 def foreign_headers(source: str, text: str) -> list[Diagnostic]:
-    """An error for the first include of torch, which would cost a minute and is never needed."""
+    """Return an error for the first include of a torch header, which costs a minute for nothing."""
     match = _FOREIGN.search(text)
     if match is None:
         return []
@@ -66,10 +66,10 @@ def foreign_headers(source: str, text: str) -> list[Diagnostic]:
 
 
 def diagnose(output: str, attempt: Attempt, source: str, folder: Path) -> list[Diagnostic]:
-    """The first errors and warnings in the compiler's output for `source`.
+    """Return the first errors, or else warnings, in the compiler's output for `source`.
 
-    `folder` is where the attempt lay. Relative names are seen from the source's own folder.
-    Source lines come from the attempt: no file is opened, whatever the output names.
+    `folder` held the attempt; relative names in the output start from the source's folder.
+    Source lines come from the attempt: no file that the output names is opened.
     """
     text = _Text(folder, source, dict(attempt.files))
     found: dict[Diagnostic, None] = {}
@@ -83,8 +83,8 @@ def diagnose(output: str, attempt: Attempt, source: str, folder: Path) -> list[D
                 file, number = _own_line(lines, at, text) or ("", 0)
             found[text.diagnostic(file, number, match["text"], match["kind"])] = None
         elif (match := _PTXAS.match(line)) is not None and "aborted" not in line:
-            said = f"ptxas: {_demangled(match['text'])}"
-            found[text.diagnostic("", 0, said, match["kind"])] = None
+            message = f"ptxas: {_demangled(match['text'])}"
+            found[text.diagnostic("", 0, message, match["kind"])] = None
         elif (match := _LINKER.search(line)) is not None:
             found[text.diagnostic("", 0, f"linker: {match['text']}", "error")] = None
         elif (match := _OTHER.match(line)) is not None:
@@ -98,14 +98,14 @@ def diagnose(output: str, attempt: Attempt, source: str, folder: Path) -> list[D
 
 @dataclass(frozen=True)
 class _Text:
-    """The attempt as it lay before the compiler: its folder, the source, the texts by name."""
+    """The attempt as the compiler read it: its folder, the compiled source, the texts by name."""
 
     folder: Path
     source: str
     texts: Mapping[str, str]
 
     def name(self, file: str) -> str:
-        """Path in the attempt of a file that the compiler names; empty for any other."""
+        """Return the path in the attempt of a file that the compiler names; else ""."""
         path = os.path.normpath(self.folder / Path(self.source).parent / file)
         inside = path.removeprefix(f"{self.folder}/")
         return inside if inside in self.texts else ""
@@ -129,7 +129,7 @@ class _Text:
 
 
 def _own_line(lines: list[str], at: int, text: _Text) -> tuple[str, int] | None:
-    """Where the attempt's own text caused an error inside a system header."""
+    """Return the file and line of the attempt that caused an error in a system header."""
     for line in lines[max(0, at - 30) : at + 30]:
         match = _REQUIRED.match(line) or _REQUIRED.search(line)
         if match is None:

@@ -1,4 +1,4 @@
-"""A build as the short text that an agent or a person reads."""
+"""Render a build as a short text for agents and users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cuagent.build.result import Build, Diagnostic
 
 
 def render(build: Build) -> str:
-    """A line per library and kernel, or a few lines per diagnostic."""
+    """Return one line per library and kernel, and one or two lines per diagnostic."""
     head = "built" if build.ok else "build failed"
     lines = [
         f"{head} in {build.seconds:.2f} s" if build.libraries or not build.ok else "no sources"

@@ -1,4 +1,4 @@
-"""The resource report of ptxas (`--resource-usage`): registers, shared memory, spills."""
+"""Read the resource report of ptxas (`--resource-usage`): registers, shared memory, spills."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _USED = re.compile(r"Used (\d+) registers(.*)")
 _SHARED = re.compile(r"(\d+) bytes smem")
 
 LONGEST_NAME = 1_000
-"""Characters. The demangler recurses over the name, which the author of a source chooses."""
+"""Characters of a name to demangle; the demangler recurses over names that a source chooses."""
 
 
 def resources(output: str) -> tuple[KernelResources, ...]:
-    """One entry per kernel, in the compiler's order; empty where the output holds no report."""
+    """Return the resources of each kernel in the compiler's order; empty without a report."""
     found = []
     name, stack, spills = "", 0, 0
     for line in output.splitlines():
@@ -43,7 +43,7 @@ def resources(output: str) -> tuple[KernelResources, ...]:
 
 
 def short_name(mangled: str) -> str:
-    """`_Z4axpyIfEvPT_f` -> `axpy<float>`: demangled, without return type and parameters."""
+    """Demangle a name without return type and parameters: `_Z4axpyIfEvPT_f` -> `axpy<float>`."""
     plain = _demangle(mangled) if len(mangled) <= LONGEST_NAME else mangled[:LONGEST_NAME]
     depth = 0
     for at, sign in enumerate(plain):
@@ -70,7 +70,7 @@ def _demangle(mangled: str) -> str:
 
 @functools.cache
 def _runtime() -> ctypes.CDLL | None:
-    """The C++ runtime, whose demangler is the one that fits the compiler."""
+    """Load the C++ runtime, whose demangler fits the compiler; None if it is missing."""
     try:
         library = ctypes.CDLL("libstdc++.so.6")
     except OSError:

@@ -1,4 +1,4 @@
-"""What a build gives back: libraries, or short diagnostics, never a wall of compiler output."""
+"""Define the result of a build: libraries and short diagnostics, never raw compiler output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One message of the compiler, with the source line it points at."""
+    """One message of the compiler, with the source line to which it points."""
 
     file: str
     line: int
@@ -20,7 +20,7 @@ class Diagnostic:
 
 @dataclass(frozen=True)
 class KernelResources:
-    """The compiler's resource report for one CUDA kernel; bytes are per thread or per block."""
+    """Resources of one CUDA kernel: registers, spill and stack per thread, shared per block."""
 
     name: str
     registers: int
@@ -37,7 +37,7 @@ class Library:
     """Path relative to the attempt."""
     path: Path
     key: str
-    """sha256 over source, headers, compiler, flags."""
+    """sha256 over sources, headers, compiler and flags."""
     cached: bool
     seconds: float
     resources: tuple[KernelResources, ...] = ()
@@ -45,7 +45,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Build:
-    """All sources of one attempt. `ok` means that every one of them compiled."""
+    """Result for all sources of one attempt; `ok` is True if each of them compiled."""
 
     attempt: str
     """Digest of the attempt."""

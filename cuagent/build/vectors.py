@@ -1,9 +1,9 @@
-"""Which loops of a kernel for the CPU the compiler vectorised, and why not the others.
+"""Report which loops of a CPU kernel the compiler vectorised, and why it left the others scalar.
 
-g++ writes its report while it builds, and the report lies beside the library from then on; where
-the loader made the library, g++ is asked again. Not covered: other compilers, which report in
-another form, and headers. Invariant: as in the build, the text of an attempt meets a compiler only
-inside `confine`.
+g++ writes its report during the build, and the report is stored next to the library. If the loader
+made the library, the source is compiled again for the report.
+Not covered: other compilers, which report in another form, and loops in headers.
+Invariant: as in the build, a compiler reads the text of an attempt only inside `confine`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuagent.attempt import Attempt
-from cuagent.build.confine import Confine, lay_down, runner, sandboxed
+from cuagent.build.confine import Confine, runner, sandboxed, write_sources
 from cuagent.build.result import Library
 from cuagent.kernels import compiler
 
 MOST_TEXT = 4 << 20
-"""Characters of a report that are read: inlined headers make it long."""
-_LINE = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: (?P<kind>\w+):\s+(?P<said>.*)$")
+"""Characters of a report that are read; inlined headers make reports long."""
+_LINE = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: (?P<kind>\w+):\s+(?P<text>.*)$")
 _BYTES = re.compile(r"loop vectorized using (\d+) byte vectors")
-
-
 _LOOP = re.compile(r"\b(?:for|while|do)\b")
 NEAR = 3
-"""Lines between a loop's head and the place at which g++ reports it."""
+"""Lines between the head of a loop and the line that g++ reports."""
 NESTS = ("loop nest", "multiple nested loops", "outer loop", "nested loop")
-"""How a reason begins that says only that a loop holds others: those are reported themselves."""
+"""Starts of reasons that only say that a loop contains others, which have their own reports."""
 REASONS = (
     (
         "no vectype for stmt",
@@ -39,44 +37,44 @@ REASONS = (
     ("relevant stmt not supported", "an operation in it has no vector form"),
     ("op not supported", "an operation in it has no vector form"),
     ("statement clobbers memory", "it calls a function that is not inlined"),
-    ("unsupported use in stmt", "a value goes from one pass to the next: use several accumulators"),
-    ("complicated access pattern", "it does not go through memory in consecutive places"),
-    ("not suitable for gather", "it reads at computed places"),
+    ("unsupported use in stmt", "each iteration needs the previous one: use several accumulators"),
+    ("complicated access pattern", "it does not access consecutive memory"),
+    ("not suitable for gather", "it reads at computed indices"),
     ("control flow in loop", "control flow in it (a break, or a branch that stores or calls)"),
-    ("number of iterations cannot", "the number of passes is not known at its beginning"),
-    ("bad data dependence", "a store may change what a later pass reads: use __restrict__"),
-    ("possible alias", "a store may change what a later pass reads: use __restrict__"),
+    ("number of iterations cannot", "the number of iterations is not known at its start"),
+    ("bad data dependence", "a store may change what a later iteration reads: use __restrict__"),
+    ("possible alias", "a store may change what a later iteration reads: use __restrict__"),
 )
-"""What the most frequent reasons of g++ mean; others are told in its own words."""
+"""Explanations of the most frequent reasons of g++; other reasons keep the compiler's words."""
 SHORTEST_TEXT = 16
-"""Columns; less of a line of code tells nothing."""
+"""Columns of source text below which it is omitted, because it would say too little."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop of a source, or all that begin in the same line."""
+    """One loop of a source, or all loops that start in the same line."""
 
     source: str
     line: int
     vector_bytes: int
-    """Of the widest version; 0 where it stays scalar."""
+    """Vector width of the widest version in bytes; 0 if the loop is scalar."""
     reason: str = ""
-    """Why it, or a part of it, is scalar."""
+    """Reason why the loop, or a part of it, is scalar."""
     text: str = ""
-    """Its line in the source."""
+    """Source text of the line."""
 
     def __str__(self) -> str:
         return self.shown(None)
 
     def shown(self, width: int | None) -> str:
-        """What was made of it and why, whole; then as much of its text as `width` has room for."""
+        """Describe the result and its reason, then add the source text that fits into `width`."""
         if self.vector_bytes and self.reason:
-            said = f"{self.vector_bytes}-byte vectors in part; the rest is scalar: {self.reason}"
+            result = f"{self.vector_bytes}-byte vectors in part; the rest is scalar: {self.reason}"
         elif self.vector_bytes:
-            said = f"{self.vector_bytes}-byte vectors"
+            result = f"{self.vector_bytes}-byte vectors"
         else:
-            said = "not vectorised" + (f": {self.reason}" if self.reason else "")
-        line = f"{self.source}:{self.line}: {said}"
+            result = "not vectorised" + (f": {self.reason}" if self.reason else "")
+        line = f"{self.source}:{self.line}: {result}"
         room = len(self.text) if width is None else width - len(line) - len(" in ``")
         if not self.text or room < min(SHORTEST_TEXT, len(self.text)):
             return line
@@ -84,77 +82,77 @@ class Loop:
         return f"{line} in `{text}`"
 
 
-def reporting(run: compiler.Run, source: Path, library: Path) -> compiler.Run:
-    """`run` for g++, whose report is put beside `library`."""
+def with_vector_report(run: compiler.Run, source: Path, library: Path) -> compiler.Run:
+    """Return `run` with the options of g++ that store its report next to `library`."""
 
-    def asked(argv: list[str], scratch: Path, folder: Path) -> tuple[int, str]:
+    def run_with_report(argv: list[str], scratch: Path, folder: Path) -> tuple[int, str]:
         report = scratch / "vectors"
         status, text = run([*argv, f"-fopt-info-vec-optimized-missed={report}"], scratch, folder)
         if not status and report.is_file():
             with report.open(errors="replace") as file:
-                said = file.read(MOST_TEXT).replace(f"{source.parent}/", "")
-            library.with_suffix(".vectors").write_text(said)
+                content = file.read(MOST_TEXT).replace(f"{source.parent}/", "")
+            library.with_suffix(".vectors").write_text(content)
         return status, text
 
-    return asked
+    return run_with_report
 
 
-def reports(tools: compiler.Toolchain) -> bool:
-    """Whether this compiler says what it vectorised in the form that is read here."""
+def has_vector_report(tools: compiler.Toolchain) -> bool:
+    """True if this compiler reports vectorised loops in the form of g++."""
     return tools.form == "g++" and "clang" not in tools.version
 
 
 def vectorised(
     attempt: Attempt, library: Library, *, confine: Confine = sandboxed
 ) -> tuple[Loop, ...]:
-    """The loops of a library's source; none where the compiler is not g++ or says nothing."""
+    """Return the loops of a library's source; none if the compiler is not g++ or has no report."""
     report = library.path.with_suffix(".vectors")
     if not report.is_file() and library.source.endswith(".cpp"):
         with suppress(compiler.CompileFailed):
-            _ask(attempt, library, confine)
+            _compile_for_report(attempt, library, confine)
     if not report.is_file():
         return ()
-    return read(report.read_text(), library.source, dict(attempt.files)[library.source])
+    return parse_report(report.read_text(), library.source, dict(attempt.files)[library.source])
 
 
-def _ask(attempt: Attempt, library: Library, confine: Confine) -> None:
-    """Compile once more, for the report. Raises CompileFailed."""
+def _compile_for_report(attempt: Attempt, library: Library, confine: Confine) -> None:
+    """Compile the source again for the report. Raises CompileFailed."""
     with (
         tempfile.TemporaryDirectory(prefix="cuagent-vectors-") as folder,
         tempfile.TemporaryDirectory(prefix="cuagent-compile-") as scratch,
     ):
-        lay_down(attempt, Path(folder))
+        write_sources(attempt, Path(folder))
         source = Path(folder) / library.source
-        how = compiler.read_recipe(source)
-        tools = compiler.toolchain(how.form)
-        if reports(tools):
-            run = reporting(runner(Path(folder), confine), source, library.path)
-            argv = tools.argv(how, Path(scratch) / "unused.so", Path(scratch))
+        recipe = compiler.read_recipe(source)
+        tools = compiler.toolchain(recipe.form)
+        if has_vector_report(tools):
+            run = with_vector_report(runner(Path(folder), confine), source, library.path)
+            argv = tools.argv(recipe, Path(scratch) / "unused.so", Path(scratch))
             run(argv, Path(scratch), source.parent)
 
 
-def read(text: str, source: str, code: str) -> tuple[Loop, ...]:
-    """The loops that a report of g++ names in `source`, by line; `code` is its text.
+def parse_report(text: str, source: str, code: str) -> tuple[Loop, ...]:
+    """Return the loops of `source` in a report of g++, sorted by line; `code` is its text.
 
-    One loop may be reported several times: as the copies that inlining and templates make, as its
-    vector body and its rest, by its pragma and its head. What is said of a line is put together.
+    One loop can have several reports: for the copies that inlining and templates make, for its
+    vector body and its remainder, at its pragma and at its head. All reports on a line are merged.
     """
     lines = code.splitlines()
     widest: dict[int, int] = {}
     scalar: dict[int, list[str]] = {}
     pending: int | None = None
     for match in filter(None, map(_LINE.match, text.splitlines())):
-        line, said = int(match["line"]), match["said"].strip()
+        line, message = int(match["line"]), match["text"].strip()
         if Path(match["file"]).name != Path(source).name or not 0 < line <= len(lines):
             continue
-        if width := _BYTES.match(said):
+        if width := _BYTES.match(message):
             head = _head(lines, line)
             widest[head] = max(widest.get(head, 0), int(width[1]))
-        elif said.startswith("couldn't vectorize loop"):
+        elif message.startswith("couldn't vectorize loop"):
             pending = _head(lines, line)
             scalar.setdefault(pending, [])
-        elif said.startswith("not vectorized:") and pending is not None:
-            scalar[pending].append(said.removeprefix("not vectorized:").strip(" ."))
+        elif message.startswith("not vectorized:") and pending is not None:
+            scalar[pending].append(message.removeprefix("not vectorized:").strip(" ."))
             pending = None
     scalar = {
         line: reasons
@@ -168,24 +166,24 @@ def read(text: str, source: str, code: str) -> tuple[Loop, ...]:
 
 
 def _head(lines: Sequence[str], line: int) -> int:
-    """The line in which the loop begins that g++ reports at `line`: at a pragma, or its body."""
+    """Return the line of the head of the loop that g++ reports at a pragma or in the body."""
     text = lines[line - 1]
     if _LOOP.search(text) and not text.lstrip().startswith("#"):
         return line
     below = range(line + 1, min(line + NEAR, len(lines)) + 1)
     above = range(line - 1, max(line - NEAR, 1) - 1, -1)
-    near = below if text.lstrip().startswith("#") else above
-    for at in near:
+    candidates = below if text.lstrip().startswith("#") else above
+    for at in candidates:
         if _LOOP.search(lines[at - 1]) and not lines[at - 1].lstrip().startswith("#"):
             return at
     return line
 
 
 def _why(reasons: Sequence[str]) -> str:
-    """The first reason that is about the loop itself, in plain words."""
+    """Return the first reason that concerns the loop itself, in plain words if it is known."""
     for reason in reasons:
         if reason.startswith(NESTS):
             continue
-        known = next((plain for said, plain in REASONS if reason.startswith(said)), None)
+        known = next((plain for start, plain in REASONS if reason.startswith(start)), None)
         return known or reason.partition(": _")[0].rstrip(" :.;")
     return ""

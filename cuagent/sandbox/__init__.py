@@ -1,7 +1,8 @@
-"""Untrusted code is held here: candidates, their builds, and the agent's bash.
+"""Confine untrusted code: candidates, their builds, and the agent's bash.
 
-Three tiers, probed and stamped on every verdict: bubblewrap; Landlock with seccomp; none, which is
-called UNISOLATED. Standard library only, so that a sandboxed command starts at once.
+There are three tiers: bubblewrap; Landlock with seccomp; none, which verdicts call UNISOLATED. The
+machine is probed for them, and each verdict states its tier. The package uses the standard library
+only, so that a sandboxed command starts quickly.
 """
 
 from cuagent.sandbox.enter import enter, harden

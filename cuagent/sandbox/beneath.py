@@ -1,10 +1,10 @@
-"""Open files beneath a folder whose content another process may change at any moment.
+"""Open files beneath a folder that another process may change at any moment.
 
-A path that is checked and then opened by name can lead elsewhere by the time it is opened. Every
-function here starts from the descriptor of an opened folder, and the kernel resolves the name:
-openat2 with RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS and RESOLVE_NO_MAGICLINKS, or, where openat2 is
-missing, one openat with O_NOFOLLOW for each component. No symbolic link is followed, also none
-whose target lies inside of the folder: both ways then have the same meaning.
+A path that is checked and then opened by name can change its target in between. Each function
+here starts from the descriptor of an open folder, and the kernel resolves the name: openat2 with
+RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS and RESOLVE_NO_MAGICLINKS, or, if openat2 is missing, one
+openat with O_NOFOLLOW for each component. No symbolic link is followed, not even to a target inside
+the folder, so that both ways behave alike.
 Not covered: hard links. The sandbox does not let a process make one to a file outside.
 """
 
@@ -24,7 +24,7 @@ from cuagent.sandbox.linux import SUPPORTED, syscall
 OPENAT2 = 437
 NO_MAGICLINKS, NO_SYMLINKS, BENEATH = 0x02, 0x04, 0x08
 FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Flags for a folder that is only used to open, make or rename what lies in it."""
+"""Flags for a folder that is only used to open, create or rename its entries."""
 
 
 class _OpenHow(ctypes.Structure):
@@ -36,14 +36,14 @@ class _OpenHow(ctypes.Structure):
 
 
 def open_folder(path: Path) -> int:
-    """Open the folder that the other functions start from; it must not be a link itself."""
+    """Open the folder from which the other functions start; it must not be a link."""
     return os.open(path, FOLDER)
 
 
 def open_beneath(root: int, name: str, flags: int, mode: int = 0o666) -> int:
     """Open `name`, relative to the folder `root`. Raises OSError, with ELOOP for a link.
 
-    `name` holds no `..`; an empty name is the folder itself.
+    `name` contains no `..`; an empty name is the folder itself.
     """
     if _has_openat2():
         return _openat2(root, name or ".", flags, mode)
@@ -51,9 +51,9 @@ def open_beneath(root: int, name: str, flags: int, mode: int = 0o666) -> int:
 
 
 def read_beneath(root: int, name: str, most: int) -> bytes:
-    """Read a regular file, `most` + 1 bytes at most. Raises OSError.
+    """Read at most `most` + 1 bytes of a regular file.
 
-    EISDIR says that it is a folder, ENXIO that it is neither a folder nor a regular file.
+    Raises OSError, with EISDIR for a folder and ENXIO for any other kind of file.
     """
     # Without O_NONBLOCK, opening a pipe would wait for a writer.
     file = open_beneath(root, name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -69,7 +69,7 @@ def read_beneath(root: int, name: str, most: int) -> bytes:
 
 
 def write_beneath(root: int, name: str, data: bytes) -> None:
-    """Write a file whole or not at all, and make the folders that it lies in. Raises OSError."""
+    """Write a file atomically and create its parent folders. Raises OSError."""
     parent, _, last = name.rpartition("/")
     folder = make_folders(root, parent)
     partial = f".{last}.partial"
@@ -84,21 +84,21 @@ def write_beneath(root: int, name: str, data: bytes) -> None:
 
 
 def create(folder: int, name: str) -> int:
-    """Make a new file in an opened folder, for reading and writing. Raises OSError."""
+    """Create a file in an open folder for reading and writing. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(name, flags, 0o666, dir_fd=folder)
 
 
 def make_folders(root: int, name: str) -> int:
-    """Open the folder `name` beneath `root`, made where it is missing. Raises OSError."""
+    """Open the folder `name` beneath `root`; create it if it is missing. Raises OSError."""
     folder = os.dup(root)
     try:
         for part in filter(None, name.split("/")):
             with suppress(FileExistsError):
                 os.mkdir(part, dir_fd=folder)
-            deeper = open_beneath(folder, part, FOLDER)
+            child = open_beneath(folder, part, FOLDER)
             os.close(folder)
-            folder = deeper
+            folder = child
     except BaseException:
         os.close(folder)
         raise
@@ -106,13 +106,13 @@ def make_folders(root: int, name: str) -> int:
 
 
 def list_beneath(root: int, name: str = "") -> list[os.DirEntry[str]]:
-    """List one folder. Raises OSError. Ask the entries with follow_symlinks=False only."""
+    """List one folder. Raises OSError. Query the entries with follow_symlinks=False only."""
     folder = open_beneath(root, name, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with os.scandir(folder) as entries:
             found = list(entries)
             for entry in found:
-                with suppress(OSError):  # it went meanwhile; entries keep what they were told
+                with suppress(OSError):  # the file may be gone; the entry caches the result
                     entry.stat(follow_symlinks=False)
             return found
     finally:
@@ -120,18 +120,18 @@ def list_beneath(root: int, name: str = "") -> list[os.DirEntry[str]]:
 
 
 def files_beneath(root: int, hidden: Collection[str] = ()) -> Iterator[tuple[str, int]]:
-    """Name and size of every regular file, without what is, or lies in, one of `hidden`."""
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        with suppress(OSError):  # it went meanwhile, or nests deeper than a path can say
+    """Yield name and size of each regular file; skip entries named in `hidden`."""
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        with suppress(OSError):  # the folder may be gone, or too deep for a path
             for entry in list_beneath(root, folder):
                 if entry.name in hidden:
                     continue
                 name = f"{folder}/{entry.name}" if folder else entry.name
                 with suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
-                        waiting.append(name)
+                        pending.append(name)
                     elif entry.is_file(follow_symlinks=False):
                         yield name, entry.stat(follow_symlinks=False).st_size
 
@@ -147,7 +147,7 @@ def _openat2(root: int, name: str, flags: int, mode: int) -> int:
 
 @cache
 def _has_openat2() -> bool:
-    """Whether the kernel has openat2 (5.6), and no filter of a container refuses it."""
+    """True if the kernel has openat2 (Linux 5.6) and no container filter blocks it."""
     if not SUPPORTED:
         return False
     try:
@@ -164,9 +164,9 @@ def _open_by_component(root: int, name: str, flags: int, mode: int) -> int:
     folder = os.dup(root)
     try:
         for part in parents:
-            deeper = _open_one(folder, part, FOLDER, 0)
+            child = _open_one(folder, part, FOLDER, 0)
             os.close(folder)
-            folder = deeper
+            folder = child
         return _open_one(folder, last, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     finally:
         os.close(folder)
@@ -176,7 +176,7 @@ def _open_one(folder: int, name: str, flags: int, mode: int) -> int:
     try:
         return os.open(name, flags, mode, dir_fd=folder)
     except NotADirectoryError:
-        # With O_DIRECTORY a link is told as this; openat2 says ELOOP.
+        # With O_DIRECTORY a link gives ENOTDIR here, but ELOOP from openat2.
         if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
         raise

@@ -1,8 +1,9 @@
-"""Enter the sandbox: what a process can do to itself before it runs untrusted code.
+"""Confine the calling process before it runs untrusted code.
 
-For a forked child that has torch imported (a few ms) and, through `cuagent.sandbox.exec`, for any
-command. There is no way back. Not here: process numbers of its own, which only `wrap` with
-bubblewrap gives, the deadline, and the watch over memory and files, which are the caller's.
+This serves forked children that have imported torch (it takes a few ms) and, through
+`cuagent.sandbox.exec`, any command. A process cannot leave the sandbox.
+Not covered: a separate pid namespace, which only `wrap` with bubblewrap gives; the deadline and the
+limits on resident memory and files, which the caller must enforce.
 """
 
 from __future__ import annotations
@@ -31,47 +32,50 @@ from cuagent.sandbox.policy import (
 from cuagent.sandbox.view import enter_view
 
 FEW_UIDS = (61_000, 4_000)
-"""First and number of the user ids that a user namespace has too, and no one usually uses."""
+"""First and number of user ids that exist in small user namespaces and are rarely used."""
 
 
 def enter(policy: Policy, tier: Tier) -> None:
-    """Apply `policy` to this process for good. Raises SandboxError: then run nothing untrusted.
+    """Apply `policy` to this process, irrevocably.
 
-    The process must have one thread. Closes all descriptors but `policy.fds`, replaces
-    os.environ, and gives the folders of `policy.write` to the new user id.
+    The process must have one thread. Closes all descriptors except `policy.fds`, replaces
+    os.environ, and makes the new user id the owner of the folders in `policy.write`.
+    Raises SandboxError; then the caller must not run untrusted code.
     """
     try:
         _close_all_but(policy.fds)
-        kept = environment(policy)
+        variables = environment(policy)
         os.environ.clear()
-        os.environ.update(kept)
-        # Python found its temporary folder before TMPDIR changed, if it looked.
-        if known := sys.modules.get("tempfile"):
-            known.tempdir = None  # type: ignore[attr-defined]
+        os.environ.update(variables)
+        # Python may have cached the temporary folder of the old TMPDIR.
+        if module := sys.modules.get("tempfile"):
+            module.tempdir = None  # type: ignore[attr-defined]
         os.umask(0o077)
         if tier is Tier.NONE:
             _limit(policy, tier, viewed=False)
             return
         if _threads("self") > 1:
-            raise SandboxError("sandbox: entered with several threads; fork first, then enter")
+            raise SandboxError("sandbox: the process has several threads; fork first, then enter")
         read = readable(policy)
-        # bubblewrap has made such a view already.
+        # bubblewrap has already made a file system view.
         viewed = tier is Tier.LANDLOCK and enter_view(read, policy.write, _devices(policy))
         _limit(policy, tier, viewed=viewed)
         _isolate(policy, tier, read, viewed=viewed)
     except OSError as error:
-        raise SandboxError(f"sandbox: tier {tier} cannot be entered: {error}") from error
+        raise SandboxError(f"sandbox: entering tier {tier} failed: {error}") from error
 
 
 def harden() -> None:
-    """Make this process unreadable through /proc for others of its uid. For referee and oracle.
+    """Make this process unreadable through /proc for other processes of its uid.
 
-    Call it after CUDA is initialised: CUDA names its threads through /proc/self.
+    The referee and the oracle call it, after CUDA is initialised, because CUDA names its threads
+    through /proc/self.
     """
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
 
 
 def own_uid_possible(policy: Policy) -> bool:
+    """True if the policy asks for a separate user id and this process can give one."""
     return policy.own_uid and os.geteuid() == 0
 
 
@@ -85,19 +89,21 @@ def _isolate(policy: Policy, tier: Tier, read: list[Path], *, viewed: bool) -> N
             linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
         _become_another(policy, read)
     elif viewed and os.geteuid() != 0:
-        linux.keep_capabilities(0)  # those of the user namespace that the view needed
+        linux.keep_capabilities(0)  # drop those that the view's user namespace gave
         linux.prctl(linux.PR_SET_DUMPABLE, 1)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     if landlock.abi():
         landlock.restrict(
             [*read, *_proc(policy)],
-            # CUDA names its threads through /proc, and gives up (304) where it may not.
+            # CUDA names its threads through /proc; without access it fails with error 304.
             [*policy.write, Path("/proc" if policy.children else f"/proc/{os.getpid()}/task")],
             _devices(policy),
             network=policy.network,
         )
     elif tier is Tier.LANDLOCK:
-        raise SandboxError("sandbox: this kernel has no Landlock")
+        raise SandboxError(
+            "sandbox: this kernel has no Landlock; use Linux 5.13 or later with Landlock enabled"
+        )
     seccomp.install(
         network=policy.network,
         gpu=policy.gpu,
@@ -113,52 +119,53 @@ def _proc(policy: Policy) -> list[Path]:
 
 
 def _become_another(policy: Policy, read: list[Path]) -> None:
-    """Take a uid that no other process has, and give up every capability but perhaps one."""
+    """Take a uid that no other process has, and drop all capabilities, possibly except one."""
     uid = free_uid(int(Path("/proc/self/uid_map").read_text().split()[2]))
     for folder in policy.write:
-        _give(folder, uid)
-    # Landlock decides what may be read; where the interpreter lies in a home of mode 0700, file
-    # permissions would refuse it all the same, and only this capability passes them.
-    closed = any(not _open_to_all(path) for path in [*read, *policy.write])
+        _change_owner(folder, uid)
+    # Landlock limits reading. If the interpreter is in a home folder of mode 0700, file permissions
+    # would still deny access to it; only this capability overrides them.
+    closed = any(not _readable_by_all(path) for path in [*read, *policy.write])
     os.setgroups([])
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     linux.keep_capabilities(1 << linux.CAP_DAC_READ_SEARCH if closed else 0)
-    # The change of uid made /proc/self root's, where CUDA must write its threads' names.
+    # The change of uid made root the owner of /proc/self, where CUDA writes its threads' names.
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
 
 
 def free_uid(mapped: int) -> int:
-    """One uid per living process: its pid over a base far from real users.
+    """Return a uid that no other process has: the pid plus a base far from real users.
 
-    Where a user namespace has too few (`mapped`) for that, the next one that no process has.
+    If the user namespace maps too few uids (`mapped`) for that, return the next unused uid from
+    FEW_UIDS.
     """
     if mapped > 2_000_000_000:
         return 1_000_000_000 + os.getpid()
     first, count = FEW_UIDS
-    own = (first + (os.getpid() + step) % count for step in range(count))
-    return next((uid for uid in own if not _tasks_of(uid)), first)
+    candidates = (first + (os.getpid() + step) % count for step in range(count))
+    return next((uid for uid in candidates if not _tasks_of(uid)), first)
 
 
-def _give(folder: Path, uid: int) -> None:
+def _change_owner(folder: Path, uid: int) -> None:
     os.chown(folder, uid, uid)
     for parent, folders, files in os.walk(folder):
         for name in folders + files:
             os.chown(Path(parent, name), uid, uid, follow_symlinks=False)
 
 
-def _open_to_all(path: Path) -> bool:
+def _readable_by_all(path: Path) -> bool:
     path = path.resolve()
-    wanted = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)
-    return path.stat().st_mode & wanted == wanted and all(
+    needed = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)
+    return path.stat().st_mode & needed == needed and all(
         parent.stat().st_mode & stat.S_IXOTH for parent in path.parents
     )
 
 
 def _limit(policy: Policy, tier: Tier, *, viewed: bool) -> None:
     processes = policy.processes
-    if not _counted_alone(policy, tier, viewed=viewed):
+    if not _counts_only_descendants(policy, tier, viewed=viewed):
         processes += _tasks_of(os.getuid())
     limits = {
         resource.RLIMIT_NPROC: processes,
@@ -168,29 +175,29 @@ def _limit(policy: Policy, tier: Tier, *, viewed: bool) -> None:
     }
     if policy.memory_bytes is not None and not policy.gpu:
         limits[resource.RLIMIT_DATA] = policy.memory_bytes
-    for kind, wanted in limits.items():
+    for kind, limit in limits.items():
         hard = resource.getrlimit(kind)[1]
-        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (value, value))
 
 
-def _counted_alone(policy: Policy, tier: Tier, *, viewed: bool) -> bool:
-    """Whether the limit on processes counts no process but those that come of this one."""
+def _counts_only_descendants(policy: Policy, tier: Tier, *, viewed: bool) -> bool:
+    """True if the process limit counts only this process and its descendants."""
     if own_uid_possible(policy):
         return tier is not Tier.NONE
-    # Since Linux 5.14 the limit counts in each user namespace apart.
+    # Since Linux 5.14 each user namespace has a separate count.
     release = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
     return viewed and os.geteuid() != 0 and release >= (5, 14)
 
 
 def _tasks_of(uid: int) -> int:
-    """Threads that `uid` has already; the limit counts them in."""
+    """Return the number of present threads of `uid`; the process limit includes them."""
     total = 0
     for entry in os.scandir("/proc"):
         try:
             if entry.name.isdigit() and entry.stat().st_uid == uid:
                 total += _threads(entry.name)
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process has ended
             continue
     return total
 
@@ -199,11 +206,11 @@ def _threads(process: str) -> int:
     return sum(1 for _ in Path("/proc", process, "task").iterdir())
 
 
-def _close_all_but(kept: tuple[int, ...]) -> None:
+def _close_all_but(open_fds: tuple[int, ...]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    edges = sorted({-1, *kept, resource.getrlimit(resource.RLIMIT_NOFILE)[0]})
+    edges = sorted({-1, *open_fds, resource.getrlimit(resource.RLIMIT_NOFILE)[0]})
     for low, high in pairwise(edges):
-        # An empty range, low to low - 1, means "to the end" for the system call underneath.
+        # The system call takes an empty range, low to low - 1, as "to the end".
         if low + 1 < high:
             os.closerange(low + 1, high)

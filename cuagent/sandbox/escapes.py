@@ -1,7 +1,8 @@
-"""Attempts to get out, each made for real by a sandboxed child: the self-probe's other half.
+"""Try to escape from the sandbox in each known way.
 
-Run as a script by `cuagent.sandbox.probe`, with the targets as JSON in its first argument; prints
-a JSON object of escape to what it got, or null where it was refused. Standard library only.
+`cuagent.sandbox.probe` runs this script in a sandboxed child, with the targets as JSON in the first
+argument. It prints a JSON object that maps each escape to its result, or null if the sandbox
+prevented it. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 Targets = dict[str, Any]
-"""secret, verifier, neighbour, closed: files; tcp, udp: ports; abstract: name; socket, datagrams:
-socket files; parent: pid; fd; most: processes; largest: bytes; scratch: the writable folder."""
+"""Targets by name. secret, verifier, neighbour, readable, closed: files; shared: name in /dev/shm;
+tcp, udp: ports; abstract: socket name; socket, datagrams: socket files; parent: pid; uid; fd;
+most: processes; largest: bytes; scratch: the writable folder."""
 
 
 def read_secret(t: Targets) -> str:
@@ -27,7 +29,7 @@ def read_secret(t: Targets) -> str:
 
 
 def read_neighbour(t: Targets) -> str:
-    """Another attempt's source, beside the own folder."""
+    """Read the source of another attempt, next to the process's folder."""
     return Path(t["neighbour"]).read_text()
 
 
@@ -44,15 +46,15 @@ def replace_verifier(t: Targets) -> str:
     return "replaced"
 
 
-def _unless_as_before(path: str, change: Callable[[], None]) -> str:
-    """Whether a change of metadata was made: a call that says so may have done nothing."""
+def _require_change(path: str, change: Callable[[], None]) -> str:
+    """Raise PermissionError if `change` did not change the metadata; it can succeed in vain."""
 
     def metadata() -> tuple[int, int, int]:
         found = Path(path).stat()
         return found.st_mode, found.st_mtime_ns, found.st_ctime_ns
 
     before = metadata()
-    time.sleep(0.02)  # a change of its own would show in the time of the last change
+    time.sleep(0.02)  # so that a change shows in ctime
     change()
     if metadata() == before:
         raise PermissionError("nothing was changed")
@@ -60,18 +62,16 @@ def _unless_as_before(path: str, change: Callable[[], None]) -> str:
 
 
 def change_mode(t: Targets) -> str:
-    """Of a file of the same user that may not even be read."""
-    return _unless_as_before(t["verifier"], lambda: Path(t["verifier"]).chmod(0o640))
+    """Change the mode of a file of the same user that the sandbox does not let it read."""
+    return _require_change(t["verifier"], lambda: Path(t["verifier"]).chmod(0o640))
 
 
 def change_times(t: Targets) -> str:
-    return _unless_as_before(t["verifier"], lambda: os.utime(t["verifier"], (1, 1)))
+    return _require_change(t["verifier"], lambda: os.utime(t["verifier"], (1, 1)))
 
 
 def change_owner(t: Targets) -> str:
-    return _unless_as_before(
-        t["verifier"], lambda: os.chown(t["verifier"], os.getuid(), os.getgid())
-    )
+    return _require_change(t["verifier"], lambda: os.chown(t["verifier"], os.getuid(), os.getgid()))
 
 
 def set_attribute(t: Targets) -> str:
@@ -80,18 +80,18 @@ def set_attribute(t: Targets) -> str:
 
 
 def change_library_mode(t: Targets) -> str:
-    """Through a descriptor: what may be read can be opened."""
+    """Change the mode of a readable file through its descriptor."""
     with Path(t["readable"]).open() as file:
-        return _unless_as_before(t["readable"], lambda: os.fchmod(file.fileno(), 0o600))
+        return _require_change(t["readable"], lambda: os.fchmod(file.fileno(), 0o600))
 
 
 def stat_closed(t: Targets) -> str:
-    """A name, a size and a time in a folder of mode 0700."""
+    """Get size and time of a file in a folder of mode 0700."""
     return str(Path(t["closed"]).stat().st_size)
 
 
 def watch_tmp(t: Targets) -> str:
-    """Learn what others do in a folder that may not be read."""
+    """Watch the activity of other processes in a folder that is not readable."""
     libc = ctypes.CDLL(None, use_errno=True)
     watch = libc.inotify_init1(0)
     everything = 0xFFF
@@ -101,7 +101,7 @@ def watch_tmp(t: Targets) -> str:
 
 
 def follow_link(t: Targets) -> str:
-    """A link in the own folder to a file outside, as a candidate's header could be."""
+    """Read a file outside through a symbolic link, as a candidate's header could be one."""
     link = Path(t["scratch"], "link.h")
     link.symlink_to(t["secret"])
     try:
@@ -111,7 +111,7 @@ def follow_link(t: Targets) -> str:
 
 
 def hard_link(t: Targets) -> str:
-    """A second name in the own folder for a file outside, which a reader takes for an own file."""
+    """Make a hard link to a file outside, which a reader takes for a file of the folder."""
     link = Path(t["scratch"], "hard.h")
     link.hardlink_to(t["secret"])
     link.unlink()
@@ -119,16 +119,16 @@ def hard_link(t: Targets) -> str:
 
 
 def list_tmp(_t: Targets) -> str:
-    """The shared folders that other processes leave their files in."""
+    """List the shared folder in which other processes leave files."""
     if Path(_t["secret"]).parent.name in (found := os.listdir("/tmp")):  # noqa: PTH208
         return str(found[:3])
-    raise PermissionError("nothing of others to be seen")
+    raise PermissionError("no file of other processes is visible")
 
 
 def list_shared_memory(t: Targets) -> str:
     if (found := os.listdir("/dev/shm")) and t["shared"] in found:  # noqa: PTH208
         return str(found[:3])
-    raise PermissionError("nothing of others to be seen")
+    raise PermissionError("no file of other processes is visible")
 
 
 def list_home(_t: Targets) -> str:
@@ -147,7 +147,7 @@ def send_udp(t: Targets) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         udp.connect(("127.0.0.1", t["udp"]))
         udp.send(b"hello")
-        # In an empty network of its own the answer to this is "refused", and the next call says so.
+        # In an empty network namespace this is refused, which the next call reports.
         time.sleep(0.05)
         udp.send(b"hello")
         return "sent"
@@ -160,7 +160,7 @@ def abstract_socket(t: Targets) -> str:
 
 
 def socket_file(t: Targets) -> str:
-    """As a container daemon's socket would be."""
+    """Connect to a socket file, such as a container daemon's."""
     with socket.socket(socket.AF_UNIX) as unix:
         unix.connect(t["socket"])
     return "connected"
@@ -173,7 +173,7 @@ def datagram_to_file(t: Targets) -> str:
 
 
 def datagram_of_a_pair(t: Targets) -> str:
-    """A socket of a pair need not send to the other one, and may send descriptors."""
+    """Send a descriptor out; a socket of a pair can send to any address, not only to its peer."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs, Path(__file__).open() as file:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, file.fileno().to_bytes(4, sys.byteorder))]
@@ -182,7 +182,7 @@ def datagram_of_a_pair(t: Targets) -> str:
 
 
 def descriptor_in_flight(_t: Targets) -> str:
-    """Memory behind a descriptor that was sent and closed is in no process's list."""
+    """Hide memory in a descriptor that was sent and closed: no process lists it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         held = os.memfd_create("held")
@@ -237,14 +237,14 @@ def limit_parent(t: Targets) -> str:
 
 def slow_parent(t: Targets) -> str:
     os.sched_setscheduler(t["parent"], os.SCHED_IDLE, os.sched_param(0))
-    return "runs only when nobody else does"
+    return "the parent runs only on idle processors"
 
 
 def become_root(_t: Targets) -> str:
     os.setuid(0)
     if Path("/etc/shadow").exists() and os.access("/etc/shadow", os.W_OK):
         return "root"
-    raise PermissionError("root of nothing")
+    raise PermissionError("uid 0 without the rights of root")
 
 
 def new_namespace(_t: Targets) -> str:
@@ -274,7 +274,7 @@ def big_file(t: Targets) -> str:
 
 
 def fork_bomb(t: Targets) -> str:
-    """Last, because what it forked must be reaped. More than `most` at once is an escape."""
+    """Fork more than `most` processes. It runs last, because its children must be reaped."""
     started: list[int] = []
     try:
         while len(started) <= t["most"]:
@@ -332,7 +332,7 @@ ESCAPES: tuple[Callable[[Targets], str], ...] = (
 
 
 def attempt_all(targets: Targets) -> dict[str, str | None]:
-    """What each escape got; None where the sandbox refused it."""
+    """Return the result of each escape; None if the sandbox prevented it."""
     results: dict[str, str | None] = {}
     for escape in ESCAPES:
         try:

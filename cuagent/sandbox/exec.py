@@ -1,7 +1,7 @@
-"""`python -I -S exec.py POLICY TIER -- COMMAND...`: enter the sandbox, then become COMMAND.
+"""Enter the sandbox, then execute a command: `python -I -S exec.py POLICY TIER -- COMMAND...`.
 
-Run by path and without site, so that it starts in some 30 ms and no file of the working folder can
-stand in for a module. Exit code 126 when the sandbox or the command cannot be entered.
+The script runs by path and without site, so that it starts in about 30 ms and no file of the
+working folder can replace a module. Exit code 126 if the sandbox or the command does not start.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # -I leaves out this package's folder, and it may be installed nowhere on the path.
+    # -I removes this package's folder from the path, and the package may not be installed.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
     from cuagent.sandbox.enter import enter

@@ -1,8 +1,8 @@
-"""Landlock: the kernel refuses every file, TCP port, signal target and abstract socket not named.
+"""Restrict a process with Landlock to named files; block TCP, signals and abstract sockets.
 
 Source of numbers and structures: linux/landlock.h, ABI 1 to 7 (Linux 5.13 to 6.15).
-Invariant: restricts the calling thread and its future children, so it is entered while the process
-has one thread; what was restricted stays so.
+Invariants: a restriction is permanent. It covers the calling thread and its future children, so it
+must be applied while the process has one thread.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PATH_BENEATH = 1
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 TRUNCATE, IOCTL_DEV = 1 << 14, 1 << 15
 ALL_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""ABI to the number of file-system rights it knows; the lowest bits."""
+"""Number of file-system rights by ABI; they are the lowest bits."""
 ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
-"""The rights that make sense on something that is no folder."""
+"""Rights that apply to a file that is not a folder."""
 TCP = 0b11
-"""Bind and connect, from ABI 4."""
+"""Bind and connect; since ABI 4."""
 SCOPED = 0b11
-"""Abstract unix sockets and signals stay inside, from ABI 6."""
+"""Abstract Unix sockets and signals stay in the sandbox; since ABI 6."""
 
 READ = EXECUTE | READ_FILE | READ_DIR
 DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEV
@@ -44,7 +44,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """The kernel's Landlock version, 0 where there is none."""
+    """Return the Landlock ABI of the kernel; 0 without Landlock."""
     if not SUPPORTED:
         return 0
     try:
@@ -60,24 +60,24 @@ def restrict(
     *,
     network: bool,
 ) -> None:
-    """Refuse everything else from now on; needs no_new_privs. Raises OSError.
+    """Deny access to everything except these paths; needs no_new_privs. Raises OSError.
 
-    `read` allows execution too: refusing it on readable files would stop no one, as a loader can
-    map them.
+    `read` also allows execution: denying it for readable files has no effect, as a loader can map
+    them. `network` False denies TCP.
     """
     version = abi()
-    everything = (1 << ALL_FILE_RIGHTS[min(version, 5)]) - 1 if version else 0
+    all_rights = (1 << ALL_FILE_RIGHTS[min(version, 5)]) - 1 if version else 0
     ruleset = _Ruleset(
-        everything,
+        all_rights,
         TCP if version >= 4 and not network else 0,
         SCOPED if version >= 6 else 0,
     )
     size = 8 if version < 4 else 16 if version < 6 else 24
     handle = syscall(CREATE_RULESET, ruleset, size, 0)
     try:
-        for paths, rights in ((read, READ), (write, everything & ~IOCTL_DEV), (devices, DEVICE)):
+        for paths, rights in ((read, READ), (write, all_rights & ~IOCTL_DEV), (devices, DEVICE)):
             for path in paths:
-                _allow(handle, path, rights & everything)
+                _allow(handle, path, rights & all_rights)
         syscall(RESTRICT_SELF, handle, 0)
     finally:
         os.close(handle)
@@ -85,12 +85,12 @@ def restrict(
 
 def _allow(handle: int, path: Path, rights: int) -> None:
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
-        folder = stat.S_ISDIR(os.fstat(place).st_mode)
-        rule = _PathBeneath(rights if folder else rights & ON_FILES, place)
+        folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        rule = _PathBeneath(rights if folder else rights & ON_FILES, descriptor)
         syscall(ADD_RULE, handle, PATH_BENEATH, rule, 0)
     finally:
-        os.close(place)
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The few Linux calls that Python does not offer, through libc's syscall()."""
+"""Call the few Linux system calls that Python lacks, through libc's syscall()."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CLONE_NEWNET = 0x40000000
 CAP_DAC_READ_SEARCH = 2
 
 X86 = platform.machine() == "x86_64"
-"""Else AArch64, the other architecture that is supported."""
+"""True on x86-64; else AArch64, the other supported architecture."""
 SUPPORTED = platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64")
 
 
 def syscall(number: int, *arguments: int | bytes | ctypes.Structure | None) -> int:
-    """The raw system call; raises OSError with its errno. Structures are passed by reference."""
+    """Make a raw system call, with structures passed by reference. Raises OSError."""
     libc = _libc()
     passed: list[object] = []
     for argument in arguments:
@@ -69,7 +69,7 @@ class _CapData(ctypes.Structure):
 
 
 def keep_capabilities(mask: int) -> None:
-    """Drop every capability but those in `mask` (bits below 32), which also survive exec."""
+    """Drop all capabilities except those in `mask` (bits below 32), which also survive exec."""
     header = _CapHeader(0x20080522, 0)
     data = _CapData(mask, mask, mask)
     syscall(126 if X86 else 91, header, data)

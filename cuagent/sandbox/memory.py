@@ -1,7 +1,7 @@
-"""How much memory an untrusted process may have, and how much it has.
+"""Compute the memory limit of an untrusted process, and measure its resident memory.
 
-Never bounded by address space, of which CUDA reserves far more than it uses. Memory on a GPU is not
-seen from here.
+The limit is not on address space, because CUDA reserves far more than it uses.
+Not covered: memory on a GPU.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 SHARE = 0.5
-"""Of the machine's memory: the rest is for those who judge."""
+"""Share of the machine's memory for a candidate; the judging processes use the rest."""
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def memory_bound() -> int:
-    """Bytes for a candidate on this machine, or in this container where that has less."""
+    """Return the bytes for a candidate: a share of the machine's or the container's memory."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     total = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal"))
     if CGROUP.is_file() and (limit := CGROUP.read_text().strip()).isdigit():
@@ -24,16 +24,16 @@ def memory_bound() -> int:
     return int(total * SHARE)
 
 
-def resident(pid: int, beside: Collection[int] = ()) -> int:
-    """Bytes that the process group `pid`, and the processes `beside` it, have resident."""
+def resident(pid: int, more: Collection[int] = ()) -> int:
+    """Return the resident bytes of the process group `pid` and of the processes `more`."""
     total = 0
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             after_name = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process has ended
             continue
-        if int(after_name[2]) == pid or int(entry.name) in beside:
+        if int(after_name[2]) == pid or int(entry.name) in more:
             total += int(after_name[21]) * resource.getpagesize()
     return total

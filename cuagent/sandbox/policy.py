@@ -1,6 +1,7 @@
-"""What an untrusted process may touch, and how firmly a machine can hold it to that.
+"""Define the access rights of an untrusted process and the tiers of isolation.
 
-Data only. `cuagent.sandbox.enter` applies a policy to the calling process, `wrap` to a command.
+This module holds data only. `cuagent.sandbox.enter` applies a policy to the calling process, and
+`wrap` to a command.
 """
 
 from __future__ import annotations
@@ -14,69 +15,70 @@ from pathlib import Path
 from typing import Any
 
 TASKS = 64 + 4 * (os.cpu_count() or 1)
-"""Processes and threads: an OpenMP pool per core with room, and far from a fork bomb."""
+"""Processes and threads: enough for an OpenMP pool on each core, too few for a fork bomb."""
 
 GPU_FILES = 1024
-"""Descriptors that CUDA and its tools may need."""
+"""Open descriptors that CUDA and its tools may need."""
 
 
 class SandboxError(Exception):
-    """The sandbox could not be set up; nothing untrusted may run. One line."""
+    """The sandbox could not be set up, so no untrusted code may run. The message is one line."""
 
 
 class Tier(StrEnum):
-    """How an untrusted process is held, from the firmest to none at all."""
+    """Isolation of an untrusted process, strongest first."""
 
     BUBBLEWRAP = "bubblewrap"
-    """Commands see a file system of their own; inside it, everything of LANDLOCK."""
+    """A separate file system for commands, and inside it everything of LANDLOCK."""
     LANDLOCK = "landlock"
-    """Landlock, seccomp, no_new_privs, limits; a uid and a network of its own where root."""
+    """Landlock, seccomp, no_new_privs and limits; for root also a separate uid and network."""
     NONE = "none"
-    """Limits only. Every verdict says UNISOLATED."""
+    """Resource limits only; every verdict says UNISOLATED."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Everything not named here is refused: other files, other processes, the network."""
+    """Access rights of an untrusted process; everything else is denied."""
 
     read: tuple[Path, ...] = ()
-    """Beside the system's libraries and the interpreter: the attempt, the build cache."""
+    """Readable paths in addition to the system's libraries and the interpreter."""
     write: tuple[Path, ...] = ()
-    """Existing folders; the first is also HOME and TMPDIR."""
+    """Writable folders, which exist; the first is also HOME and TMPDIR."""
     gpu: bool = False
-    """Whether /dev/nvidia* may be used."""
+    """True to allow /dev/nvidia*."""
     network: bool = False
     interpreter: bool = True
-    """Whether this Python and its site-packages may be read."""
+    """True to make this Python and its site-packages readable."""
     children: bool = False
-    """Whether programs that the process starts may use /proc too, as CUDA must. Names and command
-    lines of other processes can then be read; their memory and environment cannot."""
+    """True to allow /proc to child processes too, as CUDA needs it. They can then read names and
+    command lines of other processes, but not their memory and environment."""
     processes: int = TASKS
     open_files: int = 256
-    """Descriptors of each process. Under `gpu` at least `GPU_FILES`."""
+    """Open descriptors of each process; with `gpu` at least `GPU_FILES`."""
     file_bytes: int = 1 << 30
     memory_bytes: int | None = None
-    """Private writable memory of each process (RLIMIT_DATA, never the address space, of which CUDA
-    reserves far more than it uses). Without effect under `gpu`: the caller watches `resident`."""
+    """Bytes of private writable memory of each process (RLIMIT_DATA; the address space is not
+    limited, because CUDA reserves far more than it uses). Ignored with `gpu`: the caller must check
+    `resident`."""
     own_uid: bool = True
-    """Run under a user id of its own where the caller is root."""
+    """True to run under a separate user id if the caller is root."""
     fds: tuple[int, ...] = (0, 1, 2)
     """Descriptors that stay open; all others are closed."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Set beside the few harmless variables that are passed on."""
+    """Variables to set in addition to PASSED_ON."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)
 
 
 def policy_from_json(text: str) -> Policy:
-    """The inverse of `Policy.to_json`."""
-    given: dict[str, Any] = json.loads(text)
+    """Return the policy that `Policy.to_json` wrote."""
+    values: dict[str, Any] = json.loads(text)
     for name in ("read", "write"):
-        given[name] = tuple(Path(path) for path in given[name])
-    given["fds"] = tuple(given["fds"])
-    given["environment"] = tuple((key, value) for key, value in given["environment"])
-    return Policy(**{field.name: given[field.name] for field in fields(Policy)})
+        values[name] = tuple(Path(path) for path in values[name])
+    values["fds"] = tuple(values["fds"])
+    values["environment"] = tuple((key, value) for key, value in values["environment"])
+    return Policy(**{field.name: values[field.name] for field in fields(Policy)})
 
 
 SYSTEM = (
@@ -99,7 +101,7 @@ PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "TERM", "CUDA_VISIBLE_DEVICES", "CU
 
 
 def readable(policy: Policy) -> list[Path]:
-    """All that exists of what `policy` lets be read."""
+    """Return the existing paths that `policy` makes readable."""
     names = list(SYSTEM)
     if policy.gpu:
         names += SYSTEM_GPU
@@ -115,18 +117,18 @@ def readable(policy: Policy) -> list[Path]:
 
 
 def gpu_devices() -> list[Path]:
-    """Device nodes of NVIDIA's driver, and of WSL2's."""
+    """Return the device nodes of NVIDIA's driver and of WSL2."""
     found = [path for path in Path("/dev").glob("nvidia*") if not path.is_dir()]
     found += Path("/dev").glob("nvidia-caps/*")
     return sorted([*found, *Path("/dev").glob("dxg")])
 
 
 def environment(policy: Policy) -> dict[str, str]:
-    """The variables an untrusted process starts with: none that could carry a secret."""
-    kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    kept |= {"USER": "cuagent", "LOGNAME": "cuagent", "PYTHONDONTWRITEBYTECODE": "1"}
+    """Return the variables of an untrusted process; none can carry a secret."""
+    variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    variables |= {"USER": "cuagent", "LOGNAME": "cuagent", "PYTHONDONTWRITEBYTECODE": "1"}
     if policy.write:
         home = str(policy.write[0])
-        kept |= {"HOME": home, "TMPDIR": home, "TORCHINDUCTOR_CACHE_DIR": f"{home}/inductor"}
-        kept |= {"TRITON_HOME": home, "TRITON_CACHE_DIR": f"{home}/triton"}
-    return kept | dict(policy.environment)
+        variables |= {"HOME": home, "TMPDIR": home, "TORCHINDUCTOR_CACHE_DIR": f"{home}/inductor"}
+        variables |= {"TRITON_HOME": home, "TRITON_CACHE_DIR": f"{home}/triton"}
+    return variables | dict(policy.environment)

@@ -1,8 +1,9 @@
-"""Which tier holds on this machine: found by trying to escape from it, not by asking what exists.
+"""Find the strongest tier that works on this machine, by trying to escape from each.
 
-What is found is kept for the process. Invariant: a tier is returned only if a real child, held by
-it, failed at every escape in `cuagent.sandbox.escapes` and could still do honest work (start, write
-its own folder, report).
+The result is cached for the process.
+Invariant: a tier is returned only if a real child in it failed at every escape in
+`cuagent.sandbox.escapes`, except `WITHOUT_VIEW`, and could still do honest work (start, write to
+its folder, report).
 """
 
 from __future__ import annotations
@@ -24,69 +25,73 @@ from cuagent.sandbox.wrap import bubblewrap, wrap
 
 ESCAPES = Path(__file__).with_name("escapes.py")
 PROCESSES, LARGEST = 32, 1 << 20
+"""Limits of the probe on processes, and on bytes of a file."""
 WITHOUT_VIEW = frozenset({"stat_closed"})
-"""What a process learns of names outside where it cannot get a file system view of its own: no
-content. A tier holds all the same, and its stamp says it."""
+"""Escapes that succeed if a process cannot get its own file system view. They reveal names outside
+the sandbox, but no content; the tier is still used, and its stamp states it."""
 DEADLINE = 20.0
-"""Seconds; a probe takes a fraction of one."""
+"""Seconds that a probe may take; it usually takes less than one."""
 
-_TURN = threading.Lock()
+_PROBING = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Escape:
-    """One attempt to get out of the sandbox; `got` is None where it was refused."""
+    """One attempt to escape from the sandbox; `got` is None if the sandbox prevented it."""
 
     name: str
     got: str | None
 
 
 def probe() -> Tier:
-    """The firmest tier that holds a command. Under a second, once per process."""
+    """Return the strongest tier for a command. The first call takes less than a second."""
     return next(filter(holds, (Tier.BUBBLEWRAP, Tier.LANDLOCK)), Tier.NONE)
 
 
 def probe_forked() -> Tier:
-    """The firmest tier that holds a forked child: bubblewrap cannot take one in."""
+    """Return the strongest tier for a forked child, which bubblewrap cannot confine."""
     return Tier.LANDLOCK if holds(Tier.LANDLOCK) else Tier.NONE
 
 
 def holds(tier: Tier) -> bool:
-    """Whether the tier is there and no escape from it succeeds, but for `WITHOUT_VIEW`."""
-    with _TURN:  # who asks meanwhile waits for the answer, and does not try it all again
-        found = tried(tier)
+    """True if the tier exists here and no escape from it succeeds, except `WITHOUT_VIEW`."""
+    with _PROBING:  # other threads wait for the answer instead of probing too
+        found = successful_escapes(tier)
     return found is not None and found <= WITHOUT_VIEW
 
 
 @cache
-def tried(tier: Tier) -> frozenset[str] | None:
-    """Names of the escapes that succeed, None where the tier does not start. For one thread."""
-    there = bubblewrap() is not None if tier is Tier.BUBBLEWRAP else bool(landlock.abi())
+def successful_escapes(tier: Tier) -> frozenset[str] | None:
+    """Return the names of the escapes that succeed; None if the tier does not start.
+
+    Not thread-safe: hold `_PROBING`.
+    """
+    available = bubblewrap() is not None if tier is Tier.BUBBLEWRAP else bool(landlock.abi())
     try:
-        found = selftest(tier) if there else None
+        found = selftest(tier) if available else None
     except SandboxError:
         return None
     return None if found is None else frozenset(e.name for e in found if e.got is not None)
 
 
 def stamp(tier: Tier, policy: Policy) -> str:
-    """The tier as a verdict states it, with what it rests on here and under `policy`."""
+    """Describe the tier for a verdict, with its mechanisms on this machine and under `policy`."""
     if tier is Tier.NONE:
         return "UNISOLATED"
     own = tier is Tier.LANDLOCK and own_uid_possible(policy)
     uid = "own uid" if own else "same uid"
-    with _TURN:
-        found = tried(tier)
+    with _PROBING:
+        found = successful_escapes(tier)
     viewed = found is not None and not found & WITHOUT_VIEW
-    seen = "files outside hidden" if viewed else "names outside visible"
+    outside = "files outside hidden" if viewed else "names outside visible"
     limited = policy.memory_bytes and not policy.gpu
     memory = f"memory by {'rlimit and ' if limited else ''}watch, files by watch"
-    return f"{tier.value} ({uid}, {seen}, landlock abi {landlock.abi()}, seccomp, {memory})"
+    return f"{tier.value} ({uid}, {outside}, landlock abi {landlock.abi()}, seccomp, {memory})"
 
 
 def selftest(tier: Tier) -> list[Escape]:
-    """Every escape, tried by a real child of this process under `tier`. Raises SandboxError."""
-    import subprocess  # here, because every sandboxed command imports this package
+    """Try every escape in a real child of this process under `tier`. Raises SandboxError."""
+    import subprocess  # not at the top, because every sandboxed command imports this package
 
     with _targets() as (targets, scratch, inherited):
         readable = Path(str(targets["readable"]))
@@ -117,7 +122,7 @@ def selftest(tier: Tier) -> list[Escape]:
 
 @contextmanager
 def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
-    """Something worth escaping to: files, sockets, a descriptor, this process."""
+    """Create the targets of the escapes: files, sockets, a descriptor, this process."""
     import socket
     import tempfile
 

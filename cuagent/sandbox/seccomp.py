@@ -1,8 +1,8 @@
-"""A seccomp filter: the system calls that untrusted code has no honest use for fail with EPERM.
+"""Install a seccomp filter that makes system calls without honest use fail with EPERM.
 
-Assembled here as classic BPF (linux/filter.h, linux/seccomp.h). A call that fails is better than a
-kill: an honest library that merely asks whether io_uring exists goes on without it.
-Not covered: ioctl of the GPU driver, which CUDA cannot do without.
+The filter is assembled as classic BPF (linux/filter.h, linux/seccomp.h). It fails a call instead of
+killing the process, so that an honest library can, for example, do without io_uring.
+Not covered: ioctl of the GPU driver, which CUDA needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ARCHITECTURE = 0xC000003E if X86 else 0xC00000B7
 X32_BIT = 0x40000000
 
 DENIED: dict[str, tuple[int, int | None, str]] = {
-    # name: (number on x86-64, on AArch64, why)
+    # name: (number on x86-64, number on AArch64, reason)
     "ptrace": (101, 117, "reads and writes another process"),
     "process_vm_readv": (310, 270, "reads another process"),
     "process_vm_writev": (311, 271, "writes another process"),
@@ -28,14 +28,14 @@ DENIED: dict[str, tuple[int, int | None, str]] = {
     "kcmp": (312, 272, "tells kernel objects of two processes apart"),
     "bpf": (321, 280, "loads programs into the kernel"),
     "sched_setaffinity": (203, 122, "leaves the processors on which all arms are timed"),
-    "sched_setscheduler": (144, 119, "slows the arms that it is compared with, of one user id"),
+    "sched_setscheduler": (144, 119, "can slow the baselines, which may have the same user id"),
     "sched_setparam": (142, 118, "as above"),
     "sched_setattr": (314, 274, "as above"),
     "setpriority": (141, 140, "as above"),
     "ioprio_set": (251, 30, "as above"),
     "perf_event_open": (298, 241, "watches other processes and the clock"),
     "userfaultfd": (323, 282, "stops the kernel mid-call; a common part of exploits"),
-    "io_uring_setup": (425, 425, "does calls that this filter never sees"),
+    "io_uring_setup": (425, 425, "makes calls that this filter does not see"),
     "io_uring_enter": (426, 426, "as above"),
     "io_uring_register": (427, 427, "as above"),
     "add_key": (248, 217, "kernel keyrings are shared between processes"),
@@ -58,8 +58,8 @@ DENIED: dict[str, tuple[int, int | None, str]] = {
     "chroot": (161, 51, "as above"),
     "unshare": (272, 97, "a new user namespace gives capabilities back"),
     "setns": (308, 268, "enters another namespace"),
-    "open_by_handle_at": (304, 265, "opens a file by number, past its folder"),
-    "name_to_handle_at": (303, 264, "makes such numbers"),
+    "open_by_handle_at": (304, 265, "opens a file by number, without access to its folder"),
+    "name_to_handle_at": (303, 264, "returns such numbers"),
     "kexec_load": (246, 104, "replaces the kernel"),
     "kexec_file_load": (320, 294, "as above"),
     "init_module": (175, 105, "extends the kernel"),
@@ -72,7 +72,7 @@ DENIED: dict[str, tuple[int, int | None, str]] = {
     "quotactl": (179, 60, "administration"),
     "syslog": (103, 116, "reads the kernel's log"),
     "fanotify_init": (300, 262, "watches other processes' files"),
-    "inotify_init": (253, None, "watches folders that may not be read"),
+    "inotify_init": (253, None, "watches folders that are not readable"),
     "inotify_init1": (294, 26, "as above"),
     "settimeofday": (164, 170, "moves the clock"),
     "clock_settime": (227, 112, "moves the clock"),
@@ -86,8 +86,8 @@ DENIED: dict[str, tuple[int, int | None, str]] = {
 }
 SUCCESS = 0
 METADATA: dict[str, tuple[int | None, int | None, int]] = {
-    # name: (number on x86-64, on AArch64, what the call says instead of being done)
-    # Compilers and copying programs set modes and times of their own files and give up on an error.
+    # name: (number on x86-64, number on AArch64, result of the call, which does nothing)
+    # Compilers and copy programs set modes and times of their files, and stop at an error.
     "chmod": (90, None, SUCCESS),
     "fchmod": (91, 52, SUCCESS),
     "fchmodat": (268, 53, SUCCESS),
@@ -100,7 +100,7 @@ METADATA: dict[str, tuple[int | None, int | None, int]] = {
     "lchown": (94, None, errno.EPERM),
     "fchown": (93, 55, errno.EPERM),
     "fchownat": (260, 54, errno.EPERM),
-    # As on a file system without extended attributes.
+    # The result on a file system without extended attributes.
     "setxattr": (188, 5, errno.EOPNOTSUPP),
     "lsetxattr": (189, 6, errno.EOPNOTSUPP),
     "fsetxattr": (190, 7, errno.EOPNOTSUPP),
@@ -111,20 +111,20 @@ METADATA: dict[str, tuple[int | None, int | None, int]] = {
     "removexattrat": (466, 466, errno.EOPNOTSUPP),
     "file_setattr": (469, 469, errno.EOPNOTSUPP),
 }
-"""Changes of metadata. Landlock does not govern them, and a filter cannot tell whose file is meant.
-Not done at all where the process has no file system view of its own."""
+"""Changes of metadata. They are blocked if the process has no file system view, because Landlock
+does not restrict them and a filter cannot see which file is meant."""
 CLONE3 = 435
 CLONE, IOCTL, PRLIMIT, PRCTL = (56, 16, 302, 157) if X86 else (220, 29, 261, 167)
 SOCKET, CONNECT, SOCKETPAIR, FCNTL = (41, 42, 53, 72) if X86 else (198, 203, 199, 25)
 SENDMSG, SENDMMSG = (46, 307) if X86 else (211, 269)
 AF_UNIX, SOCKET_KIND, SOCK_DGRAM = 1, 0xF, 2
 WATCHES = (1024, 1026)
-"""F_SETLEASE, which holds up others who open a file; F_NOTIFY, which tells what they do."""
+"""F_SETLEASE delays other processes that open a file; F_NOTIFY reports their actions."""
 FILE_FLAGS = (0x40086602, 0x40046602, 0x401C5820, 0x40087602)
-"""FS_IOC_SETFLAGS in both widths, FS_IOC_FSSETXATTR, FS_IOC_SETVERSION: metadata too."""
+"""FS_IOC_SETFLAGS in both widths, FS_IOC_FSSETXATTR, FS_IOC_SETVERSION: they change metadata."""
 NEW_NAMESPACES = 0x7E020000
 TERMINAL_INJECTION = (0x5412, 0x541C)
-"""TIOCSTI, TIOCLINUX: type into the terminal of whoever started us."""
+"""TIOCSTI and TIOCLINUX, which type into the terminal of the parent process."""
 PR_SET_SECCOMP = 22
 
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN, MASK = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
@@ -132,10 +132,10 @@ ALLOW, KILL_PROCESS, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 
 
 def program(*, network: bool, gpu: bool = False, metadata: bool = False) -> bytes:
-    """The filter as an array of `struct sock_filter`.
+    """Return the filter as an array of `struct sock_filter`.
 
-    `network` allows all sockets, `gpu` those that CUDA needs to start, `metadata` changes of modes,
-    times, owners and attributes of files.
+    `network` allows all sockets, `gpu` the sockets that CUDA needs to start, `metadata` changes of
+    modes, times, owners and attributes of files.
     """
     code = [
         _op(LOAD, 4),
@@ -143,14 +143,14 @@ def program(*, network: bool, gpu: bool = False, metadata: bool = False) -> byte
         _op(RETURN, KILL_PROCESS),
         _op(LOAD, 0),
         *(_when(AT_LEAST, X32_BIT, errno.EPERM) if X86 else []),
-        # The flags of clone3 lie in memory, out of a filter's sight; libc falls back to clone.
+        # A filter cannot read the flags of clone3, which are in memory; libc falls back to clone.
         *_when(EQUAL, CLONE3, errno.ENOSYS),
         *_argument(CLONE, 0, ANY_BIT, NEW_NAMESPACES),
         *_argument(PRCTL, 0, EQUAL, PR_SET_SECCOMP),
         *(op for request in TERMINAL_INJECTION for op in _argument(IOCTL, 1, EQUAL, request)),
         *(op for request in FILE_FLAGS for op in _argument(IOCTL, 1, EQUAL, request)),
         *(op for command in WATCHES for op in _argument(FCNTL, 1, EQUAL, command)),
-        # Limits of another process (of the referee, under one uid); 0 is the caller itself.
+        # Limits of another process, for example the referee with the same uid; 0 is the caller.
         _op(EQUAL, PRLIMIT, 0, 4),
         _op(LOAD, 16),
         _op(EQUAL, 0, 1, 0),
@@ -172,10 +172,10 @@ def program(*, network: bool, gpu: bool = False, metadata: bool = False) -> byte
 
 
 def _sockets(*, gpu: bool) -> list[bytes]:
-    """Pairs of sockets go on working, but those of datagrams; no socket reaches anyone else.
+    """Block sockets to other processes; allow socket pairs except of datagrams.
 
-    Landlock does not guard socket files such as a container daemon's. A datagram needs no
-    connection: one to a socket file would carry data and descriptors out.
+    Landlock does not protect socket files, such as a container daemon's. A datagram needs no
+    connection, so one to a socket file would carry data and descriptors out.
     """
     datagrams = [
         _op(EQUAL, SOCKETPAIR, 0, 5),
@@ -185,13 +185,13 @@ def _sockets(*, gpu: bool) -> list[bytes]:
         _op(RETURN, FAIL | errno.EACCES),
         _op(LOAD, 0),
     ]
-    # ENOENT is what CUDA expects where no MPS daemon runs.
+    # CUDA expects ENOENT if no MPS daemon runs.
     connect = _when(EQUAL, CONNECT, errno.ENOENT)
     if not gpu:
-        # A descriptor that was sent and not received is held by nobody, and by no limit either.
-        sent = [*_when(EQUAL, SENDMSG, errno.EPERM), *_when(EQUAL, SENDMMSG, errno.EPERM)]
-        return [*_when(EQUAL, SOCKET, errno.EACCES), *connect, *datagrams, *sent]
-    # CUDA binds an AF_UNIX socket when it starts (cuInit fails with 304 otherwise).
+        # A descriptor that was sent but not received belongs to no process and to no limit.
+        sending = [*_when(EQUAL, SENDMSG, errno.EPERM), *_when(EQUAL, SENDMMSG, errno.EPERM)]
+        return [*_when(EQUAL, SOCKET, errno.EACCES), *connect, *datagrams, *sending]
+    # CUDA binds an AF_UNIX socket at its start; else cuInit fails with error 304.
     return [
         _op(EQUAL, SOCKET, 0, 8),
         _op(LOAD, 16),
@@ -208,7 +208,7 @@ def _sockets(*, gpu: bool) -> list[bytes]:
 
 
 def install(*, network: bool, gpu: bool = False, metadata: bool = False) -> None:
-    """Put the filter on every thread of this process; needs no_new_privs. Raises OSError."""
+    """Apply the filter to every thread of this process; needs no_new_privs. Raises OSError."""
     instructions = program(network=network, gpu=gpu, metadata=metadata)
     buffer = ctypes.create_string_buffer(instructions, len(instructions))
     syscall(SECCOMP, SET_MODE_FILTER, EVERY_THREAD, _Program(len(instructions) // 8, buffer))
@@ -219,7 +219,7 @@ class _Program(ctypes.Structure):
 
     def __init__(self, length: int, buffer: ctypes.Array[ctypes.c_char]) -> None:
         super().__init__(length, ctypes.addressof(buffer))
-        self._alive = buffer
+        self._buffer = buffer  # keeps the memory alive
 
 
 def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -227,12 +227,12 @@ def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _when(test: int, value: int, error: int) -> list[bytes]:
-    """Fail with `error` when the call's number passes `test`."""
+    """Fail with `error` if the call's number passes `test`."""
     return [_op(test, value, 0, 1), _op(RETURN, FAIL | error)]
 
 
 def _argument(number: int, index: int, test: int, value: int) -> list[bytes]:
-    """Fail with EPERM when the low half of an argument of call `number` passes `test`."""
+    """Fail with EPERM if the low 32 bits of an argument of call `number` pass `test`."""
     return [
         _op(EQUAL, number, 0, 4),
         _op(LOAD, 16 + 8 * index),

@@ -1,13 +1,13 @@
-"""A file system view of its own for the calling process: what its policy names, and nothing else.
+"""Give the calling process a file system view that contains only the paths of its policy.
 
-Landlock decides what may be opened. It does not govern metadata: chmod, utime and setxattr on files
-outside succeed for a process of the same user, and stat, readlink and connect see every name. In a
-mount namespace of its own a process sees the folders of its policy alone, read-only but for the
-folders that it may write. Root makes such a namespace directly, another user through a user
-namespace. Where neither is possible (a container's filter, an administrator's setting), the caller
-denies changes of metadata by seccomp instead (`cuagent.sandbox.seccomp`).
+Landlock restricts which files a process can open. It does not restrict metadata: chmod, utime and
+setxattr on files outside succeed for a process of the same user, and stat, readlink and connect see
+every name. In a separate mount namespace a process sees only the folders of its policy, read-only
+except for its writable folders. Root makes such a namespace directly, another user through a user
+namespace. If neither is possible (a container's filter, an administrator's setting), the caller
+blocks changes of metadata with seccomp instead (`cuagent.sandbox.seccomp`).
 
-Invariant: where `enter_view` returns False, the process sees what it saw before.
+Invariant: if `enter_view` returns False, the process has its old view.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cuagent.sandbox.linux import CLONE_NEWNS, CLONE_NEWUSER, X86, syscall, unsh
 
 MOUNT, UMOUNT2, PIVOT_ROOT = (165, 166, 155) if X86 else (40, 39, 41)
 OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
-HERE = -100
+WORKING_FOLDER = -100
 """AT_FDCWD."""
 RECURSIVE, EMPTY_PATH = 0x8000, 0x1000
 CLONE, CLOSE_ON_EXEC = 0x1, os.O_CLOEXEC
@@ -34,9 +34,9 @@ MS_NOSUID, MS_NODEV, MS_PRIVATE_BELOW = 0x2, 0x4, 0x44000
 DETACH = 0x2
 ATTR_READ_ONLY, ATTR_NOSUID, ATTR_NODEV = 0x1, 0x2, 0x4
 STAGES = ("/tmp", "/var", "/usr")
-"""Folders on which the new root may be put together; they are covered for that moment only."""
+"""Folders on which the new root can be assembled; it covers the folder only meanwhile."""
 EMPTY = ("/tmp", "/var/tmp", "/run", "/home", "/dev/shm")
-"""Folders that programs expect to find; what may not be written there is refused as elsewhere."""
+"""Folders that programs expect to exist; the view has them empty."""
 STREAMS = {
     "/dev/fd": "/proc/self/fd",
     "/dev/stdin": "/proc/self/fd/0",
@@ -44,10 +44,11 @@ STREAMS = {
     "/dev/stderr": "/proc/self/fd/2",
 }
 MOST_LINKS = 40
+"""Links that are followed for one path; the limit of Linux."""
 
 
 class Access(IntEnum):
-    """What a process may do with a place; the larger one counts where a place has two."""
+    """Access of a process to a path; if a path has two, the larger one applies."""
 
     READ = 0
     DEVICE = 1
@@ -56,7 +57,7 @@ class Access(IntEnum):
 
 ATTRIBUTES = {
     Access.READ: ATTR_READ_ONLY | ATTR_NOSUID | ATTR_NODEV,
-    # A device can be written to on a read-only mount as well; its mode and times stay.
+    # A device on a read-only mount is still writable; its mode and times are not.
     Access.DEVICE: ATTR_READ_ONLY | ATTR_NOSUID,
     Access.WRITE: ATTR_NOSUID | ATTR_NODEV,
 }
@@ -72,27 +73,27 @@ class _MountAttributes(ctypes.Structure):
 
 
 def enter_view(read: Iterable[Path], write: Iterable[Path], devices: Iterable[Path]) -> bool:
-    """See these places, /proc and nothing else from now on; whether that was possible.
+    """Restrict the view of this process to these paths and /proc; return False if impossible.
 
-    The process must have one thread. A process that is not root is left with every capability in a
-    user namespace of its own, which the caller drops. The working folder stays where it is visible,
-    else it is `/`.
+    The process must have one thread. A process that is not root then has every capability in a new
+    user namespace; the caller must drop them. The working folder stays if it is visible, else it
+    becomes `/`.
     """
-    places, links = _plan(
+    mounts, links = _plan(
         [(path, Access.READ) for path in read]
         + [(path, Access.DEVICE) for path in devices]
         + [(path, Access.WRITE) for path in write]
     )
-    if os.geteuid() != 0 and not _rehearsed():
+    if os.geteuid() != 0 and not _can_mount():
         return False
     try:
         _unshare()
         _mount(b"none", b"/", None, MS_PRIVATE_BELOW)
     except OSError:
         return False
-    folder, mask = Path.cwd(), os.umask(0o022)  # another user id must be able to pass through
+    folder, mask = Path.cwd(), os.umask(0o022)  # other user ids must be able to enter folders
     try:
-        return _assemble(places, links)
+        return _assemble(mounts, links)
     finally:
         os.umask(mask)
         with suppress(OSError):
@@ -100,45 +101,46 @@ def enter_view(read: Iterable[Path], write: Iterable[Path], devices: Iterable[Pa
 
 
 def _plan(wanted: list[tuple[Path, Access]]) -> tuple[dict[str, Access], dict[str, str]]:
-    """Real paths that are mounted, parents first, and the links that lead to them."""
+    """Return the real paths to mount, parents first, and the symbolic links that lead to them."""
     links = dict(STREAMS)
     accesses: dict[str, Access] = {}
     for path, access in wanted:
-        real = _followed(path.absolute(), links)
+        real = _resolve(path.absolute(), links)
         if real is not None and not real.startswith("/proc/"):
             accesses[real] = max(access, accesses.get(real, access))
-    places: dict[str, Access] = {}
+    mounts: dict[str, Access] = {}
     for real, access in sorted(accesses.items()):
-        above = next((places[str(p)] for p in Path(real).parents if str(p) in places), None)
+        above = next((mounts[str(p)] for p in Path(real).parents if str(p) in mounts), None)
         if above is None or (above is Access.READ and access is Access.WRITE):
-            places[real] = access
-    return places, links
+            mounts[real] = access
+    return mounts, links
 
 
-def _followed(path: Path, links: dict[str, str]) -> str | None:
-    """The path without links, which are added to `links`; None where there is nothing."""
-    waiting, at, followed = list(reversed(path.parts[1:])), Path("/"), 0
-    while waiting:
-        part = waiting.pop()
-        here = at.parent if part == ".." else at / part
+def _resolve(path: Path, links: dict[str, str]) -> str | None:
+    """Resolve a path and add its links to `links`; return None if it does not exist."""
+    pending, resolved, followed = list(reversed(path.parts[1:])), Path("/"), 0
+    while pending:
+        part = pending.pop()
+        entry = resolved.parent if part == ".." else resolved / part
         try:
-            target = here.readlink()
+            target = entry.readlink()
         except OSError:
-            at = here
+            resolved = entry
             continue
         followed += 1
         if followed > MOST_LINKS:
             return None
-        links[str(here)] = str(target)
-        at = Path("/") if target.is_absolute() else at
-        waiting.extend(part for part in reversed(target.parts) if part != "/")
-    return str(at) if at.exists() and at != Path("/") else None
+        links[str(entry)] = str(target)
+        resolved = Path("/") if target.is_absolute() else resolved
+        pending.extend(part for part in reversed(target.parts) if part != "/")
+    return str(resolved) if resolved.exists() and resolved != Path("/") else None
 
 
-def _rehearsed() -> bool:
-    """Whether a child that tries it gets a user namespace in which it may mount.
+def _can_mount() -> bool:
+    """True if a child process can mount in a new user namespace.
 
-    Some systems give out namespaces without any rights in them, and there is no way back.
+    Some systems give namespaces without rights. This process cannot try it, because it cannot leave
+    a namespace again.
     """
     child = os.fork()
     if child == 0:
@@ -162,27 +164,29 @@ def _unshare() -> None:
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
-def _assemble(places: dict[str, Access], links: dict[str, str]) -> bool:
-    """Put the new root together and go there. Where a step fails, all is as before."""
+def _assemble(mounts: dict[str, Access], links: dict[str, str]) -> bool:
+    """Assemble the new root and enter it. If a step fails, undo all and return False."""
     trees: dict[str, int] = {}
     stage, mounted = _stage(), False
     try:
-        for real, access in places.items():
-            trees[real] = _cloned(real, ATTRIBUTES[access])
-        trees["/proc"] = _cloned("/proc", 0)
+        for real, access in mounts.items():
+            trees[real] = _clone_mount(real, ATTRIBUTES[access])
+        trees["/proc"] = _clone_mount("/proc", 0)
         _mount(b"tmpfs", os.fsencode(stage), b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=755,size=1m")
         mounted = True
-        os.chdir(stage)  # the folder that the tmpfs covers may be the working folder
+        os.chdir(stage)  # the tmpfs may cover the working folder
         for real, tree in trees.items():
-            _make_room(stage, real, tree)
-            syscall(MOVE_MOUNT, tree, b"", HERE, os.fsencode(stage + real), FROM_DESCRIPTOR)
+            _make_mount_point(stage, real, tree)
+            syscall(
+                MOVE_MOUNT, tree, b"", WORKING_FOLDER, os.fsencode(stage + real), FROM_DESCRIPTOR
+            )
         for link, target in links.items():
             for name in _missing(stage, [link]):
                 name.parent.mkdir(parents=True, exist_ok=True)
                 name.symlink_to(target)
         for name in _missing(stage, EMPTY):
             name.mkdir(parents=True)
-        _protect(HERE, stage, 0, ATTR_READ_ONLY)
+        _protect(WORKING_FOLDER, stage, 0, ATTR_READ_ONLY)
         syscall(PIVOT_ROOT, b".", b".")
     except OSError:
         if mounted:
@@ -191,7 +195,7 @@ def _assemble(places: dict[str, Access], links: dict[str, str]) -> bool:
     finally:
         for tree in trees.values():
             os.close(tree)
-    # Of the two roots that lie one upon the other, the old one is above.
+    # Both roots are mounted at the same place; the old one is on top.
     syscall(UMOUNT2, b".", DETACH)
     os.chdir("/")
     return True
@@ -201,10 +205,10 @@ def _stage() -> str:
     return next(name for name in STAGES if Path(name).is_dir())
 
 
-def _cloned(path: str, attributes: int) -> int:
-    """A copy of the mount at `path`, with what is mounted below it, that is attached nowhere."""
+def _clone_mount(path: str, attributes: int) -> int:
+    """Return a detached copy of the mount at `path` and of all mounts below it."""
     flags = CLONE | CLOSE_ON_EXEC | RECURSIVE
-    tree = syscall(OPEN_TREE, HERE, os.fsencode(path), flags)
+    tree = syscall(OPEN_TREE, WORKING_FOLDER, os.fsencode(path), flags)
     try:
         if attributes:
             _protect(tree, "", EMPTY_PATH | RECURSIVE, attributes)
@@ -214,14 +218,14 @@ def _cloned(path: str, attributes: int) -> int:
     return tree
 
 
-def _protect(place: int, name: str, flags: int, attributes: int) -> None:
-    wanted = _MountAttributes(attributes, 0, 0, 0)
-    size = ctypes.sizeof(wanted)
-    syscall(MOUNT_SETATTR, place, os.fsencode(name), flags, wanted, size)
+def _protect(folder: int, name: str, flags: int, attributes: int) -> None:
+    change = _MountAttributes(attributes, 0, 0, 0)
+    size = ctypes.sizeof(change)
+    syscall(MOUNT_SETATTR, folder, os.fsencode(name), flags, change, size)
 
 
-def _make_room(stage: str, real: str, tree: int) -> None:
-    """Something of the same kind for `tree` to be mounted on."""
+def _make_mount_point(stage: str, real: str, tree: int) -> None:
+    """Create an empty folder or file, as `tree` is, on which it is mounted."""
     for name in _missing(stage, [real]):
         if stat.S_ISDIR(os.fstat(tree).st_mode):
             name.mkdir(parents=True)
@@ -234,5 +238,5 @@ def _missing(stage: str, names: Iterable[str]) -> Iterator[Path]:
     return (Path(stage + name) for name in names if not os.path.lexists(stage + name))
 
 
-def _mount(source: bytes, place: bytes, kind: bytes | None, flags: int, data: bytes = b"") -> None:
-    syscall(MOUNT, source, place, kind, flags, data)
+def _mount(source: bytes, target: bytes, kind: bytes | None, flags: int, data: bytes = b"") -> None:
+    syscall(MOUNT, source, target, kind, flags, data)

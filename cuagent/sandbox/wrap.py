@@ -1,7 +1,7 @@
-"""A command line that runs another one inside the sandbox: the compiler, the agent's bash.
+"""Wrap a command, such as a compiler or the agent's bash, to run inside the sandbox.
 
-Invariant: the wrapped command has the pid that was started (tier landlock) or dies with it (tier
-bubblewrap), so that killing the process group ends it.
+Invariant: the wrapped command has the pid of the started process (tier landlock) or dies with it
+(tier bubblewrap), so that killing the process group ends it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ ENTRY = Path(__file__).with_name("exec.py")
 
 
 def wrap(argv: Sequence[str], policy: Policy, tier: Tier) -> list[str]:
-    """`argv` so that it runs under `policy`. Raises SandboxError where bwrap is missing.
+    """Return a command that runs `argv` under `policy`.
 
-    The working folder of the new process should be one that `policy` allows. Descriptors of
-    `policy.fds` above 2 must also be passed on by the caller (`pass_fds`).
+    The working folder of the new process should be one that `policy` allows. The caller must also
+    pass on descriptors of `policy.fds` above 2 (`pass_fds`). Raises SandboxError if bwrap is
+    missing.
     """
-    # What may be read is worked out here, by an interpreter that has its site-packages.
+    # The readable paths are listed here, because this interpreter has its site-packages.
     full = replace(policy, read=tuple(readable(policy)), interpreter=False)
     if tier is not Tier.BUBBLEWRAP:
         return _enter_and_exec(argv, full, tier)
@@ -35,7 +36,7 @@ def wrap(argv: Sequence[str], policy: Policy, tier: Tier) -> list[str]:
         bwrap,
         *("--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *(() if policy.network else ("--unshare-net",)),
-        # Memory handles of CUDA do not cross pid namespaces.
+        # CUDA memory handles do not work across pid namespaces.
         *(() if policy.gpu else ("--unshare-pid",)),
         *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
         *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--dir", "/run"),
@@ -49,8 +50,8 @@ def wrap(argv: Sequence[str], policy: Policy, tier: Tier) -> list[str]:
 
 
 def bubblewrap() -> str | None:
-    """Path of bwrap, None where it is not installed."""
-    from shutil import which  # here, because every sandboxed command pays for what is imported
+    """Return the path of bwrap; None if it is not installed."""
+    from shutil import which  # not at the top: each import delays every sandboxed command
 
     return which("bwrap")
 
@@ -60,7 +61,7 @@ def _enter_and_exec(argv: Sequence[str], policy: Policy, tier: Tier) -> list[str
 
 
 def _binds(flag: str, paths: Sequence[Path]) -> list[str]:
-    """Each path bound to itself; parents first, so that none hides another."""
+    """Bind each path to itself; parents first, so that no mount hides another."""
     return [
         word
         for path in sorted(set(paths))

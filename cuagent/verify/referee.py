@@ -205,7 +205,7 @@ class Referee:
         return Verdict(
             accepted=reason is Reason.ACCEPTED,
             reason=reason,
-            detail=attempt.in_its_words(detail),
+            detail=attempt.with_display_name(detail),
             task=self.task.digest,
             attempt=attempt.digest,
             lax=tally.lax_rule(),
@@ -217,7 +217,7 @@ class Referee:
             notes=tally.notes(),
             seeds=tuple(seeds.drawn),
             perturbations=tuple(tally.perturbations),
-            output=attempt.in_its_words(output),
+            output=attempt.with_display_name(output),
             versions=versions(self.task.device),
         )
 

@@ -277,7 +277,7 @@ def test_an_attempt_in_a_record_names_no_file_elsewhere(honest: Data, name: str)
     data = copy.deepcopy(honest)
     data["attempt"][name] = ""
     with pytest.raises(
-        EvidenceError, match=r"leads out of the folder|no name for a file of an attempt"
+        EvidenceError, match=r"leads out of the folder|not a valid file name in an attempt"
     ) as caught:
         take_apart(data)
     assert len(str(caught.value)) < 300

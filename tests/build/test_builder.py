@@ -1,4 +1,4 @@
-"""Whole builds with real compilers: libraries the loader finds, diagnostics that are short."""
+"""Whole builds with real compilers: the loader finds the libraries, and diagnostics are short."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cuagent.build import Diagnostic, build, environment, render, versions
 from cuagent.build.resources import short_name
 from cuagent.task.task import Device
 
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
 DOUBLED = 'extern "C" void doubled(float* x, long n) { for (long i = 0; i < n; ++i) x[i] *= 2; }\n'
 
 
 def attempt(**sources: str) -> Attempt:
-    """`a_cpp="..."` becomes kernels/a.cpp."""
+    """Return an attempt; `a_cpp="..."` becomes kernels/a.cpp."""
     files = {f"kernels/{name.replace('_', '.')}": text for name, text in sources.items()}
     return Attempt(tuple(sorted({"model_new.py": "class ModelNew: ...\n", **files}.items())))
 
@@ -36,7 +36,7 @@ def errors(cache: Path, device: Device = Device.CPU, **sources: str) -> list[Dia
     return [d for d in result.diagnostics if d.severity == "error"]
 
 
-def test_a_second_build_comes_from_the_cache(cache: Path):
+def test_second_build_comes_from_the_cache(cache: Path):
     sources = attempt(a_cpp=DOUBLED, b_cpp=DOUBLED.replace("doubled", "twice"))
     first, second = (build(sources, Device.CPU, cache=cache) for _ in range(2))
     assert first.ok
@@ -47,7 +47,7 @@ def test_a_second_build_comes_from_the_cache(cache: Path):
     assert second.seconds < 1
 
 
-def test_the_loader_finds_what_was_built_and_compiles_nothing(
+def test_loader_finds_built_libraries_without_compiling(
     cache: Path, tmp_path: Path, python: list[str]
 ):
     sources = attempt(a_cpp=DOUBLED)
@@ -68,7 +68,7 @@ def test_the_loader_finds_what_was_built_and_compiles_nothing(
     assert out.strip() == f"[2.0, 2.0, 2.0] {result.libraries[0].path}"
 
 
-def test_the_compiler_runs_inside_the_confinement_that_is_given(tmp_path: Path):
+def test_compiler_runs_inside_given_confinement(tmp_path: Path):
     seen: list[tuple[Path, Path]] = []
 
     def confine(argv: list[str], sources: Path, scratch: Path) -> list[str]:
@@ -82,21 +82,21 @@ def test_the_compiler_runs_inside_the_confinement_that_is_given(tmp_path: Path):
     assert not scratch.exists()
 
 
-def test_an_error_has_file_line_message_and_the_source_line(cache: Path):
+def test_error_has_file_line_message_and_source_line(cache: Path):
     (error,) = errors(cache, a_cpp='extern "C" void f(float* x) {\n  x[0] = missing;\n}\n')
     assert (error.file, error.line) == ("kernels/a.cpp", 2)
     assert error.message == "'missing' was not declared in this scope"
     assert error.source_line == "x[0] = missing;"
 
 
-def test_an_error_inside_a_header_of_the_attempt_is_located_there(cache: Path):
+def test_error_in_header_of_attempt_is_located_there(cache: Path):
     files = attempt(a_cpp='#include "h.h"\nextern "C" void f(float* x) { x[0] = one(); }\n').files
     files = (*files, ("kernels/h.h", "inline float one() {\n  return oen;\n}\n"))
     result = build(Attempt(tuple(sorted(files))), Device.CPU, cache=cache)
     assert [(d.file, d.line) for d in result.diagnostics] == [("kernels/h.h", 2)]
 
 
-def test_a_template_wall_becomes_one_line_of_the_own_source(cache: Path):
+def test_template_error_is_reduced_to_line_of_attempt(cache: Path):
     text = (
         "#include <algorithm>\n#include <vector>\nstruct S {};\n"
         'extern "C" void f(int n) {\n  std::vector<S> v(n);\n  std::sort(v.begin(), v.end());\n}\n'
@@ -106,13 +106,13 @@ def test_a_template_wall_becomes_one_line_of_the_own_source(cache: Path):
     assert {(d.file, d.line) for d in found} == {("kernels/a.cpp", 6)}
 
 
-def test_many_errors_are_cut_to_the_first_few(cache: Path):
+def test_only_first_errors_are_reported(cache: Path):
     lines = "\n".join(f"  x[0] = missing{i};" for i in range(40))
     assert len(errors(cache, a_cpp=f'extern "C" void f(float* x) {{\n{lines}\n}}\n')) == 5
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ('#include "gone.h"\nextern "C" void f(int n) {}', "gone.h: No such file"),
         ('void g();\nextern "C" void f(int n) { g(); }', "linker: undefined reference to `g()'"),
@@ -125,35 +125,35 @@ def test_many_errors_are_cut_to_the_first_few(cache: Path):
         ('// cuagent: flags -fplugin=x.so\nextern "C" void f(int n) {}', "-fplugin=x.so"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_message(cache: Path, text: str, told: str):
+def test_faulty_source_gives_one_message(cache: Path, text: str, expected: str):
     (error,) = errors(cache, a_cpp=text)
-    assert told in error.message
+    assert expected in error.message
     assert "\n" not in error.message
 
 
-def test_a_pragma_that_the_compiler_ignores_is_a_warning_and_no_failure(cache: Path):
+def test_ignored_pragma_is_a_warning(cache: Path):
     text = 'extern "C" void f(float* x) {\n  #pragma omp paralel for\n  x[0] = 1;\n}\n'
     result = build(attempt(a_cpp=text), Device.CPU, cache=cache)
     assert [(d.severity, d.line) for d in result.diagnostics] == [("warning", 2)]
     assert result.ok
-    # The warning is as true of the cached library.
+    # A library from the cache gives the same warning.
     assert build(attempt(a_cpp=text), Device.CPU, cache=cache).diagnostics == result.diagnostics
 
 
-def test_cuda_sources_are_left_out_on_a_cpu_task_with_a_warning(cache: Path):
+def test_cpu_task_skips_cuda_sources_with_warning(cache: Path):
     result = build(attempt(a_cu="not even C++"), Device.CPU, cache=cache)
     assert result.ok
     assert [d.severity for d in result.diagnostics] == ["warning"]
 
 
-def test_a_source_that_would_fill_the_disk_ends_as_a_diagnostic(cache: Path):
+def test_source_with_huge_object_file_gives_diagnostic(cache: Path):
     # Initialised data goes into the object file, which grows past the limit.
     text = 'extern "C" { char big[1 << 30] = {1}; void f(bool* x) { x[0] = big[x[1]]; } }\n'
     (error,) = errors(cache, a_cpp=text)
     assert "too large" in error.message.lower() or "limit" in error.message.lower()
 
 
-def test_rendering_is_short_and_names_place_and_line(cache: Path):
+def test_render_names_file_and_line(cache: Path):
     text = render(
         build(attempt(a_cpp='extern "C" void f() {\n  g();\n}\n'), Device.CPU, cache=cache)
     )
@@ -165,7 +165,7 @@ def test_versions_name_the_compiler():
     assert "g++" in versions()["g++"] or "GCC" in versions()["g++"]
 
 
-def test_names_of_kernels_are_demangled_and_short():
+def test_kernel_names_are_demangled_and_short():
     assert short_name("_Z4axpyIfEvPT_PKS0_f") == "axpy<float>"
     assert short_name("plain") == "plain"
 
@@ -183,7 +183,7 @@ extern "C" void f(float* x, int n, cudaStream_t stream) { k<float><<<1, 1, 0, st
 
 
 @needs_nvcc
-def test_a_cuda_build_reports_the_resources_of_its_kernels(cache: Path):
+def test_cuda_build_reports_kernel_resources(cache: Path):
     result = build(attempt(a_cu=CUDA), Device.CUDA, cache=cache)
     assert result.ok, render(result)
     (kernel,) = result.libraries[0].resources
@@ -197,7 +197,7 @@ def test_a_cuda_build_reports_the_resources_of_its_kernels(cache: Path):
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("text", "line", "told"),
+    ("text", "line", "expected"),
     [
         (CUDA.replace("b[i] =", "b[i] = y +"), 5, 'identifier "y" is undefined'),
         ('#include "gone.cuh"\n' + CUDA, 1, "gone.cuh: No such file"),
@@ -209,16 +209,14 @@ def test_a_cuda_build_reports_the_resources_of_its_kernels(cache: Path):
         ),
     ],
 )
-def test_errors_of_nvcc_ptxas_and_the_linker_are_short(
-    cache: Path, text: str, line: int, told: str
-):
+def test_nvcc_ptxas_and_linker_errors_are_short(cache: Path, text: str, line: int, expected: str):
     (error,) = errors(cache, Device.CUDA, a_cu=text)
     assert error.line == line
-    assert told in error.message
+    assert expected in error.message
 
 
 @needs_nvcc
-def test_a_source_of_kernels_only_becomes_a_cubin(cache: Path):
+def test_source_with_only_kernels_becomes_cubin(cache: Path):
     text = (
         'extern "C" __global__ void k(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] = 1; }'
     )
@@ -228,7 +226,7 @@ def test_a_source_of_kernels_only_becomes_a_cubin(cache: Path):
 
 
 @needs_nvcc
-def test_a_cubin_of_headers_that_nvrtc_lacks_is_made_by_nvcc(cache: Path):
+def test_nvcc_compiles_cubin_if_nvrtc_lacks_headers(cache: Path):
     text = '#include <type_traits>\nextern "C" __global__ void k(float* x) { x[0] = 1; }'
     result = build(attempt(a_cu=text), Device.CUDA, cache=cache)
     assert result.ok, render(result)

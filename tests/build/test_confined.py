@@ -1,4 +1,4 @@
-"""Compilers inside the sandbox: they work, and what they may not read stays unread."""
+"""Compilers inside the sandbox work, and cannot read files outside of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_gxx_compiles_inside_the_sandbox(tmp_path: Path):
     assert result.ok, render(result)
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_nvcc_compiles_inside_the_sandbox(tmp_path: Path):
     text = (
         '__global__ void k(float* x) { *x = 1; }\nextern "C" void f(float* x) { k<<<1, 1>>>(x); }'
@@ -29,7 +29,7 @@ def test_nvcc_compiles_inside_the_sandbox(tmp_path: Path):
     assert result.ok, render(result)
 
 
-def test_a_file_outside_cannot_be_read_into_an_error_message(tmp_path: Path):
+def test_error_message_cannot_show_file_outside(tmp_path: Path):
     if probe() is Tier.NONE:
         pytest.skip("no isolation on this machine")
     secret = tmp_path / "secret.txt"

@@ -1,4 +1,4 @@
-"""Whatever a source says, the trusted builder ends soon, with a library or with a diagnostic."""
+"""The trusted builder ends soon for any source, with a library or with a diagnostic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def built(cache: Path, text: str, **more: str) -> Build:
     return build(Attempt(tuple(sorted(files.items()))), Device.CPU, cache=cache)
 
 
-UNREACHED = {
+SKIPPED_INCLUDES = {
     "kernel messages": '#if 0\n#include "/proc/kmsg"\n#endif',
     "own memory": '#if 0\n#include "/proc/self/mem"\n#endif',
     "a terminal": '#if 0\n#include "/dev/tty"\n#endif',
@@ -33,13 +33,13 @@ UNREACHED = {
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("text", UNREACHED.values(), ids=list(UNREACHED))
-def test_an_include_that_the_compiler_skips_is_read_by_nobody(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", SKIPPED_INCLUDES.values(), ids=list(SKIPPED_INCLUDES))
+def test_builder_does_not_open_skipped_includes(tmp_path: Path, text: str) -> None:
     made = built(tmp_path, text + F)
     assert made.ok, render(made)
 
 
-REFUSED = {
+REJECTED = {
     "own memory": ('#include "/proc/self/mem"', ""),
     "a device": ('#include "/dev/null"', "reads /dev/null, which is not a source file"),
     "a pseudo file": ('#include "/proc/cpuinfo"\n', ""),
@@ -65,9 +65,9 @@ REFUSED = {
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("text", "said"), REFUSED.values(), ids=list(REFUSED))
-def test_a_source_that_reads_or_asks_for_more_is_a_diagnostic(
-    tmp_path: Path, text: str, said: str
+@pytest.mark.parametrize(("text", "message"), REJECTED.values(), ids=list(REJECTED))
+def test_source_that_reads_or_demands_too_much_gives_diagnostic(
+    tmp_path: Path, text: str, message: str
 ) -> None:
     if probe() is Tier.NONE:
         pytest.skip("no isolation on this machine")
@@ -75,15 +75,13 @@ def test_a_source_that_reads_or_asks_for_more_is_a_diagnostic(
     assert not made.ok
     errors = [d for d in made.diagnostics if d.severity == "error"]
     assert errors
-    assert any(said in d.message for d in errors), render(made)
+    assert any(message in d.message for d in errors), render(made)
     for d in made.diagnostics:
         assert len(d.message) <= 300
         assert d.file == "kernels/a.cpp"
 
 
-def test_all_sources_share_one_limit_of_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_sources_share_one_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuagent.build.builder, "TOTAL_SECONDS", 2.0)
     files = tuple((f"kernels/{n}.cpp", F) for n in "abcdefgh")
     start = time.monotonic()
@@ -98,20 +96,20 @@ def test_all_sources_share_one_limit_of_time(
     }
 
 
-def test_the_number_of_sources_is_bounded(tmp_path: Path) -> None:
+def test_number_of_sources_is_limited(tmp_path: Path) -> None:
     made = build(Attempt(tuple((f"kernels/{n}.cpp", F) for n in range(101))), Device.CPU)
     assert not made.ok
     assert "101 sources; at most 100 are compiled" in made.diagnostics[0].message
 
 
-def test_sources_in_and_beside_kernels_are_refused(tmp_path: Path) -> None:
-    """The key of a source covers the files below kernels/ only."""
+def test_headers_outside_kernels_are_rejected(tmp_path: Path) -> None:
+    """The cache key of a source covers only the files below kernels/."""
     attempt = Attempt((("b.h", ""), ("kernels/a.cpp", F)))
     made = build(attempt, Device.CPU, cache=tmp_path)
-    assert "b.h lies outside kernels/; move all sources there" in made.diagnostics[0].message
+    assert "b.h is outside kernels/; move all sources there" in made.diagnostics[0].message
 
 
-def test_a_compiler_that_prints_without_end_is_read_to_a_bound(tmp_path: Path) -> None:
+def test_endless_compiler_output_is_read_up_to_a_limit(tmp_path: Path) -> None:
     made = build(
         Attempt((("kernels/a.cpp", F),)),
         Device.CPU,
@@ -122,7 +120,7 @@ def test_a_compiler_that_prints_without_end_is_read_to_a_bound(tmp_path: Path) -
 
 
 @pytest.mark.timeout(60)
-def test_reading_what_a_compiler_printed_takes_time_in_proportion(tmp_path: Path) -> None:
+def test_diagnose_takes_linear_time(tmp_path: Path) -> None:
     attempt = Attempt((("kernels/a.cpp", "int x;\n" * 100_000),))
     line = "a.cpp:{}:1: warning: w{} instantiation of at line 1" + " instantiation of x" * 200
     text = "\n".join(line.format(n, n) for n in range(30_000))
@@ -133,5 +131,5 @@ def test_reading_what_a_compiler_printed_takes_time_in_proportion(tmp_path: Path
     assert time.monotonic() - start < 20
 
 
-def test_a_name_of_any_length_is_not_demangled_in_this_process() -> None:
+def test_long_names_are_not_demangled() -> None:
     assert len(short_name("_Z1f" + "P" * 2_000_000 + "i")) <= 1_000

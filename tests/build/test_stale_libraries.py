@@ -1,4 +1,4 @@
-"""No library from a cache is that of other files: whatever way a source takes a header in."""
+"""A library from the cache is never that of other files, for every way to include a header."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cuagent.task.task import Device
 USE = '\nextern "C" void f(float* x) { x[0] = value(); }\n'
 RIGHT, WRONG = "static float value() { return 7; }\n", "static float value() { return 0; }\n"
 
-WAYS = {
+INCLUDES = {
     "macro": f'#define H "impl.h"\n#include H{USE}',
     "import": f'#import "impl.h"{USE}',
     "comment": f'#include /* here */ "impl.h"{USE}',
@@ -47,7 +47,7 @@ def attempt(source: str, header: str | None, name: str = "impl.h") -> Attempt:
 
 
 def value(made: Build, folder: Path) -> float:
-    """What the built library gives; a copy, as the linker keeps a library by its place."""
+    """Call a copy of the built library; the dynamic linker keeps libraries by path."""
     assert made.ok, render(made)
     copy = shutil.copy(made.libraries[0].path, folder / f"{len(list(folder.iterdir()))}.so")
     out = ctypes.c_float()
@@ -55,8 +55,8 @@ def value(made: Build, folder: Path) -> float:
     return out.value
 
 
-@pytest.mark.parametrize("source", [*WAYS.values(), INCBIN], ids=[*WAYS, "incbin"])
-def test_another_header_gives_another_library(tmp_path: Path, source: str) -> None:
+@pytest.mark.parametrize("source", [*INCLUDES.values(), INCBIN], ids=[*INCLUDES, "incbin"])
+def test_changed_header_gives_new_library(tmp_path: Path, source: str) -> None:
     copies = tmp_path / "copies"
     copies.mkdir()
     for header, expected in ((RIGHT, 7), (WRONG, 0), (RIGHT, 7)):
@@ -65,7 +65,7 @@ def test_another_header_gives_another_library(tmp_path: Path, source: str) -> No
     assert made.libraries[0].cached
 
 
-def test_a_header_that_appears_or_moves_gives_another_library(tmp_path: Path) -> None:
+def test_added_or_moved_header_gives_new_library(tmp_path: Path) -> None:
     copies = tmp_path / "copies"
     copies.mkdir()
     cases = (None, "impl.h", 0), (RIGHT, "impl.h", 7), (RIGHT, "other/impl.h", 0)
@@ -74,7 +74,7 @@ def test_a_header_that_appears_or_moves_gives_another_library(tmp_path: Path) ->
         assert value(made, copies) == expected
 
 
-def test_a_compiler_sees_the_sources_of_the_attempt_and_nothing_else_of_it(tmp_path: Path) -> None:
+def test_compiler_reads_no_python_text_of_attempt(tmp_path: Path) -> None:
     source = (
         '__asm__(".section .rodata\\nblob: .incbin \\"../model_new.py\\"\\n.byte 1\\n.previous");\n'
     )
@@ -83,10 +83,8 @@ def test_a_compiler_sees_the_sources_of_the_attempt_and_nothing_else_of_it(tmp_p
     assert value(made, tmp_path) == 1
 
 
-def test_the_loader_of_a_worker_takes_the_library_of_its_own_attempt(
-    tmp_path: Path, python: list[str]
-) -> None:
-    """In a folder below kernels/ too, whose headers lie above it."""
+def test_loader_uses_library_of_its_own_attempt(tmp_path: Path, python: list[str]) -> None:
+    """Load a source in a subfolder of kernels/ that includes a header of its parent folder."""
     program = (
         "import torch\nfrom cuagent.kernels import load\nx = torch.ones(1)\n"
         "load('kernels/sub/a.cpp').f(x); print(x.item())\n"
@@ -128,17 +126,15 @@ def loaded(folder: Path, python: list[str], **more: str) -> str:
 
 
 OUTSIDE = {
-    "a folder above": '#include "../impl.h"',
+    "parent folder": '#include "../impl.h"',
     "a macro": '#define H "../impl.h"\n#include H',
-    "another ending": '#include "../impl.txt"',
-    "a test for a file elsewhere": (
-        f'#if __has_include("../impl.h")\n{WRONG}\n#else\n{RIGHT}\n#endif'
-    ),
+    "other suffix": '#include "../impl.txt"',
+    "__has_include of a file": (f'#if __has_include("../impl.h")\n{WRONG}\n#else\n{RIGHT}\n#endif'),
 }
 
 
 @pytest.mark.parametrize("include", OUTSIDE.values(), ids=list(OUTSIDE))
-def test_the_plain_loader_sees_that_a_file_outside_the_folder_changed(
+def test_loader_notices_changed_file_outside_the_folder(
     tmp_path: Path, python: list[str], include: str
 ) -> None:
     folder = tmp_path / "user"
@@ -154,19 +150,17 @@ def test_the_plain_loader_sees_that_a_file_outside_the_folder_changed(
     assert loaded(folder, python) == "0.0"
 
 
-def test_the_plain_loader_sees_that_embedded_data_changed(
-    tmp_path: Path, python: list[str]
-) -> None:
+def test_loader_notices_changed_embedded_data(tmp_path: Path, python: list[str]) -> None:
     (tmp_path / "a.cpp").write_text(INCBIN.replace("impl.h", "impl.bin"))
     for header, expected in ((RIGHT, "7.0"), (WRONG, "0.0")):
         (tmp_path / "impl.bin").write_text(header)
         assert loaded(tmp_path, python) == expected
 
 
-def test_the_builder_takes_no_library_that_the_plain_loader_made(
+def test_builder_ignores_library_of_loader_with_other_files(
     tmp_path: Path, python: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What lies beside a user's file is no part of an attempt with the same text."""
+    """A header next to the user's folder is not part of an attempt with the same source."""
     folder = tmp_path / "user" / "kernels"
     folder.mkdir(parents=True)
     source = HAS.replace("impl.h", "../impl.h")
@@ -179,7 +173,7 @@ def test_the_builder_takes_no_library_that_the_plain_loader_made(
     assert value(build(attempt(source, None), Device.CPU), tmp_path / "user") == 0
 
 
-def test_two_cached_loads_run_no_compiler(tmp_path: Path, python: list[str]) -> None:
+def test_cached_load_runs_no_compiler(tmp_path: Path, python: list[str]) -> None:
     (tmp_path / "a.cpp").write_text(f'#include <cmath>\n#include "impl.h"{USE}')
     (tmp_path / "impl.h").write_text(RIGHT)
     assert loaded(tmp_path, python) == "7.0"
@@ -189,7 +183,7 @@ def test_two_cached_loads_run_no_compiler(tmp_path: Path, python: list[str]) -> 
     assert library.stat().st_mtime_ns == made
 
 
-def test_a_library_is_the_same_on_another_day_and_in_another_folder(tmp_path: Path) -> None:
+def test_library_does_not_depend_on_date_or_folder(tmp_path: Path) -> None:
     text = 'extern "C" const char* const said = __FILE__ __DATE__ __TIME__;\n' + RIGHT + USE
     made = [
         build(attempt(text, None), Device.CPU, cache=tmp_path / str(n)).libraries[0] for n in (1, 2)
@@ -200,9 +194,9 @@ def test_a_library_is_the_same_on_another_day_and_in_another_folder(tmp_path: Pa
     assert b"Jan  1 1970" in first
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("form", ["launcher", "kernel"])
-def test_another_header_gives_another_library_of_cuda(tmp_path: Path, form: str) -> None:
+def test_changed_header_gives_new_cuda_library(tmp_path: Path, form: str) -> None:
     kernel = "__global__ void k(float* x) { *x = value(); }"
     text = f'#define H "impl.h"\n#include H\nextern "C" {kernel}\n'
     if form == "launcher":

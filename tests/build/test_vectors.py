@@ -1,4 +1,4 @@
-"""The compiler's own report on loops: what it vectorised, and why not the rest."""
+"""The compiler's report on loops: which it vectorised, and why not the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.build.vectors import read, vectorised
+from cuagent.build.vectors import parse_report, vectorised
 from cuagent.task import Device
 
 SOURCE = """
@@ -21,11 +21,11 @@ extern "C" void first(float* y, const float* x, const int* at, long n) {
 """
 
 
-def test_loops_are_told_apart_by_what_the_compiler_made_of_them(tmp_path: Path) -> None:
+def test_vectorised_and_scalar_loops_are_reported(tmp_path: Path) -> None:
     attempt = Attempt((("kernels/act.cpp", SOURCE), ("model_new.py", "")))
     (library,) = build(attempt, Device.CPU, cache=tmp_path).libraries
     report = library.path.with_suffix(".vectors")
-    assert report.is_file(), "made by the build itself"
+    assert report.is_file(), "the build writes the report"
     plain, branching = vectorised(attempt, library)
     assert (plain.source, plain.line) == ("kernels/act.cpp", 3)
     assert plain.vector_bytes >= 16
@@ -34,9 +34,9 @@ def test_loops_are_told_apart_by_what_the_compiler_made_of_them(tmp_path: Path) 
     assert "a break, or a branch" in branching.reason
     assert "not vectorised" in str(branching)
     report.unlink()
-    assert vectorised(attempt, library) == (plain, branching), "asked again"
+    assert vectorised(attempt, library) == (plain, branching), "a missing report is written again"
     report.write_text(report.read_text().replace("control flow in loop", "a whim"))
-    assert "a whim" in vectorised(attempt, library)[1].reason, "the report beside it is used"
+    assert "a whim" in vectorised(attempt, library)[1].reason, "a present report is used"
 
 
 CODE = """
@@ -67,24 +67,24 @@ k.cpp:11:39: optimized: loop vectorized using 16 byte vectors
 """
 
 
-def test_a_loop_is_told_once_without_contradiction_and_in_plain_words() -> None:
-    part, call, simd = read(REPORT, "kernels/k.cpp", CODE)
+def test_parse_report_merges_reports_of_one_loop() -> None:
+    part, call, simd = parse_report(REPORT, "kernels/k.cpp", CODE)
     assert str(part).startswith("kernels/k.cpp:3: 32-byte vectors in part; the rest is scalar: it ")
-    assert (call.line, simd.line) == (9, 11), "no outer loop that is none of the compiler's to turn"
+    assert (call.line, simd.line) == (9, 11), "outer loops are not reported"
     assert "_86" not in str(call)
     assert "an operation in it has no vector form" in str(call)
     assert str(simd).startswith("kernels/k.cpp:11: 32-byte vectors in `for")
 
 
-def test_no_reason_is_cut_and_a_cut_text_says_so() -> None:
-    part, call, simd = read(REPORT, "kernels/k.cpp", CODE)
+def test_shown_truncates_the_source_text_but_not_the_reason() -> None:
+    part, call, simd = parse_report(REPORT, "kernels/k.cpp", CODE)
     assert simd.shown(70).endswith("...`")
     assert len(simd.shown(70)) <= 70
     for loop in (part, call):
         assert loop.shown(20).endswith(loop.reason)
 
 
-def test_lines_of_other_files_and_lines_that_are_not_there_are_left_out() -> None:
+def test_parse_report_ignores_other_files_and_missing_lines() -> None:
     text = (
         "/usr/include/math.h:3:1: optimized: loop vectorized using 32 byte vectors\n"
         "kernels/act.cpp:99:1: optimized: loop vectorized using 32 byte vectors\n"
@@ -92,5 +92,5 @@ def test_lines_of_other_files_and_lines_that_are_not_there_are_left_out() -> Non
         "kernels/act.cpp:3:1: optimized: loop vectorized using 32 byte vectors\n"
         "no report at all\n"
     )
-    (loop,) = read(text, "kernels/act.cpp", SOURCE)
+    (loop,) = parse_report(text, "kernels/act.cpp", SOURCE)
     assert (loop.line, loop.vector_bytes) == (3, 32)

@@ -135,7 +135,8 @@ def moved_to_cuda(candidate: Candidate) -> Candidate:
     """
     expect = candidate.expect
     if ACCEPTED not in expect:
-        expect = (*expect, REFUSED, *((NO_GAIN,) if candidate.timed else ()))
+        more = (REFUSED, NO_GAIN) if candidate.timed else (REFUSED,)
+        expect = tuple(dict.fromkeys((*expect, *more)))
     return replace(candidate, device="cuda", expect=expect, moved=True)
 
 

@@ -1,4 +1,4 @@
-"""Judge candidates of the corpora with cuagent's own judge, and compare with what they must get.
+"""Judge candidates of the corpora with cuagent's own judge and check the expected outcome.
 
 One judge serves all candidates of a task, and one fork server serves all judges.
 Each process has one compute thread, so that a measured speedup does not depend on the load of the
@@ -166,7 +166,7 @@ def not_run(why: str) -> Outcome:
 def judge_candidate(judge: Judge, candidate: Candidate) -> Outcome:
     """Judge one candidate, with a quick timing if the candidate asks for one.
 
-    A gain in a quick timing is no claim, so an unexpected gain is checked by a record timing.
+    A record timing checks an unexpected gain, because quick timings are not exact enough.
     """
     start = time.perf_counter()
     judgement = judge.judge(candidate.attempt, Effort.QUICK if candidate.timed else None)

@@ -1,8 +1,8 @@
-"""Exploits, honest candidates and seeded bugs before cuagent's own judge.
+"""Judge exploits, honest candidates and seeded bugs with cuagent's own judge.
 
-This module runs a slice that fits into minutes: every exploit that needs no timing, and a share of
-everything else. `python benchmarks/corpus.py` runs all candidates. A known fault of the judge is an
-expected failure with its reason, and passes when the fault is fixed.
+This module runs a sample that takes minutes: every exploit that needs no timing, and a share of all
+others. `python benchmarks/corpus.py` runs all candidates. A known fault of the judge is an expected
+failure with its reason, and passes when the fault is fixed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from judging import CorpusJudges, is_safe, open_judges, outcome_of
 
 from cuagent.worker.arms import EAGER
 
-EVERY = {"timed": 4, "honest": 3, "bug": 20, "equivalent": 2}
-"""One in so many of each kind is in the slice; of others, among them what needs CUDA, all."""
+STRIDES = {"timed": 4, "honest": 3, "bug": 20, "equivalent": 2}
+"""One in this many candidates of each kind is in the sample; of other kinds, all are."""
 
 
 def _kind(candidate: Candidate) -> str:
@@ -31,25 +31,25 @@ def _kind(candidate: Candidate) -> str:
     return "equivalent" if equivalent else candidate.kind
 
 
-def _slice() -> list[Candidate]:
-    """Counted over all tasks, so that the share does not depend on how they are spread."""
-    chosen, seen = [], dict.fromkeys(EVERY, 0)
+def _sample() -> list[Candidate]:
+    """Choose candidates; they are counted over all tasks, so that the share is exact."""
+    chosen, seen = [], dict.fromkeys(STRIDES, 0)
     for candidate in everything():
         kind = _kind(candidate)
-        if kind in EVERY:
+        if kind in STRIDES:
             seen[kind] += 1
-            if seen[kind] % EVERY[kind] != 1:
+            if seen[kind] % STRIDES[kind] != 1:
                 continue
         chosen.append(candidate)
     return chosen
 
 
 def _parameter(candidate: Candidate) -> Any:
-    marks = [pytest.mark.gpu] if candidate.device == "cuda" else []
-    return pytest.param(candidate, id=f"{candidate.kind}-{candidate.name}", marks=marks)
+    gpu_marks = [pytest.mark.gpu] if candidate.device == "cuda" else []
+    return pytest.param(candidate, id=f"{candidate.kind}-{candidate.name}", marks=gpu_marks)
 
 
-CASES = _slice()
+CASES = _sample()
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_candidate_gets_the_expected_outcome(
     assert outcome.right, f"{candidate.what} {outcome.word}: {outcome.detail}"
 
 
-def test_the_corpora_are_as_large_as_promised() -> None:
+def test_corpora_have_the_promised_sizes() -> None:
     assert len(exploits()) >= 70
     assert len(honest()) >= 200
     assert len({candidate.task for candidate in honest()}) >= 120
@@ -78,7 +78,7 @@ def test_the_corpora_are_as_large_as_promised() -> None:
 
 
 def test_each_class_of_mistakes_has_bugs() -> None:
-    """The classes are those that docs/research/corpus.md names."""
+    """docs/research/corpus.md names the classes."""
     topics = Counter(bug.topic for bug in bugs() if bug.expect != (ACCEPTED,))
     text = (HERE.parents[1] / "docs" / "research" / "corpus.md").read_text()
     assert "" not in topics
@@ -86,14 +86,14 @@ def test_each_class_of_mistakes_has_bugs() -> None:
     assert all(count >= 2 for count in topics.values())
 
 
-def test_no_two_candidates_are_one() -> None:
+def test_candidates_are_distinct() -> None:
     for kind in (exploits(), honest(), bugs()):
         assert len({(c.task, c.device, c.timed, c.attempt.digest) for c in kind}) == len(kind)
 
 
-def test_every_row_of_the_catalogue_is_run_or_argued() -> None:
-    """docs/research/corpus.md says for each row that no exploit stands for why there is none."""
+def test_every_row_of_the_catalogue_has_exploit_or_reason() -> None:
+    """docs/research/corpus.md gives the reason for each row without an exploit."""
     text = (HERE.parents[1] / "docs" / "research" / "corpus.md").read_text()
     rows = re.findall(r"^\| (\d[\d, ]*) \|", text, re.MULTILINE)
-    argued = {number for row in rows for number in row.split(", ")}
-    assert {str(number) for number in range(1, 73)} <= argued | {c.row for c in exploits()}
+    with_reason = {number for row in rows for number in row.split(", ")}
+    assert {str(number) for number in range(1, 73)} <= with_reason | {c.row for c in exploits()}

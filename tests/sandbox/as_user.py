@@ -1,7 +1,7 @@
-"""`python as_user.py VIEW FOLDER COMMAND...`: the sandbox, tried by whoever runs this. For tests.
+"""Test the sandbox as the current user: `python as_user.py VIEW FOLDER COMMAND...`.
 
-VIEW is "view" or "no view". Prints as JSON which escapes succeed, the stamp, and the exit code and
-the output of the command held by Landlock in FOLDER.
+VIEW is "view" or "no view". The script prints as JSON which escapes succeed, the stamp, and the
+exit code and output of the command, run under Landlock in FOLDER.
 """
 
 import json

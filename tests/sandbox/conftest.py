@@ -1,4 +1,4 @@
-"""Folders and the tier for the sandbox's tests."""
+"""Fixtures for the tests of the sandbox: a folder and the tier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cuagent.sandbox import Tier, probe
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A private folder outside of pytest's own, which the sandbox may not even list."""
+    """Provide a private folder outside of pytest's, which the sandbox cannot list."""
     with tempfile.TemporaryDirectory(prefix="cuagent-test-") as folder:
         yield Path(folder).resolve()
 

@@ -1,6 +1,7 @@
-"""Run by test_sandbox_enter: an owner of GPU memory, and a sandboxed child that opens it by IPC.
+"""Share GPU memory by IPC with a sandboxed child; `test_sandbox_enter` runs this script.
 
-Prints what the child found there, the sum of a kernel of its own, and what the owner found after.
+It prints the value that the child read, the sum of the child's kernel, and the value that the owner
+read afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def own(channel: socket.socket) -> None:
+def share(channel: socket.socket) -> None:
     torch.zeros(1, device="cuda")
     cuda, address, handle = driver(), ctypes.c_uint64(), Handle()
     assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4 * WORDS)) == 0
@@ -38,7 +39,7 @@ def own(channel: socket.socket) -> None:
     print(read(cuda, address), flush=True)
 
 
-def borrow(channel: socket.socket) -> None:
+def open_shared(channel: socket.socket) -> None:
     handle = Handle.from_buffer_copy(channel.recv(64))
     total = (torch.ones(1000, device="cuda") * 2).sum().item()
     cuda, address = driver(), ctypes.c_uint64()
@@ -63,8 +64,8 @@ if __name__ == "__main__":
         ours.close()
         policy = Policy(write=(Path(sys.argv[1]),), gpu=True, fds=(0, 1, 2, theirs.fileno()))
         enter(policy, Tier(sys.argv[2]))
-        borrow(theirs)
+        open_shared(theirs)
         os._exit(0)
     theirs.close()
-    own(ours)
+    share(ours)
     os.waitpid(child, 0)

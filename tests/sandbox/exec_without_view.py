@@ -1,4 +1,4 @@
-"""`cuagent/sandbox/exec.py` on a machine that gives out no mount namespace."""
+"""Run `cuagent/sandbox/exec.py` as on a machine without mount namespaces."""
 
 import os
 import sys

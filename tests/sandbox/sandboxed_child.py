@@ -1,4 +1,4 @@
-"""A forked child that enters the sandbox and reports what it got."""
+"""Run a function in a forked child that enters the sandbox."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from cuagent.sandbox import Policy, Tier, enter
 
 
 def in_child(policy: Policy, tier: Tier, work: Callable[[], Any]) -> Any:
-    """What `work` gives, or the exception it raises, in a forked child that entered the sandbox.
+    """Return the result of `work`, or its exception, from a forked child in the sandbox.
 
-    The child is trusted code of these tests; the worker's channel carries no pickles.
+    The child runs trusted code of these tests. The worker's channel carries no pickles.
     """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        kept = Policy(**{**vars(policy), "fds": (*policy.fds, writer)})
+        with_pipe = Policy(**{**vars(policy), "fds": (*policy.fds, writer)})
         try:
-            enter(kept, tier)
+            enter(with_pipe, tier)
             result = work()
         except BaseException as error:  # noqa: BLE001 - the child's process boundary
             result = error
@@ -36,6 +36,8 @@ def in_child(policy: Policy, tier: Tier, work: Callable[[], Any]) -> Any:
         ready, _, _ = select.select([pipe], [], [], 30)
         if not ready:
             os.kill(pid, signal.SIGKILL)
-        result = pickle.load(pipe) if ready else TimeoutError("the child hangs")
+        result = (
+            pickle.load(pipe) if ready else TimeoutError("the child did not answer within 30 s")
+        )
     os.waitpid(pid, 0)
     return result

@@ -1,4 +1,4 @@
-"""A forked child that imported torch enters the sandbox: honest work goes on, the rest ends."""
+"""A forked child that has imported torch enters the sandbox: only honest work succeeds."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ os.wait()
 """
 
 
-def test_torch_computes_in_a_fork_of_a_process_that_imported_it(scratch: Path, tier: Tier) -> None:
-    """In a fresh process: OpenMP's threads, if torch computed here already, end with a fork."""
+def test_torch_computes_in_sandboxed_fork(scratch: Path, tier: Tier) -> None:
+    """Use a fresh process: a fork loses the OpenMP threads of an earlier computation."""
     done = subprocess.run(
         [sys.executable, "-c", COMPUTES, str(scratch), tier.value],
         capture_output=True,
@@ -50,7 +50,7 @@ def test_torch_computes_in_a_fork_of_a_process_that_imported_it(scratch: Path, t
     assert done.stdout.strip() == f"{512.0 * 512.0}", done.stderr
 
 
-def test_modules_not_yet_imported_can_be(scratch: Path, tier: Tier) -> None:
+def test_sandboxed_fork_can_import_modules(scratch: Path, tier: Tier) -> None:
     def work() -> str:
         import wave
 
@@ -70,9 +70,9 @@ def test_attempt_is_read_only_and_scratch_is_writable(scratch: Path, tier: Tier)
     def work() -> list[object]:
         found: list[object] = [(attempt / "model_new.py").read_text()]
         (private / "out").write_text("mine")
-        for refused in (attempt / "model_new.py", attempt / "new", scratch / "beside"):
+        for denied in (attempt / "model_new.py", attempt / "new", scratch / "other"):
             try:
-                refused.write_text("changed")
+                denied.write_text("changed")
             except OSError as error:
                 found.append(error.errno)
         return found
@@ -85,7 +85,7 @@ def test_attempt_is_read_only_and_scratch_is_writable(scratch: Path, tier: Tier)
     assert (private / "out").read_text() == "mine"
 
 
-def test_home_and_temporary_folder_are_the_private_one(scratch: Path, tier: Tier) -> None:
+def test_home_and_temporary_folder_are_private(scratch: Path, tier: Tier) -> None:
     def work() -> tuple[str, str, set[str]]:
         import tempfile
 
@@ -119,14 +119,14 @@ def test_only_named_descriptors_stay_open(scratch: Path, tier: Tier) -> None:
         assert ours.recv(5) == b"ready"
 
 
-def test_the_projects_own_source_is_out_of_sight(scratch: Path, tier: Tier) -> None:
-    """Unless it is installed like any package, then it is no secret."""
+def test_source_of_project_is_not_readable(scratch: Path, tier: Tier) -> None:
+    """The source is readable only if it is installed as a package."""
     here = Path(__file__).resolve()
     result = in_child(Policy(write=(scratch,)), tier, here.read_text)
     assert isinstance(result, PermissionError | FileNotFoundError)
 
 
-def test_memory_is_bounded_without_bounding_the_address_space(scratch: Path, tier: Tier) -> None:
+def test_memory_limit_allows_large_address_space(scratch: Path, tier: Tier) -> None:
     def work() -> str:
         import mmap
 
@@ -134,14 +134,14 @@ def test_memory_is_bounded_without_bounding_the_address_space(scratch: Path, tie
         try:
             bytearray(3 << 30)
         except MemoryError:
-            return "refused"
-        return "given"
+            return "denied"
+        return "allowed"
 
-    assert in_child(Policy(write=(scratch,), memory_bytes=2 << 30), tier, work) == "refused"
+    assert in_child(Policy(write=(scratch,), memory_bytes=2 << 30), tier, work) == "denied"
 
 
-def test_entering_with_threads_is_refused(tier: Tier) -> None:
-    """Landlock would bind only one of them."""
+def test_enter_rejects_process_with_threads(tier: Tier) -> None:
+    """Landlock would restrict only one thread."""
     pid = os.fork()
     if pid == 0:
         threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
@@ -153,9 +153,9 @@ def test_entering_with_threads_is_refused(tier: Tier) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
 
 
-def test_entering_is_cheap(scratch: Path, tier: Tier) -> None:
-    def spent() -> float:
-        """Seconds of the processor: others may use it at the same time."""
+def test_enter_takes_little_time(scratch: Path, tier: Tier) -> None:
+    def cpu_seconds() -> float:
+        """Return processor time, which does not depend on other processes."""
         pid = os.fork()
         if pid == 0:
             enter(Policy(write=(scratch,)), tier)
@@ -163,12 +163,12 @@ def test_entering_is_cheap(scratch: Path, tier: Tier) -> None:
         _, _, used = os.wait4(pid, 0)
         return used.ru_utime + used.ru_stime
 
-    assert min(spent() for _ in range(5)) < 0.1
+    assert min(cpu_seconds() for _ in range(5)) < 0.1
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives out user ids")
-def test_no_two_sandboxed_processes_share_a_user_id() -> None:
-    """Not even where a namespace has so few that those of two pids are the same number."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can set user ids")
+def test_sandboxed_processes_have_different_user_ids() -> None:
+    """They differ even if a namespace has so few uids that two pids map to the same one."""
     own = free_uid(65_536)
     with subprocess.Popen(["sleep", "60"], user=own) as other:
         try:
@@ -178,7 +178,7 @@ def test_no_two_sandboxed_processes_share_a_user_id() -> None:
     assert free_uid(4_294_967_295) == 1_000_000_000 + os.getpid()
 
 
-def test_resident_memory_of_a_group_is_seen() -> None:
+def test_resident_measures_process_group() -> None:
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
@@ -196,8 +196,8 @@ def test_resident_memory_of_a_group_is_seen() -> None:
 
 
 @pytest.mark.gpu
-def test_cuda_works_inside_and_opens_memory_of_its_parent(scratch: Path, tier: Tier) -> None:
-    """In a fresh process: this one may hold a CUDA context, which does not survive a fork."""
+def test_cuda_works_in_sandbox_and_opens_shared_memory(scratch: Path, tier: Tier) -> None:
+    """Use a fresh process: this one may have a CUDA context, which does not survive a fork."""
     script = Path(__file__).with_name("cuda_in_sandbox.py")
     done = subprocess.run(
         [sys.executable, str(script), str(scratch), tier.value],
@@ -210,11 +210,11 @@ def test_cuda_works_inside_and_opens_memory_of_its_parent(scratch: Path, tier: T
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-def test_sockets_reach_nobody_and_pairs_work(scratch: Path, tier: Tier, gpu: bool) -> None:
-    """CUDA binds a stream socket when it starts; a datagram would need no connection."""
+def test_sockets_are_blocked_except_pairs(scratch: Path, tier: Tier, gpu: bool) -> None:
+    """CUDA binds a stream socket at its start; a datagram would need no connection."""
 
     def work() -> dict[str, object]:
-        def tried(family: int, kind: int, *, pair: bool = False) -> int:
+        def error_of(family: int, kind: int, *, pair: bool = False) -> int:
             try:
                 made = socket.socketpair(family, kind) if pair else [socket.socket(family, kind)]
             except OSError as error:
@@ -228,22 +228,22 @@ def test_sockets_reach_nobody_and_pairs_work(scratch: Path, tier: Tier, gpu: boo
 
         unix = socket.AF_UNIX
         return {
-            "stream": tried(unix, socket.SOCK_STREAM),
-            "packets": tried(unix, socket.SOCK_SEQPACKET),
-            "datagrams": tried(unix, socket.SOCK_DGRAM),
-            "internet": tried(socket.AF_INET, socket.SOCK_STREAM),
-            "pair": tried(unix, socket.SOCK_STREAM, pair=True),
-            "pair of packets": tried(unix, socket.SOCK_SEQPACKET, pair=True),
-            "pair of datagrams": tried(unix, socket.SOCK_DGRAM, pair=True),
+            "stream": error_of(unix, socket.SOCK_STREAM),
+            "packets": error_of(unix, socket.SOCK_SEQPACKET),
+            "datagrams": error_of(unix, socket.SOCK_DGRAM),
+            "internet": error_of(socket.AF_INET, socket.SOCK_STREAM),
+            "pair": error_of(unix, socket.SOCK_STREAM, pair=True),
+            "pair of packets": error_of(unix, socket.SOCK_SEQPACKET, pair=True),
+            "pair of datagrams": error_of(unix, socket.SOCK_DGRAM, pair=True),
         }
 
-    refused = errno.EACCES
+    denied = errno.EACCES
     assert in_child(Policy(write=(scratch,), gpu=gpu), tier, work) == {
-        "stream": 0 if gpu else refused,
-        "packets": 0 if gpu else refused,
-        "datagrams": refused,
-        "internet": refused,
+        "stream": 0 if gpu else denied,
+        "packets": 0 if gpu else denied,
+        "datagrams": denied,
+        "internet": denied,
         "pair": 0,
         "pair of packets": 0,
-        "pair of datagrams": refused,
+        "pair of datagrams": denied,
     }

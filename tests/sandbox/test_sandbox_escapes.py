@@ -1,4 +1,4 @@
-"""Real children try to get out. Tiers that this machine lacks are reported as skipped, by name."""
+"""Real children try to escape. Tests of tiers that this machine lacks are skipped."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from cuagent.sandbox import (
     selftest,
     stamp,
 )
-from cuagent.sandbox.probe import Escape, tried
+from cuagent.sandbox.probe import Escape, successful_escapes
 
-HELD_WITHOUT_A_TIER = {
+PREVENTED_WITHOUT_TIER = {
     "list_home",  # there may be no home
     "inherited_descriptor",
     "inherited_environment",
@@ -30,18 +30,18 @@ HELD_WITHOUT_A_TIER = {
     "big_file",
     "fork_bomb",
 }
-"""What limits, closed descriptors and an ordinary user's rights refuse on their own."""
+"""Escapes that limits, closed descriptors and the rights of an ordinary user can prevent."""
 
 
 @pytest.fixture(scope="module", params=[Tier.LANDLOCK, Tier.BUBBLEWRAP])
-def held(request: pytest.FixtureRequest) -> dict[str, str | None]:
+def results(request: pytest.FixtureRequest) -> dict[str, str | None]:
     try:
         return {escape.name: escape.got for escape in selftest(request.param)}
     except SandboxError as error:
         pytest.skip(str(error))
 
 
-def test_no_escape_succeeds_from_the_tier_that_is_in_use() -> None:
+def test_no_escape_from_the_probed_tier_succeeds() -> None:
     tier = probe()
     if tier is Tier.NONE:
         pytest.skip("this machine has no tier; verdicts say UNISOLATED")
@@ -50,55 +50,55 @@ def test_no_escape_succeeds_from_the_tier_that_is_in_use() -> None:
     assert [escape for escape in results if escape.got is not None] == []
 
 
-def test_every_tier_refuses_all_but_what_it_says(held: dict[str, str | None]) -> None:
-    succeeded = {name for name, got in held.items() if got is not None}
-    # Root under bubblewrap is exempt from the process limit: there the probe chooses landlock.
+def test_every_tier_prevents_escapes(results: dict[str, str | None]) -> None:
+    succeeded = {name for name, got in results.items() if got is not None}
+    # Root under bubblewrap has no process limit; the probe then chooses landlock.
     assert succeeded <= {"fork_bomb"}
 
 
-def test_the_escapes_are_real_where_nothing_holds_them() -> None:
-    free = {escape.name for escape in selftest(Tier.NONE) if escape.got is not None}
-    refused = {escape.name for escape in selftest(Tier.NONE)} - free
-    assert refused <= HELD_WITHOUT_A_TIER
+def test_escapes_succeed_without_a_tier() -> None:
+    succeeded = {escape.name for escape in selftest(Tier.NONE) if escape.got is not None}
+    prevented = {escape.name for escape in selftest(Tier.NONE)} - succeeded
+    assert prevented <= PREVENTED_WITHOUT_TIER
 
 
-def test_without_landlock_a_candidate_is_called_unisolated_though_bubblewrap_is_there(
+def test_forked_child_has_no_tier_without_landlock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as without:
         without.setattr(landlock, "abi", lambda: 0)
-        tried.cache_clear()
+        successful_escapes.cache_clear()
         assert probe_forked() is Tier.NONE
-    tried.cache_clear()
+    successful_escapes.cache_clear()
     assert probe_forked() in (probe(), Tier.LANDLOCK)
 
 
-def test_threads_that_ask_at_once_have_each_tier_tried_once(
+def test_concurrent_probes_try_each_tier_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[Tier] = []
+    tested: list[Tier] = []
 
-    def try_it(tier: Tier) -> list[Escape]:
-        asked.append(tier)
+    def fake_selftest(tier: Tier) -> list[Escape]:
+        tested.append(tier)
         time.sleep(0.05)
         return [Escape("any", "out")]
 
-    module = import_module("cuagent.sandbox.probe")  # the package has a function of that name
-    monkeypatch.setattr(module, "selftest", try_it)
+    module = import_module("cuagent.sandbox.probe")  # the package has a function with this name
+    monkeypatch.setattr(module, "selftest", fake_selftest)
     monkeypatch.setattr(landlock, "abi", lambda: 1)
-    tried.cache_clear()
+    successful_escapes.cache_clear()
     try:
         with ThreadPoolExecutor(4) as threads:
             assert set(threads.map(lambda _: probe(), range(4))) == {Tier.NONE}
     finally:
-        tried.cache_clear()
-    assert len(asked) == len(set(asked)) > 0
+        successful_escapes.cache_clear()
+    assert len(tested) == len(set(tested)) > 0
 
 
-def test_stamp_says_what_holds() -> None:
+def test_stamp_describes_tier() -> None:
     assert stamp(Tier.NONE, Policy()) == "UNISOLATED"
     bounded = Policy(memory_bytes=1 << 30)
     assert stamp(Tier.LANDLOCK, bounded).startswith("landlock (")
     assert "memory by rlimit" in stamp(Tier.LANDLOCK, bounded)
-    # CUDA reserves more than any limit would let it.
+    # CUDA reserves more memory than any limit would allow.
     assert "memory by watch" in stamp(Tier.LANDLOCK, replace(bounded, gpu=True))

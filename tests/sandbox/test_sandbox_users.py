@@ -1,4 +1,4 @@
-"""The sandbox as root and as an ordinary user enters it, with and without namespaces."""
+"""Root and ordinary users enter the sandbox, with and without mount namespaces."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ mkdir -p c && mv b.cpp c/
 python3 -I -c 'import shutil; shutil.copy2("a.cpp", "d.cpp"); shutil.copytree("c", "e")'
 python3 -I -c 'import ctypes; print(ctypes.CDLL("./a.so").three())'
 """
-"""What compilers, shells and copies do to metadata of their own files."""
+"""Commands of compilers, shells and copy programs that change metadata of their files."""
 
 
 def _interpreter(user: str) -> list[str]:
-    """A Python that the user may start, with what becomes that user. Skips where there is none."""
+    """Return the command of a Python that the user can start; skip the test if there is none."""
     if user == "root":
         if os.geteuid() != 0:
             pytest.skip("the tests do not run as root")
         return [sys.executable]
     for program in (sys.executable, "/usr/bin/python3"):
-        ask = [program, "-I", "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+        check = [program, "-I", "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
         try:
-            if subprocess.run(ask, check=False, **_become(user)).returncode == 0:
+            if subprocess.run(check, check=False, **_become(user)).returncode == 0:
                 return [program]
         except OSError:
             continue
-    pytest.skip("no Python that an ordinary user may start")
+    pytest.skip("an ordinary user can start no Python here")
 
 
 def _become(user: str) -> dict[str, Any]:
@@ -86,9 +86,7 @@ def test_escapes_fail_and_honest_commands_work(user: str, view: str, scratch: Pa
         assert "names outside visible" in found["stamp"]
 
 
-def test_own_files_keep_their_modes_and_times_where_there_is_a_view(
-    user: str, scratch: Path
-) -> None:
+def test_view_allows_modes_and_times_of_own_files(user: str, scratch: Path) -> None:
     if user != "root" and os.geteuid() == 0:
         os.chown(scratch, NOBODY, NOBODY)
     command = [*_interpreter(user), "-I", str(HERE / "as_user.py"), "view", str(scratch)]
@@ -103,5 +101,5 @@ def test_own_files_keep_their_modes_and_times_where_there_is_a_view(
     )
     found = json.loads(done.stdout)
     if "names outside visible" in found["stamp"]:
-        pytest.skip("this machine gives out no mount namespace")
+        pytest.skip("this machine has no mount namespaces")
     assert found["output"] == "755 1000\n2\n"

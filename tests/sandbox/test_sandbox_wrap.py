@@ -1,4 +1,4 @@
-"""Commands run inside the sandbox: compilers and shells work, and see no more than they need."""
+"""Compilers and shells work inside the sandbox, and cannot read other files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(
     )
 
 
-def test_a_compiler_works(scratch: Path, each_tier: Tier) -> None:
+def test_compiler_works(scratch: Path, each_tier: Tier) -> None:
     (scratch / "sum.cpp").write_text(
         '#include <vector>\nextern "C" int three() { return std::vector<int>(3).size(); }\n'
     )
@@ -47,22 +47,20 @@ def test_a_compiler_works(scratch: Path, each_tier: Tier) -> None:
     assert ctypes.CDLL(str(scratch / "sum.so")).three() == 3
 
 
-def test_a_shell_works(scratch: Path, each_tier: Tier) -> None:
+def test_shell_works(scratch: Path, each_tier: Tier) -> None:
     script = "echo one > file; cat < <(cat file); ls | wc -l; exit 3"
     done = run(["bash", "-c", script], Policy(write=(scratch,)), each_tier, scratch)
     assert (done.returncode, done.stdout.split()) == (3, ["one", "1"])
 
 
-def test_python_with_its_packages_works(scratch: Path, each_tier: Tier) -> None:
+def test_python_finds_its_packages(scratch: Path, each_tier: Tier) -> None:
     argv = [sys.executable, "-c", "import numpy; print(numpy.ones(3).sum())"]
     done = run(argv, Policy(write=(scratch,)), each_tier, scratch)
     assert done.stdout.strip() == "3.0", done.stderr
 
 
-def test_programs_started_by_a_shell_may_use_proc_where_the_policy_says_so(
-    scratch: Path, tier: Tier
-) -> None:
-    """CUDA writes its threads' names there; other processes stay closed."""
+def test_policy_decides_if_child_processes_can_use_proc(scratch: Path, tier: Tier) -> None:
+    """CUDA writes its threads' names to /proc; the environment of other processes stays hidden."""
     name = "import os; open(f'/proc/self/task/{os.getpid()}/comm', 'w').write('named'); print('ok')"
     script = f'{sys.executable} -I -S -c "{name}"; cat /proc/{os.getpid()}/environ'
     for children, output in ((True, "ok"), (False, "")):
@@ -72,12 +70,12 @@ def test_programs_started_by_a_shell_may_use_proc_where_the_policy_says_so(
         assert done.returncode != 0
 
 
-def test_arguments_and_input_pass_untouched(scratch: Path, each_tier: Tier) -> None:
+def test_arguments_are_passed_unchanged(scratch: Path, each_tier: Tier) -> None:
     argv = ["printf", "%s|", "a b", "$HOME", "--", "'", "ü"]
     assert run(argv, Policy(), each_tier, scratch).stdout == "a b|$HOME|--|'|ü|"
 
 
-def test_a_shell_sees_no_file_of_others(scratch: Path, tier: Tier) -> None:
+def test_shell_cannot_read_other_files(scratch: Path, tier: Tier) -> None:
     secret, own = scratch / "secret", scratch / "own"
     secret.write_text("secret")
     own.mkdir()
@@ -87,7 +85,7 @@ def test_a_shell_sees_no_file_of_others(scratch: Path, tier: Tier) -> None:
     assert run(["bash", "-c", "cat < /dev/tcp/127.0.0.1/1"], Policy(), tier, own).returncode != 0
 
 
-def test_a_command_that_is_missing_is_one_line(scratch: Path, each_tier: Tier) -> None:
+def test_missing_command_gives_one_line(scratch: Path, each_tier: Tier) -> None:
     done = run(["no-such-compiler"], Policy(write=(scratch,)), each_tier, scratch)
     assert done.returncode == 126
     assert done.stderr.strip().splitlines() == [
@@ -95,7 +93,7 @@ def test_a_command_that_is_missing_is_one_line(scratch: Path, each_tier: Tier) -
     ]
 
 
-def test_killing_the_group_ends_everything(scratch: Path, each_tier: Tier) -> None:
+def test_killing_the_process_group_ends_all_processes(scratch: Path, each_tier: Tier) -> None:
     script = "sleep 60 & sleep 60 & echo ready; wait"
     child = subprocess.Popen(
         wrap(["bash", "-c", script], Policy(write=(scratch,)), each_tier),
@@ -107,12 +105,12 @@ def test_killing_the_group_ends_everything(scratch: Path, each_tier: Tier) -> No
     assert child.stdout.readline() == b"ready\n"
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    # The pipe ends when the last process that holds it has ended.
+    # The pipe closes when the last process that has it open has ended.
     start = time.monotonic()
     assert child.stdout.read() == b""
     assert time.monotonic() - start < 10
 
 
-def test_the_exit_code_of_a_signal_is_kept(scratch: Path, tier: Tier) -> None:
+def test_exit_code_of_signal_is_kept(scratch: Path, tier: Tier) -> None:
     done = run(["bash", "-c", "kill -SEGV $$"], Policy(write=(scratch,)), tier, scratch)
     assert done.returncode in (-signal.SIGSEGV, 128 + signal.SIGSEGV)

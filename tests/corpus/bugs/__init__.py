@@ -1,7 +1,7 @@
-"""Seeded bugs: honest candidates with one piece of their text replaced, as data.
+"""Collect the seeded bugs: honest candidates with one piece of their text replaced, as data.
 
-Each is wrong for one reason, which it names. Those that are equivalent to the original say why:
-they must be accepted. Each module holds one class of mistakes; `cuda` holds kernels for the GPU.
+Each bug names its mistake. A change that is equivalent to the original states why; it must be
+accepted. Each module holds one class of mistakes; `cuda` holds bugs of GPU kernels.
 """
 
 from __future__ import annotations

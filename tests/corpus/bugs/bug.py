@@ -1,4 +1,4 @@
-"""One seeded bug as data."""
+"""Define a seeded bug as data."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bug:
-    """`find` must stand exactly once in the files of the honest candidate `of`."""
+    """A bug: replace `find` by `put` in the honest candidate `of`, where it occurs exactly once."""
 
     of: str
     find: str
     put: str
     wrong: str
+    """Description of the mistake."""
     equivalent: str = ""
-    """Why it is no bug, on the shapes and values that the task declares or its reference takes."""
+    """Reason why it is not a bug for the task's shapes and valid values; empty for a real bug."""
     topic: str = ""
-    """The class of mistakes that it belongs to."""
+    """Class of mistakes; empty for the class of its module."""

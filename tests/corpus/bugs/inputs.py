@@ -1,4 +1,4 @@
-"""Inputs and buffers that a task always gives alike, which a wrong kernel ignores."""
+"""Bugs that ignore inputs and buffers with the same values in all of the task's own draws."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ BUGS: tuple[Bug, ...] = (
         "token_positions_fused",
         "positions[row] * width",
         "(row % length) * width",
-        ("the positions are not read: the step itself is taken, as the task's own inputs have it"),
+        ("uses the step instead of the positions, which agree in the task's own inputs"),
     ),
     Bug(
         "token_positions_fused",
         "positions[row] * width",
         "positions[row % length] * width",
-        "the positions of the first sample are taken for all",
+        "uses the positions of the first sample for all samples",
     ),
     Bug(
         "token_positions_fused",
         "positions[row] * width",
         "(positions[row - row % length] + row % length) * width",
-        ("positions are taken to follow each other from the first one of a sample"),
+        ("assumes consecutive positions from the first one of a sample"),
     ),
     Bug(
         "token_positions_gathered",
         "self.places.weight.index_select(0, positions.flatten())",
         "self.places.weight[: ids.shape[1]].repeat(ids.shape[0], 1)",
-        "the first rows of the table are repeated, whatever the positions",
+        "uses the first rows of the table for all positions",
     ),
     Bug(
         "rope_tables_pairs",
@@ -39,7 +39,7 @@ BUGS: tuple[Bug, ...] = (
         "rope_tables_pairs",
         "const long at = positions[t];",
         "const long at = positions[0] + t;",
-        "only the first position is read, as if the others followed it",
+        "reads only the first position and assumes consecutive ones",
     ),
     Bug(
         "rope_tables_pairs",
@@ -62,38 +62,38 @@ BUGS: tuple[Bug, ...] = (
             "        kernel.turn(y, x, positions, *self.tables, heads, "
             "*x.shape[2:])"
         ),
-        ("tables that are kept as plain attributes from construction: loaded ones are ignored"),
+        ("keeps the initial tables as plain attributes and ignores loaded ones"),
     ),
     Bug(
         "rope_tables_pairs",
         "y = torch.empty_like(x)",
         "y = x.new_empty(x.shape)",
-        "another way to memory for the result",
-        equivalent="both give memory of the same form",
+        "allocates the result in another way",
+        equivalent="both allocations have the same form",
     ),
     Bug(
         "rope_tables_complex",
         "[positions]",
         "[: x.shape[2]]",
-        "the first angles of the table, whatever the positions",
+        "uses the first angles of the table for all positions",
     ),
     Bug(
         "rope_tables_complex",
         "torch.complex(self.cos, self.sin)",
         ("torch.polar(torch.ones_like(self.cos), torch.atan2(self.sin, self.cos))"),
-        "only the angle of the tables counts, not their size",
+        "uses the angle of the table entries, but not their absolute value",
     ),
     Bug(
         "sinusoidal_kernel",
         "table + start[0] * width",
         "table + 0 * width",
-        "the start is taken to be zero",
+        "assumes a start of zero",
     ),
     Bug(
         "sinusoidal_kernel",
         "table + start[0] * width",
         "table + (start[0] > 0 ? length : 0) * width",
-        ("only whether it starts at zero counts, as between a prompt and one step after it"),
+        ("only tests if the start is zero, as between a prompt and the step after it"),
     ),
     Bug(
         "bag_offsets_loop",
@@ -102,13 +102,13 @@ BUGS: tuple[Bug, ...] = (
             "    const long end = b + 1 < bags ? offsets[b + 1] : count;"
         ),
         ("const long begin = b * (count / bags);\n    const long end = begin + count / bags;"),
-        "all bags are taken to be equally long",
+        "assumes bags of equal length",
     ),
     Bug(
         "bag_offsets_loop",
         "offsets[b + 1] : count",
         "begin + offsets[1] : count",
-        "all bags but the last one are taken to be as long as the first",
+        "assumes that all bags except the last have the length of the first",
     ),
     Bug(
         "bag_offsets_loop",
@@ -121,7 +121,7 @@ BUGS: tuple[Bug, ...] = (
         "bag_offsets_loop",
         "begin; i < end; ++i",
         "begin; i < begin + 8; ++i",
-        ("the number of rows in a bag is fixed at the eight of the task's own inputs"),
+        ("assumes eight rows per bag, as in the task's own inputs"),
     ),
     Bug(
         "bag_offsets_scatter",
@@ -139,7 +139,7 @@ BUGS: tuple[Bug, ...] = (
         "full_lengths_kernel",
         "const long steps = std::min(lengths[n], length);",
         "const long steps = length;",
-        "steps of padding are summed, and the last of all is taken for the last",
+        "sums padding steps, and uses the last padded step as the last step",
     ),
     Bug(
         "full_lengths_kernel",
@@ -151,13 +151,13 @@ BUGS: tuple[Bug, ...] = (
         "full_lengths_kernel",
         "std::max(steps - 1, 0L)",
         "length - 1",
-        "the last step of the padding is taken",
+        "uses the last step of the padding",
     ),
     Bug(
         "full_lengths_kernel",
         "std::min(lengths[n], length);",
         "std::min(lengths[0], length);",
-        "the length of the first sequence is taken for all",
+        "uses the length of the first sequence for all",
     ),
     Bug(
         "full_lengths_kernel",
@@ -169,13 +169,13 @@ BUGS: tuple[Bug, ...] = (
         "full_lengths_prefix",
         "sample[max(steps - 1, 0)]",
         "sample[-1]",
-        "the last step of the padding is taken",
+        "uses the last step of the padding",
     ),
     Bug(
         "score_mask_rows",
         "mask[i * length + j] ?",
         "j <= i ?",
-        "the mask is taken to be causal and is not read",
+        "assumes a causal mask and does not read the mask",
     ),
     Bug(
         "score_mask_rows",
@@ -185,7 +185,7 @@ BUGS: tuple[Bug, ...] = (
             "      for (long j = 0; j <= i; ++j) {\n"
             "        float dot = 0;"
         ),
-        ("what lies behind the diagonal is skipped, although the mask may show it"),
+        ("skips elements behind the diagonal, which the mask may show"),
     ),
     Bug(
         "score_mask_rows",
@@ -197,20 +197,20 @@ BUGS: tuple[Bug, ...] = (
         "score_mask_rows",
         "score[j] / sum * v",
         "score[j] * (1 / sum) * v",
-        "one division in place of many",
-        equivalent="it is one more rounding",
+        "one division instead of many",
+        equivalent="it only adds one rounding",
     ),
     Bug(
         "score_mask_added",
         'torch.where(mask, 0.0, float("-inf")).to(q.dtype)',
         'q.new_full(mask.shape, float("-inf")).triu(1)',
-        "a causal mask is made instead of the one that is given",
+        "uses a causal mask instead of the given one",
     ),
     Bug(
         "score_mask_added",
         'torch.where(mask, 0.0, float("-inf")).to(q.dtype)',
         'torch.where(mask.tril(), 0.0, float("-inf")).to(q.dtype)',
-        "only the lower triangle of the mask counts",
+        "uses only the lower triangle of the mask",
     ),
     Bug(
         "padding_keys_kernel",
@@ -222,7 +222,7 @@ BUGS: tuple[Bug, ...] = (
         "padding_keys_kernel",
         "keep[n * length + t]",
         "keep[t]",
-        "the mask of the first sample is taken for all",
+        "uses the mask of the first sample for all",
     ),
     Bug(
         "padding_keys_kernel",
@@ -234,9 +234,9 @@ BUGS: tuple[Bug, ...] = (
             "largest) : 0;\n"
             "    }"
         ),
-        "the same in two statements",
+        "splits one statement into two",
         equivalent=(
-            "the exponential of minus infinity is zero; where all steps are hidden "
+            "the exponential of minus infinity is zero; if all steps are hidden, "
             "the sum is NaN in both"
         ),
     ),
@@ -258,13 +258,13 @@ BUGS: tuple[Bug, ...] = (
             "    for (long t = 0; t < length; ++t) score[t] *= keep[n * length + "
             "t];"
         ),
-        "hidden steps are left out of the result but not of the sum of weights",
+        "omits hidden steps in the result, but not in the sum of weights",
     ),
     Bug(
         "decode_step_online",
         "std::min(position[0] + 1, length)",
         "std::min(31L, length)",
-        "the position is fixed at the one of the task's own inputs",
+        "uses the position of the task's own inputs",
     ),
     Bug(
         "decode_step_online",
@@ -276,13 +276,13 @@ BUGS: tuple[Bug, ...] = (
         "decode_step_online",
         "std::min(position[0] + 1, length)",
         "std::min(position[0], length)",
-        "the newest entry is left out",
+        "the newest entry is omitted",
     ),
     Bug(
         "decode_step_online",
         "std::min(position[0] + 1, length)",
         "std::max(31L, std::min(position[0] + 1, length))",
-        ("no less of the cache is read than at the position of the task's own inputs"),
+        ("reads at least as much of the cache as at the position of the task's own inputs"),
     ),
     Bug(
         "decode_step_sliced",
@@ -294,19 +294,19 @@ BUGS: tuple[Bug, ...] = (
         "cache_write_kernel",
         "slots[j];",
         "slots[0] + j;",
-        "the slots are taken to follow each other",
+        "assumes consecutive slots",
     ),
     Bug(
         "cache_write_kernel",
         "slots[j];",
         "length / 2 + j;",
-        "the slots are fixed at those of the task's own inputs",
+        "uses the slots of the task's own inputs",
     ),
     Bug(
         "segment_means_kernel",
         "ids[i];",
         "i * segments / rows;",
-        "all segments are taken to be equally long",
+        "assumes segments of equal length",
     ),
     Bug(
         "segment_means_kernel",
@@ -324,8 +324,8 @@ BUGS: tuple[Bug, ...] = (
         "segment_means_kernel",
         "y[s * width + d] += x[i * width + d];",
         ("y[s * width + d] = (members[s] > 1 ? y[s * width + d] : 0) + x[i * width + d];"),
-        "sums begin with the first row of a segment",
-        equivalent="they were zero before",
+        "sums start with the first row of a segment",
+        equivalent="they started at zero",
     ),
     Bug(
         "packed_attention_rows",
@@ -341,31 +341,31 @@ BUGS: tuple[Bug, ...] = (
             "const long each = count / (numbers - 1);\n"
             "    const long begin = i / each * each, end = begin + each;"
         ),
-        "all sequences are taken to be equally long",
+        "assumes sequences of equal length",
     ),
     Bug(
         "packed_attention_rows",
         ("else\n        end = std::min(end, bounds[b]);"),
         ("else\n        end = std::min(begin + bounds[1] - bounds[0], count);"),
-        "each sequence is taken to be as long as the first",
+        "assumes that each sequence has the length of the first",
     ),
     Bug(
         "packed_attention_rows",
         "bounds[b] <= i",
         "bounds[b] < i",
-        "the first token of a sequence still sees the one before",
+        "the first token of a sequence sees the last token of the previous one",
     ),
     Bug(
         "packed_attention_rows",
         "score(end - begin);",
         "score(end - begin); end = std::min(end, begin + 10);",
-        ("a tile holds the ten tokens of the task's own sequences, and no more are read"),
+        ("reads at most ten tokens per tile, as in the task's own sequences"),
     ),
     Bug(
         "packed_attention_split",
         "[0, *bounds[1:].tolist(), q.shape[0]]",
         "range(0, q.shape[0] + 1, q.shape[0] // (bounds.numel() - 1))",
-        "the sequences are cut at equal distances",
+        "splits the sequences at equal distances",
     ),
     Bug(
         "skip_flags_kernel",
@@ -377,7 +377,7 @@ BUGS: tuple[Bug, ...] = (
         "skip_flags_kernel",
         "active[i]",
         "active[0]",
-        "the flag of the first sample is taken for all",
+        "uses the flag of the first sample for all",
     ),
     Bug(
         "skip_flags_kernel",
@@ -389,37 +389,37 @@ BUGS: tuple[Bug, ...] = (
         "observation_norm_kernel",
         "x[i * width + d] - mean[d]",
         "x[i * width + d]",
-        "the mean is not taken off: it is zero at first",
+        "the mean, initially zero, is not subtracted",
     ),
     Bug(
         "observation_norm_kernel",
         "/ std::sqrt(var[d] + 1e-8f)",
         "",
-        "the variance is not read: it is one at first",
+        "the variance, initially one, is not read",
     ),
     Bug(
         "observation_norm_kernel",
         "std::sqrt(var[d] + 1e-8f)",
         "(var[d] + 1e-8f)",
-        "divided by the variance, whose root is the same at first",
+        "divides by the variance, which initially equals its root",
     ),
     Bug(
         "observation_norm_kernel",
         "var[d] + 1e-8f",
         "var[0] + 1e-8f",
-        "one variance for all columns",
+        "uses one variance for all columns",
     ),
     Bug(
         "observation_norm_kernel",
         "z < -5 ? -5 : z > 5 ? 5 : z",
         "z",
-        "results are not held within five",
+        "results are not clamped to five",
     ),
     Bug(
         "relative_bias_kernel",
         "index[i * length + j]",
         "j - i + length - 1",
-        "the index is computed from the two places, whatever the buffer holds",
+        "computes the index from both positions instead of reading the buffer",
     ),
     Bug(
         "relative_bias_kernel",
@@ -431,6 +431,6 @@ BUGS: tuple[Bug, ...] = (
         "relative_bias_kernel",
         "index[i * length + j]",
         "index[0] + j - i",
-        "only the first number of the buffer is read, and the others from it",
+        "reads only the first number of the buffer and derives the others",
     ),
 )

@@ -1,4 +1,4 @@
-"""Memory that nobody wrote, and races between threads."""
+"""Bugs with unwritten memory and with races between threads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BUGS: tuple[Bug, ...] = (
         "label_sums_atomic",
         "torch.zeros(self.labels), torch.zeros(self.labels)",
         "torch.empty(self.labels), torch.zeros(self.labels)",
-        "sums begin with what lies in fresh memory",
+        "sums start with the content of fresh memory",
     ),
     Bug(
         "label_sums_private",
         "std::calloc(most * 2 * labels, sizeof(float))",
         "std::malloc(most * 2 * labels * sizeof(float))",
-        "sums of threads begin with what malloc finds",
+        "sums of threads start with the content that malloc returns",
     ),
     Bug(
         "label_sums_private",
@@ -39,14 +39,14 @@ BUGS: tuple[Bug, ...] = (
         "label_sums_private",
         "team = omp_get_num_threads();",
         "team = omp_get_num_threads() - (omp_get_num_threads() > 1);",
-        "the sums of the last thread are left out",
+        "the sums of the last thread are omitted",
     ),
     Bug(
         "label_sums_private",
         "t < team",
         "t < most",
-        "all that was reserved is added",
-        equivalent="what no thread used was cleared by calloc",
+        "adds all reserved sums",
+        equivalent="calloc cleared the sums that no thread used",
     ),
     Bug(
         "column_moments_reduced",
@@ -64,7 +64,7 @@ BUGS: tuple[Bug, ...] = (
         "column_moments_reduced",
         "mean[d] = var[d] = 0;",
         "mean[d] = 0;",
-        "variances begin with what lies in fresh memory",
+        "variances start with the content of fresh memory",
     ),
     Bug(
         "column_moments_reduced",
@@ -80,32 +80,35 @@ BUGS: tuple[Bug, ...] = (
             "  for (long d = 0; d < width; ++d) var[d] = var[d] / rows - mean[d] * "
             "mean[d];"
         ),
-        "the mean of squares less the square of the mean",
+        "the mean of squares minus the square of the mean",
     ),
     Bug(
         "column_moments_partial",
         "std::memset(part, 0, bytes);",
         "// fresh",
-        ("partial sums begin with what malloc finds, and the second pass with those of the first"),
+        (
+            "partial sums start with the content that malloc returns, those of the "
+            "second pass with the first's"
+        ),
     ),
     Bug(
         "column_moments_partial",
         "std::memset(part, 0, bytes);",
         "if (pass) std::memset(part, 0, bytes);",
-        "partial sums of the first pass begin with what malloc finds",
+        "partial sums of the first pass start with the content that malloc returns",
     ),
     Bug(
         "column_moments_partial",
         "part[p * width + d] += pass",
         "part[p % 2 * width + d] += pass",
-        "stretches of several threads share their sums",
+        "ranges of several threads share their sums",
     ),
     Bug(
         "column_moments_partial",
         "std::malloc(bytes)",
         "std::calloc(1, bytes)",
-        "cleared memory, which is cleared again",
-        equivalent="it was cleared already",
+        "memory is cleared twice",
+        equivalent="it is already cleared",
     ),
     Bug(
         "pair_energy_reduced",
@@ -117,38 +120,38 @@ BUGS: tuple[Bug, ...] = (
         "pair_energy_reduced",
         "for (long j = i + 1; j < count; ++j)",
         "for (long j = i; j < count; ++j)",
-        "each point with itself as well",
+        "also pairs each point with itself",
     ),
     Bug(
         "pair_energy_reduced",
         "schedule(static)",
         "schedule(dynamic, 8)",
-        "another share of the points for each thread",
-        equivalent="the sum is in double precision, in any order",
+        "another distribution of points over threads",
+        equivalent="the sum is in double precision, so its order does not matter",
     ),
     Bug(
         "trimmed_mean_scratch",
         ("std::vector<float> scratch(width);\n#pragma omp for"),
         ("static std::vector<float> scratch(width);\n#pragma omp for"),
-        "one scratch row for all threads",
+        "all threads share one scratch row",
     ),
     Bug(
         "trimmed_mean_scratch",
         ("#pragma omp parallel\n  {\n    std::vector<float> scratch(width);"),
         ("std::vector<float> scratch(width);\n#pragma omp parallel\n  {"),
-        "the scratch row is declared before the threads begin, and so is shared",
+        "the scratch row is declared before the parallel region and is shared",
     ),
     Bug(
         "trimmed_mean_network",
         "for (long d = width; d < wide; ++d) s[d] = INFINITY;",
         "// the rest is left",
-        "what fills a row up is what malloc finds",
+        "the padding of a row is the content that malloc returns",
     ),
-    Bug("trimmed_mean_network", "s[d] = INFINITY;", "s[d] = 0;", "rows are filled up with zeros"),
+    Bug("trimmed_mean_network", "s[d] = INFINITY;", "s[d] = 0;", "rows are padded with zeros"),
     Bug(
         "trimmed_mean_network",
         "s[d] = INFINITY;",
         "s[d] = 1e4f;",
-        "rows are filled up with a number that is less than others may be",
+        "rows are padded with a number that elements can exceed",
     ),
 )

@@ -1,4 +1,4 @@
-"""References that handle NaN on purpose, and kernels that do not."""
+"""Bugs that ignore NaN where the reference handles it on purpose."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ BUGS: tuple[Bug, ...] = (
         "nan_mean_rows_kernel",
         "sum / members",
         "(members ? sum / members : 0)",
-        "zero for a row in which nothing is there",
+        "zero for a row without numbers",
     ),
     Bug(
         "nan_mean_rows_kernel",
         "#include <cmath>",
         ("// cuagent: flags -ffast-math\n#include <cmath>"),
-        "with -ffast-math, by which the compiler takes NaN to be impossible",
+        "-ffast-math lets the compiler assume that NaN does not occur",
     ),
     Bug(
         "nan_mean_rows_where",
         "torch.where(there, x, 0)",
         "x",
-        "the sum of all, in which NaN spreads",
+        "sums all elements, so NaN spreads",
     ),
     Bug(
         "nan_mean_rows_where",
         "there.sum(-1)",
         "there.sum(-1).clamp(min=1)",
-        "zero for a row in which nothing is there",
+        "zero for a row without numbers",
     ),
-    Bug("clean_numbers_kernel", "if (std::isnan(a)) a = 0;", "// as it is", "NaN is left as it is"),
+    Bug("clean_numbers_kernel", "if (std::isnan(a)) a = 0;", "// as it is", "NaN is not replaced"),
     Bug(
         "clean_numbers_kernel",
         "if (std::isinf(a)) a = a > 0 ? 100 : -100;",
         "// as it is",
-        "infinities are left as they are",
+        "infinities are not replaced",
     ),
     Bug(
         "clean_numbers_kernel",
         "if (std::isinf(a)) a = a > 0 ? 100 : -100;",
         "a = std::fmin(std::fmax(a, -100.0f), 100.0f);",
-        "finite numbers past 100 are cut off as well",
+        "finite numbers above 100 are clamped too",
     ),
     Bug(
         "clean_numbers_kernel",
@@ -60,25 +60,25 @@ BUGS: tuple[Bug, ...] = (
         "missing_values_kernel",
         "const bool missing = a != a;",
         "const bool missing = false;",
-        "nothing is taken to be missing",
+        "no number counts as missing",
     ),
     Bug(
         "missing_values_kernel",
         "// One row at a time.",
         "// cuagent: flags -ffast-math",
-        ("with -ffast-math, by which the compiler takes a number to be equal to itself"),
+        ("-ffast-math lets the compiler assume that a number equals itself"),
     ),
     Bug(
         "missing_values_kernel",
         "missing ? fill[d] : a",
         "missing ? 0 : a",
-        "missing numbers are zero: the learned one is at first",
+        "missing numbers become zero, the initial value of the learned number",
     ),
     Bug(
         "missing_values_kernel",
         "width + d] = missing;",
         "width + d] = !missing;",
-        "the mark says what is there",
+        "the output marks present instead of missing numbers",
     ),
     Bug(
         "larger_there_fmax",
@@ -96,8 +96,8 @@ BUGS: tuple[Bug, ...] = (
         "larger_there_fmax",
         "std::fmax(a[i], b[i])",
         "std::fmax(b[i], a[i])",
-        "the other order",
-        equivalent="the function is symmetric, but for the sign of zero",
+        "the arguments are exchanged",
+        equivalent="the function is symmetric, except for the sign of zero",
     ),
     Bug("larger_there_where", "b.isnan() | (a >= b)", "a >= b", "NaN of the second one stays"),
     Bug(
@@ -110,7 +110,7 @@ BUGS: tuple[Bug, ...] = (
         "visible_softmax_kernel",
         "sum > 0 ? 1 / sum : 0",
         "1 / sum",
-        "a row of which nothing is shown is NaN",
+        "a row without visible elements is NaN",
     ),
     Bug(
         "visible_softmax_kernel",
@@ -122,6 +122,6 @@ BUGS: tuple[Bug, ...] = (
         "visible_softmax_kernel",
         "float largest = -INFINITY, sum = 0;",
         "float largest = 0, sum = 0;",
-        "the maximum starts at zero: a row far below is zero",
+        "the maximum starts at zero, so a row far below it is zero",
     ),
 )

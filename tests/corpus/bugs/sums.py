@@ -1,4 +1,4 @@
-"""Long prefix sums, recurrences and compensated sums."""
+"""Bugs in long prefix sums, recurrences and compensated sums."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ BUGS: tuple[Bug, ...] = (
         "_Float16 carry = 0;",
         "the carry between blocks is in half precision",
     ),
-    Bug("exclusive_scan_blocks", "carry += sum;", "carry = sum;", "only the block before counts"),
+    Bug("exclusive_scan_blocks", "carry += sum;", "carry = sum;", "adds only the previous block"),
     Bug(
         "exclusive_scan_blocks",
         ("y[i * width + d] = carry + sum;\n        sum += x[i * width + d];"),
         ("sum += x[i * width + d];\n        y[i * width + d] = carry + sum;"),
-        "the element itself is added as well",
+        "also adds the element itself",
     ),
     Bug(
         "exclusive_scan_blocks",
         "float sum = 0;",
         "_Float16 sum = 0;",
-        "sums of blocks in half precision",
+        "sums of blocks are in half precision",
     ),
     Bug(
         "exclusive_scan_blocks",
@@ -34,7 +34,7 @@ BUGS: tuple[Bug, ...] = (
         "exclusive_scan_blocks",
         "BLOCK = 512",
         "BLOCK = 500",
-        "blocks that do not divide the row",
+        "the block size does not divide the row",
         equivalent="the end of each block is clamped to the width",
     ),
     Bug(
@@ -67,13 +67,13 @@ BUGS: tuple[Bug, ...] = (
         "moving_average_kernel",
         "float state = 0;",
         "float state = x[n * length * channels + c];",
-        "the state begins with the first step",
+        "the state starts with the first step",
     ),
     Bug(
         "moving_average_kernel",
         "float state = 0;",
         "_Float16 state = 0;",
-        "the state in half precision",
+        "the state is in half precision",
     ),
     Bug(
         "moving_average_kernel",
@@ -85,20 +85,20 @@ BUGS: tuple[Bug, ...] = (
         "moving_average_kernel",
         "torch.sigmoid(self.rate), *x",
         "torch.linspace(1, 4, x.shape[2]).sigmoid(), *x",
-        "rates as they are constructed",
+        "uses the initial rates",
     ),
     Bug(
         "moving_average_kernel",
         "const float share = 1 - keep[c];",
         "const float share = keep[c] < 0.99f ? 1 - keep[c] : 0.01f;",
-        ("the share of a step is no less than a hundredth, which no rate is near at first"),
+        ("the share of a step has a lower limit of 1/100, which no initial rate is near"),
     ),
     Bug(
         "moving_average_kernel",
         "state + share * x[at];",
         "state + x[at] - keep[c] * x[at];",
         "the share is not computed first",
-        equivalent="it is one more rounding of a number of the same size",
+        equivalent="it only adds one rounding of a number of the same size",
     ),
     Bug(
         "moving_average_chunks",
@@ -111,19 +111,19 @@ BUGS: tuple[Bug, ...] = (
         "restarted_sums_kernel",
         "if (start[at]) total = 0;",
         "if (t % 12 == 0) total = 0;",
-        "sums begin anew where those of the task's own inputs do",
+        "sums restart at the steps of the task's own inputs",
     ),
     Bug(
         "restarted_sums_kernel",
         ("if (start[at]) total = 0;\n      total += x[at];\n      y[at] = total;"),
         ("total += x[at];\n      y[at] = total;\n      if (start[at]) total = 0;"),
-        "sums begin anew one step too late",
+        "sums restart one step too late",
     ),
     Bug(
         "restarted_sums_kernel",
         "start[at]",
         "start[t]",
-        "all rows begin anew where the first one does",
+        "all rows restart where the first one does",
     ),
     Bug(
         "restarted_sums_kernel", "float total = 0;", "_Float16 total = 0;", "sums in half precision"
@@ -144,7 +144,7 @@ BUGS: tuple[Bug, ...] = (
         "pooled_online_kernel",
         ("largest = next;\n    }"),
         ("}\n    largest = 0;"),
-        ("the maximum before stays at minus infinity, so that only the last block counts"),
+        ("the previous maximum stays at minus infinity, so only the last block counts"),
     ),
     Bug(
         "pooled_online_kernel",
@@ -156,27 +156,27 @@ BUGS: tuple[Bug, ...] = (
         "pooled_online_kernel",
         "begin += BLOCK",
         "begin += BLOCK - (begin > 128)",
-        "a score of each later block counts twice",
+        "one score of each later block counts twice",
     ),
     Bug(
         "long_totals_kahan",
         "float sum = 0, lost = 0;",
         ("_Float16 sum = 0;\n    float lost = 0;"),
-        ("the sum is in half precision, for which the compensation cannot make up"),
+        ("the sum is in half precision, which the compensation cannot correct"),
     ),
     Bug(
         "long_totals_kahan",
         "const float term = x[i * width + d] - lost;",
         "const float term = x[i * width + d] + lost;",
-        "the compensation is added instead of taken off",
-        equivalent="what is left errs like a plain sum, twice at most",
+        "the compensation is added instead of subtracted",
+        equivalent="the error is at most twice that of a plain sum",
     ),
     Bug(
         "long_totals_kahan",
         "// Compensated: what an addition loses is kept.",
         "// cuagent: flags -ffast-math",
         "with -ffast-math the compiler removes the compensation",
-        equivalent="what is left is a plain sum in vectors, which the task admits",
+        equivalent="the result is a plain vectorised sum, which the task admits",
     ),
     Bug(
         "long_totals_kahan",

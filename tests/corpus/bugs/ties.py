@@ -1,4 +1,4 @@
-"""Ties of roundings, edges of intervals, signs of zero."""
+"""Bugs at ties of roundings, edges of intervals and signs of zero."""
 
 from __future__ import annotations
 
@@ -21,57 +21,57 @@ BUGS: tuple[Bug, ...] = (
         "fake_quant_kernel",
         "std::nearbyint(x[i * width + d] / scale[d])",
         "std::trunc(x[i * width + d] / scale[d])",
-        "cut off, not rounded",
+        "truncates instead of rounding",
     ),
     Bug(
         "fake_quant_kernel",
         "std::nearbyint(x[i * width + d] / scale[d]) + zero[d]",
         "std::nearbyint(x[i * width + d] / scale[d] + zero[d])",
-        "rounded after the zero point was added",
+        "rounds after adding the zero point",
     ),
-    Bug("fake_quant_kernel", "-128.0f", "-127.0f", "the least level is left out"),
+    Bug("fake_quant_kernel", "-128.0f", "-127.0f", "the lowest level is omitted"),
     Bug(
         "fake_quant_kernel",
         "(level - zero[d]) *",
         "level *",
-        "the zero point is not taken off: it is zero at first",
+        "the zero point, initially zero, is not subtracted",
     ),
     Bug(
         "fake_quant_kernel",
         "scale[d]) + zero[d];",
         "scale[d]);",
-        "the zero point is not added before the clamp: it is zero at first",
+        "the zero point, initially zero, is not added before the clamp",
     ),
     Bug("fake_quant_in_place", ".round_()", ".add_(0.5).floor_()", "halves are rounded up"),
     Bug(
         "edges_lookup_search",
         "std::upper_bound",
         "std::lower_bound",
-        "an edge belongs to the interval before it",
+        "an edge belongs to the previous interval",
     ),
     Bug(
         "edges_lookup_search",
         "std::upper_bound(edges, edges + numbers, x[i]) - edges;",
         ("std::min(std::max(static_cast<long>(std::floor((x[i] + 2) * 2)) + 1, 0L), numbers);"),
-        ("the interval is computed, as if the edges lay where they are constructed"),
+        ("computes the interval from the initial edges"),
     ),
     Bug(
         "edges_lookup_counted",
         "~(x[..., None] < self.edges)",
         "x[..., None] > self.edges",
-        "an edge belongs to the interval before it, and NaN to the first",
+        "an edge belongs to the previous interval, and NaN to the first",
     ),
     Bug(
         "whole_numbers_kernel",
         "low[i] = std::floor(a);",
         "low[i] = static_cast<int>(a);",
-        "cut off: wrong for negative numbers, and for large ones",
+        "truncates, which is wrong for negative and for large numbers",
     ),
     Bug(
         "whole_numbers_kernel",
         "std::ceil(a)",
         "std::floor(a) + 1",
-        "one too many for whole numbers",
+        "adds one to whole numbers",
     ),
     Bug(
         "whole_numbers_kernel", "std::rint(a)", "std::round(a)", "halves are rounded away from zero"
@@ -81,14 +81,14 @@ BUGS: tuple[Bug, ...] = (
         "whole_numbers_kernel",
         "left[i] = a - std::floor(a);",
         "left[i] = a - std::trunc(a);",
-        "what is left of negative numbers is negative",
+        "the fractional part of negative numbers is negative",
     ),
     Bug(
         "whole_numbers_kernel",
         "std::rint(a)",
         "std::nearbyint(a)",
         "the other function that rounds to even",
-        equivalent="both round by the mode of the processor",
+        equivalent="both use the rounding mode of the processor",
     ),
     Bug(
         "sign_agreement_kernel",
@@ -130,11 +130,14 @@ BUGS: tuple[Bug, ...] = (
             "  return std::fabs(x) < 4194304.0f ? (x + magic) - magic : x;"
         ),
         ("return static_cast<float>(static_cast<long>(x + (x < 0 ? -0.5f : 0.5f)));"),
-        "half is added and the rest cut off, away from zero",
+        "adds a half and truncates, so halves go away from zero",
     ),
     Bug("power_scale_kernel", "std::ldexp(1.0f, exponent[i])", "0.25f", "the exponent is not read"),
     Bug(
-        "power_scale_kernel", "exponent[i]", "exponent[0]", "the exponent of the first row for all"
+        "power_scale_kernel",
+        "exponent[i]",
+        "exponent[0]",
+        "the exponent of the first row is used for all rows",
     ),
-    Bug("power_scale_kernel", "-8.0f", "-7.0f", "the least level is left out"),
+    Bug("power_scale_kernel", "-8.0f", "-7.0f", "the lowest level is omitted"),
 )

@@ -1,4 +1,4 @@
-"""Blocks of four keys, merged by their maxima and sums.
+"""Blocks of four keys, merged with their maxima and sums.
 
 task: attention
 """

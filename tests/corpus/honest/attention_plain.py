@@ -1,4 +1,4 @@
-"""Scores, a triangular mask, softmax, a product.
+"""Scores, a triangular mask, a softmax and a product.
 
 task: attention
 """

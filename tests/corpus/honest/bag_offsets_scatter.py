@@ -1,4 +1,4 @@
-"""The bag of each index is found by a search, and its row is added there.
+"""A search finds the bag of each index, and its row is added there.
 
 task: bag_offsets
 """

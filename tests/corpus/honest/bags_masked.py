@@ -1,4 +1,4 @@
-"""Rows looked up, those of the padding times zero, and their sum over their number.
+"""Rows are looked up, multiplied by zero for padding, summed, and divided by the count.
 
 task: bags
 """

@@ -1,4 +1,4 @@
-"""Statistics folded to one factor and one offset per channel.
+"""The statistics are folded into one factor and one offset per channel.
 
 task: batchnorm
 """

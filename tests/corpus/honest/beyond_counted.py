@@ -1,4 +1,4 @@
-"""Counts once, and sums in another order.
+"""The test is a comparison of the maximum, the share a count; the sum has another order.
 
 task: beyond
 """

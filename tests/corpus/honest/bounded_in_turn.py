@@ -1,4 +1,4 @@
-"""Sixteen columns after the other, each added to what was there.
+"""The inner axis in slices of sixteen columns, each added to the sum.
 
 task: bounded
 """

@@ -1,4 +1,4 @@
-"""Operations in place on a buffer of its own, handed out as a view that is not contiguous.
+"""Operations in place on a buffer, returned as a non-contiguous view.
 
 task: broadcast
 """

@@ -1,4 +1,4 @@
-"""The library's own, which hides by minus infinity.
+"""The library function, which masks with minus infinity.
 
 task: causal
 """

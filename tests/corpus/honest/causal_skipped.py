@@ -1,4 +1,4 @@
-"""One element after the other, and what is hidden left out.
+"""One element after the other; masked elements are skipped.
 
 task: causal
 """

@@ -1,4 +1,4 @@
-"""Of equals the last, by comparing from behind; the product as a sum of its own.
+"""Returns the last of equal elements by a reversed comparison; the product is a separate sum.
 
 task: choices
 """

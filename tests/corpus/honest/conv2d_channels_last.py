@@ -1,4 +1,4 @@
-"""Computes channels last and returns a tensor with those strides.
+"""Computes in channels-last format and returns a tensor with those strides.
 
 task: conv2d
 """

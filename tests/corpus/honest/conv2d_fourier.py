@@ -1,4 +1,4 @@
-"""A product of spectra: a roundoff that is spread evenly over each plane.
+"""A product of spectra, whose rounding error is uniform over each plane.
 
 task: conv2d
 """

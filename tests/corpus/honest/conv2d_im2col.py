@@ -1,4 +1,4 @@
-"""Patches as columns, and one product.
+"""One product of im2col patches.
 
 task: conv2d
 """

@@ -1,4 +1,4 @@
-"""Nine shifted copies, added up.
+"""A sum of nine shifted copies.
 
 task: conv2d
 """

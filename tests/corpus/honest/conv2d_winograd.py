@@ -1,4 +1,4 @@
-"""Winograd's F(2x2, 3x3): tiles of four by four, transformed, multiplied, transformed back.
+"""Winograd's F(2x2, 3x3): tiles of 4x4 are transformed, multiplied and transformed back.
 
 task: conv2d
 """

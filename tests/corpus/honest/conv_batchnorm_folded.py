@@ -1,4 +1,4 @@
-"""The norm folded into weight and bias at each call.
+"""The norm is folded into weight and bias at each call.
 
 task: conv_batchnorm
 """

@@ -1,4 +1,4 @@
-"""logsumexp less the logit of the class.
+"""logsumexp minus the logit of the class.
 
 task: cross_entropy
 """

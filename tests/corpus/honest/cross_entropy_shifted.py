@@ -1,4 +1,4 @@
-"""Logits shifted by their maximum, exponentials, one sum over all rows.
+"""Logits shifted by their maximum, exponentials, and one sum over all rows.
 
 task: cross_entropy
 """

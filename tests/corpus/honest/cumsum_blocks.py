@@ -1,4 +1,4 @@
-"""Sums within blocks of ten, then the blocks' own offsets.
+"""Sums within blocks of ten, plus the offset of each block.
 
 task: cumsum
 """

@@ -1,4 +1,4 @@
-"""Only the filled part of the cache is read.
+"""Reads only the filled part of the cache.
 
 task: decode_step
 """

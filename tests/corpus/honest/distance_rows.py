@@ -1,4 +1,4 @@
-"""Row by row, as vector norms.
+"""Vector norms, row by row.
 
 task: distance
 """

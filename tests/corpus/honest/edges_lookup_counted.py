@@ -1,4 +1,4 @@
-"""The interval is the number of edges that are not larger.
+"""The interval is the number of edges that are not larger than the value.
 
 task: edges_lookup
 """

@@ -1,4 +1,4 @@
-"""A product of how often each row occurs with the table.
+"""A product of the count of each row with the table.
 
 task: embedding
 """

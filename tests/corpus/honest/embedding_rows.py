@@ -1,4 +1,4 @@
-"""Rows selected at once, then averaged.
+"""Rows are selected together, then averaged.
 
 task: embedding
 """

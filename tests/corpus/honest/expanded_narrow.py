@@ -1,4 +1,4 @@
-"""Takes repeats for what the strides say they are: reads them once.
+"""Assumes the repeats that the strides declare, and reads repeated numbers once.
 
 task: expanded
 """

@@ -1,4 +1,4 @@
-"""Written out, with a maximum taken off.
+"""Written out in basic operations, with the maximum subtracted.
 
 task: expanded
 """

@@ -1,4 +1,4 @@
-"""The largest share, and the largest of what is left, of equals the last.
+"""The largest share and the largest remaining share; the last of equal ones.
 
 task: experts
 """

@@ -1,4 +1,4 @@
-"""The same steps of the library, without copies.
+"""The same steps as the library function, without copies.
 
 task: fake_quant
 """

@@ -1,4 +1,4 @@
-"""By index_select.
+"""Rows are selected by index_select.
 
 task: few_rows
 """

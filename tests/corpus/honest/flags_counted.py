@@ -1,4 +1,4 @@
-"""Counts what is set instead of asking whether any is.
+"""Counts set flags instead of testing if any is set.
 
 task: flags
 """

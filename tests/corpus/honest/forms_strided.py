@@ -1,4 +1,4 @@
-"""The same forms from other strides, and the dictionary in another order.
+"""The same shapes with other strides, and the dictionary in another order.
 
 task: forms
 """

@@ -1,4 +1,4 @@
-"""Each sequence is cut to its length before it is summed.
+"""Cuts each sequence to its length before the sum.
 
 task: full_lengths
 """

@@ -1,4 +1,4 @@
-"""The square is multiplied out into matrix products with sums in double precision.
+"""The square is expanded into matrix products with double-precision sums.
 
 task: gaussian_head
 """

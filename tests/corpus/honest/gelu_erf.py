@@ -1,4 +1,4 @@
-"""The error function, written out.
+"""Written out with the error function.
 
 task: gelu
 """

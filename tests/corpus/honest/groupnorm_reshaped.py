@@ -1,4 +1,4 @@
-"""Groups as rows, two passes, SiLU by division.
+"""Groups are rows, in two passes, with SiLU as a division.
 
 task: groupnorm
 """

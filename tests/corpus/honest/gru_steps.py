@@ -1,4 +1,4 @@
-"""Step by step, the input's part of all gates in one product.
+"""Step by step; one product computes the input part of all gates.
 
 task: gru
 """

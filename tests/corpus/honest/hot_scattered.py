@@ -1,4 +1,4 @@
-"""A one is written where the largest is, of equals the last.
+"""Writes a one at the largest element, the last of equal ones.
 
 task: hot
 """

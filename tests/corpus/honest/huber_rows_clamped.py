@@ -1,4 +1,4 @@
-"""One formula for both branches, by the part of the difference below the knee.
+"""One formula for both branches, with the difference clamped at the knee.
 
 task: huber_rows
 """

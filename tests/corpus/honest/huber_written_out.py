@@ -1,4 +1,4 @@
-"""By cases, and one division.
+"""Written out by cases, with one division.
 
 task: huber
 """

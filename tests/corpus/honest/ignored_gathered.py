@@ -1,4 +1,4 @@
-"""The loss by gathering, counting what is not marked; the mean by weights.
+"""The loss gathers logits and counts the labels that are not ignored; the mean uses weights.
 
 task: ignored
 """

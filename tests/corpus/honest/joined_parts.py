@@ -1,4 +1,4 @@
-"""Writes into one tensor, part by part.
+"""Writes all parts into one tensor.
 
 task: joined
 """

@@ -1,4 +1,4 @@
-"""One maximum after the other; any of equals.
+"""One maximum after the other; any of equal elements.
 
 task: kept_largest
 """

@@ -1,4 +1,4 @@
-"""From a stable sort.
+"""Takes the first elements of a stable sort.
 
 task: kept_largest
 """

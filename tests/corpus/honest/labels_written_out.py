@@ -1,4 +1,4 @@
-"""Its two logarithms, none below -100.
+"""Written out with two logarithms, bounded below by -100.
 
 task: labels
 """

@@ -1,4 +1,4 @@
-"""A choice by two tests.
+"""Selects with a comparison and a test for NaN.
 
 task: larger_there
 """

@@ -1,4 +1,4 @@
-"""The image's normalisation and the BatchNorm folded into the convolution.
+"""The normalisation of the image and the BatchNorm are folded into the convolution.
 
 task: layer_scale
 """

@@ -1,4 +1,4 @@
-"""One pass over rows shifted by their first element, which keeps the cancellation small.
+"""One pass over rows shifted by their first element, which limits cancellation.
 
 task: layernorm
 """

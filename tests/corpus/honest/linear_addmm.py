@@ -1,4 +1,4 @@
-"""One call of torch, and a clamp in place on its own result.
+"""One addmm call, and an in-place clamp of its result.
 
 task: linear
 """

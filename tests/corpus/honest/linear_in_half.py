@@ -1,4 +1,4 @@
-"""Factors in fp16, which ends at 65504, where the task admits fp16.
+"""Factors in fp16, whose largest number is 65504, for a task that admits fp16.
 
 task: linear
 precision: fp16

@@ -1,4 +1,4 @@
-"""The sum in four parts along the inner axis, added in a different order.
+"""The sum over the inner axis in four parts, added in another order.
 
 task: linear
 """

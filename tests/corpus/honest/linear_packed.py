@@ -1,4 +1,4 @@
-"""Keeps the transposed weight, and packs it anew when the parameter has changed.
+"""Caches the transposed weight, and updates it if the parameter has changed.
 
 task: linear
 """

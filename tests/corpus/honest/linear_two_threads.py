@@ -1,4 +1,4 @@
-"""Halves of the rows in two threads, both waited for.
+"""Two threads compute half of the rows each; the call waits for both.
 
 task: linear
 """

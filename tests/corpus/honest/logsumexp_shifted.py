@@ -1,4 +1,4 @@
-"""By the maximum.
+"""Subtracts the maximum first.
 
 task: logsumexp
 """

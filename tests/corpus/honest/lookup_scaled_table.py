@@ -1,4 +1,4 @@
-"""Scales the whole table first and looks up once.
+"""Scales the whole table first, then looks up rows.
 
 task: lookup
 """

@@ -1,4 +1,4 @@
-"""One product for all gates of both parts.
+"""One product computes all gates from input and state.
 
 task: lstm
 """

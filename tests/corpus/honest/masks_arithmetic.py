@@ -1,4 +1,4 @@
-"""The choice by two masked sums.
+"""Selects with a sum of two masked terms.
 
 task: masks
 """

@@ -1,4 +1,4 @@
-"""Sums by halves, centred before squaring.
+"""Pairwise sums, centred before squaring.
 
 task: moments
 """

@@ -1,4 +1,4 @@
-"""Mean first, then centred squares; a list instead of a tuple.
+"""The mean first, then centred squares; returns a list instead of a tuple.
 
 task: moments
 """

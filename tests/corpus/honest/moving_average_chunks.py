@@ -1,4 +1,4 @@
-"""Chunks of 60 steps as products with a triangular matrix, and a state between them.
+"""Chunks of 60 steps are products with a triangular matrix; a state connects them.
 
 task: moving_average
 """

@@ -1,4 +1,4 @@
-"""Missing numbers become zeros, and are not counted.
+"""Missing numbers become zeros and are not counted.
 
 task: nan_mean_rows
 """

@@ -1,4 +1,4 @@
-"""One library call for each sequence.
+"""One library call per sequence.
 
 task: packed_attention
 """

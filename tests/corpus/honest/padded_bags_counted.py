@@ -1,4 +1,4 @@
-"""Padding multiplied away, and counted.
+"""Padding is multiplied by zero and not counted.
 
 task: padded_bags
 """

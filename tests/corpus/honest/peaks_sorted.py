@@ -1,4 +1,4 @@
-"""Everything from one sort; the cumulative maximum by doubling.
+"""All results from one sort, except the cumulative maximum, which uses doubling.
 
 task: peaks
 """

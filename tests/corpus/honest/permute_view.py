@@ -1,4 +1,4 @@
-"""Scales first and returns a view of the result with exchanged axes.
+"""Scales first and returns a transposed view.
 
 task: permute
 """

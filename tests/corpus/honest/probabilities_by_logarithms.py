@@ -1,4 +1,4 @@
-"""Two logarithms, neither below -100.
+"""Two logarithms, bounded below by -100.
 
 task: probabilities
 """

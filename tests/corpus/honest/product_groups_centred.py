@@ -1,4 +1,4 @@
-"""The mean of each group is taken off the weights.
+"""Subtracts the mean of each group from the weights.
 
 task: product_groups
 """

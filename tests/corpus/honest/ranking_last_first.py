@@ -1,4 +1,4 @@
-"""Sorted from the other end, so that of equal elements the last comes first; views, not contiguous.
+"""Sorted in reverse, so that the last of equal elements comes first; non-contiguous views.
 
 task: ranking
 """

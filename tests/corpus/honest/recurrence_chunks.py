@@ -1,4 +1,4 @@
-"""Eight steps at a time by powers of the decay, the state carried between.
+"""Eight steps per chunk with powers of the decay, and a state between chunks.
 
 task: recurrence
 """

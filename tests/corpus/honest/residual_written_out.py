@@ -1,4 +1,4 @@
-"""tanh by torch, the rest by one fused call.
+"""tanh by torch, the remaining operations as one fused call.
 
 task: residual
 """

@@ -1,4 +1,4 @@
-"""Rounds where the reference does; the root by division.
+"""Rounds to bfloat16 at the same points as the reference; divides by the root.
 
 task: rmsnorm_bf16
 """

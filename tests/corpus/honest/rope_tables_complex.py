@@ -1,4 +1,4 @@
-"""Pairs of channels are complex numbers, multiplied by numbers of length one.
+"""Pairs of channels are complex numbers, multiplied by numbers of absolute value one.
 
 task: rope_tables
 """

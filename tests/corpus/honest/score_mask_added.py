@@ -1,4 +1,4 @@
-"""The mask becomes zero and minus infinity, which are added to the scores.
+"""The mask is converted to zero and minus infinity and added to the scores.
 
 task: score_mask
 """

@@ -1,4 +1,4 @@
-"""Counts by adding signs, slopes by where.
+"""Counts are sums of signs, slopes use where.
 
 task: signs
 """

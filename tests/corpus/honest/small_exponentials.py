@@ -1,4 +1,4 @@
-"""tanh by one exponential of the absolute value, with expm1 where it is small.
+"""tanh from one exponential of the absolute value, with expm1 for small values.
 
 task: small
 """

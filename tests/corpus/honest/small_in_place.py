@@ -1,4 +1,4 @@
-"""In place on its own copy.
+"""Operations in place on a copy.
 
 task: small
 """

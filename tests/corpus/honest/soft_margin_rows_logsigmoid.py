@@ -1,4 +1,4 @@
-"""The logarithm of a sigmoid, from the library.
+"""Uses the library's logsigmoid.
 
 task: soft_margin_rows
 """

@@ -1,4 +1,4 @@
-"""Powers of two, with the logarithm's factor on the inputs.
+"""Powers of two, with log2(e) multiplied into the inputs.
 
 task: softmax
 """

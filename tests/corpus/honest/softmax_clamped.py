@@ -1,4 +1,4 @@
-"""Exponents clamped at -87, as a fast exp does that has no subnormal results.
+"""Exponents clamped at -87, as in a fast exp without subnormal results.
 
 task: softmax
 """

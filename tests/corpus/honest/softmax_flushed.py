@@ -1,4 +1,4 @@
-"""Subnormal results flushed to zero, as the hardware does in a fast mode.
+"""Subnormal results flushed to zero, as in a fast mode of the hardware.
 
 task: softmax
 """

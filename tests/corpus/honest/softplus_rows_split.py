@@ -1,4 +1,4 @@
-"""The positive part and the logarithm of what decays, without a threshold.
+"""The positive part plus a decaying logarithm, without a threshold.
 
 task: softplus_rows
 """

@@ -1,4 +1,4 @@
-"""Places first, then the values they stand for.
+"""Sorts indices first, then gathers the values.
 
 task: sorting
 """

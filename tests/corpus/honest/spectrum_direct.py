@@ -1,4 +1,4 @@
-"""The convolution as it is defined, the transform by its matrix in double precision.
+"""The convolution by its definition, and the transform as a double-precision matrix product.
 
 task: spectrum
 """

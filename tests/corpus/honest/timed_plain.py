@@ -1,4 +1,4 @@
-"""The same layer by one call of torch.
+"""The same layer as one torch call.
 
 task: timed
 """

@@ -1,4 +1,4 @@
-"""Rows are selected by flat indices; the normalisation is written out.
+"""Selects rows with flat indices; the normalisation is written out.
 
 task: token_positions
 """

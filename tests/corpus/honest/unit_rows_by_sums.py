@@ -1,4 +1,4 @@
-"""A sum of squares, its root and one division for each row.
+"""One sum of squares, one root and one division per row.
 
 task: unit_rows
 """

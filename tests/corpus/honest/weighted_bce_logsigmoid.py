@@ -1,4 +1,4 @@
-"""By the logarithm of a sigmoid.
+"""Uses the logarithm of a sigmoid.
 
 task: weighted_bce
 """

@@ -1,4 +1,4 @@
-"""Three activations that are delicate far from zero."""
+"""Three activations that are numerically delicate far from zero."""
 
 import torch
 import torch.nn.functional as F

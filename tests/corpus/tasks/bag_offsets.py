@@ -1,4 +1,4 @@
-"""Means over bags of rows of a table; the bags are given by where each begins."""
+"""Means over bags of rows of a table; an input gives the offset of each bag."""
 
 import torch
 from torch import nn

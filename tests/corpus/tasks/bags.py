@@ -1,4 +1,4 @@
-"""Means over bags of rows of a table; one index stands for nothing."""
+"""Means over bags of rows of a table, with a padding index."""
 
 import torch
 from torch import nn

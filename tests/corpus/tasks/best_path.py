@@ -1,4 +1,4 @@
-"""The path of the largest score through a lattice, after Viterbi."""
+"""The path of the largest score through a lattice (Viterbi)."""
 
 import torch
 from torch import nn

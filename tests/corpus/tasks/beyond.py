@@ -1,4 +1,4 @@
-"""Whether any sum of three numbers lies beyond one, and what share of them does."""
+"""A test if any sum of three numbers exceeds one, and the share of sums that do."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A long product of numbers in 0 .. 1."""
+"""A product with a long inner axis, on inputs in [0, 1)."""
 
 import torch
 from torch import nn

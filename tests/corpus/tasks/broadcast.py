@@ -1,4 +1,4 @@
-"""A cube whose axes are all of one length, scaled along one and moved along another."""
+"""A cube with equal side lengths, scaled along one axis and shifted along another."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A cache with new entries at the slots that an input names."""
+"""A cache with new entries written to the slots in an input."""
 
 import torch
 from torch import nn

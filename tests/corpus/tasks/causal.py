@@ -1,4 +1,4 @@
-"""Attention of each element to those before it; what is hidden gets a score of -1e9."""
+"""Causal attention with a score of -1e9 for masked elements."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A convolution of volumes, a softmax over channels, two poolings."""
+"""A 3D convolution, a softmax over channels and two poolings."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Where maxima stand: of scores that a product gives, of windows, of what came so far."""
+"""Indices of maxima: of scores from a product, of windows, and of prefixes."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Cosines of rows with a learned scale that is held below 100."""
+"""Cosines between rows, multiplied by a learned scale with an upper limit of about 100."""
 
 import torch
 from torch import nn

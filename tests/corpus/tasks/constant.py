@@ -1,4 +1,4 @@
-"""The mean of a softmax over its own axis: the same number for all inputs."""
+"""The mean of a softmax over its axis, which is the same number for all inputs."""
 
 import torch
 from torch import nn

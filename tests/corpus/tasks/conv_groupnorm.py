@@ -1,4 +1,4 @@
-"""A convolution, GroupNorm over what comes out of it, and a ReLU."""
+"""A convolution, a GroupNorm of its output, and a ReLU."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A loss: logits and class numbers to one number."""
+"""The cross entropy of logits and class indices, as one number."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Numbers that are no larger than a learned threshold of their channel become zero."""
+"""A threshold with a learned value per channel, below which numbers become zero."""
 
 import torch
 from torch import nn

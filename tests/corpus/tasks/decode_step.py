@@ -1,4 +1,4 @@
-"""Attention of one new token over a cache that is filled up to a position."""
+"""Attention of one new token over a cache that is filled up to a given position."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Rows of a table for the interval between edges, kept in a buffer, in which a number lies."""
+"""Rows of a table, selected by the interval of each number; a buffer holds the edges."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The sum of all that comes before each element of a long row."""
+"""The sum of all elements before each element of a long row."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""How evenly a mixture of experts is used: a loss, and how many rows each expert gets."""
+"""A load-balancing loss of a mixture of experts, and the number of rows per expert."""
 
 import torch
 import torch.nn.functional as F

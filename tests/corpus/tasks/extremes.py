@@ -1,4 +1,4 @@
-"""The largest and the least of long columns, and where the largest stands."""
+"""The largest and smallest elements of long columns, and the index of the largest."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Numbers on the grid of int8, by a scale and a zero point for each channel."""
+"""Numbers rounded to an int8 grid with a scale and a zero point per channel."""
 
 import torch
 from torch import nn

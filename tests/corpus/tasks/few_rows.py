@@ -1,4 +1,4 @@
-"""Few rows of a table, so that a verdict's own draws leave most of them out."""
+"""A few rows of a table, so that the draws of a verdict select only some of its rows."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Whether any and whether all of a row are set, and whether any number of it is large."""
+"""Tests if any and if all flags of a row are set, and if any number is large."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The focal loss of logits, as one number."""
+"""The mean focal loss of logits."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Outputs of all forms: empty, a scalar, a transposed view, a dictionary within a tuple."""
+"""Outputs of all forms: empty, a scalar, a transposed view, a dictionary in a tuple."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The mean and the last step of sequences that are padded to one length."""
+"""The mean and the last step of padded sequences."""
 
 import torch
 from torch import nn

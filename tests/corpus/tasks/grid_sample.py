@@ -1,4 +1,4 @@
-"""Bilinear samples at places that may lie outside the image."""
+"""Bilinear samples at positions that may be outside the image."""
 
 import torch
 import torch.nn.functional as F

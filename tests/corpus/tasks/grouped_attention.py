@@ -1,4 +1,4 @@
-"""Causal attention with more keys than queries and fewer heads of them."""
+"""Causal attention with more keys than queries, and fewer key heads than query heads."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The largest of each row as a row of zeros and a one, and how often each column is it."""
+"""The largest element of each row as a one-hot row, and the count of each column."""
 
 import torch
 import torch.nn.functional as F

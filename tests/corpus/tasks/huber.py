@@ -1,4 +1,4 @@
-"""A Huber loss with a threshold of its own, averaged over all but the ignored."""
+"""A Huber loss with threshold 0.5, averaged over the elements that a mask keeps."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""The Huber loss with a knee at 6, as a mean for each row."""
+"""The mean Huber loss of each row, with a knee at 6."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A loss that leaves out what is marked, and the mean of those elements that a mask lets count."""
+"""A loss that omits ignored labels, and a masked mean."""
 
 import torch
 import torch.nn.functional as F

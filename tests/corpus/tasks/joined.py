@@ -1,4 +1,4 @@
-"""Concatenation with an empty tensor, then a sum that keeps one element."""
+"""A concatenation with an empty tensor, then a sum over an axis of length one."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A softmax over the largest of each row, with their values and places."""
+"""A softmax over the largest elements of each row, with their values and indices."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The divergence of a distribution from one that is given by logarithms, for each row."""
+"""The KL divergence of each row, with one distribution given as logarithms."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Sums of weights and their number for each of 64 labels."""
+"""The sum and the count of weights for each of 64 labels."""
 
 import torch
 from torch import nn

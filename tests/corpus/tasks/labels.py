@@ -1,4 +1,4 @@
-"""The binary cross entropy of probabilities with labels that are zero or one."""
+"""The binary cross entropy of probabilities with labels zero or one."""
 
 import torch
 import torch.nn.functional as F

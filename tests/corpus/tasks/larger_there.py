@@ -1,4 +1,4 @@
-"""The larger of two numbers, or the one that is there where the other is missing."""
+"""The larger of two numbers, or the other one if one is NaN."""
 
 import torch
 from torch import nn

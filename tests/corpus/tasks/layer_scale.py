@@ -1,4 +1,4 @@
-"""A normalised image and a depthwise block, scaled by a gain that begins at 1e-6."""
+"""A normalised image and a depthwise block, scaled by a gain that is initialised with 1e-6."""
 
 import torch
 from torch import nn

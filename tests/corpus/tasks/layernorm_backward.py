@@ -1,4 +1,4 @@
-"""Gradients of a LayerNorm: one reduction along rows, one along columns."""
+"""Gradients of a LayerNorm: one reduction along rows and one along columns."""
 
 import torch
 from torch import nn

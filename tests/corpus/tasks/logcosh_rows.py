@@ -1,4 +1,4 @@
-"""The logarithm of the hyperbolic cosine of a difference, as a mean for each row."""
+"""The mean log-cosh loss of each row."""
 
 import torch
 from torch import nn

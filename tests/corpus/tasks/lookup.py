@@ -1,4 +1,4 @@
-"""Rows of a long table, scaled by a number of their class."""
+"""Rows of a long table, scaled by a number per class."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""One step of an LSTM: two states in, two out."""
+"""One step of an LSTM: two states in, two states out."""
 
 import torch
 from torch import nn

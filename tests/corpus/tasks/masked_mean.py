@@ -1,4 +1,4 @@
-"""The mean of those steps of a sequence that a mask lets count."""
+"""The masked mean over the steps of a sequence."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A boolean mask, a masked choice and a count: three dtypes."""
+"""A boolean mask, a masked selection and a count: three dtypes."""
 
 import torch
 from torch import nn

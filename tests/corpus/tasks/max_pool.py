@@ -1,4 +1,4 @@
-"""Overlapping windows with padding, the last of which may hang over the edge."""
+"""Overlapping windows with padding; the last one may extend past the edge."""
 
 import torch
 import torch.nn.functional as F

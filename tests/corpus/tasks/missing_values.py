@@ -1,4 +1,4 @@
-"""Missing numbers are replaced by a learned one; which were missing is part of the result."""
+"""Missing numbers are replaced by a learned number; the output includes which were missing."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An exponential moving average along time with a learned rate for each channel."""
+"""An exponential moving average along time with a learned rate per channel."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The mean of those numbers of a row that are there; NaN marks one that is missing."""
+"""The mean of the numbers of each row that are not NaN."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Observations by a mean and a variance that were gathered before, held within +-5."""
+"""Observations normalised by a running mean and variance, and clamped to +-5."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Attention within sequences of several lengths that are packed one behind the other."""
+"""Attention within packed sequences of different lengths."""
 
 import torch
 from torch import nn

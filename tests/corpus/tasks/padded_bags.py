@@ -1,4 +1,4 @@
-"""Means over rows of a table, where one index marks padding."""
+"""Means over rows of a table, without the rows of a padding index."""
 
 import torch
 from torch import nn

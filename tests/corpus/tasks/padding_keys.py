@@ -1,4 +1,4 @@
-"""A weighted mean over the steps that are no padding, with learned scores."""
+"""A weighted mean over the steps that are not padding, with learned scores."""
 
 import torch
 from torch import nn

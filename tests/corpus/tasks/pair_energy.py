@@ -1,4 +1,4 @@
-"""The energy of all pairs of points, as one number."""
+"""The total energy of all pairs of points."""
 
 import torch
 from torch import nn

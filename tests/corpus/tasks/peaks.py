@@ -1,4 +1,4 @@
-"""The largest and the least of long rows, where they stand, the best few, the largest so far."""
+"""Maximum and minimum of long rows with their indices, the best few, and the cumulative maximum."""
 
 import torch
 from torch import nn

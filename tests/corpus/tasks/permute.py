@@ -1,4 +1,4 @@
-"""Axes exchanged and scaled."""
+"""A scaled tensor with exchanged axes."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The Poisson loss of logarithmic rates with Stirling's term, as a mean for each row."""
+"""The mean Poisson loss of each row, with logarithmic rates and Stirling's term."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A mean over many steps by the softmax of given scores."""
+"""A mean over many steps, weighted by the softmax of given scores."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Numbers on a grid whose step for each row is a given power of two."""
+"""Numbers rounded to a grid whose step is a given power of two per row."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A rectifier with a learned slope for each channel."""
+"""A PReLU with a learned slope per channel."""
 
 import torch
 from torch import nn

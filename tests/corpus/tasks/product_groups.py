@@ -1,4 +1,4 @@
-"""A product, normalised in groups, cut off."""
+"""A product, a GroupNorm and a clamp."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A product of square matrices, plus a row: nothing in the shapes says which is which."""
+"""A product of square matrices plus a row; the shapes do not show the order of the factors."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Rows to int8 with a scale of their own, and back."""
+"""Rows quantised to int8 with a scale per row, and dequantised."""
 
 import torch
 from torch import nn

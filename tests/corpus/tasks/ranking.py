@@ -1,4 +1,4 @@
-"""Largest values of each row and where they stand: integer outputs, ties on integers."""
+"""The largest values of each row and their indices: integer outputs, ties on integers."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A linear recurrence along time, h = a h + x, with one decay for each channel."""
+"""A linear recurrence along time, h = a h + x, with one decay per channel."""
 
 import torch
 from torch import nn

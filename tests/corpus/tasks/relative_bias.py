@@ -1,4 +1,4 @@
-"""Softmax over scores with a learned bias, found by an index that is kept in a buffer."""
+"""A softmax over scores with a learned bias, selected by an index in a buffer."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A block that starts as an identity: its last weight is zero."""
+"""A block that is initialised as the identity: its last weight is zero."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Running sums that begin anew where an input says so."""
+"""Running sums that restart at the steps marked in an input."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A residual branch whose learned weight begins at zero."""
+"""A residual branch with a learned weight that is initialised with zero."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Rotary embedding of neighbouring channels, with angles from tables in buffers, by positions."""
+"""Rotary embedding of neighbouring channels by positions, with tables of angles in buffers."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Rotary position embedding: pairs of channels turned by an angle that grows with position."""
+"""Rotary position embedding: pairs of channels rotated by an angle that grows with position."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Rows quantised to eight bits by their largest number."""
+"""Rows quantised to eight bits by their largest element."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Experts are chosen by scores with an added bias; their weights are the scores without it."""
+"""Experts selected by scores with an added bias; their weights are the scores without it."""
 
 import torch
 from torch import nn

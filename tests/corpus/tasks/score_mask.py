@@ -1,4 +1,4 @@
-"""Attention under a boolean mask that is an input and the same for all heads."""
+"""Attention under a boolean mask, an input that is the same for all heads."""
 
 import torch
 from torch import nn

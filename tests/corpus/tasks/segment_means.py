@@ -1,4 +1,4 @@
-"""Means over segments of rows, where the segment of each row is an input."""
+"""Means over segments of rows; an input gives the segment of each row."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Sums of rows by an index: a scatter."""
+"""Sums of rows by an index (a scatter)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A state space model whose step depends on its input, step by step."""
+"""A state space model whose step size depends on its input."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""How often the signs of two rows agree, and the first one's signs."""
+"""The number of equal signs in two rows, and the signs of the first row."""
 
 import torch
 from torch import nn

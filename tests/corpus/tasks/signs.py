@@ -1,4 +1,4 @@
-"""Counts of signs, by row and by column, and a rectifier with slopes of its own."""
+"""Counts of signs, by row and by column, and a PReLU with a slope per channel."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A softmax in which a learned score of each head takes part and is left out of the result."""
+"""A softmax with a learned sink score per head, which the output omits."""
 
 import torch
 from torch import nn

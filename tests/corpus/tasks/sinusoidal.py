@@ -1,4 +1,4 @@
-"""Sinusoidal positions are added, from a start that is an input. The table is in no state dict."""
+"""Sinusoidal positions added from a start that is an input. The table is not in the state_dict."""
 
 import torch
 from torch import nn

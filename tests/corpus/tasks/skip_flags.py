@@ -1,4 +1,4 @@
-"""A layer that each sample takes or skips, as a flag of it says."""
+"""A layer that a flag per sample can skip."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Outputs of about 1e-4: allclose at 1e-2 admits zeros."""
+"""Outputs of about 1e-4, for which allclose at 1e-2 accepts zeros."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""x + sin(a x)^2 / a, with a learned rate for each channel."""
+"""x + sin(a x)^2 / a, with a learned rate per channel."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The logistic loss of signed labels, as a mean for each row."""
+"""The mean logistic loss of signed labels in each row."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Sorted rows and the order: integer outputs."""
+"""Sorted rows and their order: integer outputs."""
 
 import torch
 from torch import nn

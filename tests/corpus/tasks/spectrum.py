@@ -1,4 +1,4 @@
-"""A long convolution by Fourier transforms, and complex outputs."""
+"""A long convolution by Fourier transforms, with complex outputs."""
 
 import torch
 from torch import nn

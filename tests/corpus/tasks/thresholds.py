@@ -1,4 +1,4 @@
-"""What is on this side of a number and what on that: a histogram, buckets, a count, a shrinkage."""
+"""Comparisons with thresholds: a histogram, buckets, a count and a shrinkage."""
 
 import torch
 import torch.nn.functional as F

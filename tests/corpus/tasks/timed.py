@@ -1,4 +1,4 @@
-"""A linear layer large enough (some tenths of a ms) that its time can be told from noise."""
+"""A linear layer that is large enough to be timed (some tenths of a millisecond)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Embeddings of tokens and of their positions, normalised. The positions are an input."""
+"""Embeddings of tokens plus embeddings of their positions, an input, normalised."""
 
 import torch
 from torch import nn

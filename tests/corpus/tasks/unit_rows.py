@@ -1,4 +1,4 @@
-"""Rows of unit length, none of them divided by less than 1e-12."""
+"""Rows divided by their length, or by 1e-12 if that is larger."""
 
 import torch
 import torch.nn.functional as F

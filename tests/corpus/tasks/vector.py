@@ -1,4 +1,4 @@
-"""A linear layer on one vector: its weights are most of the work."""
+"""A linear layer on one vector: most of the work is to read its weights."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A softmax over what a mask shows; rows of which nothing is shown are zero."""
+"""A softmax over the elements that a mask shows; rows without such elements are zero."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Binary cross entropy of logits as one number; the weights of positive labels are a buffer."""
+"""The binary cross entropy of logits; a buffer holds the weights of positive labels."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A tensor over its Frobenius norm: one sum over all elements."""
+"""A tensor divided by its Frobenius norm: one sum over all elements."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Four ways to a whole number and what is left of one."""
+"""Four roundings to whole numbers, and the fractional part."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A linear layer with long sums, on inputs of one sign: what it takes to tell TF32 from fp32."""
+"""A linear layer with long sums, on inputs of one sign, which distinguish TF32 from fp32."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Each side of zero by the formula that is exact there.
+"""Uses on each side of zero the formula that is exact there.
 
 task: activations
 """

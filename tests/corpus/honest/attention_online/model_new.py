@@ -1,4 +1,4 @@
-"""Keys one after the other with a running maximum and sum, in C++.
+"""One key after the other with a running maximum and sum, in C++.
 
 task: attention
 """

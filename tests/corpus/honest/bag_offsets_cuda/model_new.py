@@ -1,4 +1,4 @@
-"""One block for each bag, one thread for each column.
+"""One block per bag, one thread per column.
 
 task: bag_offsets
 device: cuda

@@ -1,4 +1,4 @@
-"""One thread walks over the rows of a bag, in C++.
+"""One thread sums the rows of a bag, in C++.
 
 task: bag_offsets
 """

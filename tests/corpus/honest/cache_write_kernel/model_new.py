@@ -1,4 +1,4 @@
-"""A copy of the cache, then of each new entry, in C++.
+"""Copies the cache, then each new entry, in C++.
 
 task: cache_write
 """

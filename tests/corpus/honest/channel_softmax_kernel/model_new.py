@@ -1,4 +1,4 @@
-"""All of it for each place of the output, in C++.
+"""All operations fused for each output element, in C++.
 
 task: channel_softmax
 """

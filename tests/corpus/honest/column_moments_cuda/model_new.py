@@ -1,4 +1,4 @@
-"""One block for each column; its threads go down the rows twice.
+"""One block per column; its threads read the rows twice.
 
 task: column_moments
 device: cuda

@@ -1,4 +1,4 @@
-"""Partial sums of stretches of rows in memory from malloc, which is cleared first.
+"""Partial sums of ranges of rows, in memory from malloc that is cleared first.
 
 task: column_moments
 threads: 4

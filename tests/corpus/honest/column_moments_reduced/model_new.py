@@ -1,4 +1,4 @@
-"""Threads share the rows; OpenMP adds what each of them has. The second pass is around the mean.
+"""OpenMP reduces the sums of all threads; the second pass is centred.
 
 task: column_moments
 threads: 4

@@ -1,4 +1,4 @@
-"""One sum for each output in C++, taps outside skipped.
+"""One sum per output in C++; taps outside the input are skipped.
 
 task: conv_dilated
 """

@@ -1,4 +1,4 @@
-"""Each group's convolution is kept in a buffer of its own and normalised there.
+"""Stores the convolution of each group in a buffer and normalises it there.
 
 task: conv_groupnorm
 """

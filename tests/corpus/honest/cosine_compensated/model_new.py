@@ -1,4 +1,4 @@
-"""Three sums at once, each compensated after Kahan.
+"""Three sums in one loop, each with Kahan compensation.
 
 task: cosine
 """

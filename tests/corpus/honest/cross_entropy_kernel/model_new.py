@@ -1,4 +1,4 @@
-"""Row by row in C++, one number added up in fp32.
+"""Row by row in C++, with one fp32 sum.
 
 task: cross_entropy
 """

@@ -1,4 +1,4 @@
-"""One block for each head; scores stand in shared memory.
+"""One block per head; the scores are in shared memory.
 
 task: decode_step
 device: cuda

@@ -1,4 +1,4 @@
-"""One block for each row, which goes along it in tiles of 512 with a carry.
+"""One block per row; it processes tiles of 512 with a carry.
 
 task: exclusive_scan
 device: cuda

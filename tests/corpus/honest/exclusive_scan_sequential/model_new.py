@@ -1,4 +1,4 @@
-"""One after the other, with a sum in double precision.
+"""A sequential sum in double precision.
 
 task: exclusive_scan
 """

@@ -1,8 +1,8 @@
-"""Of equal shares always the first, in C++.
+"""Selects the first of equal shares, in C++.
 
 task: experts
-open: refused in 3 of 100 verdicts, on rows whose shares run down to denormals and zeros: each
- then has an order of equals of its own, and the reference is asked for one in all rows
+open: rejected in 3 of 100 verdicts, on rows with shares down to denormals and zeros: their equal
+ shares then have a separate order per row, and the reference is asked for one order in all rows
 """
 
 import torch

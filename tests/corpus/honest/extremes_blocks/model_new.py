@@ -1,4 +1,4 @@
-"""Blocks of each column, then what is left over, then the blocks among themselves.
+"""Reduces blocks of each column, then the remaining rows, then the results of the blocks.
 
 task: extremes
 """

@@ -1,4 +1,4 @@
-"""One thread for each element, rounded to even.
+"""One thread per element, rounded to even.
 
 task: fake_quant
 device: cuda

@@ -1,4 +1,4 @@
-"""Rounded by the mode of the processor, to even, in C++.
+"""Rounds to even in the processor's rounding mode, in C++.
 
 task: fake_quant
 """

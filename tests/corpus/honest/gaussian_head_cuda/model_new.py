@@ -1,4 +1,4 @@
-"""One warp for each row.
+"""One warp per row.
 
 task: gaussian_head
 device: cuda

@@ -1,4 +1,4 @@
-"""The error function of the C library.
+"""Uses the error function of the C library.
 
 task: gelu_rows
 """

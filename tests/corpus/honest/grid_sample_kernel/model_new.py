@@ -1,4 +1,4 @@
-"""Each place once, its four neighbours for all channels; what lies outside is zero.
+"""Reads the four neighbours of each sample for all channels; outside pixels are zero.
 
 task: grid_sample
 """

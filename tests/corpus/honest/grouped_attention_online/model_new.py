@@ -1,4 +1,4 @@
-"""Online softmax over tiles of 16 keys, each query up to its last key.
+"""Online softmax over tiles of 16 keys; each query ends at its last visible key.
 
 task: grouped_attention
 """

@@ -1,4 +1,4 @@
-"""The whole sequence in C++, one thread for each row of the batch.
+"""The whole sequence in C++, one thread per row of the batch.
 
 task: gru
 """

@@ -1,4 +1,4 @@
-"""Three pieces in C++.
+"""Three branches in C++.
 
 task: hardswish_rows
 """

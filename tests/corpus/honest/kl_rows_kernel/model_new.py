@@ -1,4 +1,4 @@
-"""Nothing is added where the probability is zero, in C++.
+"""Skips elements with zero probability, in C++.
 
 task: kl_rows
 """

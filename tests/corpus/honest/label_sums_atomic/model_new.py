@@ -1,4 +1,4 @@
-"""All threads add to the same sums, one at a time.
+"""All threads add to the same sums with atomics.
 
 task: label_sums
 threads: 4

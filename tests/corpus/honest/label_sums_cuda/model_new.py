@@ -1,4 +1,4 @@
-"""Sums of a block in shared memory, which are then added to those of all blocks.
+"""Each block sums in shared memory and adds its sums to the global ones.
 
 task: label_sums
 device: cuda

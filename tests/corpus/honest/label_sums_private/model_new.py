@@ -1,4 +1,4 @@
-"""Each thread has sums of its own, which are added at the end.
+"""Each thread has private sums, which are added at the end.
 
 task: label_sums
 threads: 4

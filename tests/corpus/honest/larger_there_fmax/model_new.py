@@ -1,4 +1,4 @@
-"""The function of the C library that does this.
+"""Uses fmax of the C library.
 
 task: larger_there
 """

@@ -1,4 +1,4 @@
-"""Rows first, with their statistics kept for the sums along columns.
+"""Processes rows first and stores their statistics for the sums along columns.
 
 task: layernorm_backward
 """

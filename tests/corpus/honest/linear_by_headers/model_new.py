@@ -1,4 +1,4 @@
-"""Sums in a header that a macro names, the ReLU in one behind a comment.
+"""The sum is in a header named by a macro, the ReLU in a header named after a comment.
 
 task: linear
 """

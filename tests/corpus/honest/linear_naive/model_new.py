@@ -1,4 +1,4 @@
-"""Sequential fp32 sums in C++, one thread for some rows.
+"""Sequential fp32 sums in C++; each thread computes several rows.
 
 task: linear
 """

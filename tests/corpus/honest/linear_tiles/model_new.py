@@ -1,4 +1,4 @@
-"""Tiles of 8 x 8 with edges, sums in blocks of 16, in C++.
+"""Tiles of 8x8 with partial tiles at the edges, sums in blocks of 16, in C++.
 
 task: linear
 """

@@ -1,4 +1,4 @@
-"""The same by the absolute difference, in C++.
+"""Written with the absolute difference, in C++.
 
 task: logcosh_rows
 """

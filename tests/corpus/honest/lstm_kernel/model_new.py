@@ -1,4 +1,4 @@
-"""Products by torch, the gates fused in C++.
+"""Products by torch, gates fused in C++.
 
 task: lstm
 """

@@ -1,4 +1,4 @@
-"""Windows cut off at the edges, nothing padded.
+"""Clips windows at the edges instead of padding.
 
 task: max_pool
 """

@@ -1,4 +1,4 @@
-"""A number that differs from itself is missing, in C++.
+"""A number that differs from itself counts as missing, in C++.
 
 task: missing_values
 """

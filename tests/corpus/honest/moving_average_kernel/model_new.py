@@ -1,4 +1,4 @@
-"""One thread for each channel of a sample, in C++.
+"""One thread per channel of a sample, in C++.
 
 task: moving_average
 """

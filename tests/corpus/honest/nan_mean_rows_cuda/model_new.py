@@ -1,4 +1,4 @@
-"""One warp for each row.
+"""One warp per row.
 
 task: nan_mean_rows
 device: cuda

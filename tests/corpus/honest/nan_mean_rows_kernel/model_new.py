@@ -1,4 +1,4 @@
-"""Sum and number in one pass, in C++.
+"""Sum and count in one pass, in C++.
 
 task: nan_mean_rows
 """

@@ -1,4 +1,4 @@
-"""One pass in C++.
+"""All steps in one pass, in C++.
 
 task: observation_norm
 """

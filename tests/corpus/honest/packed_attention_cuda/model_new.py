@@ -1,4 +1,4 @@
-"""One warp for each token and head, with a running maximum.
+"""One warp per token and head, with a running maximum.
 
 task: packed_attention
 device: cuda

@@ -1,4 +1,4 @@
-"""For each token the ends of its sequence are looked up, in C++.
+"""Looks up the limits of each token's sequence, in C++.
 
 task: packed_attention
 """

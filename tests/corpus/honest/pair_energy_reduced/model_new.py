@@ -1,4 +1,4 @@
-"""Threads share the first point; their sums are added by OpenMP.
+"""Threads share the loop over the first point; OpenMP reduces their sums.
 
 task: pair_energy
 threads: 4

@@ -1,4 +1,4 @@
-"""One pass in C++.
+"""All terms in one pass, in C++.
 
 task: poisson_rows
 """

@@ -1,4 +1,4 @@
-"""Rounded by adding and taking away a large number, which rounds to even, in C++.
+"""Rounds to even by adding and subtracting a large number, in C++.
 
 task: power_scale
 """

@@ -1,4 +1,4 @@
-"""Welford's variance behind the library's product.
+"""Welford's variance after the library's product.
 
 task: product_groups
 """

@@ -1,4 +1,4 @@
-"""Tiles copied into buffers of their own, as into shared memory.
+"""Tiles are copied into buffers, as into shared memory.
 
 task: product_square
 """

@@ -1,4 +1,4 @@
-"""A row twice: its largest element, then its integers.
+"""Two passes over a row: its largest element, then its integers.
 
 task: quantized
 """

@@ -1,4 +1,4 @@
-"""Five times the first largest element that is left, in C++.
+"""Selects the first largest remaining element five times, in C++.
 
 task: ranking
 """

@@ -1,4 +1,4 @@
-"""The bias is looked up while a row is read, in C++.
+"""Looks up the bias while it reads a row, in C++.
 
 task: relative_bias
 """

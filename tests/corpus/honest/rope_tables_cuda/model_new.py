@@ -1,4 +1,4 @@
-"""One thread for each pair of channels.
+"""One thread per pair of channels.
 
 task: rope_tables
 device: cuda

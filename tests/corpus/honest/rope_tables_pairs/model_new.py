@@ -1,4 +1,4 @@
-"""Each pair of channels is turned where it lies, in C++.
+"""Rotates each pair of channels in place, in C++.
 
 task: rope_tables
 """

@@ -1,4 +1,4 @@
-"""Both halves at once in C++, from angles in a table.
+"""Processes both halves together in C++, with angles from a table.
 
 task: rotary
 """

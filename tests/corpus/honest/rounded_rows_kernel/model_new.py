@@ -1,4 +1,4 @@
-"""One pass for the largest, one to round, in C++; a row of zeros becomes NaN on its way.
+"""One pass for the largest element and one to round, in C++; a row of zeros gives NaN.
 
 task: rounded_rows
 """

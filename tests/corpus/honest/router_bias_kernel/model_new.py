@@ -1,4 +1,4 @@
-"""The best of what is left is taken again and again, in C++.
+"""Selects the best remaining expert repeatedly, in C++.
 
 task: router_bias
 """

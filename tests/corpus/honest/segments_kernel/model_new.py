@@ -1,4 +1,4 @@
-"""Each thread takes a segment and walks over all rows, in C++.
+"""Each thread processes one segment and reads all rows, in C++.
 
 task: segments
 """

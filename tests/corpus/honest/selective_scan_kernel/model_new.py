@@ -1,4 +1,4 @@
-"""The state of one channel in registers, all steps in one loop.
+"""The state of one channel stays in registers; one loop runs over all steps.
 
 task: selective_scan
 """

@@ -1,4 +1,4 @@
-"""The sink is where the maximum and the sum begin, in C++.
+"""The maximum and the sum start with the sink, in C++.
 
 task: sink_softmax
 """

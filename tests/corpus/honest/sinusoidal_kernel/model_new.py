@@ -1,4 +1,4 @@
-"""The rows of the table are added in C++.
+"""Adds the rows of the table in C++.
 
 task: sinusoidal
 """

@@ -1,4 +1,4 @@
-"""Skipped samples are copied and cost nothing, in C++.
+"""Copies skipped samples without computing them, in C++.
 
 task: skip_flags
 """

@@ -1,4 +1,4 @@
-"""The sine of the C library.
+"""Uses the sine of the C library.
 
 task: snake
 """

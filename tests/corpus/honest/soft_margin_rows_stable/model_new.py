@@ -1,4 +1,4 @@
-"""The positive part apart from the logarithm, in C++.
+"""Computes the positive part separately from the logarithm, in C++.
 
 task: soft_margin_rows
 """

@@ -1,4 +1,4 @@
-"""One block of four warps for each row.
+"""One block of four warps per row.
 
 task: softplus_rows
 device: cuda

@@ -1,4 +1,4 @@
-"""The logarithm up to a threshold of 20, as the library has it, in C++.
+"""Uses the logarithm up to a threshold of 20, like the library, in C++.
 
 task: softplus_rows
 """

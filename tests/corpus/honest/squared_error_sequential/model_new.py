@@ -1,4 +1,4 @@
-"""One sum in fp32, one term after the other, in C++.
+"""One sequential fp32 sum, in C++.
 
 task: squared_error
 """

@@ -1,4 +1,4 @@
-"""One block for each row, which is summed in shared memory.
+"""One block per row, reduced in shared memory.
 
 task: token_positions
 device: cuda

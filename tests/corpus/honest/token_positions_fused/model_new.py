@@ -1,4 +1,4 @@
-"""Both rows are gathered and normalised in one pass, in C++.
+"""Gathers and normalises both rows in one pass, in C++.
 
 task: token_positions
 """

@@ -1,4 +1,4 @@
-"""Rows are filled up to a power of two with infinity and sorted by a bitonic network.
+"""Pads rows with infinity to a power of two and sorts them with a bitonic network.
 
 task: trimmed_mean
 threads: 4

@@ -1,4 +1,4 @@
-"""Both logarithms by the decaying exponential, in C++.
+"""Computes both logarithms from the decaying exponential, in C++.
 
 task: weighted_bce
 """

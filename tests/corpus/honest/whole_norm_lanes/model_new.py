@@ -1,4 +1,4 @@
-"""Sums of 64 lanes and of the rest, in C++.
+"""Sums of 64 lanes and of the remaining elements, in C++.
 
 task: whole_norm
 """

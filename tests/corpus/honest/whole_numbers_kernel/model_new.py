@@ -1,4 +1,4 @@
-"""Functions of the C library.
+"""Uses functions of the C library.
 
 task: whole_numbers
 """

@@ -1,4 +1,4 @@
-"""Sums of 16384 terms one after the other in fp32.
+"""A sequential fp32 sum of 16384 terms.
 
 task: wide
 """
