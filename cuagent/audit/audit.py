@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cuagent.record.evidence import EvidenceError, built, verifier_digest
-from cuagent.record.inside import RecordError
+from cuagent.record.contained_files import RecordError
+from cuagent.record.evidence import EvidenceError, library_hashes, verifier_digest
 from cuagent.record.revive import attempt_of, revive
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _building(data: Mapping[str, Any], made: Build) -> list[str]:
     from cuagent.build import versions
 
     then = _libraries(data)
-    now = {one["source"]: one for one in built(made)}
+    now = {one["source"]: one for one in library_hashes(made)}
     lines = [f"build: {name} is in one build only" for name in sorted(then.keys() ^ now.keys())]
     if data.get("compilers") != versions():
         return lines

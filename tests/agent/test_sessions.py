@@ -27,7 +27,7 @@ from cuagent.events import Event, Notice, RunStarted, UserSaid
 from cuagent.message import Message
 from cuagent.models.model import ContextOverflow, OnText, ToolSpec
 from cuagent.models.scripted import ScriptedModel
-from cuagent.record import RecordError, conversation, ending, read_records
+from cuagent.record import RecordError, conversation, end_record, read_records
 
 SPECS = [tool.spec for tool in TOOLS]
 
@@ -87,7 +87,7 @@ def test_a_run_goes_on_after_an_interrupt_with_what_the_user_says(run: Run) -> N
     records = read_records(run.folder)
     assert [r["stop"] for r in records if r["type"] == "end"] == ["interrupted", "no gain"]
     assert [r["type"] for r in records].count("resume") == 1
-    end = ending(records)
+    end = end_record(records)
     assert end is not None
     assert end["stop"] == "no gain"
 

@@ -16,7 +16,7 @@ from cuagent.audit.audit import Recorded, compare, judge_again, take_apart
 from cuagent.build import build
 from cuagent.judge import Judgement
 from cuagent.measure.timing.timer import time_arms
-from cuagent.record.evidence import LARGEST, EvidenceError, evidence, read_evidence
+from cuagent.record.evidence import MAX_EVIDENCE_BYTES, EvidenceError, evidence, read_evidence
 from cuagent.score import milestone
 from cuagent.task import load_task
 from cuagent.verify import Referee, Verdict
@@ -264,7 +264,7 @@ def test_a_file_that_is_no_evidence_is_one_line(tmp_path: Path, text: str, said:
 @pytest.mark.timeout(20)
 def test_a_file_that_is_too_large_or_a_pipe_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as file:
-        file.truncate(LARGEST + 1)
+        file.truncate(MAX_EVIDENCE_BYTES + 1)
     with pytest.raises(EvidenceError, match="larger than"):
         read_evidence(tmp_path / "large")
     os.mkfifo(tmp_path / "pipe")

@@ -27,7 +27,7 @@ from cuagent.record import (
     take_snapshot,
     write_file,
 )
-from cuagent.record.origin import is_marked, marked
+from cuagent.record.origin import has_valid_mac, with_mac
 
 
 @pytest.fixture
@@ -81,11 +81,11 @@ def test_a_run_that_was_taken_up_here_is_of_this_user_from_then_on(folder: RunFo
 
 
 def test_evidence_is_marked_over_all_that_it_says() -> None:
-    data = json.loads(json.dumps(marked({"task": {"source": "x"}, "figures": [0.1, 1e-30]})))
-    assert is_marked(data)
-    assert not is_marked({**data, "task": {"source": "y"}})
-    assert not is_marked({"task": 1})
-    assert not is_marked({**data, "mac": "\u00e9"})
+    data = json.loads(json.dumps(with_mac({"task": {"source": "x"}, "figures": [0.1, 1e-30]})))
+    assert has_valid_mac(data)
+    assert not has_valid_mac({**data, "task": {"source": "y"}})
+    assert not has_valid_mac({"task": 1})
+    assert not has_valid_mac({**data, "mac": "\u00e9"})
 
 
 @pytest.mark.parametrize(

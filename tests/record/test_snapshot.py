@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.record import Kept, RunFolder, new_run, restore_snapshot, take_snapshot
+from cuagent.record import FileState, RunFolder, new_run, restore_snapshot, take_snapshot
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_files_come_back_as_they_were(folder: RunFolder) -> None:
-    known: dict[str, Kept] = {}
+    known: dict[str, FileState] = {}
     one, deep = folder.work / "one.py", folder.work / "kernels" / "a.cu"
     one.write_text("one")
     one.chmod(0o444)
