@@ -146,7 +146,7 @@ def test_blob_is_read_only_if_its_digest_matches(folder: RunFolder, tmp_path: Pa
     place.write_text("another text")
     line = {"type": "session", "v": 1, "text": {"$blob": digest, "form": "text"}}
     folder.log.write_text(json.dumps(line) + "\n")
-    with pytest.raises(RecordError, match="not the recorded one"):
+    with pytest.raises(RecordError, match="differs from the recorded sha256"):
         read_records(folder)
 
 
