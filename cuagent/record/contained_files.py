@@ -30,7 +30,7 @@ def parts_of(name: str) -> tuple[str, ...]:
     """Return the parts of a relative path. Raises RecordError if it can leave its folder."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\0" in name:
-        raise RecordError(f"{name!r}: leads out of the folder of the run; it was not used")
+        raise RecordError(f"{name[:80]!r}: leads out of the folder of the run; it was not used")
     return parts
 
 

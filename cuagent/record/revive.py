@@ -33,7 +33,9 @@ def attempt_of(files: Mapping[str, Any]) -> Attempt:
         first, *below = parts_of(name)
         source = first == KERNELS and below and name.endswith(SOURCES + HEADERS)
         if not (name == MODULE or source) or not isinstance(text, str):
-            raise RecordError(f"{name!r}: is no file of an attempt; the log is damaged or forged")
+            raise RecordError(
+                f"{name[:80]!r}: is no file of an attempt; the log is damaged or forged"
+            )
     return Attempt(tuple(sorted(files.items())))
 
 
