@@ -95,7 +95,7 @@ def test_ladder_and_attempts_are_added_to_the_summary(run: Run) -> None:
     verdict = Verdict(False, Reason.WRONG_VALUES, "", "t", attempt.digest)
     build = Build(attempt.digest, (), (), True, 0.1)
     run.register(attempt, Judgement(attempt.digest, build, verdict, None, milestone(False)))
-    eager = Rung("eager", 1e-3, Ratio(1.0, 1.0, 1.0), 0.0, True, 0.1)
+    eager = Rung("eager", 1e-3, Ratio(1.0, 1.0, 1.0), 0.0, True, 0.1, None, True)
     run.ladder = Ladder(run.task.digest, "match", "a CPU", {}, (eager,), 1.0)
     assert compact(run, ScriptedModel([{"text": "summary"}]))
     assert "attempt 1: rejected: wrong values" in run.messages[2].content
