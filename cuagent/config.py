@@ -1,19 +1,19 @@
-"""Settings and where each of them comes from.
+"""Resolve the settings and the origin of each value.
 
-Flags go before CUAGENT_* variables, these before the project's file (`.cuagent.toml`, or
-`[tool.cuagent]` in pyproject.toml, in the current folder or the nearest one above it), that before
-the user's file (`~/.config/cuagent/config.toml`), that before the defaults. Keys of providers are
-no settings: they stay in the variables that the providers themselves use.
-A project's file comes with somebody's code, so it may not set everything:
+In order of precedence: flags, CUAGENT_* variables, the project's file (`.cuagent.toml`, or
+`[tool.cuagent]` in pyproject.toml, in the current folder or the nearest one above it), the user's
+file (`~/.config/cuagent/config.toml`), the defaults. API keys are not settings: they stay in the
+variables that the providers define.
+A project's file comes with code of other people, so it may not set everything:
 
-- device, notify: it may
+- device, notify: allowed
 - max_steps, max_cost, max_time, max_device_time (`BUDGETS`): it may lower them; a higher value is
   ignored with a warning
-- model, precision (`CONFIRMED`): they hold if the user agrees, which is remembered for this file
-  and these values; else they are ignored with a warning
-- isolation, approval, notify_command, endpoints, prices (`PERSONAL`): refused
+- model, precision (`CONFIRMED`): used if the user agrees, which is remembered for this file and
+  these values; otherwise ignored with a warning
+- isolation, approval, notify_command, endpoints, prices (`PERSONAL`): an error
 
-Invariant: a key that nobody knows is refused, never ignored.
+Invariant: an unknown key is an error; it is never ignored.
 """
 
 from __future__ import annotations
@@ -37,56 +37,56 @@ CHOICES = {
     "notify": ("auto", "bell", "off"),
 }
 TABLES = ("endpoints", "prices")
-"""Servers and prices of the user's own, as `cuagent.models.servers` describes them."""
+"""Tables of the user's servers and prices; `cuagent.models.servers` describes them."""
 PERSONAL = ("isolation", "approval", "notify_command", *TABLES)
-"""What only the user decides: refused in a project's file, which might send a key elsewhere."""
+"""Keys that a project's file must not set: it could weaken isolation or send an API key away."""
 CONFIRMED = ("model", "precision")
-"""What a project's file proposes: the one may cost money, the other admits worse arithmetic."""
+"""Keys that need the user's consent: a model may cost money, a precision admits larger errors."""
 BUDGETS = ("max_steps", "max_cost", "max_time", "max_device_time")
-"""What a project's file may only lower."""
+"""Keys that a project's file may only lower."""
 
 
 class ConfigError(Exception):
-    """A setting cannot be used. One line: where, what, what to do."""
+    """A setting cannot be used. The message is one line: place, problem, remedy."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings; each field is a variable and a key of the same name, most are flags too."""
+    """All settings. Each field is also a variable and a key in files, and most are flags."""
 
     model: str = "auto"
-    """`auto`, `expert`, or a model of a provider; `auto` is `expert` where no key is set."""
+    """`auto`, `expert`, or a model of a provider; `auto` is `expert` if no API key is set."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
     precision: str = "match"
-    """Arithmetic that the task admits: `match`, `tf32`, `bf16` or `fp16`."""
+    """Coarsest arithmetic that the task admits: `match`, `tf32`, `bf16` or `fp16`."""
     isolation: Literal["auto", "landlock", "none"] = "auto"
-    """How untrusted code is kept apart; `auto` is the strongest that holds here."""
+    """Isolation of untrusted code; `auto` is the strongest one that works on this machine."""
     approval: Literal["ask", "auto", "yolo"] = "auto"
-    """What is asked before a command of the model's runs: `ask` all, `auto` those that no sandbox
-    holds, `yolo` none."""
+    """Commands of the model that need the user's approval: `ask` all, `auto` those that run
+    without a sandbox, `yolo` none."""
     notify: Literal["auto", "bell", "off"] = "auto"
-    """How a terminal tells that a run has ended or waits; `auto` takes what the terminal knows."""
+    """Notification when a run ends or waits; `auto` is the best one that the terminal supports."""
     notify_command: str = ""
-    """A program that is called with the same words."""
+    """A program that is called with the text of each notification; "" for none."""
     model_timeout: float = 600.0
-    """Seconds without a byte from the model's server (keep-alive bytes count) after which it is
-    asked again; written like `max_time`."""
+    """Seconds without a byte from the model's server before the request is repeated; keep-alive
+    bytes count. Same forms as `max_time`."""
     max_steps: int = 100
     max_cost: float = 5.0
     """US dollars."""
     max_time: float = 3600.0
-    """Seconds; in texts also `90s`, `30m`, `1.5h`."""
+    """Seconds; text may also be `90s`, `30m` or `1.5h`."""
     max_device_time: float = 3600.0
-    """Seconds in which something is judged, timed or profiled; written like `max_time`."""
+    """Seconds of judging, timing and profiling; same forms as `max_time`."""
     endpoints: Mapping[str, Any] = field(default_factory=dict)
-    """Tables by the server's name; from the user's file alone."""
+    """Tables by the server's name; only from the user's file."""
     prices: Mapping[str, Any] = field(default_factory=dict)
-    """Tables by the model's name; from the user's file alone."""
+    """Tables by the model's name; only from the user's file."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Where each value comes from, by key."""
+    """Origin of each value, by key: a flag, a variable, a file or "default"."""
     ignored: Mapping[str, str] = field(default_factory=dict)
-    """What the project's file sets and does not hold, by key: a line for the user."""
+    """Ignored values of the project's file: a warning by key."""
 
 
 TIMES = ("model_timeout", "max_time", "max_device_time")
@@ -96,18 +96,18 @@ TIME_FORMS = "a time above 0: 90s, 30m, 1.5h, or a plain number of seconds"
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a project's file sets though it is for the user to decide."""
+    """Values of a project's file that need the user's consent."""
 
     file: Path
     values: Mapping[str, Any]
 
     def __str__(self) -> str:
-        said = " and ".join(f"{key} = {str(value)!r}" for key, value in self.values.items())
-        return f"{self.file} sets {said}, which is for you to decide"
+        values = " and ".join(f"{key} = {str(value)!r}" for key, value in self.values.items())
+        return f"{self.file} sets {values}, which is for you to decide"
 
     @property
     def digest(self) -> str:
-        """Names this file with these values."""
+        """Hash of the file's path and these values; identifies the consent."""
         text = json.dumps([str(self.file.resolve()), *sorted(map(str, self.values.items()))])
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -115,12 +115,12 @@ class Proposal:
 Layer = Mapping[str, tuple[Any, str]]
 """Values with their origins, by key."""
 Accept = Callable[[Proposal], bool]
-"""Whether what a project's file proposes holds."""
+"""Asks the user; True accepts the proposal of a project's file."""
 KEYS = tuple(f.name for f in fields(Settings) if f.name not in ("origins", "ignored", *TABLES))
 
 
 def refuse(proposal: Proposal) -> bool:
-    """Accept nothing."""
+    """Accept no proposal."""
     return False
 
 
@@ -131,10 +131,10 @@ def resolve(
     cwd: Path | None = None,
     accept: Accept = refuse,
 ) -> Settings:
-    """The settings that hold in `cwd`; flags that are None were not given. Raises ConfigError.
+    """Return the settings for the folder `cwd`. A flag that is None is unset. Raises ConfigError.
 
-    `accept` is asked of what the project's file sets for the user, of the keys of `flags` and where
-    no flag or variable says otherwise.
+    `accept` decides on values of the project's file that need consent. It sees only keys of
+    `flags` that no flag or variable sets.
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     above = _from_environment(environ) | {key: (value, _flag(key)) for key, value in given.items()}
@@ -142,9 +142,9 @@ def resolve(
     project, ignored = _from_project(file), {}
     if file is not None:
         proposed = [key for key in CONFIRMED if key in project and key not in above]
-        proposed = [key for key in proposed if project[key][0] != _otherwise(key, user)[0]]
-        ignored = _too_high(project, user)
-        ignored |= _not_agreed(file, project, proposed, (flags or {}).keys(), accept)
+        proposed = [key for key in proposed if project[key][0] != _without_project(key, user)[0]]
+        ignored = _raised_budgets(project, user)
+        ignored |= _not_accepted(file, project, proposed, (flags or {}).keys(), accept)
     layers = [above, {k: v for k, v in project.items() if k not in ignored}, user]
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -157,8 +157,8 @@ def resolve(
         values[key], origins[key] = user.get(key, ({}, "default"))
         if not isinstance(values[key], dict):
             raise ConfigError(f"{origins[key]}: {key} is a table: write [{key}.NAME]")
-    told = {key: line for key, line in ignored.items() if key not in above}
-    return Settings(**values, origins=origins, ignored=told)
+    warnings = {key: line for key, line in ignored.items() if key not in above}
+    return Settings(**values, origins=origins, ignored=warnings)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
@@ -170,7 +170,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
         if key in KEYS:
             found[key] = (value, name)
         elif near := _near(key):
-            # other variables with our prefix belong to other rooms; a near miss is a slip
+            # Other packages define variables with this prefix; only a near match is a typo.
             raise ConfigError(f"{name}: no such setting; did you mean {PREFIX}{near.upper()}?")
     return found
 
@@ -179,42 +179,45 @@ def _from_project(path: Path | None) -> dict[str, tuple[Any, str]]:
     found = _from_file(path)
     for key in found.keys() & set(PERSONAL):
         raise ConfigError(
-            f"{path}: {key} is not for a project to set; put it into ~/.config/cuagent/config.toml"
+            f"{path}: a project must not set {key}; put it into ~/.config/cuagent/config.toml"
             + (f" or {PREFIX}{key.upper()}" if key in KEYS else "")
         )
     return found
 
 
-def _otherwise(key: str, user: Layer) -> tuple[Any, str]:
-    """What would hold without the project's file."""
+def _without_project(key: str, user: Layer) -> tuple[Any, str]:
+    """Return the value and origin that apply if the project's file is ignored."""
     return user.get(key, (getattr(Settings, key), "default"))
 
 
-def _too_high(project: Layer, user: Layer) -> dict[str, str]:
-    """The budgets that a project's file would raise, each with a line that says so."""
+def _raised_budgets(project: Layer, user: Layer) -> dict[str, str]:
+    """Return a warning for each budget that the project's file tries to raise."""
     lines = {}
     for key in BUDGETS:
         if key not in project:
             continue
         value, file = project[key]
-        limit, origin = _otherwise(key, user)
+        limit, origin = _without_project(key, user)
         if _convert(key, value, file) > _convert(key, limit, origin):
             lines[key] = (
-                f"{file}: {key} = {value!r} is ignored: a project may only lower it, and it is "
-                f"{limit!r} ({origin}); raise it with {_flag(key)} or in your own config.toml"
+                f"{file}: {key} = {value!r} is ignored: a project may only lower it, and the limit "
+                f"is {limit!r} ({origin}); raise it with {_flag(key)} or in your own config.toml"
             )
     return lines
 
 
-def _not_agreed(
-    file: Path, project: Layer, proposed: Sequence[str], asked: Set[str], accept: Accept
+def _not_accepted(
+    file: Path, project: Layer, proposed: Sequence[str], flags: Set[str], accept: Accept
 ) -> dict[str, str]:
-    """What does not hold of `proposed`, each with a line; only of `asked` can it be agreed to."""
-    wanted = Proposal(file, {key: project[key][0] for key in proposed if key in asked})
-    for key in proposed:  # what cannot be used is said before anybody is asked
+    """Ask for consent to the `proposed` keys; return a warning for each key that stays ignored.
+
+    Only the keys among `flags` are asked for: the current command uses no others.
+    """
+    proposal = Proposal(file, {key: project[key][0] for key in proposed if key in flags})
+    for key in proposed:  # Report invalid values before the user is asked.
         _convert(key, *project[key])
-    if wanted.values and accept(wanted):
-        proposed = [key for key in proposed if key not in asked]
+    if proposal.values and accept(proposal):
+        proposed = [key for key in proposed if key not in flags]
     return {
         key: f"{file}: {key} = {project[key][0]!r} is ignored: that is for you to decide; set it "
         f"with {_flag(key)} or {PREFIX}{key.upper()}, or accept it with --trust"
@@ -257,7 +260,7 @@ def _project_file(cwd: Path) -> Path | None:
 
 
 def _upward(folder: Path) -> Iterator[Path]:
-    """The folder and those above it, up to the root of its repository."""
+    """Yield the folder and those above it, up to the root of its repository."""
     for candidate in (folder, *folder.parents):
         yield candidate
         if (candidate / ".git").exists():
@@ -276,7 +279,7 @@ def _convert(key: str, value: Any, origin: str) -> Any:
         if key in TIMES:
             return _seconds(value)
         converted = type(default)(value)
-        # a file has types of its own: 1.5 is no count, 3 is no name and true is neither
+        # TOML values have types: refuse 1.5 for a count, 3 for a name and true for both.
         if not isinstance(value, str) and (isinstance(value, bool) or converted != value):
             raise ValueError
         if key in CHOICES and converted not in CHOICES[key]:
@@ -285,10 +288,11 @@ def _convert(key: str, value: Any, origin: str) -> Any:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         texts = " or ".join(CHOICES.get(key, ("a text",)))
-        what = {str: texts, int: "a whole number above 0"}
-        wanted = TIME_FORMS if key in TIMES else what.get(type(default), "a number above 0")
+        expected = {str: texts, int: "a whole number above 0"}
+        default_form = expected.get(type(default), "a number above 0")
+        valid = TIME_FORMS if key in TIMES else default_form
         named = "" if origin == _flag(key) else f"{key} is "
-        raise ConfigError(f"{origin}: {named}{value!r}; it takes {wanted}") from None
+        raise ConfigError(f"{origin}: {named}{value!r}; it takes {valid}") from None
     return converted
 
 

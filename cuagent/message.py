@@ -1,9 +1,9 @@
-"""What is said between the agent and a model, as data: shared by the run log and the providers.
+"""Messages between the agent and a model, shared by the run log and the providers.
 
-Messages are ours, not a provider's; each provider file translates to its SDK and back and keeps
-what it must replay unchanged (thinking signatures, response ids) in `provider_state`.
-Invariant of a conversation: every tool call of an assistant message is answered by exactly one
-`tool` message before anybody else speaks (`close_open_calls` in `cuagent.record` restores it).
+The types are independent of providers. Each provider file translates them to its SDK and back, and
+stores data that it must replay unchanged (thinking signatures, response ids) in `provider_state`.
+Invariant of a conversation: exactly one `tool` message answers each tool call of an assistant
+message, before any other message (`close_open_calls` in `cuagent.record` restores this).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Finish(StrEnum):
-    """Why the model stopped."""
+    """The reason why the model stopped."""
 
     STOP = "stop"
     TOOL_CALLS = "tool_calls"
@@ -27,7 +27,7 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True)
 class ToolCall:
-    """`arguments` is kept as the model wrote it, byte for byte; it may be malformed JSON."""
+    """A tool call. `arguments` is the model's text unchanged; it may be malformed JSON."""
 
     id: str
     name: str
@@ -38,9 +38,9 @@ class ToolCall:
 class Message:
     """One message of the conversation.
 
-    `sampled` tells what the model made from what was put in its mouth (training needs to know).
-    `data` is the structured result of a tool: recorded, shown to people and to the in-process
-    expert, never sent to a provider.
+    `sampled` is True if a model generated the message; training needs the difference. `data` is
+    the structured result of a tool: it is recorded and shown to people and to the in-process
+    expert, but never sent to a provider.
     """
 
     role: Role
@@ -76,7 +76,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class TokenTrace:
-    """Token ids as the server sampled them, where it returns them; training needs them."""
+    """Token ids and log probabilities of one sampled reply, for training.
+
+    Only servers that return token ids provide it.
+    """
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
@@ -85,11 +88,11 @@ class TokenTrace:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back from one call."""
+    """A model's reply to one call."""
 
     message: Message
     finish: Finish
     usage: Usage = Usage()
     cost: float | None = None
-    """US dollars; None where no price is known."""
+    """US dollars; None if no price is known."""
     tokens: TokenTrace | None = None

@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary with a z-loss, as in the training of language models."""
+"""Cross-entropy over a vocabulary with a z-loss, as in language model training."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Settings: who goes before whom, where a value came from, and what is refused."""
+"""Precedence, origins and validation of settings, and the limits of a project's file."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def test_each_layer_goes_before_the_next(home: Path, project: Path) -> None:
+def test_precedence_and_origins_of_the_layers(home: Path, project: Path) -> None:
     environ = {"HOME": str(home), "CUAGENT_MAX_STEPS": "8"}
     settings = resolve({"precision": "tf32", "model": None}, environ=environ, cwd=project / "src")
     assert settings.precision == "tf32"
     assert settings.origins["precision"] == "--precision"
     assert settings.max_steps == 8
     assert settings.origins["max_steps"] == "CUAGENT_MAX_STEPS"
-    assert settings.model == "user", "which model answers is for the user to decide"
+    assert settings.model == "user", "a project's model needs the user's consent"
     assert settings.max_time == 1800.0
     assert settings.origins["max_time"] == str(project / ".cuagent.toml")
     assert settings.max_cost == 1.0
@@ -41,21 +41,21 @@ def test_each_layer_goes_before_the_next(home: Path, project: Path) -> None:
     assert settings.origins["isolation"] == "default"
 
 
-def test_pyproject_is_a_project_file_where_it_has_our_table(tmp_path: Path) -> None:
+def test_pyproject_is_a_project_file_if_it_has_the_cuagent_table(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.cuagent]\ndevice = "cpu"\n')
     assert resolve(environ={}, cwd=tmp_path).device == "cpu"
     (tmp_path / "pyproject.toml").write_text('[tool.other]\ndevice = "cpu"\n')
     assert resolve(environ={}, cwd=tmp_path).device == "auto"
 
 
-def test_a_file_above_the_repository_is_not_read(project: Path) -> None:
+def test_file_above_the_repository_is_not_read(project: Path) -> None:
     inner = project / "inner"
     (inner / ".git").mkdir(parents=True)
     assert resolve(environ={}, cwd=inner).model == "auto"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('modle = "x"', "no setting 'modle'; did you mean model?"),
         ("colour = 1", "known are model, device"),
@@ -70,31 +70,29 @@ def test_a_file_above_the_repository_is_not_read(project: Path) -> None:
         ('device = "gpu"', "it takes auto or cpu or cuda"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_its_place(
-    tmp_path: Path, text: str, said: str
+def test_invalid_setting_is_refused_and_its_file_named(
+    tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / ".cuagent.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         resolve(environ={}, cwd=tmp_path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(tmp_path / ".cuagent.toml") in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["isolation", "approval", "notify_command"])
-def test_a_project_lowers_no_guard_and_names_no_program(
-    home: Path, project: Path, key: str
-) -> None:
+def test_project_cannot_set_personal_keys(home: Path, project: Path, key: str) -> None:
     value = {"isolation": "none", "approval": "yolo", "notify_command": "date"}[key]
     (home / ".config" / "cuagent" / "config.toml").write_text(f"{key} = {value!r}\n")
     environ = {"HOME": str(home)}
     assert getattr(resolve(environ=environ, cwd=project), key) == value
     (project / ".cuagent.toml").write_text(f"{key} = {value!r}\n")
-    with pytest.raises(ConfigError, match=f"{key} is not for a project to set"):
+    with pytest.raises(ConfigError, match=f"a project must not set {key}"):
         resolve(environ=environ, cwd=project)
 
 
 @pytest.mark.parametrize(
-    ("text", "users", "holds"),
+    ("text", "user_file", "expected"),
     [
         ("max_cost = 500", "max_cost = 1", 1.0),
         ("max_cost = 0.5", "max_cost = 1", 0.5),
@@ -105,14 +103,14 @@ def test_a_project_lowers_no_guard_and_names_no_program(
         ('max_device_time = "5m"', 'max_device_time = "10m"', 300.0),
     ],
 )
-def test_a_project_only_lowers_budgets(
-    home: Path, project: Path, text: str, users: str, holds: float
+def test_project_can_only_lower_budgets(
+    home: Path, project: Path, text: str, user_file: str, expected: float
 ) -> None:
-    (home / ".config" / "cuagent" / "config.toml").write_text(users)
+    (home / ".config" / "cuagent" / "config.toml").write_text(user_file)
     (project / ".cuagent.toml").write_text(text)
     key = text.split()[0]
     settings = resolve(environ={"HOME": str(home)}, cwd=project)
-    assert getattr(settings, key) == holds
+    assert getattr(settings, key) == expected
     lowered = settings.origins[key] == str(project / ".cuagent.toml")
     assert lowered != (key in settings.ignored)
     if not lowered:
@@ -123,7 +121,7 @@ def test_a_project_only_lowers_budgets(
 
 
 @pytest.mark.parametrize("name", [".cuagent.toml", "pyproject.toml"])
-def test_model_and_precision_of_a_project_need_the_users_word(tmp_path: Path, name: str) -> None:
+def test_model_and_precision_of_a_project_need_consent(tmp_path: Path, name: str) -> None:
     table = "[tool.cuagent]\n" * (name == "pyproject.toml")
     (tmp_path / name).write_text(f'{table}precision = "bf16"\nmodel = "openai:dear"\n')
     asked: list[Proposal] = []
@@ -136,20 +134,22 @@ def test_model_and_precision_of_a_project_need_the_users_word(tmp_path: Path, na
     assert (settings.precision, settings.model) == ("match", "auto")
     assert settings.ignored.keys() == {"precision", "model"}
     settings = resolve({"precision": None}, environ={}, cwd=tmp_path, accept=agree)
-    assert (settings.precision, settings.model) == ("bf16", "auto"), "only what was asked for"
+    assert (settings.precision, settings.model) == ("bf16", "auto"), (
+        "only keys of the flags are proposed"
+    )
     assert str(asked[0]).endswith("sets precision = 'bf16', which is for you to decide")
     both = {"precision": None, "model": None}
     assert resolve(both, environ={}, cwd=tmp_path, accept=agree).model == "openai:dear"
     flags = {"precision": "tf32", "model": "expert"}
     settings = resolve(flags, environ={}, cwd=tmp_path, accept=agree)
     assert (settings.precision, settings.model, settings.ignored) == ("tf32", "expert", {})
-    assert len(asked) == 2, "a flag needs no question"
+    assert len(asked) == 2, "a key that a flag sets is not proposed"
     (tmp_path / name).write_text(f'{table}precision = "fp16"\n')
     resolve(both, environ={}, cwd=tmp_path, accept=agree)
-    assert len({proposal.digest for proposal in asked}) == 3, "agreed to for these values alone"
+    assert len({proposal.digest for proposal in asked}) == 3, "the consent is for these values only"
 
 
-def test_servers_and_prices_are_the_users_own(home: Path, project: Path) -> None:
+def test_project_cannot_set_servers_and_prices(home: Path, project: Path) -> None:
     file = home / ".config" / "cuagent" / "config.toml"
     file.write_text('[endpoints.lab]\nbase_url = "http://lab:8000/v1"\n[prices.m]\ninput = 1\n')
     environ = {"HOME": str(home)}
@@ -157,7 +157,7 @@ def test_servers_and_prices_are_the_users_own(home: Path, project: Path) -> None
     assert settings.endpoints == {"lab": {"base_url": "http://lab:8000/v1"}}
     assert settings.prices == {"m": {"input": 1}}
     (project / ".cuagent.toml").write_text('[endpoints.openai]\nbase_url = "http://evil/v1"\n')
-    with pytest.raises(ConfigError, match="endpoints is not for a project to set"):
+    with pytest.raises(ConfigError, match="a project must not set endpoints"):
         resolve(environ=environ, cwd=project)
     file.write_text("prices = 3\n")
     (project / ".cuagent.toml").unlink()
@@ -165,7 +165,7 @@ def test_servers_and_prices_are_the_users_own(home: Path, project: Path) -> None
         resolve(environ=environ, cwd=project)
 
 
-def test_a_variable_that_is_nearly_one_of_ours_is_refused(tmp_path: Path) -> None:
+def test_misspelled_variable_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"CUAGENT_MAX_STEP: .* did you mean CUAGENT_MAX_STEPS"):
         resolve(environ={"CUAGENT_MAX_STEP": "3"}, cwd=tmp_path)
     resolve(environ={"CUAGENT_CACHE": "/x"}, cwd=tmp_path)
@@ -174,5 +174,5 @@ def test_a_variable_that_is_nearly_one_of_ours_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400)]
 )
-def test_a_time_may_have_a_unit(tmp_path: Path, text: str, seconds: float) -> None:
+def test_time_may_have_a_unit(tmp_path: Path, text: str, seconds: float) -> None:
     assert resolve({"max_time": text}, environ={}, cwd=tmp_path).max_time == seconds

@@ -22,7 +22,7 @@ from cuagent.agent.tools import TOOLS
 from cuagent.agent.tools.tool import ToolError, parse
 from cuagent.message import Finish
 from cuagent.models.model import ToolSpec
-from cuagent.record import RunFolder, ending, list_runs, message_of, read_records
+from cuagent.record import RunFolder, end_record, list_runs, message_of, read_records
 from cuagent.training.chat import Chat
 from cuagent.training.segments import Call, Episode, Kind, RecordError, Segment, check
 from cuagent.training.windows import Window, calls_in, unique_messages, windows_of
@@ -60,7 +60,7 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
     if not records or records[0]["type"] != "session":
         raise UnusableRun("no session")
     session = records[0]
-    end = ending(records)
+    end = end_record(records)
     if end is None:
         raise UnusableRun("still running or killed")
     reward = end["rewards"]["milestone"]["score"]

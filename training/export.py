@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.message import Message
-from cuagent.record import RunFolder, ending, message_of, read_records
+from cuagent.record import RunFolder, end_record, message_of, read_records
 from cuagent.training.chat import parsed_arguments, template_message
 from cuagent.training.segments import Episode, Kind, RecordError
 from cuagent.training.windows import unique_messages, windows_of
@@ -182,7 +182,7 @@ def function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def end_of(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the `end` record. Raises RecordError if the run has not ended."""
-    end = ending(records)
+    end = end_record(records)
     if end is None:
         raise RecordError(f"run {folder.id} has not ended; export it after it ends")
     return end

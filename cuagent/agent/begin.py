@@ -31,7 +31,7 @@ from cuagent.record import (
     attempt_of,
     branch_of,
     create_file,
-    ending,
+    end_record,
     init_work,
     judgement_of,
     ladder_of,
@@ -108,7 +108,7 @@ def resume_run(
         run.messages = [message_of(record) for record in branch_of(records)]
         run.context_tokens = tokens_of(run.messages)
         _recall(run, records)
-        run.stop = Stop(end["stop"]) if (end := ending(records)) else None
+        run.stop = Stop(end["stop"]) if (end := end_record(records)) else None
         log.write("resume", model=model, budget=run.budget)
         _prepare(run, trusted=log.is_made_here)
         _open(run, project)

@@ -25,7 +25,7 @@ from cuagent.events import Emit, Judged, LadderMeasured, Notice, Spent, ignore
 from cuagent.message import Message, Reply, Usage
 from cuagent.models.model import ToolSpec
 from cuagent.record import (
-    Kept,
+    FileState,
     RecordError,
     RunFolder,
     RunLog,
@@ -116,7 +116,7 @@ class Run:
     """Background commands, by the name the model knows them by."""
     seen: dict[str, str] = field(default_factory=dict)
     """Files of the work folder that the model has read or written, with their sha256."""
-    files: dict[str, Kept] = field(default_factory=dict)
+    files: dict[str, FileState] = field(default_factory=dict)
     """The work folder after the last step that changed it."""
     outputs: int = 0
     """How many long outputs were put into files."""

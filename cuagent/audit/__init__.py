@@ -1,1 +1,1 @@
-"""Judge recorded attempts again and compare the figures."""
+"""Repeat recorded verdicts and compare the figures."""

@@ -1,10 +1,9 @@
-"""Whether a recorded verdict holds: judged again on its own seeds, figure by figure.
+"""Repeat a recorded verdict on its own seeds and compare every figure.
 
-What one machine computes twice comes out the same to the last digit, so that each figure of the
-record must. Two things excuse a difference, within a factor: another machine, compiler or torch,
-and an attempt whose answers vary by themselves, which shows when it is judged thrice. Timings are
-held against their own raw samples (`audit/recount.py`). Not compared: what the attempt printed,
-and how long things took.
+One machine computes the same digits twice, so each figure must agree to the last digit. Two
+circumstances allow a difference up to a factor: another machine, compiler or torch; and an attempt
+whose answers vary, which three repetitions show. Timings are compared with their own raw samples
+(`audit/recount.py`). Not compared: the attempt's output and the duration of the judging.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cuagent.record.evidence import EvidenceError, built, verifier_digest
-from cuagent.record.inside import RecordError
+from cuagent.record.contained_files import RecordError
+from cuagent.record.evidence import EvidenceError, library_hashes, verifier_digest
 from cuagent.record.revive import attempt_of, revive
 
 if TYPE_CHECKING:
@@ -25,41 +24,41 @@ if TYPE_CHECKING:
     from cuagent.verify import Referee, Verdict
     from cuagent.verify.referee import Isolation
 
-AGAIN = 2
-"""So often it is judged once more, where a figure did not come out the same."""
+REPETITIONS = 2
+"""Number of further verdicts after a first one that disagrees, to see if the answers vary."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What came of judging again."""
+    """The result of an audit. Its field names are keys of `cuagent audit --json`."""
 
     said: str
     """The recorded reason."""
     verdict: Verdict
-    """As it is now."""
+    """The verdict of now."""
     contrary: tuple[str, ...]
-    """What is recorded and does not come out again, a line each."""
+    """Recorded figures that the repetition contradicts, one line each."""
     circumstances: tuple[str, ...]
-    """What is other than it was, and need not matter (versions, tier), a line each."""
+    """Differences that need not matter (versions, isolation tier), one line each."""
 
     @property
     def holds(self) -> bool:
+        """True if no recorded figure is contradicted."""
         return not self.contrary
 
     @property
     def line(self) -> str:
-        """The answer in one line."""
+        """The result in one line."""
         if self.holds:
-            what = f"{len(self.verdict.draws)} draws came out as recorded"
-            return f"holds: {self.said}; {what}"
+            return f"holds: {self.said}; {len(self.verdict.draws)} draws as recorded"
         count = len(self.contrary)
-        what = "one thing" if count == 1 else f"{count} things"
-        return f"does not hold: {self.said}; {what} did not come out as recorded"
+        figures = "1 figure differs" if count == 1 else f"{count} figures differ"
+        return f"does not hold: {self.said}; {figures} from the record"
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """An evidence file, taken apart."""
+    """The parsed content of an evidence file."""
 
     data: Mapping[str, Any]
     task: Task
@@ -71,25 +70,25 @@ class Recorded:
 def audit(
     data: Mapping[str, Any], isolation: Isolation = "auto", effort: Effort | None = None
 ) -> Audit:
-    """Judge again from the content of an evidence file; time again where `effort` is given.
+    """Repeat the verdict of an evidence file; repeat the timing too if `effort` is given.
 
     Raises EvidenceError, TaskError, ForkServerError, OracleLost.
     """
     from cuagent.build import build
     from cuagent.verify import Referee
 
-    recorded = take_apart(data)
-    made = build(recorded.attempt, recorded.task.device)
+    recorded = parse_evidence(data)
+    built = build(recorded.attempt, recorded.task.device)
     with Referee(recorded.task, isolation) as referee:
-        found = compare(recorded, made, judge_again(recorded, made, referee))
+        found = compare(recorded, built, repeat_verdict(recorded, built, referee))
         if effort is None or not found.verdict.accepted:
             return found
-        timed = _timed_again(recorded, made, referee, effort)
+        timed = _repeat_timing(recorded, built, referee, effort)
     return replace(found, circumstances=(*found.circumstances, *timed))
 
 
-def take_apart(data: Mapping[str, Any]) -> Recorded:
-    """Raises EvidenceError."""
+def parse_evidence(data: Mapping[str, Any]) -> Recorded:
+    """Parse the content of an evidence file. Raises EvidenceError if a part is missing or wrong."""
     from cuagent.attempt import AttemptError
     from cuagent.timing import Timing
     from cuagent.verify import Verdict
@@ -103,51 +102,51 @@ def take_apart(data: Mapping[str, Any]) -> Recorded:
             revive(Verdict, data["verdict"]),
             revive(Timing | None, data["timing"]),
         )
-        # All that is held against it later, once, so that what is no record shows here.
+        # Read every field that the comparison reads, so that malformed evidence fails here.
         _forged(recorded)
-        _elsewhere(data, recorded.verdict, recorded.verdict)
+        _differences(data, recorded.verdict, recorded.verdict)
         _libraries(data)
         _require_seeds(recorded.verdict)
         return recorded
     except (LookupError, TypeError, ArithmeticError, ValueError, AttributeError) as error:
         raise EvidenceError(
-            f"the evidence is not whole: {type(error).__name__} {error!s:.200}"
+            f"the evidence is incomplete or malformed: {type(error).__name__} {error!s:.200}"
         ) from error
     except (AttemptError, RecordError, RecursionError) as error:
-        raise EvidenceError(f"the evidence is not whole: {error!s:.200}") from error
+        raise EvidenceError(f"the evidence is incomplete or malformed: {error!s:.200}") from error
 
 
-def _require_seeds(said: Verdict) -> None:
-    """Raise ValueError for seeds that no generator takes."""
-    for seed in (*said.seeds, *(draw.seed for draw in said.draws)):
+def _require_seeds(then: Verdict) -> None:
+    """Raise ValueError for seeds that torch's generators do not accept."""
+    for seed in (*then.seeds, *(draw.seed for draw in then.draws)):
         if not 0 <= seed < 1 << 63:
             raise ValueError("a seed is not in 0 to 2**63 - 1")
 
 
-def judge_again(recorded: Recorded, made: Build, referee: Referee) -> list[Verdict]:
-    """On the recorded seeds: once, and thrice where something did not come out the same."""
+def repeat_verdict(recorded: Recorded, built: Build, referee: Referee) -> list[Verdict]:
+    """Verify on the recorded seeds: once, or three times if the first verdict disagrees."""
     from cuagent.audit.figures import disagreements
     from cuagent.verdict import Reason
     from cuagent.verify.sanitize import gated
 
     found: list[Verdict] = []
-    while len(found) <= AGAIN:
-        verdict = referee.verify(recorded.attempt, made, again=recorded.verdict)
+    while len(found) <= REPETITIONS:
+        verdict = referee.verify(recorded.attempt, built, again=recorded.verdict)
         if recorded.verdict.reason is Reason.MEMORY_FAULT:
-            verdict = gated(referee, recorded.attempt, made, verdict)
+            verdict = gated(referee, recorded.attempt, built, verdict)
         found.append(verdict)
-        nobodys = verdict.reason is Reason.INFRASTRUCTURE
-        if nobodys or not disagreements(recorded.verdict, found[0], coarse=False):
+        failed = verdict.reason is Reason.INFRASTRUCTURE
+        if failed or not disagreements(recorded.verdict, found[0], coarse=False):
             break
     return found
 
 
-def _timed_again(recorded: Recorded, made: Build, referee: Referee, effort: Effort) -> list[str]:
-    """Ratios of now beside those of the record: no contradiction, whatever they are."""
+def _repeat_timing(recorded: Recorded, built: Build, referee: Referee, effort: Effort) -> list[str]:
+    """Measure the recorded ratios again; return one line each. They cannot contradict a record."""
     from cuagent.measure.timing.timer import time_arms
 
     then = recorded.timing.ratios if recorded.timing is not None else {}
-    timing = time_arms(referee, recorded.attempt, made, tuple(then) or ("eager",), effort)
+    timing = time_arms(referee, recorded.attempt, built, tuple(then) or ("eager",), effort)
     return [
         f"timed again: {ratio.value:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {name}"
         + (f", recorded {old.value:.2f}x [{old.low:.2f}, {old.high:.2f}]" if old else "")
@@ -156,34 +155,34 @@ def _timed_again(recorded: Recorded, made: Build, referee: Referee, effort: Effo
     ]
 
 
-def compare(recorded: Recorded, made: Build, found: Sequence[Verdict]) -> Audit:
-    """Hold the record against what judging again gave."""
-    from cuagent.audit.figures import disagreements, of_timing
+def compare(recorded: Recorded, built: Build, found: Sequence[Verdict]) -> Audit:
+    """Compare the record with the verdicts of now."""
+    from cuagent.audit.figures import disagreements, rejected_by_timing
 
-    said = recorded.verdict
-    elsewhere = _elsewhere(recorded.data, said, found[0])
+    then = recorded.verdict
+    differences = _differences(recorded.data, then, found[0])
     varies = any(disagreements(found[0], other, coarse=False) for other in found[1:])
-    coarse = bool(elsewhere) or varies
-    lists = [disagreements(said, verdict, coarse=coarse) for verdict in found]
+    coarse = bool(differences) or varies
+    lists = [disagreements(then, verdict, coarse=coarse) for verdict in found]
     verdict, figures = min(zip(found, lists, strict=True), key=lambda pair: len(pair[1]))
-    contrary = [*_forged(recorded), *figures, *_building(recorded.data, made)]
+    contrary = [*_forged(recorded), *figures, *_changed_libraries(recorded.data, built)]
     contrary += _timing(recorded)
-    circumstances = [*elsewhere, *_tier(said, verdict)]
+    circumstances = [*differences, *_tier(then, verdict)]
     if varies:
         circumstances.append("its answers vary from run to run; figures were compared coarsely")
-    elif elsewhere:
-        circumstances.append("figures were compared coarsely, as things are other than they were")
-    if verdict.accepted and of_timing(said):
-        circumstances.append("it was refused while timed, which is not repeated; it is right")
-    return Audit(said.reason.value, verdict, tuple(contrary), tuple(circumstances))
+    elif differences:
+        circumstances.append("figures were compared coarsely, because of these differences")
+    if verdict.accepted and rejected_by_timing(then):
+        circumstances.append("it was rejected while timed, which is not repeated; it is right")
+    return Audit(then.reason.value, verdict, tuple(contrary), tuple(circumstances))
 
 
 def _forged(recorded: Recorded) -> list[str]:
-    """Where the digests do not fit the texts."""
-    data, said = recorded.data, recorded.verdict
+    """Return one line for each text (task, attempt) whose digest is not the recorded one."""
+    data, then = recorded.data, recorded.verdict
     texts = {
-        "task": (recorded.task.digest, data.get("task_digest"), said.task),
-        "attempt": (recorded.attempt.digest, data.get("attempt_digest"), said.attempt),
+        "task": (recorded.task.digest, data.get("task_digest"), then.task),
+        "attempt": (recorded.attempt.digest, data.get("attempt_digest"), then.attempt),
     }
     return [
         f"the {name}'s text is not the one of the verdict"
@@ -192,34 +191,35 @@ def _forged(recorded: Recorded) -> list[str]:
     ]
 
 
-def _elsewhere(data: Mapping[str, Any], said: Verdict, found: Verdict) -> list[str]:
-    """What decides figures and is not as it was."""
+def _differences(data: Mapping[str, Any], then: Verdict, now: Verdict) -> list[str]:
+    """Return one line for each changed version that can change figures."""
     from cuagent.build import versions
 
-    differ = []
+    lines = []
     if data.get("verifier") != verifier_digest():
-        differ.append("the verifier's own sources are other ones")
-    now = found.versions | (versions() if data.get("compilers") else {})
-    then = said.versions | data.get("compilers", {})
-    for name in sorted(then.keys() | now.keys()):
-        if then.get(name) != now.get(name):
-            differ.append(f"{name}: recorded {then.get(name)}, now {now.get(name)}")
-    return differ
+        lines.append("the verifier's own sources have changed")
+    new = now.versions | (versions() if data.get("compilers") else {})
+    old = then.versions | data.get("compilers", {})
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            lines.append(f"{name}: recorded {old.get(name)}, now {new.get(name)}")
+    return lines
 
 
-def _tier(said: Verdict, found: Verdict) -> list[str]:
-    return [] if said.tier == found.tier else [f"isolation: recorded {said.tier}, now {found.tier}"]
+def _tier(then: Verdict, now: Verdict) -> list[str]:
+    return [] if then.tier == now.tier else [f"isolation: recorded {then.tier}, now {now.tier}"]
 
 
-def _building(data: Mapping[str, Any], made: Build) -> list[str]:
-    """Libraries that are not those of the record; other compilers make other ones.
+def _changed_libraries(data: Mapping[str, Any], built: Build) -> list[str]:
+    """Return one line for each library that differs from the record's under the same compilers.
 
-    g++ gives the same bytes for the same text; nvcc is not known to.
+    g++ gives the same bytes for the same text. nvcc may not, so its libraries are compared by the
+    key of their inputs only.
     """
     from cuagent.build import versions
 
     then = _libraries(data)
-    now = {one["source"]: one for one in built(made)}
+    now = {one["source"]: one for one in library_hashes(built)}
     lines = [f"build: {name} is in one build only" for name in sorted(then.keys() ^ now.keys())]
     if data.get("compilers") != versions():
         return lines
@@ -236,19 +236,19 @@ def _libraries(data: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def _timing(recorded: Recorded) -> list[str]:
-    """Where the recorded timing fits neither its samples nor the verdict."""
+    """Return one line for each contradiction of a timing with its samples or with the verdict."""
     from cuagent.audit.recount import contradictions
 
-    timing, said = recorded.timing, recorded.verdict
+    timing, then = recorded.timing, recorded.verdict
     if timing is None:
         return []
     found = contradictions(timing, recorded.task.device)
     arm = timing.arm("candidate")
-    if said.accepted and (timing.refused or arm is None or arm.failed):
-        found.append("timing: refused there, and accepted in the verdict")
+    if then.accepted and (timing.refused or arm is None or arm.failed):
+        found.append("timing: rejected there, and accepted in the verdict")
     found += [
-        f"timing: {name} is {version} there and {said.versions.get(name)} in the verdict"
+        f"timing: {name} is {version} there and {then.versions.get(name)} in the verdict"
         for name, version in timing.versions.items()
-        if version != said.versions.get(name)
+        if version != then.versions.get(name)
     ]
     return found

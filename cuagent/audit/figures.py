@@ -1,8 +1,8 @@
-"""Two verdicts on the same seeds, figure by figure: what does not agree, a line each.
+"""Compare two verdicts on the same seeds, figure by figure; return one line per disagreement.
 
-`coarse` is for verdicts that may differ in the last digits: of another machine, or of an attempt
-whose answers vary. Errors and bounds may then differ by a factor of COARSE, or by what is small
-beside the bound; draws that were made again because an output had changed are left out.
+`coarse` is for verdicts that may differ in the last digits: from another machine, or of an attempt
+whose answers vary. Errors and bounds may then differ by a factor of COARSE or by SMALL times the
+bound, and draws that were repeated because an output had changed are ignored.
 """
 
 from __future__ import annotations
@@ -20,38 +20,40 @@ if TYPE_CHECKING:
     from cuagent.verdict import Draw, RuleResult, Verdict
 
 EXACT = 1e-9
-"""Relative."""
+"""Relative tolerance of an exact comparison."""
 COARSE = 8.0
+"""Largest factor between two figures in a coarse comparison."""
 SMALL = 0.25
-"""Of the bound."""
+"""Largest difference of two figures in a coarse comparison, as a share of the bound."""
 BY_VALUE = (Reason.ACCEPTED, Reason.WRONG_VALUES, Reason.LESS_PRECISE, Reason.NOT_DETERMINISTIC)
-"""Reasons whose detail tells figures of the draws."""
-OF_TOOLS = "compute-sanitizer"
+"""Reasons whose detail contains figures of the draws."""
+SANITIZER_NOTE = "compute-sanitizer"
+"""The first word of notes from compute-sanitizer, which are not compared."""
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 def disagreements(said: Verdict, found: Verdict, *, coarse: bool) -> list[str]:
-    """Where the verdict `found` now is not the one that was recorded."""
+    """Return one line for each figure in which `found` differs from the recorded verdict `said`."""
     lines = _outcome(said, found)
-    if not lines and not of_timing(said):
+    if not lines and not rejected_by_timing(said):
         lines += _detail(said, found, coarse)
     lines += _seeds(said.seeds, found.seeds, coarse)
     if not coarse and said.perturbations != found.perturbations:
-        lines.append("other numbers of perturbations than are recorded")
+        lines.append("the numbers of perturbations differ from the recorded ones")
     lines += _draws(said.draws, found.draws, coarse)
     for name in ("lax", "strict"):
         lines += _rule(name, getattr(said, name), getattr(found, name), coarse)
     if said.precision != found.precision:
         lines.append(f"precision: recorded {said.precision}, now {found.precision}")
-    if (now := _own_notes(found)) != (then := _own_notes(said)):
+    if (now := _verifier_notes(found)) != (then := _verifier_notes(said)):
         lines.append(f"notes: recorded {then}, now {now}")
     if not _plausible(said.seconds):
-        lines.append("seconds: the parts exceed the whole")
+        lines.append("seconds: the parts exceed the total")
     return lines
 
 
-def of_timing(said: Verdict) -> bool:
-    """Whether it was refused for what showed itself only while it was timed."""
+def rejected_by_timing(said: Verdict) -> bool:
+    """True if the reason of a rejection was found only while timing."""
     timed = said.reason is Reason.CRASHED and said.detail.startswith(WHILE_TIMED)
     return timed or said.reason in (Reason.WRONG_WHILE_TIMED, Reason.CLOCK_CONTRADICTION)
 
@@ -59,15 +61,15 @@ def of_timing(said: Verdict) -> bool:
 def _outcome(said: Verdict, found: Verdict) -> list[str]:
     if (said.accepted, said.reason) == (found.accepted, found.reason):
         return []
-    if not said.accepted and found.accepted and of_timing(said):
+    if not said.accepted and found.accepted and rejected_by_timing(said):
         return []
-    odd = said.accepted is not (said.reason is Reason.ACCEPTED)
-    but = f", but {'' if said.accepted else 'not '}accepted" if odd else ""
+    inconsistent = said.accepted is not (said.reason is Reason.ACCEPTED)
+    but = f", but {'' if said.accepted else 'not '}accepted" if inconsistent else ""
     return [f"recorded: {said.reason}{but} ({said.detail}); now: {found.reason} ({found.detail})"]
 
 
 def _detail(said: Verdict, found: Verdict, coarse: bool) -> list[str]:
-    """Addresses and seconds in the words of a crash are never the same twice."""
+    """Compare the details; ignore numbers (addresses, seconds) in the message of a crash."""
     if coarse and said.reason is not Reason.ACCEPTED:
         return []
     exact = not coarse and said.reason in BY_VALUE
@@ -76,9 +78,12 @@ def _detail(said: Verdict, found: Verdict, coarse: bool) -> list[str]:
 
 
 def _seeds(said: Sequence[int], found: Sequence[int], coarse: bool) -> list[str]:
-    """A rejected attempt whose answers vary may fail a round earlier or later."""
-    both = min(len(said), len(found)) if coarse else max(len(said), len(found))
-    if said[:both] == found[:both]:
+    """Compare the seeds; in a coarse comparison, only those that both verdicts have.
+
+    A rejected attempt whose answers vary may fail a round earlier or later.
+    """
+    count = min(len(said), len(found)) if coarse else max(len(said), len(found))
+    if said[:count] == found[:count]:
         return []
     return [f"seeds: {len(said)} recorded, {len(found)} drawn now, not the same"]
 
@@ -94,7 +99,7 @@ def _draws(said: Sequence[Draw], found: Sequence[Draw], coarse: bool) -> list[st
         return [f"draws: {len(said)} recorded, {len(found)} now"]
     lines = []
     for number, (then, now) in enumerate(zip(said, found, strict=True), 1):
-        parts = [f.name for f in fields(then) if not _alike(f.name, then, now, coarse)]
+        parts = [f.name for f in fields(then) if not _agrees(f.name, then, now, coarse)]
         lines += [
             f"draw {number} ({now.kind}): {part} recorded as {_shown(getattr(then, part))}, "
             f"now {_shown(getattr(now, part))}"
@@ -107,7 +112,7 @@ def _repeated(draw: Draw) -> bool:
     return draw.kind.endswith(When.AGAIN.value)
 
 
-def _alike(part: str, then: Draw, now: Draw, coarse: bool) -> bool:
+def _agrees(part: str, then: Draw, now: Draw, coarse: bool) -> bool:
     a, b = getattr(then, part), getattr(now, part)
     if not isinstance(a, float):
         return a == b or (coarse and part in WORDS)
@@ -116,7 +121,7 @@ def _alike(part: str, then: Draw, now: Draw, coarse: bool) -> bool:
 
 
 def _near(a: float, b: float, bound: float, coarse: bool) -> bool:
-    """`bound` is that of the figure: what is small beside it decides nothing."""
+    """True if two figures agree. In a coarse comparison, SMALL times `bound` is no difference."""
     if a == b or (math.isnan(a) and math.isnan(b)):
         return True
     if not coarse:
@@ -137,12 +142,12 @@ def _rule(name: str, said: RuleResult | None, found: RuleResult | None, coarse: 
     ]
 
 
-def _own_notes(verdict: Verdict) -> tuple[str, ...]:
-    return tuple(note for note in verdict.notes if not note.startswith(OF_TOOLS))
+def _verifier_notes(verdict: Verdict) -> tuple[str, ...]:
+    return tuple(note for note in verdict.notes if not note.startswith(SANITIZER_NOTE))
 
 
 def _plausible(seconds: dict[str, float]) -> bool:
-    """Where the time went, within the whole; parts overlap nowhere."""
+    """True if no part is negative and the parts, which never overlap, fit into the total."""
     total = seconds.get("total", 0.0)
     parts = [value for name, value in seconds.items() if name != "total"]
     return all(value >= 0 for value in parts) and sum(parts) <= total * (1 + EXACT)

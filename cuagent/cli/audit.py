@@ -33,11 +33,11 @@ def audit(
     from cuagent.audit.audit import audit as judge_again
     from cuagent.config import resolve
     from cuagent.record.evidence import read_evidence
-    from cuagent.record.origin import is_marked
+    from cuagent.record.origin import has_valid_mac
     from cuagent.verdict import Reason
 
     data = read_evidence(file)
-    if not is_marked(data):
+    if not has_valid_mac(data):
         require_agreement(
             f"{file}: of another origin: cuagent did not write this evidence for you on this "
             "machine (or it was changed since, or an older version wrote it). The Python of its "

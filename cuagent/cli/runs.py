@@ -163,10 +163,10 @@ def _row(folder: RunFolder) -> dict[str, str]:
 
 
 def _row_of(run: str, records: list[dict[str, Any]]) -> dict[str, str]:
-    from cuagent.record import ending
+    from cuagent.record import end_record
 
     session = records[0] if records else {}
-    end = ending(records) or {}
+    end = end_record(records) or {}
     return {
         "run": run,
         "model": str(session.get("model", "?")),

@@ -63,7 +63,7 @@ def left(name: str | None, run_dir: Path, *, trust: bool = False) -> Left:
 
     Raises RecordError, TaskError and Refused.
     """
-    from cuagent.record import ending, find_run, read_records
+    from cuagent.record import end_record, find_run, read_records
     from cuagent.task import load_task
 
     folder = find_run(name, run_dir)
@@ -84,7 +84,7 @@ def left(name: str | None, run_dir: Path, *, trust: bool = False) -> Left:
     if task.digest != kept["digest"]:
         raise Refused(f"{task.path}: has changed since {folder.id} began; start a new run")
     model = next(r["model"] for r in reversed(records) if r["type"] in ("session", "resume"))
-    end = ending(records)
+    end = end_record(records)
     return Left(folder, task, model, end["stop"] if end else None)
 
 

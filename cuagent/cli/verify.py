@@ -69,9 +69,9 @@ def _write(path: Path, task: Task, attempt: Attempt, judgement: Judgement) -> No
     from json import dumps
 
     from cuagent.record.evidence import evidence
-    from cuagent.record.origin import marked
+    from cuagent.record.origin import with_mac
 
-    data = marked(evidence(task, attempt, judgement))
+    data = with_mac(evidence(task, attempt, judgement))
     try:
         path.write_text(dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:

@@ -8,23 +8,25 @@ Records of `log.jsonl`, one JSON object a line, each with `type`, `id` and `time
 - call: parent, model, sampling, finish, usage (four disjoint counts), cost, ms, tokens (prompt,
   completion, logprobs) where the server gave them
 - attempt: n, digest, commit, files (path to text)
-- ladder: rungs, best, later, precision, device, versions, effort, shown (the last one holds)
+- ladder: rungs, best, later, precision, device, versions, effort, shown (the last record counts)
 - judgement: attempt, effort, verdict, timing, score, build, worth
 - checkpoint: message, files (path in the work folder to the digest of its blob)
 - device: what, seconds (of judging, timing or profiling)
 - branch: message (the one that the next message follows), why (undo, compaction)
-- resume: model, budget (the run was taken up again, after its end or after a kill)
+- resume: model, budget (the run continues after its end or after a kill)
 - notice: level, text
 - end: stop, summary, attempt, rewards (score null: not scored), usage, cost, seconds
 
 A message follows its `parent`; a branch (undo, retry, compaction) is another message with the same
-parent. Wherever a value is long, `{"$blob": sha256, "form": "text"|"json"}` stands for it. Beside
-the log lies the evidence for what was accepted (`evidence.py`).
+parent. `{"$blob": sha256, "form": "text"|"json"}` replaces a long value. The run folder also holds
+evidence files for accepted attempts (`evidence.py`).
 
-Each line ends with the mark of this user and machine (`origin.py`). A log without it may say
-anything, so every path and digest of a log is checked before it is used (`inside.py`).
+Each line ends with an authentication code of this user and machine (`origin.py`). The content of a
+log without it is untrusted, so every path and digest of a log is checked before use
+(`contained_files.py`).
 """
 
+from cuagent.record.contained_files import RecordError, create_file, read_file, write_file
 from cuagent.record.evidence import keep_evidence
 from cuagent.record.folder import RUNS, RunFolder, find_run, list_runs, new_run
 from cuagent.record.history import (
@@ -34,25 +36,24 @@ from cuagent.record.history import (
     conversation,
     message_of,
 )
-from cuagent.record.inside import RecordError, create_file, read_file, write_file
 from cuagent.record.log import RunLog, leaf_of, read_records
 from cuagent.record.plain import plain, plain_judgement
 from cuagent.record.redact import is_secret_name, redactor
 from cuagent.record.revive import (
     attempt_of,
-    ending,
+    end_record,
     judgement_of,
     judgements_of,
     ladder_of,
     revive,
 )
-from cuagent.record.snapshot import Kept, restore_snapshot, take_snapshot
+from cuagent.record.snapshot import FileState, restore_snapshot, take_snapshot
 from cuagent.record.work import commit_work, init_work
 
 __all__ = [
     "INTERRUPTED",
     "RUNS",
-    "Kept",
+    "FileState",
     "RecordError",
     "RunFolder",
     "RunLog",
@@ -62,7 +63,7 @@ __all__ = [
     "commit_work",
     "conversation",
     "create_file",
-    "ending",
+    "end_record",
     "find_run",
     "init_work",
     "is_secret_name",

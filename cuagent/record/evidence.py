@@ -1,11 +1,11 @@
-"""A verdict as a file that anyone can check: what was judged, by what, on which draws.
+"""Write and read evidence files, from which `cuagent audit` repeats a verdict.
 
-The file holds the task and the attempt as text, so that an audit (`audit.py`) needs nothing else.
-A run keeps one for each verdict that somebody may rely on, under `evidence/attempt-N-EFFORT.json`
-beside its log: those of accepted attempts, and all of record. A file of this user and machine holds
-a mark (`origin.py`). Not proved by another one: that it was not written by hand; that is what the
-audit is for. Invariant: like the log, a file of a run is there
-whole or not at all, and secrets are masked in it.
+An evidence file holds the task and the attempt as text, the draws, the versions and the verdict,
+so that an audit (`audit/audit.py`) needs no other file. A run writes
+`evidence/attempt-N-EFFORT.json` for each accepted attempt and for each verdict of record effort.
+A file that this user wrote on this machine carries an authentication code (`origin.py`). Any other
+file may be forged; only an audit can confirm it.
+Invariant: a run's evidence file is complete or absent, and its secrets are masked.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cuagent.record.contained_files import RecordError, write_file
 from cuagent.record.folder import RunFolder
-from cuagent.record.inside import RecordError, write_file
-from cuagent.record.origin import marked
+from cuagent.record.origin import with_mac
 from cuagent.record.plain import plain
 
 if TYPE_CHECKING:
@@ -31,18 +31,19 @@ if TYPE_CHECKING:
 
 FORMAT = "cuagent evidence 2"
 JUDGING = ("verify", "worker", "sandbox", "build", "task", "kernels")
-"""Rooms whose sources decide a verdict."""
+"""Packages whose sources decide a verdict."""
 RECORD = "record"
-LARGEST = 64 << 20
-"""Bytes of an evidence file that are read. Those of large tasks have 1 MB."""
+"""The effort whose verdicts always get an evidence file."""
+MAX_EVIDENCE_BYTES = 64 << 20
+"""Largest evidence file that is read, in bytes. Files of large tasks have about 1 MB."""
 
 
 class EvidenceError(Exception):
-    """The file is no evidence. One line: what, where, what to do."""
+    """The file cannot be used as evidence. The message is one line: file, problem, remedy."""
 
 
 def evidence(task: Task, attempt: Attempt, judgement: Judgement) -> dict[str, Any]:
-    """The content of an evidence file, in plain JSON values."""
+    """Return the content of an evidence file, in plain JSON values."""
     from cuagent.build import versions
     from cuagent.worker.arms import task_to_json
 
@@ -54,14 +55,17 @@ def evidence(task: Task, attempt: Attempt, judgement: Judgement) -> dict[str, An
         "attempt": dict(attempt.files),
         "attempt_digest": attempt.digest,
         "compilers": versions() if judgement.build.libraries else {},
-        "build": built(judgement.build),
+        "build": library_hashes(judgement.build),
         "verdict": plain(judgement.verdict),
         "timing": plain(judgement.timing),
     }
 
 
-def built(build: Build) -> list[dict[str, str]]:
-    """Each library of a build: `key` names what went into it, `sha256` what came out."""
+def library_hashes(build: Build) -> list[dict[str, str]]:
+    """Return source, cache key and sha256 of each library of a build.
+
+    `key` is the hash of the compiler's inputs, `sha256` that of the library file ("" if absent).
+    """
     return [
         {"source": library.source, "key": library.key, "sha256": _sha256(library.path)}
         for library in build.libraries
@@ -69,25 +73,25 @@ def built(build: Build) -> list[dict[str, str]]:
 
 
 def read_evidence(path: Path) -> dict[str, Any]:
-    """Raises EvidenceError."""
-    give = "give a file of verify --evidence"
+    """Return the content of an evidence file. Raises EvidenceError."""
+    advice = "give a file of verify --evidence"
     try:
-        # Without O_NONBLOCK, opening a pipe waits for a writer.
+        # Without O_NONBLOCK, opening a pipe blocks until a writer opens it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
-            content = file.read(LARGEST + 1) or b""
-        if len(content) > LARGEST:
-            raise EvidenceError(f"{path}: larger than {LARGEST >> 20} MiB; {give}")
+            content = file.read(MAX_EVIDENCE_BYTES + 1) or b""
+        if len(content) > MAX_EVIDENCE_BYTES:
+            raise EvidenceError(f"{path}: larger than {MAX_EVIDENCE_BYTES >> 20} MiB; {advice}")
         data = json.loads(content.decode())
     except UnicodeDecodeError as error:
-        raise EvidenceError(f"{path}: no text; {give}") from error
+        raise EvidenceError(f"{path}: not UTF-8 text; {advice}") from error
     except OSError as error:
         why = error.strerror or str(error)
-        raise EvidenceError(f"{path}: cannot be read ({why}); {give}") from error
+        raise EvidenceError(f"{path}: cannot be read ({why}); {advice}") from error
     except RecursionError as error:
-        raise EvidenceError(f"{path}: nested too deeply; {give}") from error
-    except ValueError as error:  # not only JSONDecodeError: an integer may be too long
-        raise EvidenceError(f"{path}: not JSON ({error}); {give}") from error
+        raise EvidenceError(f"{path}: nested too deeply; {advice}") from error
+    except ValueError as error:  # JSONDecodeError, or an integer with too many digits
+        raise EvidenceError(f"{path}: not JSON ({error}); {advice}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise EvidenceError(f"{path}: not {FORMAT!r}; give a file of cuagent verify --evidence")
     return data
@@ -101,8 +105,9 @@ def keep_evidence(
     name: tuple[int, str],
     redact: Callable[[Any], Any],
 ) -> Path | None:
-    """Write the evidence for attempt number and effort `name`; None where nobody relies on it.
+    """Write the evidence file of a judgement; `name` is the attempt's number and the effort.
 
+    Return its path, or None for a rejected attempt below record effort, which gets no file.
     Raises RecordError.
     """
     n, effort = name
@@ -110,21 +115,23 @@ def keep_evidence(
         return None
     data = evidence(task, attempt, judgement)
     target = folder.evidence / f"attempt-{n}-{effort}.json"
-    text = json.dumps(marked(redact(data)), allow_nan=False)
+    text = json.dumps(with_mac(redact(data)), allow_nan=False)
     try:
         write_file(folder.path, f"{target.parent.name}/{target.name}", text.encode("utf-8"))
     except OSError as error:
-        raise RecordError(f"{target}: {error.strerror}; the run cannot go on") from error
+        raise RecordError(
+            f"{target}: {error.strerror}; free space or correct permissions, then resume the run"
+        ) from error
     return target
 
 
 @cache
 def verifier_digest() -> str:
-    """sha256 over the sources that decide a verdict."""
+    """Return the sha256 of the sources that decide a verdict."""
     h = hashlib.sha256()
     root = Path(__file__).parents[1]
-    for room in JUDGING:
-        for file in sorted((root / room).rglob("*.py")):
+    for package in JUDGING:
+        for file in sorted((root / package).rglob("*.py")):
             h.update(f"{file.relative_to(root).as_posix()}\0".encode())
             h.update(file.read_bytes())
     return h.hexdigest()

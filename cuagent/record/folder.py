@@ -1,8 +1,8 @@
-"""Where a run lives: `.cuagent/runs/ID/` with its log, blobs, work folder and the work's history.
+"""Create, find and list run folders: `.cuagent/runs/ID/` with log, blobs, work folder and history.
 
-IDs sort by time and can be read by people: `20261121-071500-softmax`.
-A `.cuagent` folder may come with a cloned repository. So no part of a run may be a link, and no
-link is followed on the way to it.
+IDs are readable and sort by time: `20261121-071500-softmax`.
+A `.cuagent` folder may come with a cloned repository. So no part of a run may be a symbolic link,
+and no link on the path to it is followed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuagent.record.inside import RecordError, create_file, read_file
-from cuagent.record.origin import is_marked_log
+from cuagent.record.contained_files import RecordError, create_file, read_file
+from cuagent.record.origin import has_valid_log_mac
 
 LATEST = "latest"
-"""In the place of an ID: the newest run."""
-OWN = ".cuagent"
-RUNS = Path(OWN) / "runs"
+"""The name that stands for the newest run where an ID is expected."""
+CUAGENT_FOLDER = ".cuagent"
+RUNS = Path(CUAGENT_FOLDER) / "runs"
 LOG = "log.jsonl"
 PARTS = (LOG, "blobs", "evidence", "work", "history.git", "scratch", "crash.txt")
 
@@ -40,102 +40,104 @@ class RunFolder:
 
     @property
     def blobs(self) -> Path:
-        """Long values of the log, each in a file named by its sha256."""
+        """Folder of the log's long values, each in a file named by its sha256."""
         return self.path / "blobs"
 
     @property
     def evidence(self) -> Path:
-        """Verdicts that somebody may rely on, each in a file for `cuagent audit`."""
+        """Folder of the evidence files, one for each verdict that `cuagent audit` can repeat."""
         return self.path / "evidence"
 
     @property
     def work(self) -> Path:
-        """Where the agent writes its attempts; all it may write."""
+        """Folder of the agent's attempts, the only one that the agent may write."""
         return self.path / "work"
 
     @property
     def history(self) -> Path:
-        """The git directory of `work`, outside of it: what the agent writes is never a hook."""
+        """Git directory of `work`. It is outside `work`, so that the agent cannot write hooks."""
         return self.path / "history.git"
 
     @property
     def scratch(self) -> Path:
-        """Temporary files and the shell state of the agent's commands."""
+        """Folder of temporary files and of the shell state of the agent's commands."""
         return self.path / "scratch"
 
     @property
     def is_made_here(self) -> bool:
-        """Whether cuagent wrote this log for this user on this machine; see `origin`.
+        """True if cuagent wrote this log for this user on this machine; see `origin`.
 
         Raises RecordError.
         """
         try:
-            return is_marked_log(read_file(self.path, LOG))
+            return has_valid_log_mac(read_file(self.path, LOG))
         except OSError as error:
             raise RecordError(f"{self.log}: {error.strerror or error}") from error
 
     def refuse_links(self) -> None:
-        """Raise RecordError where the folder or a part of it is a link."""
+        """Raise RecordError if the folder or a part of it is a link."""
         for path in (self.path, *(self.path / part for part in PARTS)):
             _refuse_link(path)
 
 
 def new_run(name: str, root: Path = RUNS) -> RunFolder:
-    """Make a fresh run folder under `root`. Raises RecordError."""
+    """Create a new run folder under `root`. Raises RecordError."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
     stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{slug}"
     _refuse_linked_root(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        if root.parent.name == OWN:  # the user's own git need not see it
+        if root.parent.name == CUAGENT_FOLDER:  # hide the runs from the user's git
             create_file(root.parent, ".gitignore", b"*\n")
         path = _first_free(root.resolve(), stem)
         folder = RunFolder(path)
         for part in (folder.blobs, folder.work, folder.scratch):
             part.mkdir()
     except OSError as error:
-        raise RecordError(f"{root}: cannot make a run folder: {error.strerror or error}") from error
+        raise RecordError(
+            f"{root}: cannot create a run folder: {error.strerror or error}"
+        ) from error
     return folder
 
 
 def find_run(run: str | None = None, root: Path = RUNS) -> RunFolder:
-    """The run meant by an ID, an unambiguous part of one, or a path; the newest by LATEST or None.
+    """Return the run that an ID, an unambiguous part of an ID, or a path names.
 
-    Raises RecordError.
+    LATEST and None name the newest run. Raises RecordError if no run or more than one fits, or if
+    a part of the run is a link.
     """
     if run == LATEST:
         run = None
     if run and (Path(run) / LOG).is_file():
         path = Path(run).absolute()
         _refuse_linked_root(path.parent)
-        return RunFolder(_sound(RunFolder(path)).path.resolve())
-    known = list_runs(root)
-    found = [folder for folder in known if run is None or run in folder.id]
+        return RunFolder(_without_links(RunFolder(path)).path.resolve())
+    runs = list_runs(root)
+    found = [folder for folder in runs if run is None or run in folder.id]
     exact = [folder for folder in found if folder.id == run]
     if exact or (run is None and found):
-        return _sound((exact or found)[-1])
+        return _without_links((exact or found)[-1])
     if not found:
         wanted = f"no run {run!r}" if run else "no run"
-        others = "there are none" if not known else f"known: {len(known)}, see cuagent runs"
-        raise RecordError(f"{root}: {wanted} ({others})")
+        hint = "there are none" if not runs else f"known: {len(runs)}, see cuagent runs"
+        raise RecordError(f"{root}: {wanted} ({hint})")
     if len(found) > 1:
         names = ", ".join(folder.id for folder in found[-4:])
-        raise RecordError(f"{root}: {run!r} fits {len(found)} runs ({names}); say more of the ID")
-    return _sound(found[0])
+        raise RecordError(f"{root}: {run!r} fits {len(found)} runs ({names}); give more of the ID")
+    return _without_links(found[0])
 
 
 def list_runs(root: Path = RUNS) -> list[RunFolder]:
-    """All runs under `root`, oldest first; links are no runs. Raises RecordError."""
+    """Return all runs under `root`, oldest first, without links. Raises RecordError."""
     _refuse_linked_root(root)
     if not root.is_dir():
         return []
-    place = root.resolve()
-    found = [path for path in place.iterdir() if _has_log(path)]
+    found = [path for path in root.resolve().iterdir() if _has_log(path)]
     return [RunFolder(path) for path in sorted(found, key=lambda path: by_number(path.name))]
 
 
 def by_number(name: str) -> list[str | int]:
-    """A key that sorts the tenth run of a second behind the second one."""
+    """Return a sort key that compares digits as numbers: "run-10" comes after "run-2"."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
 
 
@@ -151,13 +153,14 @@ def _first_free(root: Path, stem: str) -> Path:
             return path
 
 
-def _sound(folder: RunFolder) -> RunFolder:
+def _without_links(folder: RunFolder) -> RunFolder:
+    """Return the folder itself. Raises RecordError if it or a part of it is a link."""
     folder.refuse_links()
     return folder
 
 
 def _has_log(path: Path) -> bool:
-    """Whether it is a folder with a log, no links."""
+    """True if `path` is a folder with a log and neither of them is a link."""
     try:
         folder, log = path.lstat(), (path / LOG).lstat()
     except OSError:
@@ -166,11 +169,11 @@ def _has_log(path: Path) -> bool:
 
 
 def _refuse_linked_root(root: Path) -> None:
-    """Raise RecordError where `.cuagent` or its folder of runs is a link.
+    """Raise RecordError if `.cuagent` or its folder of runs is a link.
 
-    Another folder of runs is one that the user has named, and may lie behind a link.
+    The user has named any other folder of runs, so its path may contain links.
     """
-    if root.parent.name == OWN:
+    if root.parent.name == CUAGENT_FOLDER:
         _refuse_link(root.parent)
         _refuse_link(root)
 
@@ -178,6 +181,6 @@ def _refuse_linked_root(root: Path) -> None:
 def _refuse_link(path: Path) -> None:
     if path.is_symlink():
         raise RecordError(
-            f"{path}: is a link, and a run folder must hold no links; remove it, or look where it "
-            "leads before you use this folder"
+            f"{path}: is a link, and a run folder must not contain links; check where it leads, "
+            "then remove it"
         )

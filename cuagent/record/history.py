@@ -1,7 +1,7 @@
-"""From records back to a conversation that every provider accepts.
+"""Rebuild from records a conversation that every provider accepts.
 
-Invariant: in what `conversation` and `close_open_calls` leave, each tool call is answered exactly
-once, directly after the message that made it.
+Invariant: in the messages that `conversation` and `close_open_calls` return, each tool call has
+exactly one answer, directly after the message that made the call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ INTERRUPTED = "interrupted: this call did not finish, and its result is not know
 
 
 def close_open_calls(messages: Sequence[Message], why: str = INTERRUPTED) -> list[Message]:
-    """The messages with an answer for each unanswered call and without stray or second answers."""
+    """Return the messages with exactly one answer for each tool call.
+
+    An unanswered call gets an error answer with the text `why`. Answers to unknown calls and
+    second answers are dropped.
+    """
     closed: list[Message] = []
     open_calls: dict[str, ToolCall] = {}
 
@@ -40,12 +44,12 @@ def close_open_calls(messages: Sequence[Message], why: str = INTERRUPTED) -> lis
 
 
 def conversation(records: Sequence[dict[str, Any]], leaf: str | None = None) -> list[Message]:
-    """The messages from the first to `leaf` (where the run stands, if None), all calls closed."""
+    """Return the messages from the first to `leaf` (None: the current one), all calls closed."""
     return close_open_calls([message_of(record) for record in branch_of(records, leaf)])
 
 
 def branch_of(records: Sequence[dict[str, Any]], leaf: str | None = None) -> list[dict[str, Any]]:
-    """The `message` records from the first to `leaf` (where the run stands, if None)."""
+    """Return the `message` records from the first to `leaf` (None: the current message)."""
     by_id = {r["id"]: r for r in records if r["type"] == "message"}
     at = leaf_of(records) if leaf is None else leaf
     path = []
@@ -56,7 +60,7 @@ def branch_of(records: Sequence[dict[str, Any]], leaf: str | None = None) -> lis
 
 
 def message_of(record: dict[str, Any]) -> Message:
-    """The message in a `message` record."""
+    """Return the Message of a `message` record."""
     return Message(
         role=record["role"],
         content=record["content"],

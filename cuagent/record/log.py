@@ -1,10 +1,11 @@
-"""The run log: one JSON object a line, only ever appended to, each line whole or absent.
+"""Write and read the run log: an append-only file with one JSON object a line.
 
 The first line is `{"type": "session", "v": 1, ...}`; the package's docstring lists the others.
-Values of more than 8 KB go to `blobs/` by content hash. Secrets are masked before anything is
-written. Each line ends with the mark of `origin.py`, which `read_records` takes away.
-Undo, retry and compaction write a message with another `parent`; nothing is rewritten.
-Invariant: a reader sees every record whose `write` returned, whenever the writer was killed.
+Values of more than 8 KB go to `blobs/` by content hash. Secrets are masked before a record is
+written. Each line ends with the authentication code of `origin.py`; `read_records` removes it.
+Undo, retry and compaction write a message with another `parent` and rewrite no record.
+Invariant: each line is complete or absent, and a reader sees every record whose `write` returned,
+even if the writer was killed.
 """
 
 from __future__ import annotations
@@ -21,59 +22,62 @@ from io import FileIO
 from typing import Any
 
 from cuagent.message import Message
+from cuagent.record.contained_files import RecordError, create_file, read_file, write_file
 from cuagent.record.folder import LOG, RunFolder
-from cuagent.record.inside import RecordError, create_file, read_file, write_file
-from cuagent.record.origin import MAC, Marker, is_marked_log
+from cuagent.record.origin import MAC, LogAuthenticator, has_valid_log_mac
 from cuagent.record.plain import plain
 from cuagent.record.redact import redactor
 
 VERSION = 1
-LONGEST_INLINE = 8 << 10
-"""Characters of JSON; longer strings and lists become blobs."""
+MAX_INLINE = 8 << 10
+"""Longest value in a line, in characters of JSON; longer strings and lists become blobs."""
 BLOB = "$blob"
 
 
 class RunLog:
-    """The writer of one run's log, one at a time for a run. Raises RecordError."""
+    """The writer of one run's log. A lock on the file admits one writer at a time.
+
+    Raises RecordError.
+    """
 
     def __init__(self, folder: RunFolder, redact: Callable[[Any], Any] | None = None) -> None:
         self.folder = folder
         self.redact = redact or redactor()
         self.head: str | None = None
-        """Id of the message that the next one follows; move it to branch."""
+        """Id of the message that the next message follows; set it to start a branch."""
         folder.refuse_links()
-        self._file = _opened(folder)
-        _claim(self._file, folder)
-        before = _drop_torn_line(self._file)
-        self.is_made_here = is_marked_log(before)
-        """Whether what the log held before is of this user and machine; see `origin`."""
-        self._marker = Marker(before)
-        self.count = before.count(b"\n")
+        self._file = _open_log(folder)
+        _lock(self._file, folder)
+        existing = _drop_partial_line(self._file)
+        self.is_made_here = has_valid_log_mac(existing)
+        """True if this user on this machine wrote the existing records; see `origin`."""
+        self._authenticator = LogAuthenticator(existing)
+        self.count = existing.count(b"\n")
         if self.count:
             self.head = leaf_of(read_records(folder, blobs=False))
 
     def write(self, type: str, **fields: Any) -> str:
-        """Append one record; returns its id."""
+        """Append one record and return its id."""
         self.count += 1
         record = {"type": type, "id": f"{type[0]}{self.count}", "time": round(time.time(), 3)}
         if type == "session":
             record |= {"v": VERSION}
         record |= self.redact(plain(fields))
-        kept = {key: self._spill(value) for key, value in record.items()}
-        text = json.dumps(kept, allow_nan=False, separators=(",", ":"))
-        self._append(self._marker.line(text))
+        inline = {key: self._without_long_values(value) for key, value in record.items()}
+        text = json.dumps(inline, allow_nan=False, separators=(",", ":"))
+        self._append(self._authenticator.line(text))
         return str(record["id"])
 
     def message(self, message: Message, call: str | None = None) -> str:
         """Append one message after `head`. `call` is the id of the call that sampled it."""
-        # what is empty is left out: a log is read by people too
+        # People read logs too, so empty fields are omitted.
         fields = {key: value for key, value in vars(message).items() if value or key == "content"}
         fields["sampled"] = message.sampled
         self.head = self.write("message", parent=self.head, call=call, **fields)
         return self.head
 
     def branch(self, head: str | None, why: str) -> None:
-        """Let the next message follow `head`, which holds for readers too, from this moment on."""
+        """Make the next message follow `head`, and record this for readers of the log."""
         self.write("branch", message=head, why=why)
         self.head = head
 
@@ -87,7 +91,7 @@ class RunLog:
         self.close()
 
     def _append(self, line: bytes) -> None:
-        """The line whole or not at all, also on a full disk. Raises RecordError."""
+        """Append a line; truncate it again if the disk is full. Raises RecordError."""
         size = self._file.tell()
         try:
             written = self._file.write(line)
@@ -96,27 +100,29 @@ class RunLog:
         except OSError as error:
             os.ftruncate(self._file.fileno(), size)
             raise RecordError(
-                f"{self.folder.log}: {error.strerror}; the run cannot go on"
+                f"{self.folder.log}: {error.strerror}; free space or correct permissions, then "
+                "resume the run"
             ) from error
-        self._marker.wrote(line)
+        self._authenticator.append(line)
 
-    def _spill(self, value: Any) -> Any:
+    def _without_long_values(self, value: Any) -> Any:
+        """Return the value with long strings and lists replaced by references to blobs."""
         if isinstance(value, str):
-            return value if len(value) <= LONGEST_INLINE else self._blob(value, "text")
+            return value if len(value) <= MAX_INLINE else self._blob(value, "text")
         if isinstance(value, dict):
-            return {key: self._spill(item) for key, item in value.items()}
+            return {key: self._without_long_values(item) for key, item in value.items()}
         if isinstance(value, list):
-            short = [self._spill(item) for item in value]
+            short = [self._without_long_values(item) for item in value]
             text = json.dumps(short, allow_nan=False, separators=(",", ":"))
-            return short if len(text) <= LONGEST_INLINE else self._blob(text, "json")
+            return short if len(text) <= MAX_INLINE else self._blob(text, "json")
         return value
 
     def _blob(self, text: str, form: str) -> dict[str, str]:
-        return {BLOB: keep_blob(self.folder, text.encode("utf-8", "surrogatepass")), "form": form}
+        return {BLOB: write_blob(self.folder, text.encode("utf-8", "surrogatepass")), "form": form}
 
 
-def keep_blob(folder: RunFolder, content: bytes) -> str:
-    """Put content among the blobs; returns its sha256. Raises OSError."""
+def write_blob(folder: RunFolder, content: bytes) -> str:
+    """Store content as a blob and return its sha256. Raises OSError."""
     digest = hashlib.sha256(content).hexdigest()
     if not (folder.blobs / digest).exists():
         write_file(folder.blobs, digest, content)
@@ -124,23 +130,26 @@ def keep_blob(folder: RunFolder, content: bytes) -> str:
 
 
 def read_blob(folder: RunFolder, digest: str) -> bytes:
-    """The content of that sha256, and no other. Raises RecordError."""
+    """Return the blob with this sha256.
+
+    Raises RecordError if the digest is malformed, the blob is missing, or its content differs.
+    """
     if not (isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{64}", digest)):
-        raise RecordError(f"{folder.log}: {str(digest)[:80]!r} is no sha256; the log is damaged")
+        raise RecordError(f"{folder.log}: {str(digest)[:80]!r} is not a sha256; the log is damaged")
     try:
         content = read_file(folder.blobs, digest)
     except OSError as error:
         path = folder.blobs / digest
         raise RecordError(f"{path}: {error.strerror or error}; the run is incomplete") from error
     if hashlib.sha256(content).hexdigest() != digest:
-        raise RecordError(f"{folder.blobs / digest}: its content is not the recorded one")
+        raise RecordError(f"{folder.blobs / digest}: the content differs from the recorded sha256")
     return content
 
 
 def read_records(folder: RunFolder, *, blobs: bool = True) -> list[dict[str, Any]]:
-    """All records, oldest first, with blobs put back in unless `blobs` is False.
+    """Return all records, oldest first; load the values in blobs unless `blobs` is False.
 
-    A torn last line (a writer was killed in it) is left out. Raises RecordError.
+    An incomplete last line (its writer was killed) is ignored. Raises RecordError.
     """
     try:
         lines = read_file(folder.path, LOG).split(b"\n")
@@ -151,21 +160,25 @@ def read_records(folder: RunFolder, *, blobs: bool = True) -> list[dict[str, Any
         try:
             record = json.loads(line)
             if not (isinstance(record, dict) and isinstance(record.get("type"), str)):
-                raise ValueError("no object with a type")
+                raise ValueError("not an object with a type")
             record.pop(MAC, None)
-            records.append(_restore(record, folder) if blobs else record)
+            records.append(_with_blobs(record, folder) if blobs else record)
         except (ValueError, RecursionError) as error:
             raise RecordError(f"{folder.log}:{number}: not a record ({error})") from error
     if records and records[0].get("v") != VERSION:
         raise RecordError(
-            f"{folder.log}: written by another version of cuagent (log format "
-            f"{records[0].get('v')}, this one reads {VERSION})"
+            f"{folder.log}: another version of cuagent wrote it (log format "
+            f"{records[0].get('v')}, this version reads {VERSION})"
         )
     return records
 
 
 def leaf_of(records: Sequence[Mapping[str, Any]]) -> str | None:
-    """Id of the message that the next one follows: the newest, or where a branch went back to."""
+    """Return the id of the message that the next one follows.
+
+    This is the newest message, or the one that a later `branch` record names. None if there is
+    no message.
+    """
     for record in reversed(records):
         if record["type"] == "message":
             return str(record["id"])
@@ -174,19 +187,20 @@ def leaf_of(records: Sequence[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _restore(value: Any, folder: RunFolder) -> Any:
+def _with_blobs(value: Any, folder: RunFolder) -> Any:
+    """Return the value with each reference to a blob replaced by the blob's content."""
     if isinstance(value, dict):
         if set(value) == {BLOB, "form"}:
             text = read_blob(folder, value[BLOB]).decode("utf-8", "surrogatepass")
-            return text if value["form"] == "text" else _restore(json.loads(text), folder)
-        return {key: _restore(item, folder) for key, item in value.items()}
+            return text if value["form"] == "text" else _with_blobs(json.loads(text), folder)
+        return {key: _with_blobs(item, folder) for key, item in value.items()}
     if isinstance(value, list):
-        return [_restore(item, folder) for item in value]
+        return [_with_blobs(item, folder) for item in value]
     return value
 
 
-def _opened(folder: RunFolder) -> FileIO:
-    """The log, made where there is none, to append to. Raises RecordError."""
+def _open_log(folder: RunFolder) -> FileIO:
+    """Open the log to append to it; create it if it is missing. Raises RecordError."""
     try:
         create_file(folder.path, LOG, b"")
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -195,19 +209,19 @@ def _opened(folder: RunFolder) -> FileIO:
         raise RecordError(f"{folder.log}: {error.strerror or error}") from error
 
 
-def _claim(file: FileIO, folder: RunFolder) -> None:
-    """One writer at a time, as long as its process lives. Raises RecordError."""
+def _lock(file: FileIO, folder: RunFolder) -> None:
+    """Lock the log for this process. Raises RecordError if another process holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.close()
         raise RecordError(
-            f"{folder.id}: is still running in another process; end it there first"
+            f"{folder.id}: still running in another process; end it there first"
         ) from error
 
 
-def _drop_torn_line(file: FileIO) -> bytes:
-    """Cut what follows the last newline; returns what is left, and appends from there."""
+def _drop_partial_line(file: FileIO) -> bytes:
+    """Truncate the file after its last newline, seek there, and return the remaining content."""
     raw = file.readall() or b""
     whole = raw.rfind(b"\n") + 1
     if whole < len(raw):

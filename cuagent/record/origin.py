@@ -1,11 +1,11 @@
-"""The mark of what this user made on this machine: HMACs by a key outside of every repository.
+"""Authenticate logs and evidence files of this user and machine by HMACs.
 
-The key lies in the user's state folder (`$XDG_STATE_HOME/cuagent/key`, else
-`~/.local/state/cuagent/key`). Each record of a log ends with an HMAC over the log up to and with
-this record, so that the last record vouches for all. An evidence file holds one over its content.
-What has no valid mark is of another origin: it came with a repository, was copied from another
-machine or user, was changed by hand, or is older than the marks.
-Not covered: the work folder, the history and the scratch folder of a run, which are never trusted.
+The key is in the user's state folder, outside every repository (`$XDG_STATE_HOME/cuagent/key`,
+else `~/.local/state/cuagent/key`). Each record of a log ends with an HMAC over the log up to and
+including this record, so the last record authenticates the whole log. An evidence file holds an
+HMAC over its content. A file without a valid HMAC has another origin: it came with a repository,
+another machine or user wrote it, it was edited, or a version without HMACs wrote it.
+Not covered: the work folder, the history and the scratch folder of a run. They are never trusted.
 """
 
 from __future__ import annotations
@@ -23,80 +23,81 @@ from pathlib import Path
 from typing import Any
 
 MAC = "mac"
+"""The JSON key of an authentication code."""
 KEY_BYTES = 32
-_MARKED = re.compile(rb',"mac":"([0-9a-f]{64})"\}\n\Z')
+_MAC_AT_END = re.compile(rb',"mac":"([0-9a-f]{64})"\}\n\Z')
 
 
 def state_folder() -> Path:
-    """Where cuagent keeps what belongs to this user and this machine."""
+    """Return the folder of cuagent's files for this user on this machine."""
     given = Path(os.environ.get("XDG_STATE_HOME") or "")
     base = given if given.is_absolute() else Path.home() / ".local" / "state"
     return base / "cuagent"
 
 
-class Marker:
-    """Marks the records of one log, in the order in which they are written.
+class LogAuthenticator:
+    """Adds authentication codes to the records of one log, in the order of writing.
 
-    `before` is what the log holds already, in whole lines.
+    `existing` is the content of the log so far, in complete lines.
     """
 
-    def __init__(self, before: bytes = b"") -> None:
+    def __init__(self, existing: bytes = b"") -> None:
         self._key = key(state_folder())
-        self._content = hashlib.sha256(before)
+        self._content = hashlib.sha256(existing)
 
     def line(self, text: str) -> bytes:
-        """The line of a record whose JSON text is `text`; the same line without a key."""
+        """Return the line for the JSON object `text`, with its code if there is a key."""
         line = f"{text}\n".encode("ascii")
         if self._key is not None:
             mac = _mac(self._key, self._content.digest(), text.encode("ascii"))
             line = f'{text[:-1]},"{MAC}":"{mac}"}}\n'.encode("ascii")
         return line
 
-    def wrote(self, line: bytes) -> None:
-        """The line is in the log."""
+    def append(self, line: bytes) -> None:
+        """Add a written line to the content that the next code covers."""
         self._content.update(line)
 
 
-def is_marked_log(content: bytes) -> bool:
-    """Whether the whole lines of a log were written here; true for a log without lines."""
+def has_valid_log_mac(content: bytes) -> bool:
+    """True if the last complete line authenticates the log, or the log has no complete line."""
     content = content[: content.rfind(b"\n") + 1]
     if not content:
         return True
-    known = key(state_folder())
+    secret = key(state_folder())
     start = content.rfind(b"\n", 0, len(content) - 1) + 1
-    found = _MARKED.search(content, start)
-    if known is None or found is None:
+    found = _MAC_AT_END.search(content, start)
+    if secret is None or found is None:
         return False
     before = hashlib.sha256(memoryview(content)[:start]).digest()
     text = content[start : found.start()] + b"}"
-    return hmac.compare_digest(_mac(known, before, text), found[1].decode("ascii"))
+    return hmac.compare_digest(_mac(secret, before, text), found[1].decode("ascii"))
 
 
-def marked(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a file with its mark; without one where there is no key."""
-    known = key(state_folder())
+def with_mac(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a file with its authentication code, if there is a key."""
+    secret = key(state_folder())
     plain = {name: value for name, value in data.items() if name != MAC}
-    return plain if known is None else plain | {MAC: _mac(known, b"", _canonical(plain))}
+    return plain if secret is None else plain | {MAC: _mac(secret, b"", _canonical(plain))}
 
 
-def is_marked(data: Mapping[str, Any]) -> bool:
-    """Whether `marked` made this content here."""
-    known, given = key(state_folder()), data.get(MAC)
-    if known is None or not isinstance(given, str):
+def has_valid_mac(data: Mapping[str, Any]) -> bool:
+    """True if `with_mac` made this content with the key of this user and machine."""
+    secret, given = key(state_folder()), data.get(MAC)
+    if secret is None or not isinstance(given, str):
         return False
     plain = {name: value for name, value in data.items() if name != MAC}
-    # bytes, as a string of somebody else's need not be ASCII
-    expected = _mac(known, b"", _canonical(plain)).encode()
+    # compare_digest refuses strings that are not ASCII, which a forged file may contain.
+    expected = _mac(secret, b"", _canonical(plain)).encode()
     return hmac.compare_digest(expected, given.encode("utf-8", "replace"))
 
 
 @cache
 def key(folder: Path) -> bytes | None:
-    """The key in that folder, made where there is none; None where there can be none."""
+    """Return the key in `folder`; create it if it is missing. None if this is impossible."""
     path = folder / "key"
     try:
         if not path.exists():
-            _make(path)
+            _create_key(path)
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             own = status.st_uid == os.geteuid() or os.geteuid() == 0
@@ -106,8 +107,8 @@ def key(folder: Path) -> bytes | None:
     return content if len(content) == KEY_BYTES else None
 
 
-def _make(path: Path) -> None:
-    """Two processes that make it at the same time end with the same key."""
+def _create_key(path: Path) -> None:
+    """Create the key file. Processes that do so at the same time get the same key."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = path.with_name(f"key.{secrets.token_hex(6)}")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -124,5 +125,5 @@ def _canonical(data: Mapping[str, Any]) -> bytes:
     return json.dumps(data, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
-def _mac(known: bytes, before: bytes, text: bytes) -> str:
-    return hmac.new(known, before + text, hashlib.sha256).hexdigest()
+def _mac(secret: bytes, before: bytes, text: bytes) -> str:
+    return hmac.new(secret, before + text, hashlib.sha256).hexdigest()

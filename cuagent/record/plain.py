@@ -1,6 +1,6 @@
-"""Frozen dataclasses to plain JSON values, and nothing back: readers take the plain values.
+"""Convert frozen dataclasses to plain JSON values; `revive` is the inverse.
 
-Invariant: what `plain` returns survives `json.dumps(..., allow_nan=False)`.
+Invariant: `json.dumps(..., allow_nan=False)` accepts every value that `plain` returns.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def plain(value: Any) -> Any:
-    """The value as dicts, lists, strings, numbers, booleans and None.
+    """Return the value as dicts, lists, strings, numbers, booleans and None.
 
-    Infinite and undefined numbers become the strings "inf", "-inf" and "nan", which JSON lacks;
-    what has no plain form becomes its `repr`.
+    JSON has no infinities and no NaN, so they become the strings "inf", "-inf" and "nan". A value
+    of an unknown type becomes its `repr`.
     """
     match value:
         case Enum():
@@ -43,9 +43,13 @@ def plain(value: Any) -> Any:
 
 
 def plain_judgement(judgement: Judgement) -> dict[str, Any]:
-    """A judgement with what follows from it: doubts, the share of the roofline, what it adds."""
-    told: dict[str, Any] = plain(judgement) | {"gains": judgement.gains, "adds": judgement.adds}
+    """Return a judgement as plain values, with the figures that are derived from it.
+
+    These are the gains, the kernel's part of the speedup (`adds`), and of the timing the SUSPECT
+    flag, the share of the roofline and the remarks.
+    """
+    values: dict[str, Any] = plain(judgement) | {"gains": judgement.gains, "adds": judgement.adds}
     if (timing := judgement.timing) is not None:
-        more = {"suspect": timing.suspect, "share": timing.share, "remarks": timing.remarks}
-        told["timing"] |= plain(more)
-    return told
+        derived = {"suspect": timing.suspect, "share": timing.share, "remarks": timing.remarks}
+        values["timing"] |= plain(derived)
+    return values

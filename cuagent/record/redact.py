@@ -1,7 +1,7 @@
-"""Secrets out of everything that is written: known forms of keys, and this process's own.
+"""Mask secrets in values before they are written: known formats of keys, and the environment's.
 
-Not covered: a secret that neither looks like one nor stands in an environment variable whose name
-says so; an encoded or split one.
+Not covered: a secret with no known format that is not in an environment variable with a telling
+name; a secret that is encoded or split.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ MASK = "[secret]"
 SECRET_NAME = re.compile(
     r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH(?!OR)|COOKIE|WEBHOOK", re.IGNORECASE
 )
-"""Names of environment variables whose values are secret."""
-SHORTEST_VALUE = 8
-"""Characters; shorter values (`TOKENIZERS_PARALLELISM=false`) are words, not secrets."""
-NOTHING = r"(?!)"
-"""A pattern that matches nothing."""
-FORMS = re.compile(
+"""Matches names of environment variables whose values are secret."""
+MIN_SECRET_LENGTH = 8
+"""Shortest masked value, in characters. `TOKENIZERS_PARALLELISM=false` is not a secret."""
+NEVER_MATCHES = r"(?!)"
+KNOWN_FORMATS = re.compile(
     r"(?<![\w+/-])(?:"
     r"sk-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic, OpenRouter
     r"|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
@@ -38,30 +37,30 @@ FORMS = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether an environment variable of this name is kept from tools and logs."""
+    """True if tools and logs must not see the environment variable of this name."""
     return SECRET_NAME.search(name) is not None
 
 
 def redactor(environment: Mapping[str, str] = os.environ) -> Callable[[Any], Any]:
-    """A function that masks secrets in all strings of a plain value.
+    """Return a function that masks secrets in all strings of a plain value.
 
-    The environment is read once, when the redactor is made.
+    The environment is read only now, not at each call of the function.
     """
     values = {
         value
         for name, value in environment.items()
-        if is_secret_name(name) and len(value) >= SHORTEST_VALUE
+        if is_secret_name(name) and len(value) >= MIN_SECRET_LENGTH
     }
-    # as they stand within JSON, which is what the arguments of a call are
+    # The arguments of a tool call are JSON text, so mask the JSON-escaped forms too.
     values |= {json.dumps(value)[1:-1] for value in values}
-    # a value that contains another is masked whole
-    own = re.compile(
-        "|".join(re.escape(v) for v in sorted(values, key=len, reverse=True)) or NOTHING
+    # Longest first: a value that contains another one is masked as a whole.
+    environment_values = re.compile(
+        "|".join(re.escape(v) for v in sorted(values, key=len, reverse=True)) or NEVER_MATCHES
     )
 
     def redact(value: Any) -> Any:
         if isinstance(value, str):
-            return FORMS.sub(MASK, own.sub(MASK, value))
+            return KNOWN_FORMATS.sub(MASK, environment_values.sub(MASK, value))
         if isinstance(value, dict):
             return {redact(key): redact(item) for key, item in value.items()}
         if isinstance(value, list):

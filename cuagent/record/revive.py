@@ -1,7 +1,7 @@
-"""Records back to what they were made from: judgements and other frozen dataclasses.
+"""Rebuild judgements and other frozen dataclasses from records.
 
-The inverse of `plain` for dataclasses whose annotations say what they hold. Not covered: values
-that had no plain form and became their `repr`.
+`revive` is the inverse of `plain` for dataclasses whose annotations give the types of all fields.
+Not covered: values of unknown types, which `plain` replaced by their `repr`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from cuagent.attempt import HEADERS, KERNELS, MODULE, SOURCES, Attempt
-from cuagent.record.inside import RecordError, parts_of
+from cuagent.record.contained_files import RecordError, parts_of
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
@@ -24,21 +24,26 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def attempt_of(files: Mapping[str, Any]) -> Attempt:
-    """The attempt with these texts by their paths. Raises RecordError.
+    """Return the attempt with these texts by path.
 
-    A path must be one that `freeze` gives: model_new.py, or a source below kernels/. So an attempt
-    from a log never holds a file of another kind, and none that lies elsewhere.
+    Raises RecordError unless each path is one that `freeze` gives: model_new.py, or a source below
+    kernels/. So a forged log cannot name another kind of file or a file outside the attempt.
     """
     for name, text in files.items():
-        first, *others = parts_of(name)
-        source = first == KERNELS and others and name.endswith(SOURCES + HEADERS)
+        first, *below = parts_of(name)
+        source = first == KERNELS and below and name.endswith(SOURCES + HEADERS)
         if not (name == MODULE or source) or not isinstance(text, str):
-            raise RecordError(f"{name!r}: is no file of an attempt; the log is damaged or forged")
+            raise RecordError(
+                f"{name[:80]!r}: is no file of an attempt; the log is damaged or forged"
+            )
     return Attempt(tuple(sorted(files.items())))
 
 
 def judgement_of(record: Mapping[str, Any]) -> Judgement:
-    """The Judgement in a `judgement` record, whose `attempt` is the number in the run."""
+    """Return the Judgement of a `judgement` record.
+
+    The record's `attempt` is the number in the run; the digest is in its verdict.
+    """
     from cuagent.judge import Judgement
 
     judgement: Judgement = revive(Judgement, {**record, "attempt": record["verdict"]["attempt"]})
@@ -46,9 +51,12 @@ def judgement_of(record: Mapping[str, Any]) -> Judgement:
 
 
 def judgements_of(records: Records) -> dict[int, Judgement]:
-    """What holds of each attempt of a run: its judgement of record, else the last quick one."""
+    """Return the valid judgement of each attempt of a run, by the attempt's number.
+
+    This is the judgement of record effort if it accepts the attempt, else the latest one.
+    """
     quick: dict[int, Judgement] = {}
-    settled: dict[int, Judgement] = {}
+    final: dict[int, Judgement] = {}
     for record in records:
         if record["type"] != "judgement":
             continue
@@ -56,15 +64,15 @@ def judgements_of(records: Records) -> dict[int, Judgement]:
         if record["effort"] != "record":
             quick[n] = judgement
         elif judgement.verdict.accepted:
-            settled[n] = judgement
-        else:  # refused for the record: what was accepted before no longer is
-            settled.pop(n, None)
+            final[n] = judgement
+        else:  # A rejection at record effort replaces an earlier acceptance.
+            final.pop(n, None)
             quick[n] = judgement
-    return quick | settled
+    return quick | final
 
 
 def ladder_of(records: Records) -> Ladder | None:
-    """The ladder as it stands at the end of the log; None where it was not measured."""
+    """Return the last recorded ladder; None if no ladder was measured."""
     from cuagent.measure.ladder import Ladder
 
     last = next((r for r in reversed(records) if r["type"] == "ladder"), None)
@@ -72,8 +80,8 @@ def ladder_of(records: Records) -> Ladder | None:
     return found
 
 
-def ending(records: Records) -> Mapping[str, Any] | None:
-    """The `end` record of a run that has ended, which was not taken back, nor the run taken up."""
+def end_record(records: Records) -> Mapping[str, Any] | None:
+    """Return the `end` record; None if the run has not ended, or went on by undo or resume."""
     for record in reversed(records):
         if record["type"] == "end":
             return record
@@ -83,9 +91,9 @@ def ending(records: Records) -> Mapping[str, Any] | None:
 
 
 def revive(kind: Any, value: Any) -> Any:
-    """The value of type `kind` from its plain form; keys that `kind` does not have are left out.
+    """Return the value of type `kind` from its plain form; ignore keys that `kind` does not have.
 
-    Raises KeyError, TypeError, ValueError or AttributeError where that is no form of it.
+    Raises KeyError, TypeError, ValueError or AttributeError if `value` is not a form of `kind`.
     """
     if get_origin(kind) in (Union, types.UnionType):
         if value is None:
@@ -100,10 +108,10 @@ def revive(kind: Any, value: Any) -> Any:
         return {key: revive(inner[1], item) for key, item in value.items()}
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        known = {f.name for f in fields(kind)} & value.keys()
-        return kind(**{name: revive(hints[name], value[name]) for name in known})  # type: ignore[operator]
+        names = {f.name for f in fields(kind)} & value.keys()
+        return kind(**{name: revive(hints[name], value[name]) for name in names})  # type: ignore[operator]
     if isinstance(kind, type) and issubclass(kind, (Enum, Path)):
         return kind(value)
     if kind in (str, bool, int) and not isinstance(value, kind):
-        raise TypeError(f"{str(value)[:40]!r} where {kind.__name__} is meant")
+        raise TypeError(f"expected {kind.__name__}, got {str(value)[:40]!r}")
     return float(value) if kind is float else value

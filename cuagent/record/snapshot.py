@@ -1,7 +1,7 @@
-"""The work folder as it stands after a step, kept in the run's blobs by content.
+"""Take and restore snapshots of the work folder, with the contents stored as blobs of the run.
 
-For going back a step: quicker than a commit, and there without git. Not covered: links, folders
-that are empty, and files that are larger than `LARGEST_FILE` (data, not source).
+Undo restores a snapshot: this is faster than a commit and needs no git. Not covered: links, empty
+folders, and files larger than `MAX_FILE_BYTES` (data, not source).
 """
 
 from __future__ import annotations
@@ -11,49 +11,59 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from cuagent.record.contained_files import (
+    RecordError,
+    files_below,
+    parts_of,
+    read_at,
+    read_file,
+    write_file,
+)
 from cuagent.record.folder import RunFolder
-from cuagent.record.inside import RecordError, files_below, parts_of, read_at, read_file, write_file
-from cuagent.record.log import keep_blob, read_blob
+from cuagent.record.log import read_blob, write_blob
 
-LARGEST_FILE = 1 << 20
-"""Bytes."""
+MAX_FILE_BYTES = 1 << 20
+"""Largest file in a snapshot, in bytes; sources are smaller."""
 LEFT_OUT = frozenset({".outputs", "__pycache__", ".git"})
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A file as it was when it was last looked at."""
+class FileState:
+    """The state of a file at its last snapshot."""
 
     stamp: tuple[int, int]
-    """Its time of change (ns) and its size: while both stay, so does the content."""
+    """Modification time (ns) and size (bytes). While both are equal, the content is not reread."""
     digest: str
 
 
-def take_snapshot(folder: RunFolder, known: dict[str, Kept]) -> dict[str, str]:
-    """Digest of each file by its path, each content kept as a blob; `known` spares what stayed."""
-    there = set()
+def take_snapshot(folder: RunFolder, known: dict[str, FileState]) -> dict[str, str]:
+    """Store each file of the work folder as a blob and return its digest by path.
+
+    `known` holds the states at the last snapshot and is updated; unchanged files are not read.
+    """
+    present = set()
     for name, at, status in files_below(folder.work, LEFT_OUT):
-        if status.st_size > LARGEST_FILE:
+        if status.st_size > MAX_FILE_BYTES:
             continue
-        there.add(name)
+        present.add(name)
         stamp = status.st_mtime_ns, status.st_size
         if name not in known or known[name].stamp != stamp:
-            with suppress(OSError):  # a background command may be at work
-                content = read_at(at, name.rpartition("/")[2], LARGEST_FILE)
-                known[name] = Kept(stamp, keep_blob(folder, content))
-    for name in known.keys() - there:
+            with suppress(OSError):  # a background command may remove the file now
+                content = read_at(at, name.rpartition("/")[2], MAX_FILE_BYTES)
+                known[name] = FileState(stamp, write_blob(folder, content))
+    for name in known.keys() - present:
         del known[name]
-    return {name: kept.digest for name, kept in sorted(known.items())}
+    return {name: state.digest for name, state in sorted(known.items())}
 
 
 def restore_snapshot(folder: RunFolder, files: Mapping[str, str]) -> None:
-    """Make the work folder what it was. Raises RecordError."""
+    """Restore the work folder to a snapshot: digests by path. Raises RecordError."""
     for name in files:
         parts_of(name)
     contents = {name: read_blob(folder, digest) for name, digest in files.items()}
     try:
         for name, at, status in files_below(folder.work, LEFT_OUT):
-            if name not in files and status.st_size <= LARGEST_FILE:
+            if name not in files and status.st_size <= MAX_FILE_BYTES:
                 os.unlink(name.rpartition("/")[2], dir_fd=at)
         for name, content in contents.items():
             if _content(folder, name) != content:
@@ -63,7 +73,7 @@ def restore_snapshot(folder: RunFolder, files: Mapping[str, str]) -> None:
 
 
 def _content(folder: RunFolder, name: str) -> bytes | None:
-    """What is in a file of the work folder; None where there is no such file."""
+    """Return the content of a file in the work folder; None if it cannot be read."""
     try:
         return read_file(folder.work, name)
     except OSError:

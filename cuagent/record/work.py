@@ -1,10 +1,10 @@
-"""The work folder under git: a commit for each attempt, for a person to look at.
+"""Record the work folder in git: one commit for each attempt, for people to inspect.
 
-The git directory lies beside the work folder, not in it. cuagent reads the files itself and hands
-them to `git fast-import`, so that git never looks at the work folder. No configuration, hook or
-attribute of anybody else applies: cuagent writes the configuration of the git directory anew when
-a run is taken up, and a git directory that it would not have made is set aside.
-Where git is not installed the run goes on without commits; the log holds each attempt anyway.
+The git directory is outside the work folder. cuagent reads the files itself and passes them to
+`git fast-import`, so git never reads the work folder. No foreign configuration, hook or attribute
+applies: when a run starts or resumes, cuagent rewrites the configuration of the git directory, and
+moves a git directory away that it would not have made.
+If git is not installed, the run continues without commits; the log holds each attempt in any case.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
+from cuagent.record.contained_files import RecordError, files_below, read_at, write_file
 from cuagent.record.folder import RunFolder
-from cuagent.record.inside import RecordError, files_below, read_at, write_file
 
 LEFT_OUT = frozenset({".outputs", "__pycache__", ".git"})
 BUILT = (".so", ".o", ".pyc")
-"""Endings of files that are made from the others."""
-LARGEST_FILE = 8 << 20
-"""Bytes; what is larger is data and is not committed."""
+"""Endings of build products, which are not committed."""
+MAX_FILE_BYTES = 8 << 20
+"""Largest file that is committed, in bytes. Larger files are data, not source."""
 BRANCH = "refs/heads/attempts"
 CONFIG = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
 REDIRECTS = frozenset(
     {"alternates", "http-alternates", "commondir", "config.worktree", "gitdir", "grafts", "shallow"}
 )
-"""Files of a git directory that lead to other places; cuagent makes none of them."""
+"""Files of a git directory that refer to other places. cuagent creates none of them."""
 OPTIONS = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
@@ -41,17 +41,17 @@ OPTIONS = {
 
 
 def init_work(folder: RunFolder, *, trusted: bool = True) -> bool:
-    """Begin the history of the work folder, or go on with it. False where git is not installed.
+    """Create the history of the work folder, or reuse it. Return False if git is not installed.
 
-    A history that is not `trusted`, or holds what cuagent does not make, is set aside. Raises
-    RecordError.
+    A history that is not `trusted`, or has files that cuagent does not create, is moved to
+    `history.git.old-N`. Raises RecordError.
     """
     folder.refuse_links()
     if shutil.which("git") is None:
         return False
     try:
         if folder.history.exists() and not (trusted and _is_plain(folder.history)):
-            _set_aside(folder)
+            _move_history_away(folder)
         if not folder.history.exists():
             _git(folder, "init", "--quiet", "--bare", "--template=")
             write_file(folder.history, "HEAD", f"ref: {BRANCH}\n".encode())
@@ -62,35 +62,35 @@ def init_work(folder: RunFolder, *, trusted: bool = True) -> bool:
 
 
 def commit_work(folder: RunFolder, message: str) -> str:
-    """Commit the work folder as it is; returns the commit, "" where there is no history.
+    """Commit the work folder and return the commit's hash; "" if there is no history.
 
     Raises RecordError.
     """
     if shutil.which("git") is None or not folder.history.is_dir():
         return ""
-    before = _git(folder, "for-each-ref", "--format=%(objectname)", BRANCH).decode().strip()
+    parent = _git(folder, "for-each-ref", "--format=%(objectname)", BRANCH).decode().strip()
     try:
-        stream = b"".join(_commit(folder, message, before))
+        stream = b"".join(_commit(folder, message, parent))
     except OSError as error:
         raise RecordError(f"{folder.work}: cannot be committed ({error})") from error
     return _git(folder, "fast-import", "--quiet", "--done", stream=stream).decode().strip()
 
 
-def _commit(folder: RunFolder, message: str, before: str) -> Iterator[bytes]:
-    """What `git fast-import` reads; it answers with the name of the commit."""
+def _commit(folder: RunFolder, message: str, parent: str) -> Iterator[bytes]:
+    """Yield the commands for `git fast-import`, which then prints the commit's hash."""
     text = message.encode("utf-8", "replace")
     yield f"commit {BRANCH}\nmark :1\n".encode()
     yield f"committer cuagent <cuagent@localhost> {int(time.time())} +0000\n".encode()
     yield b"data %d\n%s\n" % (len(text), text)
-    if before:
-        yield f"from {before}\n".encode()
+    if parent:
+        yield f"from {parent}\n".encode()
     yield b"deleteall\n"
     for name, at, status in files_below(folder.work, LEFT_OUT):
-        if status.st_size > LARGEST_FILE or name.endswith(BUILT):
+        if status.st_size > MAX_FILE_BYTES or name.endswith(BUILT):
             continue
         try:
-            content = read_at(at, name.rpartition("/")[2], LARGEST_FILE)
-        except OSError:  # a background command may be at work
+            content = read_at(at, name.rpartition("/")[2], MAX_FILE_BYTES)
+        except OSError:  # a background command may remove the file now
             continue
         mode = b"100755" if status.st_mode & 0o100 else b"100644"
         yield b"M %s inline %s\n" % (mode, _quoted(name))
@@ -99,7 +99,7 @@ def _commit(folder: RunFolder, message: str, before: str) -> Iterator[bytes]:
 
 
 def _quoted(name: str) -> bytes:
-    """A path as `git fast-import` reads it."""
+    """Return a path in the quoted form that `git fast-import` reads."""
     raw = os.fsencode(name)
     for special, escaped in ((b"\\", b"\\\\"), (b'"', b'\\"'), (b"\n", b"\\n")):
         raw = raw.replace(special, escaped)
@@ -107,9 +107,9 @@ def _quoted(name: str) -> bytes:
 
 
 def _is_plain(history: Path) -> bool:
-    """Whether it holds folders and regular files alone, none of which leads to another place.
+    """True if a git directory has only folders and regular files, no hooks and no redirects.
 
-    Locks that a killed git has left are removed; the run must not be running.
+    Locks of a killed git are removed, so the run must not be running.
     """
     for _, folders, names, at in os.fwalk(history, follow_symlinks=False):
         entries = [*folders, *names]
@@ -124,15 +124,15 @@ def _is_plain(history: Path) -> bool:
     return True
 
 
-def _set_aside(folder: RunFolder) -> None:
+def _move_history_away(folder: RunFolder) -> None:
     n = 1
-    while (other := folder.path / f"{folder.history.name}.old-{n}").exists():
+    while (target := folder.path / f"{folder.history.name}.old-{n}").exists():
         n += 1
-    folder.history.rename(other)
+    folder.history.rename(target)
 
 
 def _git(folder: RunFolder, *arguments: str, stream: bytes = b"") -> bytes:
-    """What a git command prints. Raises RecordError."""
+    """Run a git command and return its output. Raises RecordError if it fails."""
     command = [str(shutil.which("git"))]
     for key, value in OPTIONS.items():
         command += ["-c", f"{key}={value}"]
@@ -153,6 +153,6 @@ def _git(folder: RunFolder, *arguments: str, stream: bytes = b"") -> bytes:
         check=False,
     )
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["git failed"]
-        raise RecordError(f"{folder.history}: no commit ({said[-1].strip()})")
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["git failed"]
+        raise RecordError(f"{folder.history}: git failed ({lines[-1].strip()})")
     return done.stdout

@@ -33,7 +33,7 @@ from cuagent.events import Event, Notice, RunEnded, RunStarted, UserSaid
 from cuagent.message import Message
 from cuagent.models.model import ContextOverflow, OnText, ToolSpec
 from cuagent.models.scripted import ScriptedModel
-from cuagent.record import RecordError, conversation, ending, read_records
+from cuagent.record import RecordError, conversation, end_record, read_records
 from cuagent.task.task import Device
 
 SPECS = [tool.spec for tool in TOOLS]
@@ -94,7 +94,7 @@ def test_a_run_goes_on_after_an_interrupt_with_what_the_user_says(run: Run) -> N
     records = read_records(run.folder)
     assert [r["stop"] for r in records if r["type"] == "end"] == ["interrupted", "no gain"]
     assert [r["type"] for r in records].count("resume") == 1
-    end = ending(records)
+    end = end_record(records)
     assert end is not None
     assert end["stop"] == "no gain"
 
@@ -123,7 +123,7 @@ def test_a_question_after_the_end_takes_no_result_back(run: Run, events: list[Ev
     model = ScriptedModel([{"text": "It is as fast as it can be."}])
     assert run_agent(run, model, hooks=INTERACTIVE, emit=events.append) is Stop.NO_GAIN
     assert [e.stop for e in events if isinstance(e, RunEnded)] == [Stop.ANSWERED], "no new summary"
-    end = ending(read_records(run.folder))
+    end = end_record(read_records(run.folder))
     assert end is not None
     assert end["stop"] == Stop.NO_GAIN
     again = resumed(run)

@@ -1,4 +1,4 @@
-"""An honest record comes out again to the last digit; whatever was doctored in it is named."""
+"""An honest record is reproduced to the last digit; each forged figure is reported."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from cuagent.attempt import Attempt
-from cuagent.audit.audit import Recorded, compare, judge_again, take_apart
+from cuagent.audit.audit import Recorded, compare, parse_evidence, repeat_verdict
 from cuagent.build import build
 from cuagent.judge import Judgement
 from cuagent.measure.timing.timer import time_arms
-from cuagent.record.evidence import LARGEST, EvidenceError, evidence, read_evidence
+from cuagent.record.evidence import MAX_EVIDENCE_BYTES, EvidenceError, evidence, read_evidence
 from cuagent.score import milestone
 from cuagent.task import load_task
 from cuagent.verify import Referee, Verdict
@@ -70,14 +70,16 @@ def referee(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -
         yield opened
 
 
-def recorded(referee: Referee, made: Attempt, *, timed: bool = False) -> Data:
-    """The content of an evidence file, after its way through JSON."""
-    built = build(made, referee.task.device)
-    verdict = referee.verify(made, built)
+def recorded(referee: Referee, candidate: Attempt, *, timed: bool = False) -> Data:
+    """Return the content of an evidence file, converted to JSON and back."""
+    built = build(candidate, referee.task.device)
+    verdict = referee.verify(candidate, built)
     assert verdict.draws, verdict.detail
-    timing = time_arms(referee, made, built, ("eager",)) if timed else None
-    judgement = Judgement(made.digest, built, verdict, timing, milestone(verdict.accepted))
-    data: Data = json.loads(json.dumps(evidence(referee.task, made, judgement), allow_nan=False))
+    timing = time_arms(referee, candidate, built, ("eager",)) if timed else None
+    judgement = Judgement(candidate.digest, built, verdict, timing, milestone(verdict.accepted))
+    data: Data = json.loads(
+        json.dumps(evidence(referee.task, candidate, judgement), allow_nan=False)
+    )
     return data
 
 
@@ -88,22 +90,22 @@ def honest(referee: Referee) -> Data:
 
 @pytest.fixture(scope="module")
 def again(referee: Referee, honest: Data) -> tuple[Recorded, list[Verdict]]:
-    known = take_apart(honest)
-    return known, judge_again(known, build(known.attempt, known.task.device), referee)
+    parsed = parse_evidence(honest)
+    return parsed, repeat_verdict(parsed, build(parsed.attempt, parsed.task.device), referee)
 
 
-def held(data: Data, found: list[Verdict]) -> tuple[str, ...]:
-    known = take_apart(data)
-    return compare(known, build(attempt(), known.task.device), found).contrary
+def contradictions(data: Data, found: list[Verdict]) -> tuple[str, ...]:
+    parsed = parse_evidence(data)
+    return compare(parsed, build(attempt(), parsed.task.device), found).contrary
 
 
-def test_an_honest_record_holds_to_the_last_digit(again: tuple[Recorded, list[Verdict]]) -> None:
-    known, found = again
-    assert len(found) == 1, "once is enough where everything comes out the same"
-    audit = compare(known, build(known.attempt, known.task.device), found)
+def test_honest_record_holds_to_the_last_digit(again: tuple[Recorded, list[Verdict]]) -> None:
+    parsed, found = again
+    assert len(found) == 1, "one verdict suffices if every figure agrees"
+    audit = compare(parsed, build(parsed.attempt, parsed.task.device), found)
     assert audit.contrary == ()
     assert audit.circumstances == ()
-    assert audit.line == f"holds: accepted; {len(found[0].draws)} draws came out as recorded"
+    assert audit.line == f"holds: accepted; {len(found[0].draws)} draws as recorded"
 
 
 def slightly_less(value: float) -> float:
@@ -111,25 +113,25 @@ def slightly_less(value: float) -> float:
 
 
 def _draw(part: str, change: Callable[[Any], Any]) -> Callable[[Data], Any]:
-    def doctor(data: Data) -> None:
+    def forge(data: Data) -> None:
         draw = data["verdict"]["draws"][7]
         draw[part] = change(draw[part])
 
-    return doctor
+    return forge
 
 
 def _set(*path: Any, to: Any) -> Callable[[Data], Any]:
-    def doctor(data: Data) -> None:
+    def forge(data: Data) -> None:
         inner: Any = data
         for name in path[:-1]:
             inner = inner[name]
         inner[path[-1]] = to
 
-    return doctor
+    return forge
 
 
 RATIO = {"value": 2.0, "low": 1.9, "high": 2.1}
-DOCTORED: dict[str, tuple[Callable[[Data], Any], str]] = {
+FORGERIES: dict[str, tuple[Callable[[Data], Any], str]] = {
     "max_error": (_draw("max_error", slightly_less), "draw 8 "),
     "rms_error": (_draw("rms_error", slightly_less), "rms_error"),
     "rms_bound": (_draw("rms_bound", lambda bound: bound * 1.01), "rms_bound"),
@@ -163,14 +165,14 @@ DOCTORED: dict[str, tuple[Callable[[Data], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", DOCTORED)
-def test_what_was_doctored_is_named(
+@pytest.mark.parametrize("name", FORGERIES)
+def test_forged_figure_is_reported(
     honest: Data, again: tuple[Recorded, list[Verdict]], name: str
 ) -> None:
-    doctor, words = DOCTORED[name]
+    forge, words = FORGERIES[name]
     data = copy.deepcopy(honest)
-    doctor(data)
-    contrary = held(data, again[1])
+    forge(data)
+    contrary = contradictions(data, again[1])
     assert any(words in line for line in contrary), contrary
 
 
@@ -183,38 +185,38 @@ def test_what_was_doctored_is_named(
         (("verdict", "tier"), "isolation: recorded 1.0"),
     ],
 )
-def test_what_need_not_matter_is_named_as_well(
+def test_changed_version_is_a_circumstance(
     honest: Data, again: tuple[Recorded, list[Verdict]], path: tuple[str, ...], words: str
 ) -> None:
     data = copy.deepcopy(honest)
     _set(*path, to="1.0")(data)
-    known = take_apart(data)
-    audit = compare(known, build(attempt(), known.task.device), again[1])
+    parsed = parse_evidence(data)
+    audit = compare(parsed, build(attempt(), parsed.task.device), again[1])
     assert any(line.startswith(words) for line in audit.circumstances), audit.circumstances
 
 
-def test_a_record_of_answers_that_vary_holds_and_a_gross_lie_in_it_does_not(
+def test_varying_answers_hold_unless_a_figure_is_grossly_forged(
     referee: Referee,
 ) -> None:
     varies = attempt("* (1 + 2e-7 * random.random())")
     data = recorded(referee, varies)
-    known = take_apart(data)
-    built = build(varies, known.task.device)
-    found = judge_again(known, built, referee)
-    audit = compare(known, built, found)
+    parsed = parse_evidence(data)
+    built = build(varies, parsed.task.device)
+    found = repeat_verdict(parsed, built, referee)
+    audit = compare(parsed, built, found)
     assert audit.contrary == ()
     assert any("vary from run to run" in line for line in audit.circumstances)
     data["verdict"]["draws"][2]["max_error"] *= 1e6
-    lie = compare(take_apart(data), built, found)
-    assert len(lie.contrary) == 1
-    assert "draw 3 " in lie.contrary[0]
+    forged = compare(parse_evidence(data), built, found)
+    assert len(forged.contrary) == 1
+    assert "draw 3 " in forged.contrary[0]
 
 
-def test_a_record_with_a_piece_missing_is_not_whole(honest: Data) -> None:
+def test_evidence_with_a_missing_field_is_refused(honest: Data) -> None:
     data = copy.deepcopy(honest)
     del data["verdict"]["draws"][0]["seed"]
-    with pytest.raises(EvidenceError, match="not whole"):
-        take_apart(data)
+    with pytest.raises(EvidenceError, match="incomplete or malformed"):
+        parse_evidence(data)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,7 @@ def test_a_record_with_a_piece_missing_is_not_whole(honest: Data) -> None:
         (("verdict", "notes"), [None]),
     ],
 )
-def test_a_record_of_other_forms_is_not_whole(
+def test_evidence_with_a_malformed_field_is_refused(
     honest: Data, path: tuple[str | int, ...], value: Any
 ) -> None:
     data: Any = copy.deepcopy(honest)
@@ -236,8 +238,8 @@ def test_a_record_of_other_forms_is_not_whole(
     for key in path[:-1]:
         inner = inner[key]
     inner[path[-1]] = value
-    with pytest.raises(EvidenceError, match="not whole"):
-        take_apart(data)
+    with pytest.raises(EvidenceError, match="incomplete or malformed"):
+        parse_evidence(data)
 
 
 BROKEN: dict[str, tuple[str, str]] = {
@@ -247,24 +249,26 @@ BROKEN: dict[str, tuple[str, str]] = {
         "nested too deeply",
     ),
     "a long integer": ("1" * 10_000, "not JSON"),
-    "no text": ("\udcff", "no text"),
+    "not text": ("\udcff", "not UTF-8 text"),
     "a list": ("[]", "not 'cuagent evidence 2'"),
 }
 
 
-@pytest.mark.parametrize(("text", "said"), BROKEN.values(), ids=list(BROKEN))
-def test_a_file_that_is_no_evidence_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "message"), BROKEN.values(), ids=list(BROKEN))
+def test_file_that_is_not_evidence_is_refused_in_one_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
     file = tmp_path / "evidence.json"
     file.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(EvidenceError, match=said) as caught:
+    with pytest.raises(EvidenceError, match=message) as caught:
         read_evidence(file)
     assert len(str(caught.value).removeprefix(str(file))) < 300
 
 
 @pytest.mark.timeout(20)
-def test_a_file_that_is_too_large_or_a_pipe_is_not_read(tmp_path: Path) -> None:
+def test_large_file_and_pipe_are_refused(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as file:
-        file.truncate(LARGEST + 1)
+        file.truncate(MAX_EVIDENCE_BYTES + 1)
     with pytest.raises(EvidenceError, match="larger than"):
         read_evidence(tmp_path / "large")
     os.mkfifo(tmp_path / "pipe")
@@ -273,18 +277,19 @@ def test_a_file_that_is_too_large_or_a_pipe_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../x.py", "/etc/x", "a" * 5000, "kernels/\0.h", ""])
-def test_an_attempt_in_a_record_names_no_file_elsewhere(honest: Data, name: str) -> None:
+def test_attempt_in_evidence_names_no_file_elsewhere(honest: Data, name: str) -> None:
     data = copy.deepcopy(honest)
     data["attempt"][name] = ""
     with pytest.raises(
-        EvidenceError, match=r"leads out of the folder|not a valid file name in an attempt"
+        EvidenceError,
+        match=r"leads out of|not a valid file name in an attempt|is no file of an attempt",
     ) as caught:
-        take_apart(data)
+        parse_evidence(data)
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
-    "doctor",
+    "forge",
     [
         _set("task", "source", to=None),
         _set("task", "entry", to=[1]),
@@ -293,10 +298,10 @@ def test_an_attempt_in_a_record_names_no_file_elsewhere(honest: Data, name: str)
         _set("verdict", "draws", 0, "seed", to=1 << 200),
     ],
 )
-def test_values_that_cannot_be_judged_are_refused_before_judging(
-    honest: Data, doctor: Callable[[Data], Any]
+def test_invalid_values_are_refused_before_judging(
+    honest: Data, forge: Callable[[Data], Any]
 ) -> None:
     data = copy.deepcopy(honest)
-    doctor(data)
-    with pytest.raises(EvidenceError, match="not whole"):
-        take_apart(data)
+    forge(data)
+    with pytest.raises(EvidenceError, match="incomplete or malformed"):
+        parse_evidence(data)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from statistics import stdev
 
 import pytest
 
@@ -10,11 +12,14 @@ from cuagent.measure.statistics import (
     Looks,
     log_ratios,
     median_interval,
+    normal_quantile,
     over_groups,
     over_rounds,
     pooled,
+    quantile,
     quietest,
     steady,
+    t_cdf,
     t_quantile,
 )
 from cuagent.timing import Ratio, Standing
@@ -154,3 +159,129 @@ def test_on_a_busy_cpu_a_gain_of_a_third_is_found() -> None:
 def test_each_stretch_is_represented_by_its_quietest_block() -> None:
     assert quietest([3.0, 1.0, 9.0, 5.0, 4.0, 4.5], 3) == [1.0, 5.0, 4.0]
     assert quietest([2.0], 5) == [2.0]
+
+
+def logs_of(ratio: Ratio) -> tuple[float, float, float]:
+    """Centre, lower and upper half width of an interval, in logarithms."""
+    centre = math.log(ratio.value)
+    return centre, centre - math.log(ratio.low), math.log(ratio.high) - centre
+
+
+def test_interval_over_rounds_is_students_over_the_medians() -> None:
+    ratio = over_rounds([[0.1, 0.2, 0.9], [], [0.4], [0.2, 0.4]])
+    error = stdev([0.2, 0.4, 0.3]) / math.sqrt(3)
+    assert logs_of(ratio) == pytest.approx((0.3, 4.302653 * error, 4.302653 * error), rel=1e-5)
+    ratio = over_rounds([[0.1], [0.3]], 0.9)
+    assert logs_of(ratio) == pytest.approx((0.2, 6.313752 * 0.1, 6.313752 * 0.1), rel=1e-5)
+
+
+def test_interval_of_one_round_is_widened_by_the_spread_between_processes() -> None:
+    pairs = [0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.9]
+    ratio = over_rounds([[], pairs], between=0.2)
+    extra = 1.959964 * 0.2
+    expected = (0.4, math.hypot(0.3, extra), math.hypot(0.5, extra))
+    assert logs_of(ratio) == pytest.approx(expected, rel=1e-5)
+    assert logs_of(over_rounds([pairs])) == pytest.approx((0.4, 0.3, 0.5))
+    assert logs_of(over_rounds([pairs], 0.5)) == pytest.approx((0.4, 0.1, 0.2))
+
+
+def test_interval_over_groups_has_the_standard_error_of_a_median() -> None:
+    logs = [0.1, 0.2, 0.4]
+    within = 4.302653 * 1.2533 * stdev(logs) / math.sqrt(3)
+    half = math.hypot(within, 2.364624 * 0.3)
+    ratio = over_groups(logs, 0.95, 0.3, 7)
+    assert logs_of(ratio) == pytest.approx((0.2, half, half), rel=1e-5)
+    within = 6.313752 * 1.2533 * stdev([0.1, 0.3]) / math.sqrt(2)
+    ratio = over_groups([0.1, 0.3], 0.9, 0.0, 7)
+    assert logs_of(ratio) == pytest.approx((0.2, within, within), rel=1e-5)
+
+
+def test_one_group_has_an_error_as_large_as_its_effect() -> None:
+    half = 12.706205 * 0.2
+    assert logs_of(over_groups([-0.2], 0.95, 0.0, 4)) == pytest.approx((-0.2, half, half), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("count", "confidence", "low", "high"),
+    [
+        (1, 0.95, 1, 1),
+        (2, 0.95, 1, 2),
+        (5, 0.95, 1, 5),  # the whole range covers only 93.75 %
+        (6, 0.95, 1, 6),
+        (9, 0.95, 2, 8),
+        (9, 1 - 20 / 512, 2, 8),  # the exact coverage of this pair
+        (9, 1 - 19 / 512, 1, 9),
+        (15, 0.95, 4, 12),
+        (4, 0.0, 2, 3),
+        (5, 0.0, 2, 4),
+        (1000, 0.95, 469, 532),
+    ],
+)
+def test_median_interval_equals_the_tables_of_the_sign_test(
+    count: int, confidence: float, low: int, high: int
+) -> None:
+    values = [float(value) for value in range(count, 0, -1)]
+    assert median_interval(values, confidence) == (low, high)
+
+
+def test_quantile_is_the_nearest_order_statistic() -> None:
+    values = [5.0, 1.0, 4.0, 2.0, 3.0]
+    assert [quantile(values, p) for p in (0.0, 0.3, 0.5, 0.7, 1.0)] == [1, 2, 3, 4, 5]
+    with pytest.raises(IndexError):
+        quantile([], 0.5)
+
+
+def test_pooled_deviation_counts_the_prior_as_values() -> None:
+    deviation, known = pooled([0.1, -0.3], 0.2, 4)
+    assert deviation == pytest.approx(math.sqrt((4 * 0.04 + 0.01 + 0.09) / 6))
+    assert known == 6
+    assert pooled([], 0.2, 4) == (pytest.approx(0.2), 4)
+
+
+def test_clock_of_75_percent_is_steady_and_an_unknown_one_too() -> None:
+    assert steady([750.0, 749.9, 0.0], [False] * 3, nominal=1000) == [True, False, True]
+    assert steady([1.0, 1.0], [False, True], nominal=0) == [True, False]
+
+
+def test_normal_quantile_equals_the_table() -> None:
+    assert normal_quantile(0.975) == pytest.approx(1.959964, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("p", "df", "tabled"),
+    [
+        (0.75, 1, 1.0),
+        (0.999, 1, 318.30883898555044),
+        (0.975, 2, 4.302652729749464),
+        (0.975, 3, 3.182446305284263),
+        (0.975, 4, 2.7764451051977987),
+        (0.975, 5, 2.570581835636314),
+        (0.975, 6, 2.446911851144969),
+        (0.5, 3, 0.0),
+    ],
+)
+def test_t_quantile_and_its_inverse_are_exact(p: float, df: int, tabled: float) -> None:
+    assert t_quantile(p, df) == pytest.approx(tabled, rel=1e-10, abs=1e-15)
+    assert t_cdf(tabled, df) == pytest.approx(p, rel=1e-12)
+
+
+@pytest.mark.parametrize(("p", "df"), [(0.49, 3), (1.0, 3), (0.9, 0)])
+def test_t_quantile_refuses_other_arguments(p: float, df: int) -> None:
+    with pytest.raises(ValueError, match="no t quantile"):
+        t_quantile(p, df)
+
+
+def test_confidence_is_divided_among_the_looks() -> None:
+    assert Looks((3, 4, 6, 8)).per_look == pytest.approx(0.9875)
+    assert Looks((5,), 0.9).per_look == pytest.approx(0.9)
+
+
+def test_log_ratio_is_positive_for_a_faster_candidate() -> None:
+    assert log_ratios([2.0, 1.0], [1.0, 4.0]) == pytest.approx([math.log(2), -math.log(4)])
+    with pytest.raises(ValueError, match="zip"):
+        log_ratios([1.0, 2.0], [1.0])
+
+
+def test_groups_have_equal_lengths_to_within_one() -> None:
+    assert quietest([7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], 2) == [4.0, 1.0]
+    assert quietest([], 3) == []

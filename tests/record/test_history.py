@@ -15,7 +15,7 @@ def answer(id: str) -> Message:
     return Message("tool", "done", tool_call_id=id)
 
 
-def test_calls_that_were_not_answered_are_closed_in_their_place() -> None:
+def test_unanswered_calls_are_closed_after_their_message() -> None:
     messages = [assistant("a", "b"), answer("a"), Message("user", "go on"), assistant("c")]
     closed = close_open_calls(messages)
     assert [m.tool_call_id or m.role for m in closed] == [
@@ -36,9 +36,9 @@ def test_stray_and_second_answers_are_dropped() -> None:
     assert [m.tool_call_id for m in closed] == [None, "a"]
 
 
-def test_a_whole_conversation_is_left_alone() -> None:
-    whole = [Message("user", "go"), assistant("a", "b"), answer("a"), answer("b")]
-    assert close_open_calls(whole) == whole
+def test_complete_conversation_is_unchanged() -> None:
+    complete = [Message("user", "go"), assistant("a", "b"), answer("a"), answer("b")]
+    assert close_open_calls(complete) == complete
 
 
 ANYTHING = st.one_of(
@@ -49,11 +49,11 @@ ANYTHING = st.one_of(
 
 
 @given(st.lists(ANYTHING, max_size=20))
-def test_whatever_comes_in_every_call_is_answered_once_and_at_once(messages: list[Message]) -> None:
+def test_every_call_gets_one_answer_directly_after_it(messages: list[Message]) -> None:
     closed = close_open_calls(messages)
-    for place, message in enumerate(closed):
+    for index, message in enumerate(closed):
         ids = [call.id for call in message.tool_calls]
-        answers = [m.tool_call_id for m in closed[place + 1 : place + 1 + len(ids)]]
+        answers = [m.tool_call_id for m in closed[index + 1 : index + 1 + len(ids)]]
         assert sorted(answers, key=str) == sorted(ids)
     assert sum(m.role == "tool" for m in closed) == sum(len(m.tool_calls) for m in closed)
     assert close_open_calls(closed) == closed

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return new_run("softmax", tmp_path / ".cuagent" / "runs")
 
 
-def test_what_was_written_is_read_back(folder: RunFolder) -> None:
+def test_written_records_are_read_back(folder: RunFolder) -> None:
     call = ToolCall("c1", "bash", '{"command": "ls"')
     messages = [
         Message("system", "be quick"),
@@ -51,7 +51,7 @@ def test_what_was_written_is_read_back(folder: RunFolder) -> None:
     assert [r["parent"] for r in records[1:]] == [None, "m2", "m3", "m4"]
 
 
-def test_long_values_go_to_blobs_and_come_back(folder: RunFolder) -> None:
+def test_long_values_are_stored_as_blobs_and_read_back(folder: RunFolder) -> None:
     text, samples = "ab" * 9000, [0.5 + i for i in range(5000)]
     with RunLog(folder) as log:
         log.write("session", text=text, timing={"samples": samples})
@@ -62,7 +62,7 @@ def test_long_values_go_to_blobs_and_come_back(folder: RunFolder) -> None:
     assert read_records(folder)[0]["timing"]["samples"] == samples
 
 
-def test_a_torn_last_line_is_left_out_and_cut_before_the_next_record(folder: RunFolder) -> None:
+def test_partial_last_line_is_ignored_and_truncated(folder: RunFolder) -> None:
     with RunLog(folder) as log:
         log.write("session")
         log.message(Message("user", "one"))
@@ -74,30 +74,30 @@ def test_a_torn_last_line_is_left_out_and_cut_before_the_next_record(folder: Run
     assert [m.content for m in conversation(read_records(folder))] == ["one", "two"]
 
 
-def test_a_broken_line_in_the_middle_is_named(folder: RunFolder) -> None:
+def test_malformed_line_is_reported_by_number(folder: RunFolder) -> None:
     folder.log.write_bytes(b'{"type":"session","v":1}\nnonsense\n{"type":"end"}\n')
     with pytest.raises(RecordError, match=r"log\.jsonl:2: not a record"):
         read_records(folder)
 
 
-def test_a_log_of_another_version_is_refused(folder: RunFolder) -> None:
+def test_log_of_another_version_is_refused(folder: RunFolder) -> None:
     folder.log.write_bytes(b'{"type":"session","v":7}\n')
     with pytest.raises(RecordError, match="log format 7"):
         read_records(folder)
 
 
-def test_strange_text_survives(folder: RunFolder) -> None:
-    strange = "\x00 \ud800 \u2028 é \x1b[31m\n"
+def test_control_characters_and_surrogates_are_read_back(folder: RunFolder) -> None:
+    text = "\x00 \ud800 \u2028 é \x1b[31m\n"
     with RunLog(folder) as log:
         log.write("session")
-        log.message(Message("user", strange))
-        log.message(Message("user", strange * 9000))
+        log.message(Message("user", text))
+        log.message(Message("user", text * 9000))
     first, second = conversation(read_records(folder))
-    assert first.content == strange
-    assert second.content == strange * 9000
+    assert first.content == text
+    assert second.content == text * 9000
 
 
-def test_a_branch_is_another_parent_and_nothing_is_rewritten(folder: RunFolder) -> None:
+def test_branch_is_another_parent_and_rewrites_no_record(folder: RunFolder) -> None:
     with RunLog(folder) as log:
         log.write("session")
         root = log.message(Message("user", "root"))
@@ -109,7 +109,7 @@ def test_a_branch_is_another_parent_and_nothing_is_rewritten(folder: RunFolder) 
     assert [m.content for m in conversation(records, leaf="m3")] == ["root", "left"]
 
 
-def test_no_planted_secret_is_written(folder: RunFolder) -> None:
+def test_secrets_are_masked_in_log_and_blobs(folder: RunFolder) -> None:
     secrets = {
         "MY_API_KEY": "correct-horse-battery",
         "HF_TOKEN": "hf_" + "a" * 30,
@@ -127,12 +127,12 @@ def test_no_planted_secret_is_written(folder: RunFolder) -> None:
     assert "/home/somebody" in written
 
 
-def test_short_and_ordinary_values_are_not_masked() -> None:
+def test_short_values_and_ordinary_words_are_not_masked() -> None:
     redact = redactor({"TOKENIZERS_PARALLELISM": "false"})
     assert redact("false, task-1234567890abcdefghij") == "false, task-1234567890abcdefghij"
 
 
-def test_a_killed_writer_loses_nothing_that_was_written(folder: RunFolder) -> None:
+def test_killed_writer_loses_no_written_record(folder: RunFolder) -> None:
     code = (
         "import sys, itertools; from pathlib import Path\n"
         "from cuagent.record import RunFolder, RunLog\n"
@@ -174,7 +174,7 @@ def test_dataclasses_become_plain_json() -> None:
     }
 
 
-def test_the_tenth_run_of_a_second_comes_behind_the_second(tmp_path: Path) -> None:
+def test_runs_of_one_second_sort_by_number(tmp_path: Path) -> None:
     for name in ("20261122-120000-2", "20261122-120000-10", "20261122-120000", "20261122-115959-3"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "log.jsonl").touch()
@@ -183,7 +183,7 @@ def test_the_tenth_run_of_a_second_comes_behind_the_second(tmp_path: Path) -> No
     ]  # fmt: skip
 
 
-def test_runs_are_found_by_part_of_their_id_and_confusion_is_named(tmp_path: Path) -> None:
+def test_find_run_accepts_part_of_an_id_and_reports_ambiguity(tmp_path: Path) -> None:
     root = tmp_path / ".cuagent" / "runs"
     first, second = new_run("soft max!", root), new_run("soft max!", root)
     for folder in (first, second):

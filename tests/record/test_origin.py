@@ -1,4 +1,4 @@
-"""Which logs and evidence files count as made here, and what of a hostile folder is refused."""
+"""Authentication of logs and evidence files, and protection against hostile run folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cuagent.record import (
     take_snapshot,
     write_file,
 )
-from cuagent.record.origin import is_marked, marked
+from cuagent.record.origin import has_valid_mac, with_mac
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def written(folder: RunFolder) -> RunFolder:
     return folder
 
 
-def test_a_run_is_of_this_user_while_its_key_is_the_one_here(
+def test_log_is_authentic_only_with_the_key_of_this_user(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert written(folder).is_made_here
@@ -55,7 +55,7 @@ def test_a_run_is_of_this_user_while_its_key_is_the_one_here(
     assert key.stat().st_mode & 0o777 == 0o600
 
 
-def test_whoever_changes_or_adds_a_line_makes_it_a_run_of_another_origin(folder: RunFolder) -> None:
+def test_changed_or_added_line_makes_a_log_of_another_origin(folder: RunFolder) -> None:
     whole = written(folder).log.read_bytes()
     for changed in (
         whole.replace(b'"go"', b'"no"'),
@@ -66,10 +66,10 @@ def test_whoever_changes_or_adds_a_line_makes_it_a_run_of_another_origin(folder:
         folder.log.write_bytes(changed)
         assert not folder.is_made_here
     folder.log.write_bytes(whole + b'{"type":"not')
-    assert folder.is_made_here, "a line that a killed writer left is no record"
+    assert folder.is_made_here, "a partial line of a killed writer does not count"
 
 
-def test_a_run_that_was_taken_up_here_is_of_this_user_from_then_on(folder: RunFolder) -> None:
+def test_log_is_authentic_after_a_resume_on_this_machine(folder: RunFolder) -> None:
     folder.log.write_bytes(b'{"type":"session","id":"s1","time":1,"v":1}\n')
     assert not folder.is_made_here
     with RunLog(folder) as log:
@@ -80,18 +80,18 @@ def test_a_run_that_was_taken_up_here_is_of_this_user_from_then_on(folder: RunFo
         assert log.is_made_here
 
 
-def test_evidence_is_marked_over_all_that_it_says() -> None:
-    data = json.loads(json.dumps(marked({"task": {"source": "x"}, "figures": [0.1, 1e-30]})))
-    assert is_marked(data)
-    assert not is_marked({**data, "task": {"source": "y"}})
-    assert not is_marked({"task": 1})
-    assert not is_marked({**data, "mac": "\u00e9"})
+def test_mac_of_evidence_covers_the_whole_content() -> None:
+    data = json.loads(json.dumps(with_mac({"task": {"source": "x"}, "figures": [0.1, 1e-30]})))
+    assert has_valid_mac(data)
+    assert not has_valid_mac({**data, "task": {"source": "y"}})
+    assert not has_valid_mac({"task": 1})
+    assert not has_valid_mac({**data, "mac": "\u00e9"})
 
 
 @pytest.mark.parametrize(
     "part", ["log.jsonl", "blobs", "work", "history.git", "scratch", "evidence"]
 )
-def test_a_linked_part_is_refused_and_what_lies_behind_it_stays(
+def test_linked_part_is_refused_and_its_target_unchanged(
     folder: RunFolder, tmp_path: Path, part: str
 ) -> None:
     written(folder)
@@ -110,7 +110,7 @@ def test_a_linked_part_is_refused_and_what_lies_behind_it_stays(
 
 
 @pytest.mark.parametrize("linked", [".cuagent", ".cuagent/runs"])
-def test_a_linked_folder_of_runs_is_refused(folder: RunFolder, tmp_path: Path, linked: str) -> None:
+def test_linked_folder_of_runs_is_refused(folder: RunFolder, tmp_path: Path, linked: str) -> None:
     written(folder)
     (tmp_path / linked).rename(tmp_path / "elsewhere")
     (tmp_path / linked).symlink_to(tmp_path / "elsewhere")
@@ -122,7 +122,7 @@ def test_a_linked_folder_of_runs_is_refused(folder: RunFolder, tmp_path: Path, l
     assert sorted(p.name for p in (tmp_path / "elsewhere").rglob("*")) == before
 
 
-def test_a_linked_gitignore_is_not_written_through(tmp_path: Path) -> None:
+def test_linked_gitignore_is_not_written_through(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (tmp_path / ".cuagent").mkdir()
@@ -131,7 +131,7 @@ def test_a_linked_gitignore_is_not_written_through(tmp_path: Path) -> None:
     assert precious.read_text() == "mine"
 
 
-def test_a_blob_is_only_what_its_name_says(folder: RunFolder, tmp_path: Path) -> None:
+def test_blob_is_read_only_if_its_digest_matches(folder: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     digest = "0" * 64
     for name, place in ((digest, folder.blobs / digest), ("../secret", None)):
@@ -146,12 +146,14 @@ def test_a_blob_is_only_what_its_name_says(folder: RunFolder, tmp_path: Path) ->
     place.write_text("another text")
     line = {"type": "session", "v": 1, "text": {"$blob": digest, "form": "text"}}
     folder.log.write_text(json.dumps(line) + "\n")
-    with pytest.raises(RecordError, match="not the recorded one"):
+    with pytest.raises(RecordError, match="differs from the recorded sha256"):
         read_records(folder)
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/cuagent-evil", "a/../../../evil", "x\0y", ""])
-def test_a_snapshot_restores_inside_only(folder: RunFolder, tmp_path: Path, name: str) -> None:
+def test_snapshot_restores_only_inside_the_work_folder(
+    folder: RunFolder, tmp_path: Path, name: str
+) -> None:
     (folder.work / "a").write_text("text")
     digest = take_snapshot(folder, {})["a"]
     before = sorted(tmp_path.rglob("*"))
@@ -160,9 +162,7 @@ def test_a_snapshot_restores_inside_only(folder: RunFolder, tmp_path: Path, name
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_snapshot_neither_reads_nor_writes_nor_removes_through_a_linked_folder(
-    folder: RunFolder, tmp_path: Path
-) -> None:
+def test_snapshot_does_not_follow_a_linked_folder(folder: RunFolder, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "a.cu").write_text("theirs")
@@ -185,13 +185,13 @@ def test_a_snapshot_neither_reads_nor_writes_nor_removes_through_a_linked_folder
     ["../model_new.py", "/model_new.py", "kernels/../../a.cu", ".git/hooks/a.h", "a.cu", "kernels",
      "kernels/Makefile", "conftest.py"],
 )  # fmt: skip
-def test_an_attempt_of_a_log_holds_no_other_files_than_attempts_do(name: str) -> None:
+def test_attempt_from_a_log_has_only_files_of_attempts(name: str) -> None:
     assert attempt_of({"model_new.py": "x", "kernels/deep/a.cu": "y"}).kernels
     with pytest.raises(RecordError):
         attempt_of({"model_new.py": "x", name: "y"})
 
 
-def test_nothing_is_read_or_written_through_a_link(tmp_path: Path) -> None:
+def test_files_are_not_read_or_written_through_links(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     root.mkdir()
     outside.mkdir()
@@ -211,7 +211,7 @@ def test_nothing_is_read_or_written_through_a_link(tmp_path: Path) -> None:
 
 
 def hostile_history(folder: RunFolder, proof: Path) -> None:
-    """What a stranger can put into a git directory to have commands run."""
+    """Write a git configuration that runs commands."""
     assert init_work(folder)
     (folder.work / "a.py").write_text("one")
     commit_work(folder, "attempt 1")
@@ -227,7 +227,7 @@ def hostile_history(folder: RunFolder, proof: Path) -> None:
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_no_configuration_of_a_history_that_is_there_applies(
+def test_configuration_of_an_existing_history_is_not_used(
     folder: RunFolder, tmp_path: Path, trusted: bool
 ) -> None:
     proof = tmp_path / "proof"
@@ -237,14 +237,14 @@ def test_no_configuration_of_a_history_that_is_there_applies(
     commit = commit_work(folder, "attempt 2")
     assert not proof.exists()
     assert b"touch" not in (folder.history / "config").read_bytes()
-    told = subprocess.run(
+    subjects = subprocess.run(
         ["git", "--git-dir", folder.history, "log", "--format=%s", commit],
         capture_output=True, text=True, check=True,
     ).stdout.split("\n")  # fmt: skip
-    assert told[:-1] == (["attempt 2", "attempt 1"] if trusted else ["attempt 2"])
+    assert subjects[:-1] == (["attempt 2", "attempt 1"] if trusted else ["attempt 2"])
 
 
-def test_hooks_are_never_run(folder: RunFolder, tmp_path: Path) -> None:
+def test_hooks_in_the_history_never_run(folder: RunFolder, tmp_path: Path) -> None:
     init_work(folder)
     proof = tmp_path / "proof"
     (folder.history / "hooks").mkdir()
@@ -252,17 +252,15 @@ def test_hooks_are_never_run(folder: RunFolder, tmp_path: Path) -> None:
         hook = folder.history / "hooks" / name
         hook.write_text(f"#!/bin/sh\ntouch {proof}\n")
         hook.chmod(0o755)
-    assert commit_work(folder, "while they lie there")
+    assert commit_work(folder, "with hooks")
     assert init_work(folder)
     assert commit_work(folder, "attempt 1")
     assert not proof.exists()
-    assert not (folder.history / "hooks").exists(), "the folder with hooks was set aside"
+    assert not (folder.history / "hooks").exists(), "the history with hooks was moved away"
 
 
 @pytest.mark.parametrize("name", ["objects", "HEAD", "refs/heads", "index.lock", "packed-refs"])
-def test_a_history_with_links_in_it_is_set_aside(
-    folder: RunFolder, tmp_path: Path, name: str
-) -> None:
+def test_history_with_links_is_moved_away(folder: RunFolder, tmp_path: Path, name: str) -> None:
     init_work(folder)
     commit_work(folder, "attempt 1")
     outside = tmp_path / "outside"
@@ -276,7 +274,7 @@ def test_a_history_with_links_in_it_is_set_aside(
     assert {p: p.read_bytes() for p in [outside, *outside.rglob("*")] if p.is_file()} == before
 
 
-def test_a_history_that_leads_elsewhere_is_set_aside(folder: RunFolder, tmp_path: Path) -> None:
+def test_history_with_alternates_is_moved_away(folder: RunFolder, tmp_path: Path) -> None:
     init_work(folder)
     (folder.history / "objects" / "info").mkdir(exist_ok=True)
     (folder.history / "objects" / "info" / "alternates").write_text(f"{tmp_path}\n")

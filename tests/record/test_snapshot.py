@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.record import Kept, RunFolder, new_run, restore_snapshot, take_snapshot
+from cuagent.record import FileState, RunFolder, new_run, restore_snapshot, take_snapshot
 
 
 @pytest.fixture
@@ -12,8 +12,8 @@ def folder(tmp_path: Path) -> RunFolder:
     return new_run("t", tmp_path)
 
 
-def test_files_come_back_as_they_were(folder: RunFolder) -> None:
-    known: dict[str, Kept] = {}
+def test_restore_returns_files_to_their_snapshot(folder: RunFolder) -> None:
+    known: dict[str, FileState] = {}
     one, deep = folder.work / "one.py", folder.work / "kernels" / "a.cu"
     one.write_text("one")
     one.chmod(0o444)
@@ -32,9 +32,7 @@ def test_files_come_back_as_they_were(folder: RunFolder) -> None:
     assert take_snapshot(folder, known) == second
 
 
-def test_links_and_large_files_are_neither_kept_nor_touched(
-    folder: RunFolder, tmp_path: Path
-) -> None:
+def test_links_and_large_files_are_not_saved_or_changed(folder: RunFolder, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("safe")
     empty = take_snapshot(folder, {})
@@ -47,9 +45,7 @@ def test_links_and_large_files_are_neither_kept_nor_touched(
     assert sorted(p.name for p in folder.work.iterdir()) == [".outputs", "data.bin", "link"]
 
 
-def test_a_link_in_the_place_of_a_file_is_not_written_through(
-    folder: RunFolder, tmp_path: Path
-) -> None:
+def test_restore_replaces_a_link_and_keeps_its_target(folder: RunFolder, tmp_path: Path) -> None:
     file, outside = folder.work / "a.py", tmp_path / "outside"
     outside.write_text("safe")
     file.write_text("mine")

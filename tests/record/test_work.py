@@ -25,7 +25,7 @@ def git(folder: RunFolder, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_each_attempt_is_a_commit_that_git_shows(folder: RunFolder) -> None:
+def test_each_attempt_is_a_commit(folder: RunFolder) -> None:
     file = folder.work / "model_new.py"
     file.write_text("one\n")
     (folder.work / "gone.py").write_text("gone\n")
@@ -52,7 +52,7 @@ def test_each_attempt_is_a_commit_that_git_shows(folder: RunFolder) -> None:
     git(folder, "fsck", "--strict")
 
 
-def test_nothing_that_lies_in_the_work_folder_is_run_by_git(folder: RunFolder) -> None:
+def test_git_runs_no_command_from_the_work_folder(folder: RunFolder) -> None:
     hooks = folder.work / ".git" / "hooks"
     hooks.mkdir(parents=True)
     proof = folder.path / "proof"
@@ -67,6 +67,6 @@ def test_nothing_that_lies_in_the_work_folder_is_run_by_git(folder: RunFolder) -
     assert not proof.exists()
 
 
-def test_an_unchanged_folder_can_be_committed_too(folder: RunFolder) -> None:
+def test_unchanged_folder_can_be_committed(folder: RunFolder) -> None:
     first = commit_work(folder, "attempt 1")
     assert commit_work(folder, "attempt 1 again") not in ("", first)

@@ -136,3 +136,84 @@ def test_whitening_uses_mask_and_agrees_over_processes() -> None:
     sums = iter([torch.stack([mask.sum(), kept.sum()]), ((kept - kept.mean()) ** 2).sum()])
     half = whiten(x[:2], mask[:2], reduce=lambda _: next(sums))
     torch.testing.assert_close(half, white[:2])
+
+
+def test_returns_use_the_lambda_of_the_critic() -> None:
+    action, values = row([(True, 0.5), (False, 9.0), (True, -0.25), (True, 1.5)])
+    v = [0.5, -0.25, 1.5]
+    advantages, returns = advantages_and_returns(
+        values, action, torch.tensor([0]), torch.tensor([2.0]), 0.5, 0.9
+    )
+    assert advantages[action].tolist() == pytest.approx(by_the_formula(v, 2.0, 0.5))
+    by_critic = [a + b for a, b in zip(v, by_the_formula(v, 2.0, 0.9), strict=True)]
+    assert returns[action].tolist() == pytest.approx(by_critic)
+    assert (returns[~action] == 0).all()
+
+
+@pytest.mark.parametrize("alpha", [None, 0.2])
+def test_actor_without_a_lambda_uses_the_length_adaptive_one(alpha: float | None) -> None:
+    lengths = torch.tensor([2, 300])
+    action = torch.arange(301) <= lengths[:, None]
+    action[:, 0] = False
+    values = torch.randn(2, 301, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    rewards = torch.tensor([3.0, -1.0])
+    given = {} if alpha is None else {"alpha": alpha}
+    advantages, _ = advantages_and_returns(
+        values, action, torch.arange(2), rewards, None, 1.0, **given
+    )
+    for i, length in enumerate(lengths.tolist()):
+        lam = min(max(1 - 1 / ((alpha or 0.05) * length), 0.9), 1.0)
+        wanted = by_the_formula(values[i][action[i]].tolist(), float(rewards[i]), lam)
+        assert advantages[i][action[i]].tolist() == pytest.approx(wanted, rel=1e-3, abs=1e-5)
+
+
+def test_length_adaptive_lambda_has_the_defaults_of_the_paper() -> None:
+    lam = length_adaptive(torch.tensor([0, 1, 199, 1000, 10**9]))
+    wanted = torch.tensor([0.9, 0.9, 0.9, 0.98, 1.0])
+    torch.testing.assert_close(lam, wanted, atol=1e-3, rtol=0)
+    assert float(length_adaptive(torch.tensor(1000))) == pytest.approx(1 - 1 / 50)
+    assert float(length_adaptive(torch.tensor(10), floor=0.1)) == pytest.approx(0.1)
+
+
+def test_layout_marks_and_restores_the_actions() -> None:
+    action = torch.tensor([[False, True, True], [False, False, True]])
+    layout = actions(action, torch.tensor([0, 1]))
+    assert layout.present.tolist() == [[True, True], [True, False]]
+    x = torch.arange(6.0).view(2, 3)
+    assert layout.compress(x).tolist() == [[1, 2], [5, 0]]
+    assert layout.expand(layout.compress(x), x).tolist() == [[0, 1, 2], [0, 0, 5]]
+    assert layout.lengths.tolist() == [2, 1]
+
+
+def test_missing_episode_at_the_end_of_a_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="episode 2 of the batch"):
+        actions(torch.tensor([[True], [True], [False]]), torch.tensor([0, 1, 2]))
+    with pytest.raises(ValueError, match="episode 0 of the batch"):
+        actions(torch.tensor([[False], [True]]), torch.tensor([0, 1]))
+
+
+def test_naive_gae_counts_every_real_token_as_a_step() -> None:
+    values = torch.tensor([[9.0, 0.5, 0.1, 0.2, 9.0]], dtype=torch.float64)
+    real = torch.tensor([[True, True, True, True, False]])
+    action = torch.tensor([[False, True, False, True, False]])
+    found = naive_advantages(values, real, action, torch.tensor([2.0]), 0.8)
+    wanted = by_the_formula([0.5, 0.1, 0.2], 2.0, 0.8)
+    assert found[0].tolist() == pytest.approx([0, wanted[0], 0, wanted[2], 0])
+    assert real.all(1).tolist() == [False]
+    assert real[0, 0], "the mask of the caller is unchanged"
+
+
+def test_monte_carlo_returns_are_zero_after_the_end() -> None:
+    found = monte_carlo(torch.tensor([2.0, -1.0]), torch.tensor([3, 1]))
+    assert found.tolist() == [[2, 2, 2], [-1, 0, 0]]
+
+
+def test_whitening_of_equal_values_is_zero_and_keeps_the_type() -> None:
+    x = torch.tensor([[3.0, 3.0, 7.0]])
+    white = whiten(x, torch.tensor([[True, True, False]]))
+    assert white.tolist() == [[0, 0, 0]]
+    assert white.dtype == x.dtype
+    small = whiten(torch.tensor([0.0, 2e-5]), torch.tensor([True, True]))
+    assert small.tolist() == pytest.approx(
+        [-1e-5 / (1.01e-8**0.5), 1e-5 / (1.01e-8**0.5)], rel=1e-3
+    )

@@ -13,6 +13,7 @@ from cuagent.training.losses import (
     imitation_loss,
     kl_to,
     policy_loss,
+    token_entropy,
     token_logprobs,
     truncated_weights,
     value_loss,
@@ -144,3 +145,135 @@ def test_explained_variance_by_quartile_shows_late_accuracy() -> None:
 def test_ratio_metrics_of_unchanged_policy_are_exact() -> None:
     still = ratio_metrics(torch.zeros(5), torch.zeros(5, dtype=torch.bool))
     assert (still["ratio_mean"], still["approx_kl"], still["clip_fraction"]) == (1, 0, 0)
+
+
+def test_entropy_of_known_distributions() -> None:
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [math.log(3.0), 0.0, -math.inf, -50.0]])
+    found = token_entropy(logits[:, :4].clamp(min=-80))
+    assert float(found[0]) == pytest.approx(math.log(4))
+    assert float(found[1]) == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+    assert token_entropy(logits.bfloat16().clamp(min=-80)).dtype == torch.float32
+
+
+def test_logprob_of_each_id_in_a_batch() -> None:
+    logits = torch.tensor([[[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]])
+    ids = torch.tensor([[2, 1]])
+    wanted = torch.log_softmax(logits, -1)[0]
+    found = token_logprobs(logits, ids)
+    torch.testing.assert_close(found, torch.stack([wanted[0, 2], wanted[1, 1]])[None])
+
+
+def test_clip_has_the_bounds_of_the_paper() -> None:
+    assert (Clip().low, Clip().high, Clip().dual) == (0.2, 0.28, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "valid"),
+    [
+        ({"low": 0.0}, True),
+        ({"low": 1.0}, True),
+        ({"low": -0.01}, False),
+        ({"low": 1.01}, False),
+        ({"high": 0.0}, True),
+        ({"high": 5.0}, True),
+        ({"high": -0.01}, False),
+        ({"dual": 1.0}, True),
+        ({"dual": 0.99}, False),
+    ],
+)
+def test_clip_refuses_bounds_without_meaning(arguments: dict[str, float], valid: bool) -> None:
+    if valid:
+        assert Clip(**arguments)
+        return
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        Clip(**arguments)
+
+
+def one_token_loss(ratio: float, advantage: float, clip: Clip) -> tuple[float, bool]:
+    """Loss and clip flag of one action token with this probability ratio."""
+    old, action = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
+    new = torch.full((1, 1), math.log(ratio))
+    result = policy_loss(new, old, torch.full((1, 1), advantage), action, 1.0, clip)
+    return float(result.loss), bool(result.clipped)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "dual", "loss", "clipped"),
+    [
+        (2.0, 1.0, None, -1.28, True),
+        (1.2, 1.0, None, -1.2, False),
+        (0.5, 1.0, None, -0.5, False),
+        (0.5, -1.0, None, 0.8, True),
+        (0.9, -1.0, None, 0.9, False),
+        (9.0, -1.0, None, 9.0, False),
+        (9.0, -1.0, 3.0, 3.0, False),
+        (9.0, 1.0, 3.0, -1.28, True),
+        (2.0, 0.0, 3.0, 0.0, False),
+        (1.0, 1.0, None, -1.0, False),
+    ],
+)
+def test_clipped_surrogate_of_one_token(
+    ratio: float, advantage: float, dual: float | None, loss: float, clipped: bool
+) -> None:
+    found = one_token_loss(ratio, advantage, Clip(dual=dual))
+    assert found == (pytest.approx(loss, abs=1e-6), clipped)
+
+
+def test_policy_loss_reports_the_log_ratio_without_gradient(action: torch.Tensor) -> None:
+    new = torch.full((B, L), 0.5, requires_grad=True)
+    result = policy_loss(new, torch.zeros(B, L), torch.ones(B, L), action, 1.0, Clip())
+    assert result.log_ratio.tolist() == [0.5] * int(action.sum())
+    assert not result.log_ratio.requires_grad
+    assert not result.clipped.requires_grad
+
+
+def test_importance_weights_have_a_cap_of_two_and_survive_large_differences() -> None:
+    zero = torch.zeros(3)
+    found = truncated_weights(torch.tensor([-100.0, -20.5, 0.5]), zero)
+    torch.testing.assert_close(found, torch.tensor([-20.0, -20.0, 0.5]).exp())
+    found = truncated_weights(torch.tensor([19.5, 20.5, 100.0]), zero, cap=math.inf)
+    torch.testing.assert_close(found, torch.tensor([19.5, 20.0, 20.0]).exp())
+    assert truncated_weights(torch.tensor([5.0]), torch.zeros(1), cap=7.0).tolist() == [7.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "clip", "error"),
+    [
+        (2.0, 0.0, None, 1.0),  # no clip
+        (2.0, 0.0, 5.0, 1.0),  # within the clip
+        (0.0, 2.0, 0.5, 3.0),  # clipped to 1.5: the unclipped error is larger
+        (6.0, 0.0, 4.0, 3.0),  # clipped to 4: the unclipped error is larger
+        (2.0, 0.0, 1.0, 2.0),  # clipped to 1: the clipped error is larger
+        (4.0, 7.0, 1.0, 3.0),  # clipped to 6: the clipped error is larger
+    ],
+)
+def test_value_loss_takes_the_larger_error(
+    value: float, old: float, clip: float | None, error: float
+) -> None:
+    action = torch.tensor([[True, False]])
+    values, returns = torch.full((1, 2), value), torch.full((1, 2), 3.0)
+    loss = value_loss(values, returns, action, 1.0, torch.full((1, 2), old), clip)
+    assert float(loss) == pytest.approx(0.5 * error**2)
+
+
+def test_value_loss_without_old_values_is_not_clipped() -> None:
+    action = torch.ones(1, 1, dtype=torch.bool)
+    loss = value_loss(torch.full((1, 1), 2.0), torch.full((1, 1), 3.0), action, 1.0, None, 0.5)
+    assert float(loss) == pytest.approx(0.5)
+
+
+def test_kl_estimator_equals_its_formula_and_is_bounded() -> None:
+    action = torch.tensor([[True, True, False]])
+    logprobs, reference = torch.tensor([[-1.0, -2.0, 0.0]]), torch.tensor([[-1.5, -1.0, 50.0]])
+    wanted = (math.exp(-0.5) + 0.5 - 1) + (math.exp(1.0) - 1.0 - 1)
+    assert float(kl_to(logprobs, reference, action, 2.0)) == pytest.approx(wanted / 2)
+    one = torch.ones(1, 1, dtype=torch.bool)
+    far = kl_to(torch.zeros(1, 1), torch.full((1, 1), 30.0), one, 1.0)
+    assert float(far) == pytest.approx(math.exp(20) - 21)
+    near = kl_to(torch.zeros(1, 1), torch.full((1, 1), -30.0), one, 1.0)
+    assert float(near) == pytest.approx(math.exp(-20) + 19)
+
+
+def test_imitation_loss_is_the_mean_negative_logprob() -> None:
+    logprobs, action = torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[True, True, False]])
+    assert float(imitation_loss(logprobs, action, 2.0)) == 2.0

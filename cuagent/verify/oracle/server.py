@@ -145,8 +145,8 @@ class _Oracle:
         given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         grown = kind in (Weights.GROWN, Weights.PAST)
         roles = self.known.roles
-        for roles, positive in ((roles, False), (roles, True), (roles.without_buffers, True)):
-            state = shake(kind, given, parameters, seed, roles, positive=positive)
+        for tried, positive in ((roles, False), (roles, True), (roles.without_buffers, True)):
+            state = shake(kind, given, parameters, seed, tried, positive=positive)
             model.load_state_dict(state)
             if not grown or self._finite(model, seed):
                 break

@@ -1,4 +1,4 @@
-// BatchNorm by running statistics, SiLU and a scale, in place on N x channels x area.
+// BatchNorm with running statistics, SiLU and a scale, in place on an N x channels x area tensor.
 #include <cuda_runtime.h>
 
 __global__ void normalised(float* x, const float* mean, const float* variance, const float* weight,

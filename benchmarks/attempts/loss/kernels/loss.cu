@@ -1,4 +1,4 @@
-// Cross-entropy with a z-loss: one block a row, then one block over the rows.
+// Cross-entropy with a z-loss: one block per row, then one block for the mean over the rows.
 #include <cuda_runtime.h>
 
 constexpr int kThreads = 256;

@@ -1,4 +1,4 @@
-// RMSNorm over rows, one block each, and silu(gate) * up.
+// RMSNorm with one block per row, and silu(gate) * up.
 #include <cuda_runtime.h>
 
 constexpr int kThreads = 256;

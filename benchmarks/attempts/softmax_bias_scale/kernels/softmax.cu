@@ -1,4 +1,4 @@
-// y[r] = 2 softmax(x[r] * scale + bias) over rows of at most 16 * 256 columns; one block a row.
+// y[r] = 2 softmax(x[r] * scale + bias) for rows of at most 16 * 256 columns, one block per row.
 #include <cuda_runtime.h>
 
 constexpr int kThreads = 256, kMost = 16;

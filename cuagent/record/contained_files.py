@@ -1,9 +1,9 @@
-"""Files below a folder that other people or programs can write, opened without following links.
+"""Open files below a folder that untrusted programs can write, without following links.
 
 A run folder may come with a cloned repository, and a command of the model may change the work
-folder at any time. So each name is checked, and each folder on the way to a file is opened by its
-descriptor with O_NOFOLLOW.
-Invariant: no function here reads, writes or removes anything outside of the folder it is given.
+folder at any time. So each name is checked, and each folder on the path to a file is opened with
+O_NOFOLLOW relative to the descriptor of the folder above it.
+Invariant: no function here reads, writes or removes anything outside the folder that it is given.
 """
 
 from __future__ import annotations
@@ -18,31 +18,34 @@ from pathlib import Path, PurePosixPath
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-DEEPEST = 64
-"""Folders below each other that are walked; a deeper tree is cut off there."""
+MAX_DEPTH = 64
+"""Levels of nested folders that `files_below` visits; it ignores deeper ones."""
 
 
 class RecordError(Exception):
-    """A run folder is missing or cannot be read. One line: what, where, what to do."""
+    """A run folder is missing or unusable. The message is one line: place, problem, remedy."""
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """The parts of a relative path that stays below its folder. Raises RecordError."""
+    """Return the parts of a relative path. Raises RecordError if it can leave its folder."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\0" in name:
-        raise RecordError(f"{name!r}: leads out of the folder of the run; nothing was done with it")
+        raise RecordError(f"{name[:80]!r}: leads out of the folder of the run; it was not used")
     return parts
 
 
 def read_file(root: Path, name: str, largest: int | None = None) -> bytes:
-    """The content of a regular file. Raises OSError and RecordError."""
+    """Return the content of a regular file of at most `largest` bytes.
+
+    Raises OSError and RecordError.
+    """
     *above, last = parts_of(name)
     with _folder(root, above) as folder:
         return read_at(folder, last, largest)
 
 
 def read_at(folder: int, name: str, largest: int | None = None) -> bytes:
-    """The content of the regular file `name` of an open folder. Raises OSError."""
+    """Return the content of the regular file `name` in an open folder. Raises OSError."""
     with os.fdopen(os.open(name, READ, dir_fd=folder), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -53,10 +56,10 @@ def read_at(folder: int, name: str, largest: int | None = None) -> bytes:
 
 
 def write_file(root: Path, name: str, content: bytes, *, replace_links: bool = False) -> None:
-    """Write a file whole or not at all, with the folders above it; its permissions stay.
+    """Write a file atomically, create the folders above it and keep its permissions.
 
-    A link in the place of the file is replaced. A link in the place of a folder is an error, or is
-    replaced where `replace_links` is set. Raises OSError and RecordError.
+    A link at the file's path is replaced. A link at the path of a folder is an error, unless
+    `replace_links` is set: then it is replaced. Raises OSError and RecordError.
     """
     *above, last = parts_of(name)
     with _folder(root, above, make=True, replace_links=replace_links) as folder:
@@ -74,7 +77,7 @@ def write_file(root: Path, name: str, content: bytes, *, replace_links: bool = F
 
 
 def create_file(root: Path, name: str, content: bytes, mode: int = 0o666) -> bool:
-    """Write a new file; False where something of that name is there. Raises OSError."""
+    """Write a new file. Return False if the name exists already. Raises OSError, RecordError."""
     *above, last = parts_of(name)
     with _folder(root, above) as folder:
         try:
@@ -87,17 +90,17 @@ def create_file(root: Path, name: str, content: bytes, mode: int = 0o666) -> boo
 
 
 def files_below(root: Path, left_out: frozenset[str]) -> Iterator[tuple[str, int, os.stat_result]]:
-    """Each regular file: its path, the open folder that holds it, and its status.
+    """Yield relative path, open folder (descriptor) and status of each regular file.
 
-    The folder is open until the next file is asked for. Folders in `left_out` are passed over.
+    The descriptor is valid until the next item. Folders named in `left_out` are skipped.
     """
     for path, folders, names, folder in os.fwalk(root, follow_symlinks=False):
         below = PurePosixPath(path).relative_to(PurePosixPath(root))
         folders[:] = [name for name in folders if name not in left_out]
-        if len(below.parts) >= DEEPEST:
+        if len(below.parts) >= MAX_DEPTH:
             folders.clear()
         for name in names:
-            with suppress(OSError):  # a background command may be at work
+            with suppress(OSError):  # a background command may remove the file now
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
                     yield str(below / name), folder, status
@@ -107,7 +110,7 @@ def files_below(root: Path, left_out: frozenset[str]) -> Iterator[tuple[str, int
 def _folder(
     root: Path, parts: Sequence[str], *, make: bool = False, replace_links: bool = False
 ) -> Iterator[int]:
-    """The descriptor of a folder below `root`."""
+    """Yield the descriptor of a folder below `root`."""
     folder = os.open(root, FOLDER)
     try:
         for part in parts:
@@ -132,7 +135,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def _mode(folder: int, name: str) -> int | None:
-    """Permissions of the regular file that is there."""
+    """Return the permissions of the regular file `name`; None if there is no such file."""
     try:
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     except FileNotFoundError:
