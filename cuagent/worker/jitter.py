@@ -33,7 +33,8 @@ NAMES = ("gomp", "libomp", "iomp")
 PAUSE = 44
 """Number of a real-time signal, and with that the microseconds that its handler sleeps: the handler
 is the C library's own `usleep`, called with the number of the signal."""
-EVERY_S = 20e-6
+FIRST_S, LONGER, MOST_AT_ONCE = 20e-6, 1.2, 4
+"""Between two signals at first, and how much longer from round to round; threads of a round."""
 FEWEST_CALLS, MOST_CALLS, REPEATED_S = 4, 16, 1.5e-3
 SLOWEST_S = 20e-3
 """Further equal calls, for how long, and for how long at the most."""
@@ -71,15 +72,19 @@ class Jitter:
                 sender.join()
 
     def _send(self, ended: threading.Event) -> None:
-        own, process = threading.get_native_id(), os.getpid()
+        """Hold up some threads, again and again and ever less often: all must go on meanwhile, on
+        a busy machine too, where a pause may take milliseconds."""
+        own, process, wait = threading.get_native_id(), os.getpid(), FIRST_S
         while not ended.is_set():
-            names = Path("/proc/self/task").iterdir()
-            others = [int(path.name) for path in names if int(path.name) != own]
-            for thread in random.sample(others, min(len(others), 4)):
+            try:
+                names = [int(path.name) for path in Path("/proc/self/task").iterdir()]
+            except OSError:
+                return  # where the sandbox hides it, nothing is held up
+            others = [name for name in names if name != own]
+            for thread in random.sample(others, min(len(others), MOST_AT_ONCE)):
                 self._libc.syscall(self._tgkill, process, thread, PAUSE)
-                time.sleep(EVERY_S)
-                if ended.is_set():
-                    return
+                ended.wait(wait)
+            wait *= LONGER
 
 
 def unsteady(call: Callable[[], Any], first: Any) -> Any:

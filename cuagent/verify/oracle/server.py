@@ -15,7 +15,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,6 @@ from cuagent.verify.inputs.kinds import AMONG_OWN, SWEEPS, TURNS, Inputs
 from cuagent.verify.inputs.weights import Weights, shake
 from cuagent.verify.oracle import sensitivity
 from cuagent.verify.oracle.describe import describe
-from cuagent.verify.oracle.perturb import FAILURES
 from cuagent.verify.oracle.places import NearTies, tell_places
 from cuagent.verify.oracle.spread import Spread
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
@@ -142,26 +143,37 @@ class _Oracle:
         """Construct a model from `seed`, move its weights to `kind`, write its state dict."""
         model = self.reference.opened.model(seed)
         parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
-        given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        grown = kind in (Weights.GROWN, Weights.PAST)
-        roles = self.known.roles
-        for tried, positive in ((roles, False), (roles, True), (roles.without_buffers, True)):
-            state = shake(kind, given, parameters, seed, tried, positive=positive)
+        if kind in (Weights.GROWN, Weights.PAST):
+            state = self._grow(kind, model, parameters, seed)
+        else:
+            state = shake(kind, model.state_dict(), parameters, seed)
             model.load_state_dict(state)
-            if not grown or self._finite(model, seed):
-                break
         self.spread = Spread(self.reference, seed)
         self.reference.take(model)
         for view, tensor in zip(target, state.values(), strict=True):
             view.copy_(tensor)
 
-    def _finite(self, model: nn.Module, seed: int) -> bool:
-        """Whether a model takes the task's own inputs and is finite on them."""
-        try:
-            results = self.reference.run(model, self.reference.own(seed))
-        except FAILURES:
-            return False
-        return all(bool(x.isfinite().all()) for x in results)
+    def _grow(
+        self, kind: Weights, model: nn.Module, parameters: frozenset[str], seed: int
+    ) -> dict[str, Tensor]:
+        """Load grown weights that the model takes on the task's own inputs; else shaken ones."""
+        inputs, roles = self.reference.own(seed), self.known.roles
+        given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        finite = [x.isfinite() for x in self.reference.run(model, inputs)]
+        for tried, positive in ((roles, False), (roles, True), (roles.without_buffers, True)):
+            state = shake(kind, given, parameters, seed, tried, positive=positive)
+            model.load_state_dict(state)
+            results = sensitivity.attempted(
+                partial(self.reference.run, model, inputs), nullcontext()
+            )
+            if results is not None and all(
+                bool((x.isfinite() | ~usual).all())
+                for x, usual in zip(results, finite, strict=True)
+            ):
+                return state
+        state = shake(Weights.SHAKEN, given, parameters, seed)
+        model.load_state_dict(state)
+        return state
 
     def draw(self, kind: Inputs, seed: int, target: list[Tensor]) -> None:
         """Write inputs of `kind` from `seed`."""
