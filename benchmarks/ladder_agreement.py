@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from cuagent.measure.ladder import ladder
+from cuagent.measure.ladder import time_rungs
 from cuagent.measure.timing.surroundings import compiled_graphs
 from cuagent.task import Device, Task, TaskError, load_task, open_reference
 from cuagent.verify.referee import Referee
@@ -155,7 +155,7 @@ def warm(paths: list[Path], device: Device) -> int:
 def _compare(path: Path, device: Device) -> dict[str, Any]:
     task = load_task(path, device=device.value)
     with Referee(task) as referee:
-        found = ladder(referee, only=RUNGS[device], fresh=True)
+        found = time_rungs(referee, only=RUNGS[device], fresh=True)
     if device is Device.CUDA:
         torch.cuda.empty_cache()
     plain = _plain(task)

@@ -29,24 +29,24 @@ class DeviceLock:
     @contextmanager
     def shared(self) -> Iterator[None]:
         """Beside others, and beside no timing."""
-        with self._held(fcntl.LOCK_SH):
+        with self._locked(fcntl.LOCK_SH):
             yield
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Beside nobody."""
-        with self._held(fcntl.LOCK_EX):
+        with self._locked(fcntl.LOCK_EX):
             yield
 
     @contextmanager
-    def _held(self, how: int) -> Iterator[None]:
+    def _locked(self, operation: int) -> Iterator[None]:
         if self.lock is None:
             yield
             return
         with self.lock.open("a") as device:
             # All come in by one door, and who waits for the device keeps it shut: those who verify
             # would else follow each other, and a timing wait for ever.
-            with self.lock.with_suffix(".door").open("a") as door:
-                fcntl.flock(door, fcntl.LOCK_EX)
-                fcntl.flock(device, how)
+            with self.lock.with_suffix(".door").open("a") as queue:
+                fcntl.flock(queue, fcntl.LOCK_EX)
+                fcntl.flock(device, operation)
             yield

@@ -18,9 +18,16 @@ from cuagent.build import Build
 from cuagent.build import build as build_sources
 from cuagent.device_lock import DeviceLock
 from cuagent.events import Emit, Phase, ignore
-from cuagent.measure.ladder import Gains, Ladder, confirmed, gains, ladder, measure_ladder
+from cuagent.measure.ladder import (
+    Gain,
+    Ladder,
+    gain_of,
+    measure_ladder,
+    time_rungs,
+    with_record_timing,
+)
 from cuagent.measure.profile.profile import Profile
-from cuagent.measure.profile.session import Profiling
+from cuagent.measure.profile.session import ProfileSession
 from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.timing.timer import Timer
 from cuagent.score import Score, milestone
@@ -45,7 +52,7 @@ class Judgement:
     verdict: Verdict
     timing: Timing | None
     score: Score
-    gain: Gains | None = None
+    gain: Gain | None = None
     """What came from where; None without a ladder or without a timing against its best rung."""
     domain: Domain | None = None
     """The calls that an accepted verdict covers; None where it was not accepted."""
@@ -57,7 +64,7 @@ class Judgement:
         return ratio.standing if ratio is not None and self.verdict.accepted else None
 
     @property
-    def gains(self) -> bool:
+    def is_faster(self) -> bool:
         """Right, and surely faster than eager."""
         return self.standing is Standing.FASTER
 
@@ -79,11 +86,13 @@ class Judgement:
         return self.score.reward, min(limits, default=0.0)
 
     @property
-    def adds(self) -> bool:
+    def beats_best_rung(self) -> bool:
         """Right, and surely faster than what is free: the best rung where there is a ladder."""
         if self.timing is None or self.timing.suspect:
             return False
-        return self.gains and (self.gain is None or self.gain.kernel.standing is Standing.FASTER)
+        return self.is_faster and (
+            self.gain is None or self.gain.kernel.standing is Standing.FASTER
+        )
 
 
 class Result(StrEnum):
@@ -99,7 +108,7 @@ class Result(StrEnum):
 
 def result_of(best: Judgement | None, found: Ladder | None) -> Result:
     """By the judgement on the best attempt, if any, and by the ladder, if it was measured."""
-    if best is not None and best.adds:
+    if best is not None and best.beats_best_rung:
         return Result.KERNEL
     free = free_of(best, found)
     return Result.RUNG if free and free.standing is Standing.FASTER else Result.MODULE
@@ -137,10 +146,10 @@ class Judge:
         with self.device_lock.shared():
             self.referee = Referee(task, isolation, fork_server=fork_server)
         self._fresh = fresh
-        self.known: Ladder | None = None
+        self.ladder: Ladder | None = None
         """What the attempts are measured against, once it was climbed."""
         self._timer = Timer(self.referee, emit=emit)
-        self._profiling: Profiling | None = None
+        self._profiling: ProfileSession | None = None
         """For the next attempt, once that of one was asked for."""
 
     def admission(self) -> Admission:
@@ -149,38 +158,39 @@ class Judge:
 
     def measure_ladder(self, *, whole: bool = False) -> Ladder:
         """The ladder to start from: what opens quickly, all admitted rungs where `whole`."""
-        if self.known is None or (whole and self.known.later):
-            with self.device_lock.alone():
+        if self.ladder is None or (whole and self.ladder.later):
+            with self.device_lock.exclusive():
                 found = measure_ladder(self._timer, whole=whole, fresh=self._fresh)
             self._fresh = self._fresh and bool(found.later)
-            self._attend_to(found)
-        assert self.known is not None
-        return self.known
+            self._use_ladder(found)
+        assert self.ladder is not None
+        return self.ladder
 
     def start_from(self, found: Ladder) -> bool:
         """Measure attempts against a ladder known from before; False if it is of elsewhere."""
         elsewhere = (found.task, found.device) != (self.task.digest, describe(self.task.device))
         if elsewhere or self._fresh:
             return False
-        self._attend_to(found)
+        self._use_ladder(found)
         return True
 
-    def _attend_to(self, found: Ladder) -> None:
-        self.known = found
-        self._timer.turn_to(found.baselines)
+    def _use_ladder(self, found: Ladder) -> None:
+        self.ladder = found
+        self._timer.set_baselines(found.baselines)
 
     def confirm_rung(self) -> Ladder:
         """The rungs that may be the best measured afresh, for a claim."""
         names = self.measure_ladder().proposed
-        with self.device_lock.alone():
-            fresh = ladder(self.referee, effort=Effort.RECORD, only=names, timer=self._timer)
-        self._attend_to(fresh)
+        with self.device_lock.exclusive():
+            fresh = time_rungs(self.referee, effort=Effort.RECORD, only=names, timer=self._timer)
+        self._use_ladder(fresh)
         return fresh
 
     def open(self) -> None:
         """Open what every timing needs and takes long to prepare, before the first attempt."""
         with self.device_lock.shared():
-            self._open_timer()
+            # On a shared device all others would wait while the first timing counts the work.
+            self._timer.open(count_work=self.device_lock.lock is not None)
 
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; what was compiled before comes from the cache."""
@@ -188,24 +198,24 @@ class Judge:
 
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
         """Build, verify, time if accepted and `effort` is given, and score."""
-        if self.known is not None and effort is Effort.RECORD:
-            self._timer.turn_to(self.known.proposed)
+        if self.ladder is not None and effort is Effort.RECORD:
+            self._timer.set_baselines(self.ladder.proposed)
         try:
             return self._judged(attempt, effort)
         finally:
-            if self.known is not None:
-                self._timer.turn_to(self.known.baselines)
+            if self.ladder is not None:
+                self._timer.set_baselines(self.ladder.baselines)
 
     def _judged(self, attempt: Attempt, effort: Effort | None) -> Judgement:
         with self.device_lock.shared():
             build, verdict = self._verified(attempt, effort)
         timing = None
         if not verdict.accepted:
-            self._timer.dismiss()
+            self._timer.discard_prewarmed()
         if verdict.accepted and effort is not None:
             if self._profiling is not None:
                 self._profiling.await_opened()
-            with self.device_lock.alone():
+            with self.device_lock.exclusive():
                 try:
                     timing = self._timer.time(attempt, build, effort)
                 finally:
@@ -213,10 +223,10 @@ class Judge:
                         self._timer.release()
             verdict = _after_timing(verdict, timing)
         gain = None
-        if timing is not None and self.known is not None and verdict.accepted:
+        if timing is not None and self.ladder is not None and verdict.accepted:
             # The record decides which rung is the best, and what the kernel adds to that one.
-            self.known = confirmed(self.known, timing)
-            gain = gains(timing, self.known)
+            self.ladder = with_record_timing(self.ladder, timing)
+            gain = gain_of(timing, self.ladder)
         domain = self.referee.domain if verdict.accepted else None
         score = _score(verdict, timing)
         return Judgement(attempt.digest, build, verdict, timing, score, gain, domain)
@@ -231,20 +241,20 @@ class Judge:
         with ThreadPoolExecutor(1) as aside:
             building = aside.submit(self.build, attempt)
             # On a CPU it would take the processors that the compiler needs.
-            ready = effort is not None and self.task.device is Device.CUDA
-            ready = ready and not self.referee.large
-            if ready:
-                self._timer.draw()  # before the oracle has much else to do
-            begun = self.referee.begin(attempt)
+            prewarm = effort is not None and self.task.device is Device.CUDA
+            prewarm = prewarm and not self.referee.large
+            if prewarm:
+                self._timer.draw_inputs()  # before the oracle is busy with the verification
+            pending = self.referee.begin(attempt)
             try:
-                if ready:
-                    self._timer.prepare(attempt)
+                if prewarm:
+                    self._timer.prewarm(attempt)
                 build = building.result()
             except BaseException:
-                begun.close()
+                pending.close()
                 raise
         self.emit(Phase("verifying on secret inputs", passing=True))
-        verdict = self.referee.complete(begun, build)
+        verdict = self.referee.complete(pending, build)
         if effort is Effort.RECORD:
             verdict = gated(self.referee, attempt, build, verdict)
         return build, verdict
@@ -262,37 +272,30 @@ class Judge:
         if effort is Effort.RECORD:
             verdict = gated(self.referee, attempt, build, verdict)
         if verdict.accepted and effort is not None and not self.referee.large:
-            # Now, while others may verify: what is opened in the turn of a timing all wait for.
-            if not self._timer.tried:
-                self._open_timer()
-            self._timer.draw()
-            self._timer.prepare(attempt)
-            self._timer.await_prepared()
+            # Open processes under the shared lock: under the exclusive one all other judges wait.
+            self._timer.prewarm(attempt, wait=True)
         return build, verdict
-
-    def _open_timer(self) -> None:
-        self._timer.open()
-        if self.device_lock.lock is not None and not self.referee.large:
-            self._timer.count()  # the first timing would, while all others wait for it
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Where the time goes in the reference, or in an attempt. Raises ProfileError."""
         build = None if attempt is None else self.build(attempt)
-        begun, self._profiling = self._profiling, None
-        if begun is not None and (attempt is None or not begun.alive):
-            begun.close()
-            begun = None
-        fork_server, attempted = self.referee.fork_server, attempt is not None
+        pending, self._profiling = self._profiling, None
+        if pending is not None and (attempt is None or not pending.alive):
+            pending.close()
+            pending = None
+        fork_server, with_candidate = self.referee.fork_server, attempt is not None
         with (
-            self.device_lock.alone(),
-            closing(begun or Profiling(self.task, fork_server, attempted=attempted)) as profiling,
+            self.device_lock.exclusive(),
+            closing(
+                pending or ProfileSession(self.task, fork_server, with_candidate=with_candidate)
+            ) as profiling,
         ):
             found = profiling.finish(attempt, build, counters=counters)
         # The next one would open at no turn of ours, and somebody else may be timing then.
-        if attempted and not self.referee.large and self.device_lock.lock is None:
+        if with_candidate and not self.referee.large and self.device_lock.lock is None:
             with suppress(ForkServerError):  # told where it is asked for
                 # Whoever looks at one attempt's will at the next one's, and thinks in between.
-                self._profiling = Profiling(self.task, fork_server, attempted=True)
+                self._profiling = ProfileSession(self.task, fork_server, with_candidate=True)
         return found
 
     def close(self) -> None:

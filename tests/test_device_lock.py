@@ -53,7 +53,7 @@ def test_one_who_times_is_alone_and_comes_before_those_who_ask_later(tmp_path: P
     first, second = Visit(device_lock.shared), Visit(device_lock.shared)
     assert first.inside.wait(5)
     assert second.inside.wait(5)
-    timing = Visit(device_lock.alone)
+    timing = Visit(device_lock.exclusive)
     assert not timing.inside.wait(SOON)
     later = Visit(device_lock.shared)
     first.end()
@@ -68,21 +68,21 @@ def test_one_who_times_is_alone_and_comes_before_those_who_ask_later(tmp_path: P
 
 
 def test_devices_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    with DeviceLock(tmp_path / "gpu-0").alone(), DeviceLock().alone():
+    with DeviceLock(tmp_path / "gpu-0").exclusive(), DeviceLock().exclusive():
         for other in (DeviceLock(tmp_path / "gpu-1"), DeviceLock()):
-            visit = Visit(other.alone)
+            visit = Visit(other.exclusive)
             assert visit.inside.wait(5)
             visit.end()
 
 
-@pytest.mark.parametrize("how", ["shared", "alone"])
+@pytest.mark.parametrize("how", ["shared", "exclusive"])
 def test_what_a_killed_process_held_is_free(tmp_path: Path, how: str) -> None:
     lock = tmp_path / "gpu-0"
     command = [sys.executable, "-c", HOLDS, str(lock), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        waiting = Visit(DeviceLock(lock).alone)
+        waiting = Visit(DeviceLock(lock).exclusive)
         assert not waiting.inside.wait(SOON)
         holder.kill()
     assert waiting.inside.wait(5)
@@ -108,7 +108,7 @@ def test_judges_of_one_device_verify_beside_each_other_and_time_alone(
 
     class Judge(module.Judge):
         def __init__(self, device_lock: DeviceLock) -> None:
-            self.device_lock, self.known, self._profiling = device_lock, None, None
+            self.device_lock, self.ladder, self._profiling = device_lock, None, None
             self._timer: Any = Timer()
 
         def _verified(self, *_: Any) -> Any:
@@ -145,7 +145,7 @@ def test_a_judge_opens_and_profiles_in_turns_too_and_leaves_nothing_opening(
             self.large = large
             turns["opening"] = turn_of(device_lock)
 
-    class Profiling:
+    class ProfileSession:
         def __init__(self, *_: Any, **__: Any) -> None:
             turns["profiling"] = turn_of(device_lock)
 
@@ -154,16 +154,14 @@ def test_a_judge_opens_and_profiles_in_turns_too_and_leaves_nothing_opening(
         def close(self) -> None: ...
 
     monkeypatch.setattr(module, "Referee", Referee)
-    monkeypatch.setattr(module, "Profiling", Profiling)
+    monkeypatch.setattr(module, "ProfileSession", ProfileSession)
 
     class Timer:
         def __init__(self, *_: Any, **__: Any) -> None: ...
 
-        def open(self) -> None:
+        def open(self, *, count_work: bool) -> None:
+            assert count_work, "otherwise the first timing counts under the exclusive lock"
             turns["opening baselines"] = turn_of(device_lock)
-
-        def count(self) -> None:
-            turns["counting"] = turn_of(device_lock)
 
     monkeypatch.setattr(module, "Timer", Timer)
     monkeypatch.setattr(module.Judge, "build", lambda *_: None)
@@ -172,18 +170,16 @@ def test_a_judge_opens_and_profiles_in_turns_too_and_leaves_nothing_opening(
     judge = module.Judge(task, device_lock=device_lock)
     judge.open()
     judge.profile(attempt)
-    beside = dict.fromkeys(("opening", "opening baselines", "counting"), "shared")
-    if large:
-        del beside["counting"]  # it runs the module, for whose memory a neighbour would be charged
-    assert turns == {**beside, "profiling": "alone"}, "the next profile opens unasked"
+    shared = dict.fromkeys(("opening", "opening baselines"), "shared")
+    assert turns == {**shared, "profiling": "exclusive"}, "the next profile opens unasked"
 
 
 def turn_of(device_lock: DeviceLock) -> str:
     """In which somebody has the device."""
     assert device_lock.lock is not None
     with device_lock.lock.open("a") as device:
-        for how, turn in (fcntl.LOCK_EX, "nobody's"), (fcntl.LOCK_SH, "shared"):
+        for how, turn in (fcntl.LOCK_EX, "free"), (fcntl.LOCK_SH, "shared"):
             with suppress(BlockingIOError):
                 fcntl.flock(device, how | fcntl.LOCK_NB)
                 return turn
-    return "alone"
+    return "exclusive"

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.events import Emit, ignore
-from cuagent.measure.roofline.ceilings import AGAIN_S, CALM, describe
+from cuagent.measure.roofline.ceilings import REMEASURE_AFTER_S, QUIET_SHARE, describe
 from cuagent.measure.roofline.count import count
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 FORMAT = 6
 """Raise it when what is measured changes: older cache entries are then not read."""
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
-POSSIBLE = 0.05
+POSSIBLE_GAIN = 0.05
 """A rung whose interval allows a larger gain than this, and no gain too, is undecided."""
-PROPOSED = 2
+PROPOSED_RUNGS = 2
 """Number of rungs, the quickest by a quick look, that a record timing compares in any case."""
-NEW_S = 60.0
+RECENT_S = 60.0
 """Seconds after which a measurement is said to be an earlier one."""
 
 
@@ -111,9 +111,9 @@ class Ladder:
         every = [rung for rung in self.rungs if rung.admissible]
         recorded = [rung for rung in every if rung.effort is Effort.RECORD]
         admissible = recorded if any(rung.name == EAGER for rung in recorded) else every
-        quicker = [r for r in admissible if r.over_eager is not None and r.over_eager.low > 1]
+        faster = [r for r in admissible if r.over_eager is not None and r.over_eager.low > 1]
         eager = [rung for rung in admissible if rung.name == EAGER]
-        return min(quicker or eager, key=lambda rung: rung.seconds, default=None)
+        return min(faster or eager, key=lambda rung: rung.seconds, default=None)
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -128,8 +128,8 @@ class Ladder:
         A quick look proposes rungs only; which one is the best the record timing decides.
         """
         admissible = [r for r in self.rungs if r.admissible and not math.isnan(r.seconds)]
-        quickest = sorted(admissible, key=lambda rung: rung.seconds)[:PROPOSED]
-        return tuple(dict.fromkeys([*self.baselines, *(rung.name for rung in quickest)]))
+        fastest = sorted(admissible, key=lambda rung: rung.seconds)[:PROPOSED_RUNGS]
+        return tuple(dict.fromkeys([*self.baselines, *(rung.name for rung in fastest)]))
 
     @property
     def undecided(self) -> Rung | None:
@@ -141,14 +141,15 @@ class Ladder:
         found = [
             rung
             for rung in pool
-            if rung.over_eager and rung.over_eager.low <= 1 < 1 + POSSIBLE < rung.over_eager.high
+            if rung.over_eager
+            and rung.over_eager.low <= 1 < 1 + POSSIBLE_GAIN < rung.over_eager.high
         ]
         return min(found, key=lambda rung: rung.seconds, default=None)
 
     def age(self) -> str:
         """`measured 12 min ago`; "" where it was measured just now."""
         seconds = time.time() - self.when
-        if not self.when or seconds <= NEW_S:
+        if not self.when or seconds <= RECENT_S:
             return ""
         ago = f"{seconds / 3600:.0f} h" if seconds > 7200 else f"{seconds / 60:.0f} min"
         return f"measured {ago} ago"
@@ -182,7 +183,7 @@ class Ladder:
 
 
 @dataclass(frozen=True)
-class Gains:
+class Gain:
     """What came from where. Ratios above 1 are faster; all from one interleaved run."""
 
     rung: str
@@ -197,7 +198,7 @@ class Gains:
     """torch.compile's default over the candidate: the comparison of the literature."""
 
 
-def gains(timing: Timing, ladder: Ladder) -> Gains | None:
+def gain_of(timing: Timing, ladder: Ladder) -> Gain | None:
     """Taken apart from a timing against `ladder.baselines`; None where an arm is missing.
 
     `free` is end to end over kernel, with the limits that `over_eager` gives it.
@@ -207,17 +208,17 @@ def gains(timing: Timing, ladder: Ladder) -> Gains | None:
         return None
     end, kernel = timing.ratios[EAGER], timing.ratios[best.name]
     free = over_eager(timing, best.name, best.over_eager)
-    return Gains(best.name, free, kernel, end, timing.ratios.get(COMPILE))
+    return Gain(best.name, free, kernel, end, timing.ratios.get(COMPILE))
 
 
-def confirmed(found: Ladder, timing: Timing) -> Ladder:
+def with_record_timing(found: Ladder, timing: Timing) -> Ladder:
     """The ladder with the figures of a record timing; the same where the timing is of no record."""
     if timing.effort is not Effort.RECORD or EAGER not in timing.ratios:
         return found
-    return replace(found, rungs=tuple(_confirmed(rung, timing) for rung in found.rungs))
+    return replace(found, rungs=tuple(_with_record_timing(rung, timing) for rung in found.rungs))
 
 
-def _confirmed(rung: Rung, timing: Timing) -> Rung:
+def _with_record_timing(rung: Rung, timing: Timing) -> Rung:
     arm = timing.arm(rung.name)
     if arm is None or arm.failed or rung.name not in timing.ratios:
         return replace(rung, effort=Effort.QUICK)
@@ -239,7 +240,7 @@ def over_eager(timing: Timing, name: str, seen: Ratio | None) -> Ratio:
     return Ratio(value, min(low, value), max(high, value))
 
 
-def ladder(
+def time_rungs(
     referee: Referee,
     *,
     effort: Effort = Effort.QUICK,
@@ -257,22 +258,22 @@ def ladder(
     """
     task = referee.task
     names = only or rungs_of(task, _convolves(referee))
-    if not fresh and (known := _known(task, effort, [names], cache)) is not None:
+    if not fresh and (known := _cached(task, effort, [names], cache)) is not None:
         return known
     begun = time.perf_counter()
     if timer is not None:
         timer.make_room()
-    names, left = names[: (fit := _fitting(referee, len(names)))], names[fit:]
+    names, left = names[: (fit := _count_that_fits(referee, len(names)))], names[fit:]
     with ExitStack() as stack:
         if timer is None:
             timer = stack.enter_context(Timer(referee, names, emit))
         else:
-            timer.turn_to(names)
+            timer.set_baselines(names)
         timing = timer.compare(effort)
         timed_arms = {
             name: timed_arm for name, timed_arm in timer.opened().items() if name in names
         }
-        errors = _errors(timer, timed_arms)
+        errors = _errors_of(timer, timed_arms)
     rungs = tuple(
         _rung(task, name, timing, timed_arms.get(name), errors.get(name)) for name in names
     )
@@ -304,10 +305,10 @@ def measure_ladder(
     referee = timer.referee
     every = rungs_of(referee.task, _convolves(referee))
     wanted = tuple(name for name in every if admitted(referee.task, name))
-    found = None if fresh else _known(referee.task, Effort.QUICK, [wanted, every], cache)
+    found = None if fresh else _cached(referee.task, Effort.QUICK, [wanted, every], cache)
     if found is None:
         names = wanted if whole else tuple(name for name in wanted if _opens_quickly(name))
-        found = ladder(referee, only=names, fresh=fresh, cache=cache, timer=timer)
+        found = time_rungs(referee, only=names, fresh=fresh, cache=cache, timer=timer)
     if age := found.age():
         found = replace(found, notes=(*found.notes, f"{age}; --fresh measures again"))
     return replace(found, later=tuple(name for name in wanted if found.rung(name) is None))
@@ -367,14 +368,14 @@ def _rung(
     )
 
 
-def _fitting(referee: Referee, wanted: int) -> int:
+def _count_that_fits(referee: Referee, wanted: int) -> int:
     """How many rungs the device has room for at a time; one where it has for none: the timer then
     says so."""
     there, room = free(referee.task.device.value), referee.room
     return next((n for n in range(wanted, 1, -1) if room.timing(n) <= there), 1)
 
 
-def _errors(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple[float, bool]]:
+def _errors_of(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple[float, bool]]:
     """Of each rung, on the same fresh inputs: the relative error, and the strict rule's word."""
     referee, batch, slot = timer.referee, timer.batch, 0
     referee.refill(batch, [slot])
@@ -412,20 +413,22 @@ def _convolves(referee: Referee) -> bool:
     return any("conv" in name for name in work.operators)
 
 
-def _known(
+def _cached(
     task: Task, effort: Effort, sets: Iterable[tuple[str, ...]], cache: Path | None
 ) -> Ladder | None:
     """What was measured for one of these sets of rungs, with as much care or more."""
     efforts = [Effort.RECORD] if effort is Effort.RECORD else [Effort.RECORD, Effort.QUICK]
-    files = (_file(task, care, names, cache) for names in sets for care in efforts)
+    files = (
+        _file(task, cached_effort, names, cache) for names in sets for cached_effort in efforts
+    )
     found = filter(None, map(_read, files))
-    return next((known for known in found if _serves(known, task.device)), None)
+    return next((known for known in found if _is_usable(known, task.device)), None)
 
 
-def _serves(known: Ladder, device: Device) -> bool:
+def _is_usable(known: Ladder, device: Device) -> bool:
     """Not what was undecided, or measured on a busy machine, long ago: it may tell more by now."""
-    noisy = device is Device.CPU and known.busy >= CALM
-    return not (noisy or known.undecided) or time.time() - known.when < AGAIN_S
+    noisy = device is Device.CPU and known.busy >= QUIET_SHARE
+    return not (noisy or known.undecided) or time.time() - known.when < REMEASURE_AFTER_S
 
 
 def _file(task: Task, effort: Effort, names: tuple[str, ...], cache: Path | None) -> Path:

@@ -105,7 +105,7 @@ def quietest(values: Sequence[float], groups: int) -> list[float]:
     return [min(values[a:b]) for a, b in pairwise(edges) if a < b]
 
 
-def over_groups(logs: Sequence[float], confidence: float, between: float, known: int) -> Ratio:
+def over_groups(logs: Sequence[float], confidence: float, between: float, df: int) -> Ratio:
     """Ratio and interval from log ratios of consecutive stretches of one round (batch means).
 
     Neighbouring blocks are alike in what else the machine does, so they are no replicates, and
@@ -117,7 +117,7 @@ def over_groups(logs: Sequence[float], confidence: float, between: float, known:
     error = 1.2533 * stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else abs(centre)
     p = 0.5 + confidence / 2
     within = t_quantile(p, max(1, len(logs) - 1)) * error
-    half = math.hypot(within, t_quantile(p, known) * between)
+    half = math.hypot(within, t_quantile(p, df) * between)
     return _ratio(centre, half, half)
 
 
@@ -127,8 +127,8 @@ def pooled(deviations: Sequence[float], prior: float, weight: int) -> tuple[floa
     `prior` counts as `weight` values: what is believed before anything was seen.
     """
     total = weight * prior**2 + sum(value**2 for value in deviations)
-    known = weight + len(deviations)
-    return math.sqrt(total / known), known
+    df = weight + len(deviations)
+    return math.sqrt(total / df), df
 
 
 def steady(clocks: Sequence[float], throttled: Sequence[bool], nominal: float) -> list[bool]:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-BUSY = 0.05
+BUSY_SHARE = 0.05
 """A share of others from which on a reader is told."""
 _SM_CLOCK = 1
-_SLOWED = 0x8 | 0x20 | 0x40 | 0x80
+_THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, by software for heat, by hardware for heat, by the power brake."""
 
 
@@ -110,28 +110,28 @@ def cores_for(threads: int) -> set[int]:
     return set((chosen + spare)[:threads])
 
 
-def astray(pid: int, cores: set[int]) -> int:
+def threads_outside(pid: int, cores: set[int]) -> int:
     """How many threads of a process and of all below it may run elsewhere than on `cores`.
 
     0 where there are no `cores` to hold them on. Daemons, which are never woken, do not count.
     """
-    found = 0
+    processes = 0
     for process in _tree(pid) if cores else ():
         for task in Path(f"/proc/{process}/task").glob("*"):
             with contextlib.suppress(OSError, ValueError):
-                found += not os.sched_getaffinity(int(task.name)) <= cores
-    return found
+                processes += not os.sched_getaffinity(int(task.name)) <= cores
+    return processes
 
 
 def _siblings(core: int) -> set[int]:
     """The processors that share a physical core with this one, itself included."""
     file = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
-    found = {core}
+    processes = {core}
     with contextlib.suppress(OSError, ValueError):
         for part in file.read_text().strip().split(","):
             first, _, last = part.partition("-")
-            found |= set(range(int(first), int(last or first) + 1))
-    return found
+            processes |= set(range(int(first), int(last or first) + 1))
+    return processes
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def gpu_state() -> GpuState | None:
     if library.nvmlDeviceGetClockInfo(handle, _SM_CLOCK, ctypes.byref(clock)):
         return None
     library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons))
-    return GpuState(clock.value, bool(reasons.value & _SLOWED))
+    return GpuState(clock.value, bool(reasons.value & _THROTTLED))
 
 
 def gpu_nominal_clock() -> int:
@@ -198,12 +198,12 @@ def gpu_in_use_by_others() -> float:
     if library is None or handle is None:
         return 0.0
     count = ctypes.c_uint(64)
-    found = (_Process * 64)()
-    if library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), found):
+    processes = (_Process * 64)()
+    if library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes):
         return 0.0
     ours = _tree(os.getpid())
     return float(
-        sum(p.used for p in found[: count.value] if p.pid not in ours and p.used >> 60 == 0)
+        sum(p.used for p in processes[: count.value] if p.pid not in ours and p.used >> 60 == 0)
     )
 
 
@@ -221,11 +221,11 @@ class _Process(ctypes.Structure):
 
 def _tree(root: int) -> set[int]:
     """A process and everything below it."""
-    found, waiting = set(), [root]
-    while waiting:
-        pid = waiting.pop()
-        found.add(pid)
+    processes, queue = set(), [root]
+    while queue:
+        pid = queue.pop()
+        processes.add(pid)
         for task in Path(f"/proc/{pid}/task").glob("*"):
             with contextlib.suppress(OSError, ValueError):
-                waiting += map(int, (task / "children").read_text().split())
-    return found
+                queue += map(int, (task / "children").read_text().split())
+    return processes

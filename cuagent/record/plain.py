@@ -44,7 +44,10 @@ def plain(value: Any) -> Any:
 
 def plain_judgement(judgement: Judgement) -> dict[str, Any]:
     """A judgement with what follows from it: doubts, the share of the roofline, what it adds."""
-    told: dict[str, Any] = plain(judgement) | {"gains": judgement.gains, "adds": judgement.adds}
+    told: dict[str, Any] = plain(judgement) | {
+        "gains": judgement.is_faster,
+        "adds": judgement.beats_best_rung,
+    }
     if (timing := judgement.timing) is not None:
         more = {"suspect": timing.suspect, "share": timing.share, "remarks": timing.remarks}
         told["timing"] |= plain(more)

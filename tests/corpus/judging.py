@@ -84,7 +84,7 @@ class Judges:
             self._fork_server, self._threads = ForkServer(), threads
         judge = Judge(task, fork_server=self._fork_server)
         judge.referee.call_s = CALL_S
-        judge._timer.turn_to(self._baselines)
+        judge._timer.set_baselines(self._baselines)
         return judge
 
 

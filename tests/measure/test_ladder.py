@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.measure.ladder import Ladder, Rung, admitted, gains, ladder, measure_ladder, rungs_of
+from cuagent.measure.ladder import (
+    Ladder,
+    Rung,
+    admitted,
+    gain_of,
+    measure_ladder,
+    rungs_of,
+    time_rungs,
+)
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, load_task
 from cuagent.timing import Arm, Effort, Ratio, Timing
@@ -49,7 +57,7 @@ def made(*rungs: Rung) -> Ladder:
 
 
 def test_rungs_are_timed_checked_and_read_back(referee: Referee, tmp_path: Path) -> None:
-    found = ladder(referee, only=("eager", "eager+channels_last"), cache=tmp_path)
+    found = time_rungs(referee, only=("eager", "eager+channels_last"), cache=tmp_path)
     assert [r.name for r in found.rungs] == ["eager", "eager+channels_last"]
     for r in found.rungs:
         assert r.admissible
@@ -57,14 +65,14 @@ def test_rungs_are_timed_checked_and_read_back(referee: Referee, tmp_path: Path)
         assert r.error is not None
         assert r.error < 1e-5
     assert found.best is not None
-    assert ladder(referee, only=("eager", "eager+channels_last"), cache=tmp_path) == found
+    assert time_rungs(referee, only=("eager", "eager+channels_last"), cache=tmp_path) == found
 
 
 def test_what_a_busy_machine_measured_is_measured_again_later(
     referee: Referee, tmp_path: Path
 ) -> None:
     names = ("eager", "eager+channels_last")
-    ladder(referee, only=names, cache=tmp_path)
+    time_rungs(referee, only=names, cache=tmp_path)
     (file,) = tmp_path.glob("ladder-*.json")
 
     decided, undecided = Ratio(1.0, 0.99, 1.01), Ratio(1.57, 0.58, 4.2)
@@ -74,7 +82,7 @@ def test_what_a_busy_machine_measured_is_measured_again_later(
         rungs = (known.rungs[0], replace(known.rungs[1], over_eager=over))
         aged = replace(known, busy=busy, when=time.time() - age, rungs=rungs)
         file.write_text(json.dumps(aged.to_json()))
-        return time.time() - ladder(referee, only=names, cache=tmp_path).when
+        return time.time() - time_rungs(referee, only=names, cache=tmp_path).when
 
     assert when_asked_again(busy=0.0, age=4000) > 3000
     assert when_asked_again(busy=0.8, age=100) > 90
@@ -100,7 +108,7 @@ def test_a_run_starts_with_what_opens_quickly_and_takes_the_rest_later(
         assert measure_ladder(timer, whole=False, cache=tmp_path) == whole, (
             "what is known costs nothing"
         )
-        timer.turn_to(whole.baselines)
+        timer.set_baselines(whole.baselines)
         assert set(timer.opened()) <= set(whole.baselines)
 
 
@@ -132,7 +140,7 @@ def test_a_record_timing_compares_what_a_quick_look_leaves_open() -> None:
 def test_a_rung_that_does_not_run_says_why_and_is_not_admissible(
     referee: Referee, tmp_path: Path
 ) -> None:
-    found = ladder(referee, only=("eager", "no-such-mode"), cache=tmp_path)
+    found = time_rungs(referee, only=("eager", "no-such-mode"), cache=tmp_path)
     broken = found.rungs[1]
     assert broken.failed
     assert not broken.admissible
@@ -165,7 +173,7 @@ def test_what_is_free_and_what_the_kernel_adds_multiply_to_end_to_end() -> None:
         "reduce-overhead": Ratio(1.5, 1.4, 1.6),
     }
     arms = (Arm("candidate", 1.33e-3, (1.33e-3,)),)
-    taken = gains(Timing(arms, ratios, Effort.RECORD, "a device", 1.0), found)
+    taken = gain_of(Timing(arms, ratios, Effort.RECORD, "a device", 1.0), found)
     assert taken is not None
     assert taken.rung == "reduce-overhead"
     assert taken.free.value * taken.kernel.value == pytest.approx(taken.end_to_end.value)
@@ -183,6 +191,6 @@ def test_the_limits_of_what_is_free_are_those_of_the_same_run() -> None:
     arms = (Arm("candidate", 1.33e-3, (1.33e-3,)),)
     beside = {"compile": Ratio(2.1, 0.7, 6.3)}
     timing = Timing(arms, ratios, Effort.RECORD, "a device", 1.0, free=beside)
-    taken = gains(timing, found)
+    taken = gain_of(timing, found)
     assert taken is not None
     assert taken.free == Ratio(2.0, 0.7, 6.3)

@@ -83,13 +83,13 @@ def test_threads_teams_and_processes_that_a_candidate_starts_are_held_and_rest(
         assert len(family) == 3
         assert len(threads) >= 2 + 7 + 3, "its team was not made"
         assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {frozenset(core)}
-        assert system_load.astray(session.pid, core) == 0
+        assert system_load.threads_outside(session.pid, core) == 0
         before = ticks(family)
         time.sleep(0.1)
         assert ticks(family) == before, "something of it ran between blocks"
         if len(PROCESSORS) > 1:
             os.sched_setaffinity(threads[-1], PROCESSORS)
-            assert system_load.astray(session.pid, core) == 1
+            assert system_load.threads_outside(session.pid, core) == 1
     referee.discard(batch)
 
 

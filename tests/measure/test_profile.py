@@ -15,14 +15,14 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.measure.profile.child import _kernels
 from cuagent.measure.profile.profile import (
-    MOST_LINES,
+    MAX_LINES,
     Cost,
     Profile,
     ProfileError,
     _short,
     costs_of,
 )
-from cuagent.measure.profile.session import Profiling, profile
+from cuagent.measure.profile.session import ProfileSession, profile
 from cuagent.measure.roofline.ceilings import Ceilings
 from cuagent.measure.roofline.model import OperatorWork, Roofline, Work
 from cuagent.task import Device, load_task
@@ -84,7 +84,7 @@ def test_the_reference_is_shown_by_operator_against_the_ceilings(
     assert seen.roofline.work.bytes == 4 * (2 * 1024 * 256 + 256 * 256 + 256)
     assert any("compulsory" in note for note in seen.notes())
     lines = seen.lines()
-    assert len(lines) <= MOST_LINES
+    assert len(lines) <= MAX_LINES
     assert any("aten::addmm" in line and "FLOP/s" in line for line in lines)
     narrow = [line for line in seen.lines(60) if "|" in line]
     assert narrow[0].split() == ["operator", "calls", "time", "share", "|"]
@@ -105,7 +105,7 @@ def test_an_attempt_is_profiled_in_the_sandbox_and_shows_its_own_kernel(
 ) -> None:
     made = attempt(CPU_KERNEL, "cpp")
     task = load_task(folder / "task.py", device="cpu")
-    with closing(Profiling(task, fork_server, attempted=True)) as begun:  # before there is one
+    with closing(ProfileSession(task, fork_server, with_candidate=True)) as begun:  # before there is one
         built = build(made, Device.CPU, cache=folder / "cache")
         begun.await_opened()
         seen = begun.finish(made, built, cache=folder)
@@ -122,7 +122,9 @@ def test_a_profile_that_nobody_finishes_leaves_no_process_and_no_folder(
     fork_server: ForkServer, folder: Path
 ) -> None:
     living = set(fork_server.living)
-    begun = Profiling(load_task(folder / "task.py", device="cpu"), fork_server, attempted=False)
+    begun = ProfileSession(
+        load_task(folder / "task.py", device="cpu"), fork_server, with_candidate=False
+    )
     begun.await_opened()
     assert begun.alive
     begun.close()
@@ -263,4 +265,4 @@ def test_counters_of_an_attempt_are_read_in_its_sandbox(
     (own,) = [launch for launch in seen.counters if "act_kernel" in launch.kernel]
     assert own.values["registers"] > 0
     assert any("over DRAM" in note for note in seen.notes())
-    assert len(seen.lines()) <= MOST_LINES
+    assert len(seen.lines()) <= MAX_LINES

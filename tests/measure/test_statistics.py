@@ -133,8 +133,8 @@ def busy_machine(rng: random.Random, speedup: float) -> Ratio:
             for _ in range(40)
         ]
         arms.append(quietest(blocks, 5))
-    between, known = pooled(apart, 0.03, 4)
-    return over_groups(log_ratios(*arms), 0.99, between, known)
+    between, df = pooled(apart, 0.03, 4)
+    return over_groups(log_ratios(*arms), 0.99, between, df)
 
 
 def test_on_a_busy_cpu_equal_arms_are_called_at_most_once_in_a_hundred() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cuagent.measure.timing.timed_arm import Clocked, TimedArm, counted, hidden
+from cuagent.measure.timing.timed_arm import BlockTime, TimedArm, contradiction_of, counted
 from cuagent.task import Device
 from cuagent.worker.arms import CANDIDATE, EAGER
 
@@ -15,7 +15,7 @@ UNUSED: Any = None
 
 
 def timed_arm(name: str, blocks: list[tuple[float, float]]) -> TimedArm:
-    return TimedArm(name, UNUSED, 0.0, [Clocked(claim, wall) for claim, wall in blocks])
+    return TimedArm(name, UNUSED, 0.0, [BlockTime(claim, wall) for claim, wall in blocks])
 
 
 def arms(candidate: list[tuple[float, float]]) -> dict[str, TimedArm]:
@@ -28,14 +28,14 @@ def test_work_hidden_from_the_claim_is_counted_on_both_devices() -> None:
     for device in Device:
         least = min(counted(timed_arms, device)[CANDIDATE])
         assert 0.98e-3 < least < 1.02e-3
-    assert "wall clock" in hidden(timed_arms, Device.CPU)
+    assert "wall clock" in contradiction_of(timed_arms, Device.CPU)
 
 
 def test_an_honest_claim_counts_as_it_is() -> None:
     timed_arms = arms([(0.5e-3, 0.6e-3 + 1e-6 * (k % 3)) for k in range(20)])
     for device in Device:
         assert max(counted(timed_arms, device)[CANDIDATE]) < 0.5025e-3
-    assert not hidden(timed_arms, Device.CPU)
+    assert not contradiction_of(timed_arms, Device.CPU)
 
 
 def test_a_busy_machine_makes_nobody_a_liar() -> None:
@@ -44,7 +44,7 @@ def test_a_busy_machine_makes_nobody_a_liar() -> None:
     candidate = [(0.5e-3, 0.6e-3 + late) for late in delays]
     eager = [(1e-3, 1.1e-3 + late) for late in reversed(delays)]
     timed_arms = {CANDIDATE: timed_arm(CANDIDATE, candidate), EAGER: timed_arm(EAGER, eager)}
-    assert not hidden(timed_arms, Device.CPU)
+    assert not contradiction_of(timed_arms, Device.CPU)
 
 
 def test_what_one_trusted_arm_costs_beyond_its_claim_is_not_held_against_another() -> None:
@@ -53,7 +53,7 @@ def test_what_one_trusted_arm_costs_beyond_its_claim_is_not_held_against_another
     timed_arms = arms(quick) | {"compile": timed_arm("compile", quick)}
     for name in (CANDIDATE, "compile"):
         assert counted(timed_arms, Device.CUDA)[name] == [21e-6] * 20
-    assert not hidden(timed_arms, Device.CUDA)
+    assert not contradiction_of(timed_arms, Device.CUDA)
 
 
 def test_work_hidden_on_a_busy_machine_is_counted_in_the_quiet_blocks() -> None:
@@ -73,7 +73,9 @@ def test_what_a_block_saves_is_counted_by_claims_where_walls_scatter(
     claims = {CANDIDATE: 0.1e-3 + more, EAGER: 1e-3}
     for name, made in timed_arms.items():
         walls = late if name == EAGER else late[::-1]
-        made.alone = [Clocked(claims[name], claims[name] + 0.1e-3 + wall) for wall in walls]
+        made.single_calls = [
+            BlockTime(claims[name], claims[name] + 0.1e-3 + wall) for wall in walls
+        ]
     assert (min(counted(timed_arms, Device.CPU)[CANDIDATE]) > 0.95e-3) is charged
     assert charged or max(counted(timed_arms, Device.CPU)[CANDIDATE]) < 0.105e-3
 
@@ -82,7 +84,7 @@ def test_what_a_block_saves_by_doing_all_its_calls_at_once_is_counted() -> None:
     for device in Device:
         timed_arms = arms([(0.1e-3, 0.2e-3 + 1e-6 * (k % 3)) for k in range(20)])
         for made in timed_arms.values():
-            made.alone = [Clocked(1e-3, 1.1e-3 + 1e-6 * (k % 3)) for k in range(20)]
+            made.single_calls = [BlockTime(1e-3, 1.1e-3 + 1e-6 * (k % 3)) for k in range(20)]
         assert min(counted(timed_arms, device)[CANDIDATE]) > 0.98e-3
 
 
@@ -96,6 +98,6 @@ def test_on_a_gpu_a_call_by_itself_is_charged_for_what_is_more_than_a_flush_may_
 ) -> None:
     timed_arms = arms([(1e-3, 1.1e-3 + 1e-6 * (k % 3)) for k in range(20)])
     for name, more, wall in ((CANDIDATE, claim_more, wall_more), (EAGER, 0.0, 0.0)):
-        timed_arms[name].alone = [Clocked(1e-3 + more, 2.3e-3 + wall) for _ in range(20)]
+        timed_arms[name].single_calls = [BlockTime(1e-3 + more, 2.3e-3 + wall) for _ in range(20)]
     found = counted(timed_arms, Device.CUDA)[CANDIDATE]
     assert max(found) - 1e-3 == pytest.approx(charged, abs=2e-6)

@@ -26,7 +26,7 @@ from cuagent.measure.roofline.ceilings import Ceilings
 from cuagent.measure.timing import repeats
 from cuagent.measure.timing import timer as timer_module
 from cuagent.measure.timing.rounds import Round
-from cuagent.measure.timing.timed_arm import Clocked, TimedArm
+from cuagent.measure.timing.timed_arm import BlockTime, TimedArm
 from cuagent.measure.timing.timer import Timer, time_arms
 from cuagent.task import Device, Task, TaskError, load_task
 from cuagent.timing import Arm, Effort, Ratio, Standing, Timing
@@ -175,17 +175,17 @@ def test_answers_remembered_by_content_bring_nothing_where_inputs_are_drawn_anew
 
 
 @pytest.mark.parametrize(
-    ("factor", "said", "surprise_every"),
+    ("factor", "said", "check_every"),
     [
         ("1.0001", "call 1 of", 1 << 30),  # none, or one might find it first
-        ("(1.1 if x.abs().max() > 6 else 1)", "a call on .* inputs", repeats.SURPRISE_EVERY),
+        ("(1.1 if x.abs().max() > 6 else 1)", "a call on .* inputs", repeats.CHECK_EVERY),
     ],
 )
 def test_what_is_a_little_wrong_or_wrong_on_other_inputs_while_timed_is_refused(
-    timer: Timer, monkeypatch: pytest.MonkeyPatch, factor: str, said: str, surprise_every: int
+    timer: Timer, monkeypatch: pytest.MonkeyPatch, factor: str, said: str, check_every: int
 ) -> None:
     monkeypatch.setitem(repeats.BLOCK_S, Device.CPU, 0.2)  # so many calls, of as many kinds
-    monkeypatch.setattr(repeats, "SURPRISE_EVERY", surprise_every)
+    monkeypatch.setattr(repeats, "CHECK_EVERY", check_every)
     timing = timed(timer, HONEST.format(seconds=0.005).replace("x * 2", f"x * 2 * {factor}"))
     assert re.search(said, timing.wrong)
 
@@ -248,7 +248,7 @@ def test_a_charge_counts_on_a_gpu_when_fresh_processes_show_it_again(
 ) -> None:
     def taken(charge: float) -> Round:
         timed_arms = {
-            name: TimedArm(name, UNUSED, 0.0, [Clocked(1e-3, 1e-3)] * 5)
+            name: TimedArm(name, UNUSED, 0.0, [BlockTime(1e-3, 1e-3)] * 5)
             for name in (CANDIDATE, EAGER)
         }
         counted = {CANDIDATE: [1e-3 + charge] * 5, EAGER: [1e-3] * 5}
@@ -276,7 +276,7 @@ def test_a_baseline_that_was_held_up_is_known_by_earlier_timings(
 ) -> None:
     def taken(compiled: float) -> Round:
         us = {CANDIDATE: 110.0, EAGER: 33.0, COMPILE: compiled}
-        blocks = {name: [Clocked(t * 1e-6, t * 1e-6)] * 5 for name, t in us.items()}
+        blocks = {name: [BlockTime(t * 1e-6, t * 1e-6)] * 5 for name, t in us.items()}
         timed_arms = {name: TimedArm(name, UNUSED, 0.0, each) for name, each in blocks.items()}
         return Round(
             timed_arms, {n: [b.claim for b in bs] for n, bs in blocks.items()}, *[""] * 3, 0.0
@@ -305,11 +305,11 @@ def test_a_baseline_that_was_held_up_is_known_by_earlier_timings(
 def test_ceilings_are_measured_again_each_time_before_anybody_is_suspected(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    doubts: list[bool] = []
+    remeasured: list[bool] = []
 
-    def measured(_: Device, *, doubted: bool = False) -> Ceilings:
-        doubts.append(doubted)
-        return Ceilings("here", 1.0 if len(doubts) < 3 else 1e12, 1e12, 0.0, 0.0)
+    def measured(_: Device, *, remeasure: bool = False) -> Ceilings:
+        remeasured.append(remeasure)
+        return Ceilings("here", 1.0 if len(remeasured) < 3 else 1e12, 1e12, 0.0, 0.0)
 
     monkeypatch.setattr(timer_module, "ceilings", measured)
     arm = Arm(EAGER, 1e-3, (1e-3,))
@@ -320,14 +320,14 @@ def test_ceilings_are_measured_again_each_time_before_anybody_is_suspected(
         False,
         False,
     ]
-    assert doubts == [False, True, True]
+    assert remeasured == [False, True, True]
 
 
 def test_a_task_without_room_for_all_is_timed_against_each_baseline_in_turn(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = f"{EAGER}+tf32"
-    monkeypatch.setattr(timer_module, "parts", lambda *_: [(EAGER,), (other,)])
+    monkeypatch.setattr(timer_module, "parts_of", lambda *_: [(EAGER,), (other,)])
     with Timer(referee, (EAGER, other)) as timer:
         timing = timed(timer, HONEST.format(seconds=0.005))
         assert timer.baselines == (EAGER, other)
@@ -372,13 +372,13 @@ def test_repeats_of_a_throttled_device_are_discarded_at_first_and_said_when_they
     timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repeats, "REPEATS", {Device.CPU: (15, 20)})
-    monkeypatch.setattr(repeats.Repeats, "_calm", lambda _: False)
+    monkeypatch.setattr(repeats.Repeats, "_device_is_fit", lambda _: False)
     timing = timed(timer, HONEST.format(seconds=0.005))
     eager = timing.arm("eager")
     assert eager is not None
     assert f"the GPU throttled in {len(eager.samples)} repeats that count" in timing.notes
     calm = iter([False] * 20)
-    monkeypatch.setattr(repeats.Repeats, "_calm", lambda _: next(calm, True))
+    monkeypatch.setattr(repeats.Repeats, "_device_is_fit", lambda _: next(calm, True))
     timing = timed(timer, HONEST.format(seconds=0.005))
     assert not any("throttled" in note for note in timing.notes)
 
@@ -388,9 +388,9 @@ def test_what_was_prepared_is_used_once(timer: Timer) -> None:
     timer.time(*candidate, Effort.GLANCE)
     before = timer.opened()["eager"].session.pid
     living = len(timer.referee.fork_server.living)
-    timer.prepare(candidate[0])
+    timer.prewarm(candidate[0])
     fresh = timer.opened()["eager"].session.pid
-    timer.prepare(candidate[0])
+    timer.prewarm(candidate[0])
     assert len(timer.referee.fork_server.living) == living + 1  # the attempt's own, which waits
     assert before != fresh == timer.opened()["eager"].session.pid
     timer.time(*candidate, Effort.GLANCE)

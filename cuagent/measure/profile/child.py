@@ -30,13 +30,13 @@ from cuagent.worker.channel import receive_message, send_message
 if TYPE_CHECKING:
     import torch
 
-ORDER = "profile-order.json"
+REQUEST = "profile-order.json"
 RESULT = "profile.json"
-OWN = "own kernel: "
+OWN_KERNEL = "own kernel: "
 """Prefix of the range around each call of a launcher, so that the profiler shows it by name."""
-SPAN_S = 0.3
+TRACED_S = 0.3
 """About how long the calls under the profiler take together."""
-MOST_CALLS = 20
+MAX_CALLS = 20
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
@@ -52,7 +52,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
     if message["policy"] is not None:
         enter(policy_from_json(message["policy"]), Tier(message["tier"]))
     try:
-        opened = _open(ModelSpec.from_json(json.loads((folder / ORDER).read_text())))
+        opened = _open(ModelSpec.from_json(json.loads((folder / REQUEST).read_text())))
         send_message(channel, {"opened": True})
         if receive_message(channel) is None:
             return
@@ -72,7 +72,7 @@ def once(folder: Path) -> None:
     """
     import torch
 
-    model_spec = ModelSpec.from_json(json.loads((folder / ORDER).read_text()))
+    model_spec = ModelSpec.from_json(json.loads((folder / REQUEST).read_text()))
     assert model_spec.task is not None
     set_precision(model_spec.precision)
     reference = open_reference(model_spec.task)
@@ -125,7 +125,7 @@ def _profile(opened: _Opened, folder: Path) -> dict[str, Any]:
         warm = _seconds(lambda: model(*inputs), model_spec.device, 3)
         if model_spec.arm == CANDIDATE:
             own_work = count_calls(model, inputs)
-        count = max(2, min(MOST_CALLS, int(SPAN_S / max(min(warm), 1e-9))))
+        count = max(2, min(MAX_CALLS, int(TRACED_S / max(min(warm), 1e-9))))
         before = time.process_time()
         times = _seconds(lambda: model(*inputs), model_spec.device, count)
         busy_threads = (time.process_time() - before) / sum(times)
@@ -151,7 +151,7 @@ def _candidate(
     plain = Launcher.__call__
 
     def named_call(launcher: Launcher, *arguments: Any) -> None:
-        with torch.profiler.record_function(OWN + launcher.prototype.name):
+        with torch.profiler.record_function(OWN_KERNEL + launcher.prototype.name):
             plain(launcher, *arguments)
 
     Launcher.__call__ = named_call  # type: ignore[method-assign, assignment]
@@ -194,7 +194,7 @@ def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, An
             "device_seconds": e.self_device_time_total * 1e-6 / count if cuda else None,
         }
         for e in trace.key_averages()
-        if e.key.startswith(("aten::", OWN, "torch_", "_C", "triton"))
+        if e.key.startswith(("aten::", OWN_KERNEL, "torch_", "_C", "triton"))
     ]
     launched = [
         e
@@ -213,7 +213,7 @@ def _kernels(events: Iterable[Any], count: int) -> list[dict[str, Any]]:
     spans = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in events
-        if not event.name.startswith(OWN)
+        if not event.name.startswith(OWN_KERNEL)
     )
     calls: Counter[str] = Counter()
     taken: Counter[str] = Counter()

@@ -34,7 +34,7 @@ METRICS = {
     "requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
 }
 """By name: what is asked for."""
-BESIDE = {
+SECTION_METRICS = {
     "waves": "launch__waves_per_multiprocessor",
     "possible_pct": "sm__maximum_warps_per_active_cycle_pct",
     "global_sectors": "memory_l2_theoretical_sectors_global",
@@ -45,13 +45,13 @@ BESIDE = {
 }
 """What the sections bring along."""
 SECTIONS = ("WarpStateStats", "SourceCounters", "Occupancy", "LaunchStats")
-EXCESS = 1.1
+EXCESS_FACTOR = 1.1
 """From this many times what its addresses need on, an access is worth a word."""
 IN_USE_PCT = 5.0
 """Below this the tensor cores are idle: plain kernels show 1 to 2 %."""
 
 
-Confined = Callable[[list[str]], list[str]]
+InSandbox = Callable[[list[str]], list[str]]
 """Makes of a command the command that runs it in a sandbox."""
 
 
@@ -88,23 +88,23 @@ class Counters:
         """What an agent can act on, in one line."""
         v = self.values
         possible = f" of {v['possible_pct']:.0f}" * ("possible_pct" in v)
-        said = [
+        parts = [
             f"SM {v.get('sm_pct', 0):.0f} %, DRAM {v.get('dram_pct', 0):.0f} %",
             f"occupancy {v.get('occupancy_pct', 0):.0f}{possible} % (limit: {self.limiter})",
             f"{v.get('registers', 0):.0f} registers",
             f"L2 hits {min(100.0, v.get('l2_hit_pct', 0)):.0f} %",
         ]
         busy = v.get("tensor_pct", 0.0)
-        said.append(f"tensor cores {f'{busy:.0f} %' if busy >= IN_USE_PCT else 'idle'}")
+        parts.append(f"tensor cores {f'{busy:.0f} %' if busy >= IN_USE_PCT else 'idle'}")
         if v.get("spilling"):
-            said.append(f"{v['spilling']:.0f} instructions spill")
-        if (times := self.excess("global_sectors", "global_ideal")) > EXCESS:
-            said.append(f"uncoalesced: {times:.1f}x the sectors needed")
-        if (times := self.excess("shared_wavefronts", "shared_ideal")) > EXCESS:
-            said.append(f"bank conflicts: {times:.1f}x the passes needed")
+            parts.append(f"{v['spilling']:.0f} instructions spill")
+        if (times := self.excess("global_sectors", "global_ideal")) > EXCESS_FACTOR:
+            parts.append(f"uncoalesced: {times:.1f}x the sectors needed")
+        if (times := self.excess("shared_wavefronts", "shared_ideal")) > EXCESS_FACTOR:
+            parts.append(f"bank conflicts: {times:.1f}x the passes needed")
         if self.stalls:
-            said.append("stalls " + ", ".join(f"{n} {share:.0%}" for n, share in self.stalls))
-        return "; ".join(said)
+            parts.append("stalls " + ", ".join(f"{n} {share:.0%}" for n, share in self.stalls))
+        return "; ".join(parts)
 
 
 class CountersMissing(Exception):
@@ -116,7 +116,7 @@ def run(
     environment: dict[str, str],
     folder: Path,
     seconds: float,
-    confined: Confined = list,
+    in_sandbox: InSandbox = list,
 ) -> str:
     """What ncu prints of the kernels in the profiled range of `program`. Raises CountersMissing.
 
@@ -131,7 +131,7 @@ def run(
     argv = [ncu, *options, *sections, "--metrics", ",".join(METRICS.values()), *program]
     try:
         done = subprocess.run(
-            confined(argv),
+            in_sandbox(argv),
             env=environment,
             cwd=folder,
             capture_output=True,
@@ -147,21 +147,21 @@ def run(
     return text
 
 
-def read(text: str, most: int = 40) -> list[Counters]:
+def read(text: str, limit: int = 40) -> list[Counters]:
     """The launches in what ncu printed, at most `most`, in their order."""
     rows = list(csv.reader(line for line in text.splitlines() if line.startswith('"')))
     if len(rows) < 3:
         return []
     names, units = rows[0], rows[1]
     return [_one(dict(zip(names, zip(row, units, strict=True), strict=True))) for row in rows[2:]][
-        :most
+        :limit
     ]
 
 
 def _one(row: dict[str, tuple[str, str]]) -> Counters:
     values = {
         name: number
-        for name, metric in (METRICS | BESIDE).items()
+        for name, metric in (METRICS | SECTION_METRICS).items()
         if metric in row and (number := _number(*row[metric])) is not None
     }
     return Counters(row["Kernel Name"][0], values, _stalls(row.items()))

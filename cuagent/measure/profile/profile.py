@@ -16,13 +16,13 @@ from cuagent.build.result import KernelResources
 from cuagent.build.vectors import Loop
 from cuagent.measure.profile.counters import Counters
 from cuagent.measure.roofline.model import OperatorWork, Roofline, Work, amount, seconds_text
-from cuagent.measure.system_load import BUSY
+from cuagent.measure.system_load import BUSY_SHARE
 
-MOST_LINES = 60
-SPENT_IN = {"clamp_min": "relu", "relu": ""}
+MAX_LINES = 60
+COUNTED_AS = {"clamp_min": "relu", "relu": ""}
 """Operators whose time the profiler books under another name than the one they are called by."""
-NOT_ASKED = "not asked for; they tell occupancy, stalls, bank conflicts, wasted sectors"
-ROUGH = 1.5
+NOT_REQUESTED = "not asked for; they tell occupancy, stalls, bank conflicts, wasted sectors"
+ROUGH_FACTOR = 1.5
 """Operators that add up to so many times the call are mostly the profiler's own time."""
 FIGURES, GAP, RATES, BAR, NAME = 26, 10, 33, 9, 14
 """Columns of a table: of calls, time and share, of a launch gap, of what is reached of the
@@ -98,58 +98,58 @@ class Profile:
         tables += _table("operator", self.operators[:room], width, self.roofline)
         tables += [_resource_line(resource) for resource in self.resources[:12]]
         tables += [f"{_short(c.kernel, 40)}: {c.line()}" for c in self.counters[:12]]
-        missing = self.missing or ("" if self.counters or not self.on_cuda else NOT_ASKED)
+        missing = self.missing or ("" if self.counters or not self.on_cuda else NOT_REQUESTED)
         tables += [f"no hardware counters: {missing}"] if missing else []
         tables += [f"loop {loop}"[: max(width, 100)] for loop in self.loops[:16]]
         rows = (line[:width].rstrip() if "|" in line else line for line in head + tables)
-        return list(rows)[:MOST_LINES]
+        return list(rows)[:MAX_LINES]
 
     def notes(self) -> list[str]:
         """What the figures say, most telling first."""
-        said = []
+        notes = []
         if self.busy is not None:
             idle = max(0.0, 1 - self.busy / self.seconds)
             launches = sum(kernel.calls for kernel in self.kernels)
-            said.append(
+            notes.append(
                 f"GPU busy {seconds_text(self.busy)} of it in {launches:.0f} kernels"
                 + (f"; idle {idle:.0%}: bound by launches and the host" if idle > 0.3 else "")
             )
-            said += self._gaps()
+            notes += self._gaps()
         elif self.threads > 1:
-            said.append(f"{self.busy_threads:.1f} of {self.threads} threads busy")
+            notes.append(f"{self.busy_threads:.1f} of {self.threads} threads busy")
         work = self.roofline.work
         moved = self.own.bytes_eager
         if work.bytes and moved > 1.5 * work.bytes:
-            said.append(
+            notes.append(
                 f"torch operators move {amount(moved)}B, {moved / work.bytes:.1f}x the compulsory "
                 f"{amount(work.bytes)}B: fusing them saves the difference"
             )
         dram = sum(launch.dram_bytes for launch in self.counters)
         if work.bytes and dram:
-            said.append(
+            notes.append(
                 f"kernels move {amount(dram)}B over DRAM, {dram / work.bytes:.1f}x the compulsory "
                 f"{amount(work.bytes)}B (cold caches, under ncu)"
             )
         for resource in self.resources:
             if resource.spill_bytes:
-                said.append(f"{resource.name} spills {resource.spill_bytes} bytes of registers")
-        said += self._rough()
+                notes.append(f"{resource.name} spills {resource.spill_bytes} bytes of registers")
+        notes += self._rough()
         if self.roofline.suspect(self.seconds):
-            said.append("faster than memory allows: is the work done?")
-        return said
+            notes.append("faster than memory allows: is the work done?")
+        return notes
 
     def _rough(self) -> list[str]:
         """Why the figures are no better than they are."""
-        said = []
+        notes = []
         spent = sum(operator.seconds for operator in self.operators)
-        if not self.on_cuda and spent > ROUGH * self.seconds:
-            said.append(
+        if not self.on_cuda and spent > ROUGH_FACTOR * self.seconds:
+            notes.append(
                 f"the operators add up to {seconds_text(spent)}, {spent / self.seconds:.1f}x the "
                 "call: the profiler costs more than they do, their shares are rough"
             )
-        if self.others > BUSY:
-            said.append(f"machine busy: {self.others:.0%} by others, times are longer by it")
-        return said
+        if self.others > BUSY_SHARE:
+            notes.append(f"machine busy: {self.others:.0%} by others, times are longer by it")
+        return notes
 
     def _gaps(self) -> list[str]:
         """Between kernels, if that is more than a tenth of what they take."""
@@ -180,21 +180,21 @@ def costs_of(
     costs = []
     for row in sorted(rows, key=lambda row: -row["seconds"]):
         name, seconds = str(row["name"]), float(row["seconds"])
-        known = work.get(_operator(name))
+        counted_work = work.get(_operator(name))
         # On CUDA an operator's own time is the host's; what it moves, it moves in its kernels. On
         # the CPU one that leaves the work to others (logsumexp) is held against their time too.
         total_s = float(row.get("total_seconds") or seconds)
         own_s = total_s if total_s > 2 * seconds else seconds
         working = float(row.get("device_seconds") or (0 if on_cuda else own_s))
-        counted = known is not None and working > 0
+        is_counted = counted_work is not None and working > 0
         costs.append(
             Cost(
                 name,
                 float(row["calls"]),
                 seconds,
                 seconds / total,
-                known.bytes / working if known and counted and known.bytes else None,
-                known.flops / working if known and counted and known.flops else None,
+                counted_work.bytes / working if counted_work and is_counted and counted_work.bytes else None,
+                counted_work.flops / working if counted_work and is_counted and counted_work.flops else None,
                 float(row.get("gap") or 0.0),
             )
         )
@@ -206,7 +206,7 @@ def _operator(name: str) -> str:
     plain = name.removeprefix("aten::")
     if plain.endswith("_convolution"):
         return "convolution"
-    return SPENT_IN.get(plain, plain)
+    return COUNTED_AS.get(plain, plain)
 
 
 def _table(kind: str, costs: tuple[Cost, ...], width: int, roof: Roofline) -> list[str]:
@@ -214,9 +214,9 @@ def _table(kind: str, costs: tuple[Cost, ...], width: int, roof: Roofline) -> li
         return []
     copy, rate = roof.ceilings.copy, roof.ceilings.rate(roof.unit)
     gaps = any(cost.gap for cost in costs)
-    known = any(cost.bytes_per_s or cost.flop_per_s for cost in costs)
+    counted_work = any(cost.bytes_per_s or cost.flop_per_s for cost in costs)
     spare = width - FIGURES - GAP * gaps - NAME
-    rated = known and spare >= RATES
+    rated = counted_work and spare >= RATES
     spare -= RATES * rated
     barred = spare >= BAR
     room = NAME + max(0, spare - BAR * barred)
@@ -247,8 +247,8 @@ def _bar(share: float) -> str:
 def _short(name: str, width: int) -> str:
     """A kernel's name without the template arguments and the return type that fill the line."""
     name = name.removeprefix("void ").replace("at::native::", "")
-    for nobody in ("(anonymous namespace)::", "<unnamed>::"):
-        name = name.replace(nobody, "")
+    for namespace in ("(anonymous namespace)::", "<unnamed>::"):
+        name = name.replace(namespace, "")
     if len(name) > width and "<" in name:
         name = name[: name.index("<")]
     return name if len(name) <= width else name[: width - 1] + "…"

@@ -23,7 +23,7 @@ from cuagent.attempt import Attempt
 from cuagent.build.result import Build
 from cuagent.build.vectors import Loop, vectorised
 from cuagent.kernels.compiler import BUILD
-from cuagent.measure.profile.child import ORDER, RESULT
+from cuagent.measure.profile.child import REQUEST, RESULT
 from cuagent.measure.profile.counters import Counters, CountersMissing, read, run
 from cuagent.measure.profile.profile import Profile, ProfileError, costs_of
 from cuagent.measure.roofline.ceilings import ceilings
@@ -38,9 +38,9 @@ from cuagent.worker.arms import CANDIDATE, EAGER
 from cuagent.worker.channel import send_message
 from cuagent.worker.fork_server import Child, kept_environment
 
-DEADLINE_S = 120.0
-COUNTERS_S = 60.0
-LARGEST_RESULT = 8 << 20
+TIME_LIMIT_S = 120.0
+COUNTERS_LIMIT_S = 60.0
+MAX_RESULT_BYTES = 8 << 20
 """Bytes; what the child writes is read no further."""
 LIBRARIES = "libraries"
 """Where in its folder the child looks for what was compiled."""
@@ -49,7 +49,7 @@ KERNELS = Path(kernels.__file__).parent
 PACKAGE = KERNELS.parent
 TOOLS = (Path("/opt/nvidia"), Path("/usr/local/cuda"))
 """Where Nsight Compute may lie."""
-ONCE = """
+NCU_PROGRAM = """
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -72,7 +72,7 @@ def profile(
     fork_server: ForkServer | None = None,
     cache: Path | None = None,
     counters: bool = False,
-    deadline_s: float = DEADLINE_S,
+    time_limit_s: float = TIME_LIMIT_S,
 ) -> Profile:
     """Profile the reference, or an attempt that was built. Raises ProfileError, ForkServerError.
 
@@ -81,18 +81,18 @@ def profile(
     """
     with (
         nullcontext(fork_server) if fork_server is not None else ForkServer() as warm,
-        closing(Profiling(task, warm, attempted=attempt is not None)) as child,
+        closing(ProfileSession(task, warm, with_candidate=attempt is not None)) as child,
     ):
-        return child.finish(attempt, build, cache=cache, counters=counters, deadline_s=deadline_s)
+        return child.finish(attempt, build, cache=cache, counters=counters, time_limit_s=time_limit_s)
 
 
-class Profiling:
+class ProfileSession:
     """A profile that was begun, of the reference or of an attempt that is to come. Close it."""
 
-    def __init__(self, task: Task, fork_server: ForkServer, *, attempted: bool) -> None:
+    def __init__(self, task: Task, fork_server: ForkServer, *, with_candidate: bool) -> None:
         """Start the child, in a sandbox where it is for an attempt. Raises ForkServerError."""
         self.task = task
-        self._attempted = attempted
+        self._attempted = with_candidate
         self._fork_server = fork_server
         self.folder = Path(tempfile.mkdtemp(prefix="cuagent-profile-"))
         try:
@@ -105,8 +105,8 @@ class Profiling:
         folder = self.folder
         folder.chmod(0o755)
         (folder / LIBRARIES).mkdir()
-        model_spec = _order(self.task, CANDIDATE if self._attempted else EAGER)
-        (folder / ORDER).write_text(json.dumps(model_spec.to_json()))
+        model_spec = _request(self.task, CANDIDATE if self._attempted else EAGER)
+        (folder / REQUEST).write_text(json.dumps(model_spec.to_json()))
         self._environment = {
             "HOME": str(folder),
             "TMPDIR": str(folder),
@@ -123,7 +123,7 @@ class Profiling:
         send_message(child.channel, message)
         return child
 
-    def await_opened(self, seconds: float = DEADLINE_S) -> None:
+    def await_opened(self, seconds: float = TIME_LIMIT_S) -> None:
         """Until the child rests: whoever times something meanwhile wants the machine quiet."""
         # It says one thing, before the attempt's code is in it; nothing else is ever read.
         select.select([self._child.channel], [], [], seconds)
@@ -135,7 +135,7 @@ class Profiling:
         *,
         cache: Path | None = None,
         counters: bool = False,
-        deadline_s: float = DEADLINE_S,
+        time_limit_s: float = TIME_LIMIT_S,
     ) -> Profile:
         """Let it run, an attempt with the libraries of `build`. Raises ProfileError, ForkServerError.
 
@@ -148,16 +148,16 @@ class Profiling:
             attempt.write(self.folder)
         for library in build.libraries if build is not None else ():
             shutil.copy(library.path, self.folder / LIBRARIES)
-        asked = _work(self.task, self._fork_server)
+        work = _work(self.task, self._fork_server)
         before = cpu_times()
-        figures = self._figures(deadline_s)
+        measured = self._figures(time_limit_s)
         busy = others_share(before, cpu_times())
-        launches, missing = self._counted() if counters else ((), "")
+        launches, missing = self._read_counters() if counters else ((), "")
         subject = self.task.name if attempt is None else f"attempt {attempt.digest[:8]}"
         device = self.task.device
         try:
-            roof = Roofline(asked[0], ceilings(device, cache=cache), asked[1])
-            found = _profile(subject, figures, roof, self.task, build)
+            roof = Roofline(work[0], ceilings(device, cache=cache), work[1])
+            found = _profile(subject, measured, roof, self.task, build)
             if found.roofline.beaten(found.seconds):
                 limits = ceilings(device, cache=cache, doubted=True)
                 found = replace(found, roofline=replace(found.roofline, ceilings=limits))
@@ -181,19 +181,19 @@ class Profiling:
             raise ProfileError(f"no profile within {seconds:.0f} s")
         try:
             with (self.folder / RESULT).open("rb") as file:
-                text = file.read(LARGEST_RESULT)
-            figures = json.loads(text)
+                text = file.read(MAX_RESULT_BYTES)
+            measured = json.loads(text)
         except (OSError, ValueError) as error:
             raise ProfileError(f"the process ended without a profile ({error})") from error
-        if "error" in figures:
-            raise ProfileError(str(figures["error"]))
-        return figures
+        if "error" in measured:
+            raise ProfileError(str(measured["error"]))
+        return measured
 
-    def _counted(self) -> tuple[tuple[Counters, ...], str]:
+    def _read_counters(self) -> tuple[tuple[Counters, ...], str]:
         """What ncu reads of one call, and why it reads nothing."""
         policy = self._policy
 
-        def confined(argv: list[str]) -> list[str]:
+        def in_sandbox(argv: list[str]) -> list[str]:
             if policy is None or probe_forked() is Tier.NONE:
                 return argv
             tools = (Path(argv[0]).resolve().parent, *filter(Path.exists, TOOLS))
@@ -202,11 +202,11 @@ class Profiling:
             wider = replace(policy, read=read, network=True, children=True)
             return wrap(argv, replace(wider, fds=(0, 1, 2)), Tier.LANDLOCK)
 
-        program = ONCE.format(package=PACKAGE, folder=self.folder)
+        program = NCU_PROGRAM.format(package=PACKAGE, folder=self.folder)
         argv = [sys.executable, "-I", "-B", "-c", program]
         environment = kept_environment() | self._environment
         try:
-            text = run(argv, environment, self.folder, COUNTERS_S, confined)
+            text = run(argv, environment, self.folder, COUNTERS_LIMIT_S, in_sandbox)
         except (CountersMissing, SandboxError) as why:
             return (), str(why)
         return tuple(read(text)), ""
@@ -223,7 +223,7 @@ class Profiling:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _order(task: Task, arm: str) -> ModelSpec:
+def _request(task: Task, arm: str) -> ModelSpec:
     """Specs stay empty: the child opens the task and finds them out itself."""
     return ModelSpec(arm, task.device, task.precision, {}, {}, (), {}, 0, task)
 
@@ -254,21 +254,21 @@ def _work(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
 
 
 def _profile(
-    subject: str, figures: dict[str, Any], roof: Roofline, task: Task, build: Build | None
+    subject: str, measured: dict[str, Any], roof: Roofline, task: Task, build: Build | None
 ) -> Profile:
-    own = Work.from_json(figures["own_work"]) if figures["own_work"] else roof.work
+    own = Work.from_json(measured["own_work"]) if measured["own_work"] else roof.work
     libraries = build.libraries if build else ()
     on_cuda = task.device is Device.CUDA
     return Profile(
         subject=subject,
-        seconds=float(figures["seconds"]),
-        operators=costs_of(figures["operators"], own.operators, on_cuda=on_cuda),
-        kernels=costs_of(figures["kernels"], {}, on_cuda=on_cuda),
+        seconds=float(measured["seconds"]),
+        operators=costs_of(measured["operators"], own.operators, on_cuda=on_cuda),
+        kernels=costs_of(measured["kernels"], {}, on_cuda=on_cuda),
         roofline=roof,
         own=own,
-        busy=float(figures["busy"]) if on_cuda else None,
-        busy_threads=float(figures["busy_threads"]),
-        threads=int(figures["threads"]),
-        memory=figures["memory"],
+        busy=float(measured["busy"]) if on_cuda else None,
+        busy_threads=float(measured["busy_threads"]),
+        threads=int(measured["threads"]),
+        memory=measured["memory"],
         resources=tuple(r for library in libraries for r in library.resources),
     )

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 FORMAT = 3
 """Raise it when what is measured changes: older cache entries are then not read."""
-CALM = 0.1
+QUIET_SHARE = 0.1
 """Others may have had this share of the processors while a ceiling of theirs was measured."""
 
 
-AGAIN_S = 600.0
+REMEASURE_AFTER_S = 600.0
 """After this long, ceilings of a busy machine are measured again."""
 STREAMING = """
 #include <cstdint>
@@ -74,7 +74,7 @@ class Ceilings:
     calm: bool = True
     """Whether the machine was ours alone at one of the measurements."""
 
-    def best(self, other: Ceilings) -> Ceilings:
+    def highest(self, other: Ceilings) -> Ceilings:
         """The higher of each."""
         rates = {n: max(getattr(self, n), getattr(other, n)) for n in RATES}
         return replace(self, **rates, calm=self.calm or other.calm)
@@ -84,7 +84,7 @@ class Ceilings:
         return max(float(getattr(self, precision, 0.0)), self.fp32)
 
 
-def ceilings(device: Device, *, cache: Path | None = None, doubted: bool = False) -> Ceilings:
+def ceilings(device: Device, *, cache: Path | None = None, remeasure: bool = False) -> Ceilings:
     """Ceilings of the current machine's `device`, from the cache or measured in about 2 s.
 
     `doubted`: something ran faster than they allow; they are measured again and the best is kept.
@@ -96,22 +96,22 @@ def ceilings(device: Device, *, cache: Path | None = None, doubted: bool = False
     name = describe(device)
     key = hashlib.sha256(f"{FORMAT}|{name}|{torch.__version__}".encode()).hexdigest()[:16]
     file = (cache or _user_cache()) / f"ceilings-{key}.json"
-    known = _read(file)
-    if known is not None and not doubted and (known.calm or _age(file) < AGAIN_S):
-        return known
+    cached = _read(file)
+    if cached is not None and not remeasure and (cached.calm or _age(file) < REMEASURE_AFTER_S):
+        return cached
     before = cpu_times()
     measured = _measure_cuda(name) if device is Device.CUDA else _measure_cpu(name)
     busy = others_share(before, cpu_times())
-    measured = replace(measured, calm=device is Device.CUDA or busy < CALM)
-    best = measured if known is None else measured.best(known)
+    measured = replace(measured, calm=device is Device.CUDA or busy < QUIET_SHARE)
+    highest = measured if cached is None else measured.highest(cached)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(asdict(best)))
+        partial.write_text(json.dumps(asdict(highest)))
         partial.replace(file)
     except OSError:
         pass
-    return best
+    return highest
 
 
 def _age(file: Path) -> float:
@@ -125,8 +125,8 @@ def _age(file: Path) -> float:
 def _read(file: Path) -> Ceilings | None:
     """A cache entry, unless it is absent, unreadable or absurd."""
     try:
-        known = Ceilings(**json.loads(file.read_text()))
-        return known if known.copy > 0 and known.fp32 > 0 else None
+        cached = Ceilings(**json.loads(file.read_text()))
+        return cached if cached.copy > 0 and cached.fp32 > 0 else None
     except (OSError, ValueError, TypeError):
         return None
 
@@ -147,7 +147,7 @@ def cache_bytes(device: Device) -> int:
     if device is Device.CUDA:
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
     sizes = [
-        _bytes(file.read_text().strip())
+        _parse_size(file.read_text().strip())
         for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     ]
     return max(sizes, default=32 << 20)
@@ -188,7 +188,7 @@ def _copy_rate(device: Device, count: int) -> float:
 
     source = torch.randn(count, device=device.value)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / _best(device, lambda: target.copy_(source))
+    return 2 * source.nbytes / _fastest(device, lambda: target.copy_(source))
 
 
 def _streaming_rate(count: int) -> float:
@@ -212,7 +212,7 @@ def _streaming_rate(count: int) -> float:
             ends = (x.data_ptr() + 4 * share * thread for x in (target, source))
             copy(*map(c_void_p, ends), c_int64(share))
 
-        seconds = _best(Device.CPU, lambda: list(pool.map(part, range(threads))))
+        seconds = _fastest(Device.CPU, lambda: list(pool.map(part, range(threads))))
     return 2 * 4 * share * threads / seconds
 
 
@@ -222,10 +222,10 @@ def _matrix_rate(device: Device, dtype: torch.dtype, side: int) -> float:
 
     a, b = (torch.randn(side, side, device=device.value, dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
-    return 2 * side**3 / _best(device, lambda: torch.mm(a, b, out=out))
+    return 2 * side**3 / _fastest(device, lambda: torch.mm(a, b, out=out))
 
 
-def _best(device: Device, call: Callable[[], Any], runs: int = 8) -> float:
+def _fastest(device: Device, call: Callable[[], Any], runs: int = 8) -> float:
     """Seconds of the quickest of `runs`, after one to warm up."""
     import torch
 
@@ -236,13 +236,13 @@ def _best(device: Device, call: Callable[[], Any], runs: int = 8) -> float:
             call()
             stamps.append(time.perf_counter())
         return min(later - earlier for earlier, later in pairwise(stamps))
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
+    events[0].record()
+    for event in events[1:]:
         call()
-        mark.record()
+        event.record()
     torch.cuda.synchronize()
-    return min(earlier.elapsed_time(later) for earlier, later in pairwise(marks)) / 1e3
+    return min(earlier.elapsed_time(later) for earlier, later in pairwise(events)) / 1e3
 
 
 def _processor() -> str:
@@ -254,7 +254,7 @@ def _processor() -> str:
     return named[0] if named else "CPU"
 
 
-def _bytes(text: str) -> int:
+def _parse_size(text: str) -> int:
     """Bytes of a size as the kernel writes it, e.g. `32768K`."""
     units = {"K": 10, "M": 20, "G": 30}
     return int(text.rstrip("KMG") or 0) << units.get(text[-1:], 0)

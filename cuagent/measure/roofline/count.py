@@ -20,9 +20,9 @@ from cuagent.worker import ForkServer
 from cuagent.worker.arms import task_from_json, task_to_json
 from cuagent.worker.channel import receive_message, send_message
 
-DEADLINE_S = 120.0
-ORDER = "count.json"
-_known: dict[str, tuple[Work, str]] = {}
+TIME_LIMIT_S = 120.0
+REQUEST = "count.json"
+_counted: dict[str, tuple[Work, str]] = {}
 """By the task's digest."""
 
 
@@ -31,17 +31,17 @@ def count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
 
     Raises TaskError where the module cannot be counted, ForkServerError where the process fails.
     """
-    if task.digest not in _known:
-        _known[task.digest] = _count(task, fork_server)
-    return _known[task.digest]
+    if task.digest not in _counted:
+        _counted[task.digest] = _count(task, fork_server)
+    return _counted[task.digest]
 
 
 def _count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
     folder = Path(tempfile.mkdtemp(prefix="count-", dir=fork_server.folder))
-    (folder / ORDER).write_text(json.dumps(task_to_json(task)))
+    (folder / REQUEST).write_text(json.dumps(task_to_json(task)))
     child = fork_server.fork("cuagent.measure.roofline.count", folder, {})
     try:
-        ended, _, _ = select.select([child.channel], [], [], DEADLINE_S)
+        ended, _, _ = select.select([child.channel], [], [], TIME_LIMIT_S)
         received = receive_message(child.channel) if ended else None
     finally:
         fork_server.end(child)
@@ -57,7 +57,7 @@ def _count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
 def serve(channel: socket.socket, folder: Path) -> None:
     """Count what the order names and say it."""
     try:
-        reference = open_reference(task_from_json(json.loads((folder / ORDER).read_text())))
+        reference = open_reference(task_from_json(json.loads((folder / REQUEST).read_text())))
         check_runs(reference)
         answer = {"work": count_work(reference).to_json(), "unit": matrix_unit(reference)}
     except TaskError as error:

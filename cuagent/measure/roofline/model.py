@@ -68,7 +68,7 @@ class Work:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Work:
-        operators = {name: OperatorWork(**about) for name, about in data["operators"].items()}
+        operators = {name: OperatorWork(**fields) for name, fields in data["operators"].items()}
         return Work(**(data | {"operators": operators, "uncounted": tuple(data["uncounted"])}))
 
     def to_json(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Roofline:
         return self.firm and self.ceilings.calm and seconds < SUSPECT * self.memory_seconds
 
     @property
-    def least(self) -> Floor:
+    def timing_floor(self) -> Floor:
         """What a timing needs of this."""
         memory = SUSPECT * self.memory_seconds if self.firm and self.ceilings.calm else 0.0
         return Floor(self.floor, self.bound, memory)
@@ -129,18 +129,18 @@ class Roofline:
         if not self.floor and not self.work.uncounted:
             return "no floor: nothing has to be moved or computed"
         rate = amount(self.ceilings.rate(self.unit))
-        rest = self.work.other_flops
+        other = self.work.other_flops
         others = (
-            f" and {amount(rest)}FLOP of other kinds" if rest and self.bound == "compute" else ""
+            f" and {amount(rest)}FLOP of other kinds" if other and self.bound == "compute" else ""
         )
-        said = (
+        text = (
             f"floor {seconds_text(self.floor)} ({self.bound}: "
             f"{amount(self.work.bytes)}B compulsory at {amount(self.ceilings.copy)}B/s, "
             f"{amount(self.work.matrix_flops)}FLOP at {rate}FLOP/s {self.unit}{others})"
         )
         if self.work.uncounted:
-            said += f", arithmetic of {', '.join(self.work.uncounted)} not counted"
-        return said if seconds is None else f"{self.share(seconds):.0%} of the roofline; {said}"
+            text += f", arithmetic of {', '.join(self.work.uncounted)} not counted"
+        return text if seconds is None else f"{self.share(seconds):.0%} of the roofline; {said}"
 
 
 def roofline(reference: Reference, ceilings: Ceilings) -> Roofline:
@@ -190,19 +190,19 @@ def count_calls(
     """Call `model` once under the dispatch mode; its tensors may be fake, with `values` known."""
     import torch
 
-    tally = _tally(values)
-    with torch.no_grad(), tally:
+    counter = _counting_mode(values)
+    with torch.no_grad(), counter:
         outputs, _ = flatten(model(*inputs), "output")
     return Work(
-        bytes_in=tally.traffic.compulsory(outputs),
-        bytes_out=tally.traffic.written(outputs),
-        matrix_flops=tally.flops.total(),
-        other_flops=tally.elementwise,
+        bytes_in=counter.traffic.compulsory(outputs),
+        bytes_out=counter.traffic.written(outputs),
+        matrix_flops=counter.flops.total(),
+        other_flops=counter.elementwise,
         operators={
-            name: OperatorWork(calls, tally.moved[name], tally.flops[name])
-            for name, calls in tally.calls.items()
+            name: OperatorWork(calls, counter.moved[name], counter.flops[name])
+            for name, calls in counter.calls.items()
         },
-        uncounted=tuple(sorted(name for name in tally.calls if name.startswith(UNCOUNTED))),
+        uncounted=tuple(sorted(name for name in counter.calls if name.startswith(UNCOUNTED))),
     )
 
 
@@ -218,15 +218,15 @@ class _Traffic:
     """What operators read and write, and what of it the outputs of a call hang on."""
 
     def __init__(self) -> None:
-        self.kept: list[torch.Tensor] = []
+        self.storages_in_use: list[torch.Tensor] = []
         """Storages are told apart by identity, so none may be freed and its place reused."""
-        self.made: set[int] = set()
-        self.steps: list[tuple[set[int], list[tuple[torch.Tensor, int]]]] = []
+        self.created: set[int] = set()
+        self.operators_run: list[tuple[set[int], list[tuple[torch.Tensor, int]]]] = []
         """What each operator writes, by storage, and reads; it is needed if it writes none."""
 
-    def make(self, fresh: list[torch.Tensor]) -> None:
+    def add_created(self, fresh: list[torch.Tensor]) -> None:
         """These were not there before the call."""
-        self.made.update(t.untyped_storage()._cdata for t in fresh)
+        self.created.update(t.untyped_storage()._cdata for t in fresh)
 
     def log(
         self,
@@ -236,27 +236,27 @@ class _Traffic:
         changing: bool,
     ) -> None:
         """One operator, with the bytes that it needs of each tensor; `changing` some of them."""
-        self.kept += [tensor for tensor, _ in reads]
+        self.storages_in_use += [tensor for tensor, _ in reads]
         changed = [tensor for tensor, _ in reads] if changing else []
         writes = {t.untyped_storage()._cdata for t in [*outs, *changed]}
         # What was there before the call and is changed is wanted, whoever looks at it.
-        self.steps.append((writes if writes <= self.made else set(), reads))
+        self.operators_run.append((writes if writes <= self.created else set(), reads))
 
     def compulsory(self, outputs: list[torch.Tensor]) -> int:
         """Bytes of what was there before the call and the outputs hang on."""
-        wanted = {leaf.untyped_storage()._cdata for leaf in outputs}
+        needed_storages = {leaf.untyped_storage()._cdata for leaf in outputs}
         needed: list[tuple[torch.Tensor, int]] = []
-        for writes, reads in reversed(self.steps):
-            if writes and not writes & wanted:
+        for writes, reads in reversed(self.operators_run):
+            if writes and not writes & needed_storages:
                 continue
-            wanted |= {tensor.untyped_storage()._cdata for tensor, _ in reads}
-            needed += [(t, n) for t, n in reads if t.untyped_storage()._cdata not in self.made]
+            needed_storages |= {tensor.untyped_storage()._cdata for tensor, _ in reads}
+            needed += [(t, n) for t, n in reads if t.untyped_storage()._cdata not in self.created]
         return _distinct(needed)
 
     def written(self, outputs: list[torch.Tensor]) -> int:
         """Bytes of results that were not there before the call."""
-        made = [x for x in outputs if x.untyped_storage()._cdata in self.made]
-        return _distinct([(leaf, _held(leaf)) for leaf in made])
+        created = [x for x in outputs if x.untyped_storage()._cdata in self.created]
+        return _distinct([(leaf, _bytes_behind(leaf)) for leaf in created])
 
 
 def _distinct(parts: Iterable[tuple[torch.Tensor, int]]) -> int:
@@ -271,12 +271,12 @@ def _distinct(parts: Iterable[tuple[torch.Tensor, int]]) -> int:
     return sum(min(sum(v.values()), size[key]) for key, v in views.items())
 
 
-def _tally(values: Values) -> Any:
+def _counting_mode(values: Values) -> Any:
     """A dispatch mode that notes what every operator reads and makes (torch is imported late)."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 
-    class Tally(TorchDispatchMode):
+    class CountingMode(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
             self.calls: Counter[str] = Counter()
@@ -297,22 +297,22 @@ def _tally(values: Values) -> Any:
             out = func(*args, **(kwargs or {}))
             name = func.overloadpacket.__name__
             outs, ins = _tensors(out), _tensors((args, kwargs or {}))
-            self.traffic.kept += outs
+            self.traffic.storages_in_use += outs
             if func.is_view:
                 return out
-            self.traffic.make([t for t in outs if not any(_same(t, i) for i in ins)])
+            self.traffic.add_created([t for t in outs if not any(_share_storage(t, i) for i in ins)])
             if func.namespace == "prim" or name.startswith(FREE):
                 return out
             self.calls[name] += 1
-            ours = bool(outs) and func.namespace == "aten"
-            part = part_read(name, args, outs[0], values) if ours else None
+            is_aten = bool(outs) and func.namespace == "aten"
+            partial = part_read(name, args, outs[0], values) if is_aten else None
             sizes, reads = [t.numel() for t in outs], []
-            self.moved[name] += sum(map(_held, outs))
+            self.moved[name] += sum(map(_bytes_behind, outs))
             for tensor in ins:
-                needed = asked = _held(tensor)
-                if part is not None and tensor is part.tensor:
-                    needed = min(needed, part.needed * tensor.element_size())
-                    asked = part.asked * tensor.element_size()
+                needed = asked = _bytes_behind(tensor)
+                if partial is not None and tensor is partial.tensor:
+                    needed = min(needed, partial.needed * tensor.element_size())
+                    asked = partial.asked * tensor.element_size()
                 self.moved[name] += asked
                 sizes.append(asked // tensor.element_size())
                 reads.append((tensor, needed))
@@ -325,7 +325,7 @@ def _tally(values: Values) -> Any:
                 self.elementwise += max(sizes, default=0)
             return out
 
-    return Tally()
+    return CountingMode()
 
 
 def _known_flops(name: str, args: Any) -> int | None:
@@ -348,7 +348,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _share_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
@@ -356,7 +356,7 @@ def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
 
 
-def _held(tensor: torch.Tensor) -> int:
+def _bytes_behind(tensor: torch.Tensor) -> int:
     """Bytes behind a view; what is only expanded counts once."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
