@@ -108,7 +108,7 @@ def test_judges_of_one_device_verify_beside_each_other_and_time_alone(
 
     class Judge(module.Judge):
         def __init__(self, device_lock: DeviceLock) -> None:
-            self.device_lock, self.ladder, self._profiling = device_lock, None, None
+            self.device_lock, self.ladder, self._next_profile = device_lock, None, None
             self._timer: Any = Timer()
 
         def _verified(self, *_: Any) -> Any:

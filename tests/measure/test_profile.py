@@ -105,7 +105,9 @@ def test_an_attempt_is_profiled_in_the_sandbox_and_shows_its_own_kernel(
 ) -> None:
     made = attempt(CPU_KERNEL, "cpp")
     task = load_task(folder / "task.py", device="cpu")
-    with closing(ProfileSession(task, fork_server, with_candidate=True)) as begun:  # before there is one
+    with closing(
+        ProfileSession(task, fork_server, with_candidate=True)
+    ) as begun:  # before there is one
         built = build(made, Device.CPU, cache=folder / "cache")
         begun.await_opened()
         seen = begun.finish(made, built, cache=folder)
@@ -189,7 +191,7 @@ def test_what_makes_the_figures_rough_is_said() -> None:
     assert not any("rough" in note or "busy:" in note for note in seen.notes())
     notes = "; ".join(replace(seen, seconds=2e-4, others=0.7).notes())
     assert "the operators add up to 1 ms, 5.0x the call" in notes
-    assert "machine busy: 70% by others" in notes
+    assert "machine busy: 70% used by other processes" in notes
 
 
 def test_counters_that_nobody_asked_for_are_said_to_be_missing_on_a_gpu_alone() -> None:

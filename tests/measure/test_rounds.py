@@ -47,7 +47,7 @@ def test_a_reader_is_told_of_others_and_of_a_gpu_that_throttled() -> None:
         HONEST, replace(HONEST, busy=0.4), replace(HONEST, slowed=3), replace(HONEST, slowed=2)
     )
     assert rounds.notes == (
-        "machine busy: 40% by others",
+        "machine busy: 40% used by other processes",
         "the GPU throttled in 5 repeats that count",
     )
 
@@ -93,7 +93,8 @@ def test_a_baseline_that_is_held_up_time_and_again_is_told() -> None:
     rounds = rounds_on_gpu(baseline_times, *[timed(33, 229)] * (MOST_RETRIES + 1))
     assert len(rounds.valid) == 1
     assert rounds.notes == (
-        "compile was held up: 8.8 times what it usually takes, so the speedup over it is too large",
+        "compile was delayed: it took 8.8 times its usual time, "
+        "so the speedup over it is too large",
     )
 
 

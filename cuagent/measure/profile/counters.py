@@ -1,7 +1,7 @@
-"""Hardware counters of each kernel, from Nsight Compute where they may be read.
+"""Read hardware counters of each kernel with Nsight Compute, if they may be read.
 
-`read` parses what `ncu --csv --page raw` prints; `Counters` says of one kernel what an agent can
-act on. The kernels run many times and serialised under ncu: feedback, never a time. Not covered:
+`read` parses the output of `ncu --csv --page raw`; `Counters` formats one launch for an agent. ncu
+runs each kernel many times and serially, so the figures are feedback, never a time. Not covered:
 source lines. Clocks are left as they are (`--clock-control none`).
 """
 
@@ -33,7 +33,7 @@ METRICS = {
     "sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
     "requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
 }
-"""By name: what is asked for."""
+"""Metrics that are requested, by our names."""
 SECTION_METRICS = {
     "waves": "launch__waves_per_multiprocessor",
     "possible_pct": "sm__maximum_warps_per_active_cycle_pct",
@@ -43,32 +43,32 @@ SECTION_METRICS = {
     "shared_ideal": "memory_l1_wavefronts_shared_ideal",
     "spilling": "sass__inst_executed_register_spilling",
 }
-"""What the sections bring along."""
+"""Metrics that come with `SECTIONS`, by our names."""
 SECTIONS = ("WarpStateStats", "SourceCounters", "Occupancy", "LaunchStats")
 EXCESS_FACTOR = 1.1
-"""From this many times what its addresses need on, an access is worth a word."""
+"""Factor on the necessary sectors or passes from which an access is reported."""
 IN_USE_PCT = 5.0
-"""Below this the tensor cores are idle: plain kernels show 1 to 2 %."""
+"""Percentage below which tensor cores count as idle: kernels without them show 1 to 2 %."""
 
 
 InSandbox = Callable[[list[str]], list[str]]
-"""Makes of a command the command that runs it in a sandbox."""
+"""Return the command that runs a given command in a sandbox."""
 
 
 @dataclass(frozen=True)
 class Counters:
-    """One launch of one kernel."""
+    """Counters of one launch of a kernel."""
 
     kernel: str
     values: dict[str, float]
-    """By the names of `METRICS` and `BESIDE`, without what ncu does not know. Seconds, bytes,
-    percent."""
+    """Values by the names of `METRICS` and `SECTION_METRICS`, without those that ncu lacks. In
+    seconds, bytes or percent."""
     stalls: tuple[tuple[str, float], ...]
-    """The most frequent reasons why warps wait, with their share of the samples."""
+    """Most frequent stall reasons of warps, with their share of the samples."""
 
     @property
     def limiter(self) -> str:
-        """What keeps more blocks from a multiprocessor."""
+        """Return the resource that limits the number of blocks on a multiprocessor."""
         if self.values.get("waves", 1) < 1:
             return "too few blocks"
         limits = {n: v for n, v in self.values.items() if n.startswith("limit_")}
@@ -76,16 +76,16 @@ class Counters:
 
     @property
     def dram_bytes(self) -> float:
-        """Read and written."""
+        """Return the bytes read from and written to DRAM."""
         return self.values.get("dram_bytes_read", 0.0) + self.values.get("dram_bytes_written", 0.0)
 
     def excess(self, what: str, needed: str) -> float:
-        """How many times what is needed; 1 where it is not known."""
+        """Return a counter over its necessary value; 1 if that is unknown."""
         least = self.values.get(needed, 0.0)
         return self.values.get(what, 0.0) / least if least else 1.0
 
     def line(self) -> str:
-        """What an agent can act on, in one line."""
+        """Return the counters that an agent can act on, in one line."""
         v = self.values
         possible = f" of {v['possible_pct']:.0f}" * ("possible_pct" in v)
         parts = [
@@ -108,7 +108,7 @@ class Counters:
 
 
 class CountersMissing(Exception):
-    """Counters could not be read; one line that says why."""
+    """Raised with a one-line reason if counters could not be read."""
 
 
 def run(
@@ -118,10 +118,11 @@ def run(
     seconds: float,
     in_sandbox: InSandbox = list,
 ) -> str:
-    """What ncu prints of the kernels in the profiled range of `program`. Raises CountersMissing.
+    """Return ncu's output for the kernels in the profiled range of `program`. Raises
+    CountersMissing.
 
-    `confined` puts the whole command into a sandbox: what ncu injects into the program has threads,
-    and so it can no longer enter one by itself.
+    `in_sandbox` wraps the whole command. The program cannot enter a sandbox later, because what ncu
+    injects into it has threads.
     """
     ncu = shutil.which("ncu")
     if ncu is None:
@@ -148,7 +149,7 @@ def run(
 
 
 def read(text: str, limit: int = 40) -> list[Counters]:
-    """The launches in what ncu printed, at most `most`, in their order."""
+    """Return the launches in ncu's output, in order, at most `limit`."""
     rows = list(csv.reader(line for line in text.splitlines() if line.startswith('"')))
     if len(rows) < 3:
         return []
@@ -180,7 +181,7 @@ def _stalls(items: Iterable[tuple[str, tuple[str, str]]]) -> tuple[tuple[str, fl
 
 
 def _number(text: str, unit: str) -> float | None:
-    """The value in seconds, bytes or as it stands; ncu writes thousands with commas."""
+    """Return a value in seconds, in bytes or unchanged; ncu separates thousands with commas."""
     factor = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
     try:
         return float(text.replace(",", "")) * factor.get(unit, 1.0)

@@ -1,9 +1,8 @@
-"""Where the time of a task or an attempt goes, for an agent to act on.
+"""Describe the time of a task or an attempt by operator and kernel, for an agent.
 
-Operators and kernels with their time, what they move and compute against the device's ceilings, and
-notes that say what bounds the whole. Hardware counters (ncu) have their place in
-`Profile.counters`, filled where they were asked for and may be read. Not covered: how the figures
-come about (`profiling.py`).
+Each operator and kernel has its time and its rates against the device's ceilings; notes state what
+bounds the whole. `Profile.counters` holds hardware counters (ncu) if they were requested and may be
+read. Not covered: how the figures are measured (`session.py`).
 """
 
 from __future__ import annotations
@@ -19,74 +18,76 @@ from cuagent.measure.roofline.model import OperatorWork, Roofline, Work, amount,
 from cuagent.measure.system_load import BUSY_SHARE
 
 MAX_LINES = 60
+"""Largest number of lines that `Profile.lines` returns."""
 COUNTED_AS = {"clamp_min": "relu", "relu": ""}
-"""Operators whose time the profiler books under another name than the one they are called by."""
-NOT_REQUESTED = "not asked for; they tell occupancy, stalls, bank conflicts, wasted sectors"
+"""Counted operator by profiled name, for operators whose time the profiler books under another
+name."""
+NOT_REQUESTED = "not asked for; they show occupancy, stalls, bank conflicts, wasted sectors"
 ROUGH_FACTOR = 1.5
-"""Operators that add up to so many times the call are mostly the profiler's own time."""
+"""Factor on the time of a call from which the operators' sum is mostly the profiler's overhead."""
 FIGURES, GAP, RATES, BAR, NAME = 26, 10, 33, 9, 14
-"""Columns of a table: of calls, time and share, of a launch gap, of what is reached of the
-ceilings, of a bar, at least of a name."""
+"""Width in columns of a table's parts: calls, time and share; a launch gap; rates against the
+ceilings; a bar; the shortest name."""
 
 
 class ProfileError(Exception):
-    """The model did not get through its profile. One line."""
+    """Raised with a one-line reason if the model could not be profiled."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One operator or kernel, per call of the model."""
+    """Cost of one operator or kernel, per call of the model."""
 
     name: str
     calls: float
     seconds: float
-    """Its own, what it calls left out."""
+    """Seconds without the operators that it calls."""
     share: float
-    """Of the time of all of its kind."""
+    """Share of the time of all operators, or of all kernels."""
     bytes_per_s: float | None = None
-    """What eager moves for it over its time, where that could be counted."""
+    """Bytes that eager moves for it over its time, if they could be counted."""
     flop_per_s: float | None = None
     gap: float = 0.0
-    """Kernels: seconds that the GPU stood idle before it, under the profiler, which adds some."""
+    """Kernels only: idle seconds of the GPU before it, under the profiler, which adds to them."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of one model goes. Seconds are per call of the model."""
+    """Profile of one model. Seconds are per call of the model."""
 
     subject: str
     seconds: float
     """Wall time of a call, without the profiler."""
     operators: tuple[Cost, ...]
-    """By time, longest first: on the CPU where it is spent, on CUDA what the host does."""
+    """Operators, longest first: their own time on the CPU, the host's time on CUDA."""
     kernels: tuple[Cost, ...]
     """CUDA only, longest first."""
     roofline: Roofline
     own: Work
-    """What this model itself moves and computes, as far as torch's operators show."""
+    """Work that this model does, as far as torch's operators show it."""
     busy: float | None
     """CUDA: seconds with at least one kernel running."""
     busy_threads: float
-    """Mean number of running threads."""
+    """Mean number of busy threads."""
     threads: int
     memory: int | None
     """CUDA: largest number of bytes allocated."""
     resources: tuple[KernelResources, ...] = ()
     counters: tuple[Counters, ...] = ()
-    """Of each launch; hardware counters where they were asked for and may be read."""
+    """Hardware counters of each launch, if they were requested and may be read."""
     missing: str = ""
-    """Why there are no counters though they were asked for."""
+    """Reason if requested counters could not be read."""
     loops: tuple[Loop, ...] = ()
-    """CPU only: what the compiler made of the loops of the attempt's own kernels."""
+    """CPU only: vectorisation of the loops of the attempt's kernels."""
     others: float = 0.0
-    """Share of the processors that others had meanwhile."""
+    """Share of the processors that other processes used during the profile."""
 
     @property
     def on_cuda(self) -> bool:
         return self.busy is not None
 
     def lines(self, width: int = 100) -> list[str]:
-        """At most 60 lines of text."""
+        """Return the report, at most 60 lines."""
         head = [
             f"{self.subject} on {self.roofline.ceilings.device}: "
             f"{seconds_text(self.seconds)} a call",
@@ -105,7 +106,7 @@ class Profile:
         return list(rows)[:MAX_LINES]
 
     def notes(self) -> list[str]:
-        """What the figures say, most telling first."""
+        """Return the conclusions from the figures, the most important first."""
         notes = []
         if self.busy is not None:
             idle = max(0.0, 1 - self.busy / self.seconds)
@@ -135,11 +136,11 @@ class Profile:
                 notes.append(f"{resource.name} spills {resource.spill_bytes} bytes of registers")
         notes += self._rough()
         if self.roofline.suspect(self.seconds):
-            notes.append("faster than memory allows: is the work done?")
+            notes.append("faster than memory allows: check that all of the work is done")
         return notes
 
     def _rough(self) -> list[str]:
-        """Why the figures are no better than they are."""
+        """Return notes on the reasons why the figures are imprecise."""
         notes = []
         spent = sum(operator.seconds for operator in self.operators)
         if not self.on_cuda and spent > ROUGH_FACTOR * self.seconds:
@@ -148,11 +149,13 @@ class Profile:
                 "call: the profiler costs more than they do, their shares are rough"
             )
         if self.others > BUSY_SHARE:
-            notes.append(f"machine busy: {self.others:.0%} by others, times are longer by it")
+            notes.append(
+                f"machine busy: {self.others:.0%} used by other processes, which lengthens times"
+            )
         return notes
 
     def _gaps(self) -> list[str]:
-        """Between kernels, if that is more than a tenth of what they take."""
+        """Return a note on launch gaps if they exceed a tenth of the kernels' time."""
         gaps = sum(kernel.gap for kernel in self.kernels)
         if not self.busy or gaps < 0.1 * self.busy:
             return []
@@ -174,27 +177,28 @@ class Profile:
 def costs_of(
     rows: Iterable[Mapping[str, Any]], work: Mapping[str, OperatorWork], *, on_cuda: bool
 ) -> tuple[Cost, ...]:
-    """What the profiler's rows come to, longest first."""
+    """Return the costs in the profiler's rows, longest first."""
     rows = list(rows)
     total = sum(row["seconds"] for row in rows) or 1.0
     costs = []
     for row in sorted(rows, key=lambda row: -row["seconds"]):
         name, seconds = str(row["name"]), float(row["seconds"])
         counted_work = work.get(_operator(name))
-        # On CUDA an operator's own time is the host's; what it moves, it moves in its kernels. On
-        # the CPU one that leaves the work to others (logsumexp) is held against their time too.
+        # On CUDA an operator's own time is the host's, and its bytes move in its kernels. On the
+        # CPU an operator that delegates its work (logsumexp) is rated by the time of the operators
+        # it calls.
         total_s = float(row.get("total_seconds") or seconds)
         own_s = total_s if total_s > 2 * seconds else seconds
         working = float(row.get("device_seconds") or (0 if on_cuda else own_s))
-        is_counted = counted_work is not None and working > 0
+        counted = counted_work if working > 0 else None
         costs.append(
             Cost(
                 name,
                 float(row["calls"]),
                 seconds,
                 seconds / total,
-                counted_work.bytes / working if counted_work and is_counted and counted_work.bytes else None,
-                counted_work.flops / working if counted_work and is_counted and counted_work.flops else None,
+                counted.bytes / working if counted and counted.bytes else None,
+                counted.flops / working if counted and counted.flops else None,
                 float(row.get("gap") or 0.0),
             )
         )
@@ -202,7 +206,7 @@ def costs_of(
 
 
 def _operator(name: str) -> str:
-    """The name under which the work of a profiled operator was counted."""
+    """Return the name under which the work of a profiled operator was counted."""
     plain = name.removeprefix("aten::")
     if plain.endswith("_convolution"):
         return "convolution"
@@ -214,9 +218,9 @@ def _table(kind: str, costs: tuple[Cost, ...], width: int, roof: Roofline) -> li
         return []
     copy, rate = roof.ceilings.copy, roof.ceilings.rate(roof.unit)
     gaps = any(cost.gap for cost in costs)
-    counted_work = any(cost.bytes_per_s or cost.flop_per_s for cost in costs)
+    has_rates = any(cost.bytes_per_s or cost.flop_per_s for cost in costs)
     spare = width - FIGURES - GAP * gaps - NAME
-    rated = counted_work and spare >= RATES
+    rated = has_rates and spare >= RATES
     spare -= RATES * rated
     barred = spare >= BAR
     room = NAME + max(0, spare - BAR * barred)
@@ -245,7 +249,7 @@ def _bar(share: float) -> str:
 
 
 def _short(name: str, width: int) -> str:
-    """A kernel's name without the template arguments and the return type that fill the line."""
+    """Return a kernel's name without template arguments and return type, which fill the line."""
     name = name.removeprefix("void ").replace("at::native::", "")
     for namespace in ("(anonymous namespace)::", "<unnamed>::"):
         name = name.replace(namespace, "")

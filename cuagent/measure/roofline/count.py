@@ -1,8 +1,9 @@
-"""Counting a task's work in a trusted child: the referee never runs the user's module.
+"""Count a task's work in a trusted child process; the referee never runs the user's module.
 
-`count` is the referee's side, `serve` the child's. A task is counted once in the life of this
-process: the profile of every attempt asks for it, and it takes a second or two. Invariant: nothing
-of a candidate's is in that child, so what it says of the work may be believed.
+`count` runs in the referee, `serve` in the child. A task is counted once in the life of this
+process, because every profile of an attempt needs the result and counting takes a second or two.
+
+Invariant: no code of a candidate runs in that child, so its answer is trusted.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from cuagent.worker.arms import task_from_json, task_to_json
 from cuagent.worker.channel import receive_message, send_message
 
 TIME_LIMIT_S = 120.0
+"""Time limit of one count in seconds."""
 REQUEST = "count.json"
+"""Name of the file that names the task to the child."""
 _counted: dict[str, tuple[Work, str]] = {}
-"""By the task's digest."""
+"""Results by the task's digest."""
 
 
 def count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
-    """What one call of the reference asks for, and the matrix rate that applies to it.
+    """Return the work of one call of the reference, and the name of its matrix rate.
 
-    Raises TaskError where the module cannot be counted, ForkServerError where the process fails.
+    Raises TaskError if the module cannot be counted, ForkServerError if the process fails.
     """
     if task.digest not in _counted:
         _counted[task.digest] = _count(task, fork_server)
@@ -55,7 +58,7 @@ def _count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Count what the order names and say it."""
+    """Count the task that the request names, and send the result."""
     try:
         reference = open_reference(task_from_json(json.loads((folder / REQUEST).read_text())))
         check_runs(reference)

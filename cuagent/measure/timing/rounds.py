@@ -55,8 +55,7 @@ TWIN = "eager again"
 """Name of a second eager process, on the CPU. Its distance from the first shows how much processes
 differ."""
 RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.25e-6}
-"""Seconds by which equal kernels differ from process to process, whatever their length (measured).
-"""
+"""Seconds by which equal kernels of any length differ from process to process (measured)."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,8 @@ class Rounds:
     def notes(self) -> tuple[str, ...]:
         """Return notes on the state of the machine for the reader of the figures."""
         slowed = sum(taken.slowed for taken in self.valid)
-        notes = [f"machine busy: {self.busy:.0%} by others"] * (self.busy > BUSY_SHARE)
+        busy = f"machine busy: {self.busy:.0%} used by other processes"
+        notes = [busy] * (self.busy > BUSY_SHARE)
         notes += [f"the GPU throttled in {slowed} repeats that count"] * (slowed > 0)
         return (*notes, *[self._delay_note] * bool(self._delay_note))
 
@@ -157,7 +157,7 @@ class Rounds:
     def _delayed(self, taken: Round) -> tuple[str, float]:
         """Return the delayed baseline and the factor on its usual time; ("", 1.0) if there is none.
 
-        A slowdown common to all baselines is no delay.
+        A slowdown common to all baselines does not count as a delay.
         """
         now = {n: median(c) for n, c in taken.counted.items() if n not in (CANDIDATE, TWIN) and c}
         # A baseline without earlier rounds is compared with eager, which it should beat.

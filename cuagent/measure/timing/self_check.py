@@ -93,7 +93,8 @@ class SelfCheck:
         busy = max(known.busy for known in self.gates)
         if busy > BUSY_SHARE:
             text.append(
-                f"  other processes used {busy:.0%} of the processors; an idle machine resolves more"
+                f"  other processes used {busy:.0%} of the processors; "
+                "an idle machine resolves more"
             )
         finest = max(known.resolution for known in self.gates)
         for share in REPORTED_SHARES:

@@ -35,7 +35,7 @@ def one_thread(device: Device) -> Iterator[None]:
 
 
 def cores_of(referee: Referee) -> set[int]:
-    """Return the processors that all arms are bound to, as many as eager has threads.
+    """Return the processors that all arms are bound to, one for each thread of eager.
 
     The set is empty if the arms may use all processors.
     """

@@ -27,9 +27,9 @@ from cuagent.worker.arms import CANDIDATE, EAGER
 GROUPS = 5
 """Number of stretches of a round on the CPU. Each is represented by its quietest blocks."""
 LEAST_S = 1e-7
-"""Lower limit on the seconds of a call, whatever the worker claims."""
+"""Smallest number of seconds that a call may count as."""
 AUDIT_CONFIDENCE = 0.99
-"""Confidence of the lower limit on what the wall clock adds to a claim."""
+"""Confidence of the lower limit on the excess of the wall clock over a claim."""
 SINGLE_CALL_CONFIDENCE = 0.8
 """Confidence of the lower limit on the excess of single calls by their claims, on a CPU. Wall times
 scatter ten times as much there, and one cheat in thirty passed by wall times alone."""

@@ -248,7 +248,7 @@ class Timer:
     def _timing(
         self, rounds: Rounds, subject: Subject | None, effort: Effort, failed: str, seconds: float
     ) -> Timing:
-        """Return the timing of all rounds; `failed` is the reason if the candidate did not finish."""
+        """Return the timing of all rounds; `failed` is why the candidate did not finish."""
         names = self.baselines if subject is None else (CANDIDATE, *self.baselines)
         why = self._baselines.failed | {CANDIDATE: failed}
         arms = tuple(arm_of(name, rounds.valid, why.get(name, ""), self.device) for name in names)
