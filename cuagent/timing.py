@@ -44,7 +44,7 @@ class Arm:
     """Time of each block: the worker's claim plus the excess of the wall clock (`timed_arm.py`)."""
     compile_seconds: float | None = None
     failed: str = ""
-    """Reason if there are no samples."""
+    """Reason for missing samples, else ""."""
     rounds: tuple[int, ...] = ()
     """Number of samples in each round."""
     charged: float = 0.0
@@ -93,7 +93,7 @@ class Timing:
 
     arms: tuple[Arm, ...]
     ratios: dict[str, Ratio]
-    """By baseline name."""
+    """Ratios by baseline name."""
     effort: Effort
     device: str
     """Name of the device."""

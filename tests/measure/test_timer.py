@@ -1,6 +1,6 @@
-"""Real processes timed: speed is found, equal arms are not called, and a false clock is caught.
+"""Timing of real processes: speedups, equal arms and false clocks.
 
-The models sleep instead of computing, so that a busy machine cannot turn a result round.
+The models sleep instead of computing, so a busy machine cannot reverse a result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class {name}(torch.nn.Module):
         return x * 2
 """
 UNUSED: Any = None
-"""No session is needed where nothing is run."""
+"""Placeholder for a session; nothing runs in these tests."""
 HONEST = TASK.format(name="ModelNew", seconds="{seconds}")
 FALSE_CLOCK = """
 import time
@@ -125,7 +125,7 @@ def timed(timer: Timer, source: str, effort: Effort = Effort.QUICK) -> Timing:
 
 
 def decided(timer: Timer, source: str) -> Timing:
-    """Timed again while the interval spans 1, as it may on a machine that others keep busy."""
+    """Repeat the timing while the interval includes 1, as it may on a busy machine."""
     for _ in range(6):
         timing = timed(timer, source)
         if timing.refused or timing.ratios["eager"].standing is not Standing.INCONCLUSIVE:
@@ -133,7 +133,7 @@ def decided(timer: Timer, source: str) -> Timing:
     return timing
 
 
-def test_a_candidate_that_takes_half_the_time_is_faster_by_a_factor_of_two(timer: Timer) -> None:
+def test_half_the_time_is_faster_by_a_factor_of_two(timer: Timer) -> None:
     timing = decided(timer, HONEST.format(seconds=0.005))
     assert not timing.refused
     ratio = timing.ratios["eager"]
@@ -145,15 +145,15 @@ def test_a_candidate_that_takes_half_the_time_is_faster_by_a_factor_of_two(timer
     assert eager.median > 0.010
 
 
-def test_equal_arms_are_inconclusive_and_a_slower_one_is_slower(timer: Timer) -> None:
+def test_equal_arms_are_inconclusive_and_a_slow_one_is_slower(timer: Timer) -> None:
     assert timed(timer, HONEST.format(seconds=0.01)).ratios["eager"].low < 1.05
     slower = decided(timer, HONEST.format(seconds=0.02)).ratios["eager"]
     assert slower.standing is Standing.SLOWER
 
 
-def test_a_false_clock_is_contradicted_by_the_wall_clock_or_gains_nothing(timer: Timer) -> None:
+def test_false_clock_is_contradicted_or_gains_nothing(timer: Timer) -> None:
     timing = timed(timer, FALSE_CLOCK)
-    # On a busy machine nobody is accused, and what the wall clock leaves is counted.
+    # On a busy machine there is no contradiction, and the excess of the wall clock is counted.
     if timing.contradiction:
         assert "wall clock" in timing.contradiction
         assert not timing.ratios
@@ -161,14 +161,12 @@ def test_a_false_clock_is_contradicted_by_the_wall_clock_or_gains_nothing(timer:
         assert timing.ratios["eager"].low < 1.3
 
 
-def test_answers_remembered_by_address_are_wrong_answers(
-    timer: Timer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(repeats.BLOCK_S, Device.CPU, 0.2)  # so many calls that addresses return
+def test_outputs_cached_by_address_are_wrong(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(repeats.BLOCK_S, Device.CPU, 0.2)  # enough calls that addresses repeat
     assert "wrong" in timed(timer, BY_ADDRESS).wrong
 
 
-def test_answers_remembered_by_content_bring_nothing_where_inputs_are_drawn_anew(
+def test_outputs_cached_by_content_gain_nothing(
     timer: Timer,
 ) -> None:
     assert timed(timer, BY_CONTENT).ratios["eager"].low < 1.2
@@ -177,25 +175,25 @@ def test_answers_remembered_by_content_bring_nothing_where_inputs_are_drawn_anew
 @pytest.mark.parametrize(
     ("factor", "said", "check_every"),
     [
-        ("1.0001", "call 1 of", 1 << 30),  # none, or one might find it first
+        ("1.0001", "call 1 of", 1 << 30),  # no check on other kinds, which might find it first
         ("(1.1 if x.abs().max() > 6 else 1)", "a call on .* inputs", repeats.CHECK_EVERY),
     ],
 )
-def test_what_is_a_little_wrong_or_wrong_on_other_inputs_while_timed_is_refused(
+def test_wrong_output_while_timed_is_refused(
     timer: Timer, monkeypatch: pytest.MonkeyPatch, factor: str, said: str, check_every: int
 ) -> None:
-    monkeypatch.setitem(repeats.BLOCK_S, Device.CPU, 0.2)  # so many calls, of as many kinds
+    monkeypatch.setitem(repeats.BLOCK_S, Device.CPU, 0.2)  # enough calls for all kinds
     monkeypatch.setattr(repeats, "CHECK_EVERY", check_every)
     timing = timed(timer, HONEST.format(seconds=0.005).replace("x * 2", f"x * 2 * {factor}"))
     assert re.search(said, timing.wrong)
 
 
-def test_inputs_that_are_written_to_while_timed_are_noticed(timer: Timer) -> None:
+def test_changed_inputs_while_timed_are_refused(timer: Timer) -> None:
     timing = timed(timer, HONEST.format(seconds=0.005).replace("x * 2", "x.mul_(2).clone()"))
     assert "it wrote to its inputs" in timing.wrong
 
 
-def test_the_work_of_several_calls_done_in_one_gains_nothing(
+def test_work_of_a_block_done_in_one_call_gains_nothing(
     timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(repeats.BLOCK_S, Device.CPU, 0.1)
@@ -203,7 +201,7 @@ def test_the_work_of_several_calls_done_in_one_gains_nothing(
     assert timing.ratios["eager"].low < 1.2
 
 
-def test_a_candidate_that_crashes_while_timed_has_no_ratio_and_the_timer_lives_on(
+def test_crash_while_timed_gives_no_ratio_and_keeps_the_timer(
     timer: Timer,
 ) -> None:
     timing = timed(timer, CRASHES_LATER)
@@ -214,7 +212,7 @@ def test_a_candidate_that_crashes_while_timed_has_no_ratio_and_the_timer_lives_o
     assert timed(timer, HONEST.format(seconds=0.005), Effort.GLANCE).ratios
 
 
-def test_a_baseline_whose_process_was_killed_is_opened_once_more(timer: Timer) -> None:
+def test_killed_baseline_is_opened_once_more(timer: Timer) -> None:
     candidate = attempt(HONEST.format(seconds=0.005))
     timer.time(*candidate, Effort.GLANCE)
     os.kill(timer.opened()["eager"].session.pid, signal.SIGKILL)
@@ -222,7 +220,7 @@ def test_a_baseline_whose_process_was_killed_is_opened_once_more(timer: Timer) -
     assert timing.ratios["eager"].high > 1.7
 
 
-def test_a_baseline_that_dies_while_it_is_timed_is_not_the_candidates_fault(
+def test_baseline_dying_while_timed_does_not_fail_the_candidate(
     referee: Referee,
 ) -> None:
     def kill() -> None:
@@ -243,7 +241,7 @@ def test_a_baseline_that_dies_while_it_is_timed_is_not_the_candidates_fault(
     assert timing.ratios["eager"].high > 1.7
 
 
-def test_a_charge_counts_on_a_gpu_when_fresh_processes_show_it_again(
+def test_charge_on_a_gpu_counts_after_confirmation_in_fresh_processes(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(charge: float) -> Round:
@@ -268,10 +266,10 @@ def test_a_charge_counts_on_a_gpu_when_fresh_processes_show_it_again(
     assert ratio_of(3e-4, 0.0) == pytest.approx(1.0)
     assert ratio_of(3e-4, 3e-4, 0.0) == pytest.approx(1.0)
     assert ratio_of(3e-4, 3e-4, 3e-4) == pytest.approx(1 / 1.3)
-    assert ratio_of(5e-6) == pytest.approx(1 / 1.005)  # too little to be called
+    assert ratio_of(5e-6) == pytest.approx(1 / 1.005)  # too little to change the standing
 
 
-def test_a_baseline_that_was_held_up_is_known_by_earlier_timings(
+def test_delayed_baseline_is_recognised_from_earlier_timings(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(compiled: float) -> Round:
@@ -283,7 +281,7 @@ def test_a_baseline_that_was_held_up_is_known_by_earlier_timings(
         )
 
     ended: list[str] = []
-    # As an H200 showed it: the third round is that of another timing.
+    # Times seen on an H200; the third round belongs to the next timing.
     left = [taken(26.0), taken(229.0), taken(26.2), *[taken(180.0)] * 3]
     with Timer(referee, (EAGER, COMPILE)) as timer:
         timer.device = Device.CUDA
@@ -303,7 +301,7 @@ def test_a_baseline_that_was_held_up_is_known_by_earlier_timings(
     assert ended == [COMPILE]
 
 
-def test_ceilings_are_measured_again_each_time_before_anybody_is_suspected(
+def test_ceilings_are_measured_again_before_a_candidate_is_suspect(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remeasured: list[bool] = []
@@ -324,7 +322,7 @@ def test_ceilings_are_measured_again_each_time_before_anybody_is_suspected(
     assert remeasured == [False, True, True]
 
 
-def test_a_task_without_room_for_all_is_timed_against_each_baseline_in_turn(
+def test_task_that_does_not_fit_is_timed_in_parts(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = f"{EAGER}+tf32"
@@ -337,7 +335,7 @@ def test_a_task_without_room_for_all_is_timed_against_each_baseline_in_turn(
 
 
 @pytest.mark.parametrize(("failures", "known"), [(1, True), (2, False)])
-def test_a_count_that_failed_beside_others_is_taken_again_by_who_is_alone(
+def test_failed_count_is_repeated_by_the_first_timing(
     referee: Referee, monkeypatch: pytest.MonkeyPatch, failures: int, known: bool
 ) -> None:
     asked: list[str] = []
@@ -354,10 +352,10 @@ def test_a_count_that_failed_beside_others_is_taken_again_by_who_is_alone(
         for _ in range(2):
             timing = timed(timer, HONEST.format(seconds=0.005))
             assert (timing.floor is not None) == known
-    assert len(asked) == 2, "who was alone does not ask a third time"
+    assert len(asked) == 2, "later timings do not count again"
 
 
-def test_what_is_opened_beforehand_is_not_eager_which_is_as_young_as_the_candidate(
+def test_open_leaves_out_eager(
     referee: Referee,
 ) -> None:
     other = f"{EAGER}+tf32"
@@ -369,7 +367,7 @@ def test_what_is_opened_beforehand_is_not_eager_which_is_as_young_as_the_candida
     assert timing.ratios.keys() == {EAGER, other}
 
 
-def test_repeats_of_a_throttled_device_are_discarded_at_first_and_said_when_they_count(
+def test_throttled_repeats_are_discarded_first_and_noted_if_they_count(
     timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repeats, "REPEATS", {Device.CPU: (15, 20)})
@@ -384,7 +382,7 @@ def test_repeats_of_a_throttled_device_are_discarded_at_first_and_said_when_they
     assert not any("throttled" in note for note in timing.notes)
 
 
-def test_what_was_prepared_is_used_once(timer: Timer) -> None:
+def test_prewarmed_processes_are_used_once(timer: Timer) -> None:
     candidate = attempt(HONEST.format(seconds=0.005))
     timer.time(*candidate, Effort.GLANCE)
     before = timer.opened()["eager"].session.pid
@@ -392,7 +390,7 @@ def test_what_was_prepared_is_used_once(timer: Timer) -> None:
     timer.prewarm(candidate[0])
     fresh = timer.opened()["eager"].session.pid
     timer.prewarm(candidate[0])
-    assert len(timer.referee.fork_server.living) == living + 1  # the attempt's own, which waits
+    assert len(timer.referee.fork_server.living) == living + 1  # the attempt's prewarmed process
     assert before != fresh == timer.opened()["eager"].session.pid
     timer.time(*candidate, Effort.GLANCE)
     assert timer.opened()["eager"].session.pid == fresh
@@ -401,7 +399,7 @@ def test_what_was_prepared_is_used_once(timer: Timer) -> None:
     assert timer.opened()["eager"].session.pid != fresh
 
 
-def test_what_a_baseline_gains_over_eager_has_limits_of_the_same_rounds(referee: Referee) -> None:
+def test_free_ratios_have_limits_of_the_same_rounds(referee: Referee) -> None:
     again = "eager+channels_last"
     timing = time_arms(referee, *attempt(HONEST.format(seconds=0.005)), ("eager", again))
     assert timing.free.keys() == {again}
@@ -415,7 +413,7 @@ def test_what_a_baseline_gains_over_eager_has_limits_of_the_same_rounds(referee:
     assert line == "timing: a ratio of eager to compile is recorded that no samples give"
 
 
-def test_a_record_takes_fresh_processes_and_at_least_three_rounds(referee: Referee) -> None:
+def test_record_takes_fresh_processes_and_at_least_three_rounds(referee: Referee) -> None:
     said: list[Event] = []
     candidate = attempt(HONEST.format(seconds=0.005))
     timing = time_arms(referee, *candidate, ("eager",), Effort.RECORD, said.append)
@@ -434,7 +432,7 @@ def test_a_record_takes_fresh_processes_and_at_least_three_rounds(referee: Refer
 
 
 @pytest.mark.gpu
-def test_equal_kernels_are_not_called_and_less_work_is_a_wrong_answer_on_the_gpu(
+def test_equal_kernels_are_inconclusive_and_less_work_is_wrong_on_the_gpu(
     tmp_path: Path,
 ) -> None:
     body = """

@@ -164,7 +164,7 @@ class ProfileSession:
             roof = Roofline(work[0], ceilings(device, cache=cache), work[1])
             found = _profile(subject, measured, roof, self.task, build)
             if found.roofline.beaten(found.seconds):
-                limits = ceilings(device, cache=cache, doubted=True)
+                limits = ceilings(device, cache=cache, remeasure=True)
                 found = replace(found, roofline=replace(found.roofline, ceilings=limits))
             found = replace(found, counters=launches, missing=missing, others=busy)
             return replace(found, loops=_loops(attempt, build))
