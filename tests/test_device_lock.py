@@ -76,9 +76,9 @@ def test_devices_are_locked_independently(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["shared", "exclusive"])
-def test_lock_of_a_killed_process_is_free(tmp_path: Path, operation: str) -> None:
+def test_lock_of_a_killed_process_is_free(tmp_path: Path, mode: str) -> None:
     lock = tmp_path / "gpu-0"
-    command = [sys.executable, "-c", HOLDS, str(lock), operation]
+    command = [sys.executable, "-c", HOLDS, str(lock), mode]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"

@@ -159,11 +159,11 @@ def test_problems_are_picked_evenly_and_without_those_too_large_for_seconds(tmp_
         folder.mkdir(parents=True)
         for name, size in (("1_a", "8"), ("2_huge", "1 << 30"), ("3_b", "8"), ("4_broken", "'a'")):
             (folder / f"{name}.py").write_text(PROBLEM.format(size=size))
-    picked = ladder_agreement.picked(tmp_path, 3)
-    names = [f"{path.parent.name}/{path.stem}" for path in picked]
+    selected = ladder_agreement.selected(tmp_path, 3)
+    names = [f"{path.parent.name}/{path.stem}" for path in selected]
     assert names == ["level1/1_a", "level2/1_a", "level3/3_b"]
-    assert len(ladder_agreement.picked(tmp_path, 20)) == 6
-    assert ladder_agreement.picked(tmp_path / "KernelBench", 20) == []
+    assert len(ladder_agreement.selected(tmp_path, 20)) == 6
+    assert ladder_agreement.selected(tmp_path / "KernelBench", 20) == []
 
 
 # -- the command

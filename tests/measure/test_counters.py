@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cuagent.measure.profile.counters import (
-    SECTION_METRICS,
     METRICS,
+    SECTION_METRICS,
     STALL,
     CountersMissing,
     read,
@@ -41,7 +41,7 @@ SHOWN = {
 
 
 def printed() -> str:
-    """Return output like that of `ncu --csv --page raw`: messages, names, units, one row a launch."""
+    """Return output like that of `ncu --csv --page raw`: messages, names, units, rows."""
     names = [
         "ID",
         "Kernel Name",

@@ -23,7 +23,7 @@ EXPERIMENTS = 400
 
 
 def round_of_pairs(rng: random.Random, speedup: float, pairs: int = 12) -> list[float]:
-    """Return log ratios of one round: drift 1 % sd, AR(1) noise, 2 % spikes of 30 %, white, layout."""
+    """Return the log ratios of one round: drift 1 % sd, AR(1) noise, 2 % spikes of 30 %, layout."""
     drift, memory = rng.gauss(0, 0.01), 0.0
     layout = rng.gauss(0, 0.004)
     baseline, candidate = [], []
