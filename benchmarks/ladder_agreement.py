@@ -86,7 +86,7 @@ def problems(folder: Path) -> list[Path]:
 
 
 def selected(checkout: Path, limit: int) -> list[Path]:
-    """Return evenly spread problems of KernelBench's levels 1 to 3 that one GPU times in seconds."""
+    """Return evenly spread problems of KernelBench's levels 1 to 3 that take only seconds."""
     small = [path for path in sorted(checkout.glob("KernelBench/level[1-3]/*.py")) if _small(path)]
     spread = (
         {round(i * (len(small) - 1) / max(1, limit - 1)) for i in range(limit)} if small else ()
@@ -95,8 +95,7 @@ def selected(checkout: Path, limit: int) -> list[Path]:
 
 
 def _small(path: Path) -> bool:
-    """Return True for few bytes and few submodules, which compile quickly, by a call on meta
-    tensors."""
+    """Return True if a problem has few bytes and submodules, by a call on meta tensors."""
     source: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     try:
         with torch.device("meta"), torch.no_grad(), warnings.catch_warnings(action="ignore"):
@@ -128,7 +127,7 @@ def said(rows: list[dict[str, Any]]) -> str:
 
 
 def compared(path: Path, device: Device) -> dict[str, Any]:
-    """Time one problem by the ladder and by a plain clock; return the error in the row if it fails."""
+    """Time one problem by the ladder and by a plain clock; a failure is recorded in the row."""
     try:
         return _compare(path, device)
     except (TaskError, RuntimeError, MemoryError, ForkServerError) as error:
