@@ -28,7 +28,7 @@ def _whose(row: Row) -> str:
 
 
 def waits(rows: list[Row]) -> dict[str, float]:
-    """Return each example's median seconds from a changed source to its profile."""
+    """Return the median seconds of each example from a changed source to its profile."""
     ours = [row for row in well(rows) if _whose(row) == OURS]
     return {
         name: median(row["all"] for row in ours if row["example"] == name)

@@ -97,7 +97,7 @@ def judged(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 @contextmanager
 def judging(name: str, device: str) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Yield a function that judges the example's attempt, changed again, in an open judge."""
+    """Yield a function that changes the attempt once more and judges it in an open judge."""
     task = load_task(EXAMPLES / f"{name}.py", device=device)
     files = attempted(task)
     with Judge(task) as judge:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +111,7 @@ def test_judges_verify_together_and_time_exclusively(
         def __init__(self, device_lock: DeviceLock) -> None:
             self.device_lock, self.ladder, self._next_profile = device_lock, None, None
             self._timer: Any = Timer()
+            self.referee: Any = SimpleNamespace(domain=None)
 
         def _verified(self, *_: Any) -> Any:
             both_verify.wait()
