@@ -48,7 +48,7 @@ def said_of_waits(rows: list[Row]) -> str:
 
 
 def quick_enough(rows: list[Row]) -> bool:
-    """Return True if no run failed or was refused and the median of the examples is short enough."""
+    """Return True if all runs were accepted and the median of all examples is low enough."""
     ours = [row for row in rows if _whose(row) == OURS]
     whole = all("error" not in row and _judged_whole(row) for row in ours)
     return whole and bool(ours) and median(waits(rows).values()) <= SLOWEST_S

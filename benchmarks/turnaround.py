@@ -140,7 +140,7 @@ def _by_function(once: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def attempted(task: Task) -> dict[str, str]:
-    """Return the files of an attempt: those in `attempts/` on a GPU, the expert's first on a CPU."""
+    """Return the files of an attempt: in `attempts/` on a GPU, the expert's on a CPU."""
     if task.device is Device.CPU:
         proposal = propose(open_subject(task), [])
         assert proposal is not None
