@@ -257,7 +257,7 @@ def test_charge_on_a_gpu_counts_after_confirmation_in_fresh_processes(
         with Timer(referee, (EAGER,)) as timer:
             timer.device = Device.CUDA
             monkeypatch.setattr(timer, "_round", lambda *_: left.pop(0))
-            monkeypatch.setattr(timer_module, "_floor", lambda *_: None)
+            monkeypatch.setattr(timer, "_floor", lambda *_: None)
             timing = timer.time(*attempt(HONEST.format(seconds=0.01)))
         assert not left
         return timing.ratios[EAGER].value
@@ -286,7 +286,7 @@ def test_delayed_baseline_is_recognised_from_earlier_timings(
     with Timer(referee, (EAGER, COMPILE)) as timer:
         timer.device = Device.CUDA
         monkeypatch.setattr(timer, "_round", lambda *_: left.pop(0))
-        monkeypatch.setattr(timer_module, "_floor", lambda *_: None)
+        monkeypatch.setattr(timer, "_floor", lambda *_: None)
         monkeypatch.setattr(timer._baselines, "end", ended.append)
         timings = [timer.time(*attempt(HONEST.format(seconds=0.01))) for _ in range(3)]
     assert not left
