@@ -421,9 +421,9 @@ def test_record_takes_fresh_processes_and_at_least_three_rounds(referee: Referee
     assert phases[:3] == [
         "timing: opening eager",
         "timing: opening the attempt",
-        "timing 2 models by turns: round 1 of at most 5",
+        "timing 2 interleaved models: round 1 of at most 5",
     ]
-    assert "timing 2 models by turns: round 3 of at most 5" in phases
+    assert "timing 2 interleaved models: round 3 of at most 5" in phases
     assert timing.effort is Effort.RECORD
     assert timing.ratios["eager"].high > 1.7
     arm = timing.arm("candidate")

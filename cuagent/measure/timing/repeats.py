@@ -1,6 +1,6 @@
 """Run the repeats of one round: each arm gets a block of calls on new inputs.
 
-The inputs of a repeat are drawn for it and laid out anew for each arm, and the outputs are
+The inputs of a repeat are drawn for it and laid out again for each arm, and the outputs are
 poisoned, so no arm finds results of another. After its block each arm makes one single call on new
 inputs: work that a block saves by processing several inputs together is no gain for a user.
 

@@ -418,7 +418,7 @@ class Timer:
 
 def _progress(effort: Effort, rounds_done: int, models: int) -> str:
     """Return the progress message of one round."""
-    text = f"timing {models} models by turns"
+    text = f"timing {models} interleaved models"
     last = LOOKS.rounds[-1]
     return f"{text}: round {rounds_done + 1} of at most {last}" if effort is Effort.RECORD else text
 
