@@ -1,14 +1,15 @@
-"""How often timing calls a difference where there is none, and finds one of 3 %.
+"""Measure the false positives of timing (A/A) and its detection of a 3 % delay.
 
     python benchmarks/aa.py --device cpu --runs 300 --out docs/measurements/aa-cpu.json
     python benchmarks/aa.py --device cuda --runs 300 --delays 40
 
-A/A is a reference as its own candidate, against eager; a quick timing each, everything that a
-candidate goes through included. Then the same with a known delay. The module is one of ours unless
-`--task` names another for A/A: on a CPU that of `cuagent doctor --timing`, the delay 3 % more work;
-on a GPU a chain of three products and tanhs on 1024 x 1024 (some 150 us on an H200), the delay a
-kernel that only waits, so long that plain events in this process see 3 % more. Raw ratios, limits,
-verdicts and the share of the processors that others took go to the file.
+A/A times a reference as its own candidate against eager: one quick timing each, through all steps
+that a candidate takes. `--delays` adds runs with a known delay. `--task` replaces the built-in
+module for A/A. On a CPU the module is that of `cuagent doctor --timing`, and the delay is 3 % more
+work. On a GPU it is a chain of three products and tanhs on 1024 x 1024 (some 150 us on an H200),
+and the delay is a kernel that only waits, so long that plain events in this process measure 3 %
+more. The file gets raw ratios, limits, standings and the share of the processors that other
+processes used.
 """
 
 from __future__ import annotations
@@ -47,49 +48,50 @@ class {name}(torch.nn.Module):
         return x
 """
 DELAY = 0.03
+"""Share by which the delayed candidate takes longer."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--task", help="for A/A, instead of our module")
+    parser.add_argument("--task", help="task for A/A instead of the built-in module")
     parser.add_argument("--inputs", default=None)
     parser.add_argument("--runs", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop A/A after these")
-    parser.add_argument("--delays", type=int, default=0, help="runs with 3 %% more")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop A/A after this time")
+    parser.add_argument("--delays", type=int, default=0, help="runs with 3 %% delay")
     parser.add_argument("--effort", choices=tuple(Effort), default="quick")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    effort = Effort(asked.effort)
-    with known(Device(asked.device)) as ours:
-        task, same = ours.task, ours.same
-        if asked.task:
-            task = load_task(asked.task, inputs=asked.inputs, device=asked.device)
+    options = parser.parse_args()
+    effort = Effort(options.effort)
+    with known_difference(Device(options.device)) as known:
+        task, same = known.task, known.same
+        if options.task:
+            task = load_task(options.task, inputs=options.inputs, device=options.device)
             same = task.path.read_text().replace("class Model", "class ModelNew")
-        late, delay = [], {}
-        if asked.delays:
-            delay = ours.delay()
-            late = against_eager(ours.task, delay["source"], effort, asked.delays)
-        runs = against_eager(task, same, effort, asked.runs, asked.seconds)
-    about = {
+        delayed, delay = [], {}
+        if options.delays:
+            delay = known.delay()
+            delayed = against_eager(known.task, delay["source"], effort, options.delays)
+        runs = against_eager(task, same, effort, options.runs, options.seconds)
+    result = {
         "command": " ".join(["python", *sys.argv]),
         "task": task.name,
-        "device": runs[0]["device"] if runs else asked.device,
+        "device": runs[0]["device"] if runs else options.device,
         "effort": effort,
         "runs": runs,
-        "summary": summary(runs, late),
+        "summary": summary(runs, delayed),
     }
-    if late:
-        about["delay"] = delay | {"runs": late}
-    print(json.dumps(about["summary"] | {"task": task.name, "inputs": asked.inputs}))
-    if asked.out:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(about, indent=1) + "\n")
+    if delayed:
+        result["delay"] = delay | {"runs": delayed}
+    print(json.dumps(result["summary"] | {"task": task.name, "inputs": options.inputs}))
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
-def summary(runs: list[dict[str, Any]], late: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the runs of equal arms come to, and how many of those with a delay were found."""
+def summary(runs: list[dict[str, Any]], delayed: list[dict[str, Any]]) -> dict[str, Any]:
+    """Summarise the runs of equal arms, and count the delays that were found."""
     ratios = [run["ratio"] for run in runs if run["ratio"] is not None]
     widths = [(run["high"] / run["low"]) ** 0.5 - 1 for run in runs if run["low"]]
     figures = {
@@ -103,25 +105,25 @@ def summary(runs: list[dict[str, Any]], late: list[dict[str, Any]]) -> dict[str,
         "median half width": median(widths),
         "median busy": median(run["busy"] for run in runs),
     }
-    if late:
-        found = sum(run["standing"] == Standing.SLOWER for run in late)
-        figures |= {"delays": len(late), "delays found": found}
+    if delayed:
+        found = sum(run["standing"] == Standing.SLOWER for run in delayed)
+        figures |= {"delays": len(delayed), "delays found": found}
     return figures
 
 
 @dataclass(frozen=True)
-class Known:
-    """A task, itself as a candidate, and how to make a candidate that takes 3 % longer."""
+class KnownDifference:
+    """A task, its reference as a candidate, and a function that makes a delayed candidate."""
 
     task: Task
     same: str
     delay: Callable[[], dict[str, Any]]
-    """Its `source`, and how it was made."""
+    """Return the `source` of the delayed candidate, and how it was made."""
 
 
 @contextmanager
-def known(device: Device) -> Iterator[Known]:
-    """The module of ours for a device, in a file that goes afterwards."""
+def known_difference(device: Device) -> Iterator[KnownDifference]:
+    """Yield the built-in module for a device, in a temporary file."""
     on_cpu = device is Device.CPU
     module, shape = (MODULE, f"{ROWS[device]},{COLUMNS}") if on_cpu else (CHAIN, "1024,1024")
     with tempfile.TemporaryDirectory() as folder:
@@ -129,17 +131,17 @@ def known(device: Device) -> Iterator[Known]:
         path.write_text(module.format(name="Model", more=SAME))
         task = load_task(path, inputs=f"f32[{shape}]", device=device.value)
         same = module.format(name="ModelNew", more=SAME)
-        yield Known(task, same, more_work if on_cpu else calibrated)
+        yield KnownDifference(task, same, more_work if on_cpu else calibrated)
 
 
 def more_work() -> dict[str, Any]:
-    """The gate's module with 3 % more to do."""
+    """Return the self-check's module with 3 % more work."""
     rows = extra_rows(DELAY, Device.CPU)
     return {"source": MODULE.format(name="ModelNew", more=MORE.format(rows=rows)), "rows": rows}
 
 
 def calibrated() -> dict[str, Any]:
-    """The chain with a delay that plain events see as 3 %, and what they saw."""
+    """Return the chain with a delay that plain events measure as 3 %, and their times."""
     import torch
 
     torch.manual_seed(0)
@@ -150,11 +152,11 @@ def calibrated() -> dict[str, Any]:
     scratch = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
 
     def seconds(cycles: list[int], calls: int = 300) -> list[float]:
-        """Median of a call with each delay, interleaved."""
-        marks: list[list[Any]] = [[] for _ in cycles]
+        """Return the median seconds of a call with each delay, interleaved."""
+        events: list[list[Any]] = [[] for _ in cycles]
         with torch.no_grad():
             for _ in range(calls):
-                for count, kept in zip(cycles, marks, strict=True):
+                for count, pairs in zip(cycles, events, strict=True):
                     scratch.zero_()
                     pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
                     pair[0].record()
@@ -162,32 +164,32 @@ def calibrated() -> dict[str, Any]:
                     if count:
                         torch.cuda._sleep(count)
                     pair[1].record()
-                    kept.append(pair)
+                    pairs.append(pair)
         torch.cuda.synchronize()
-        return [median(a.elapsed_time(b) for a, b in kept[50:]) * 1e-3 for kept in marks]
+        return [median(a.elapsed_time(b) for a, b in pairs[50:]) * 1e-3 for pairs in events]
 
     none, few, many = seconds([0, 2000, 12000])
     slope = (many - few) / 10000
     cycles = max(1, round(2000 + ((1 + DELAY) * none - few) / slope))
-    none, late = seconds([0, cycles])
+    none, delayed = seconds([0, cycles])
     source = CHAIN.format(name="ModelNew", more=f"torch.cuda._sleep({cycles})")
-    return {"source": source, "cycles": cycles, "events": [none, late], "ratio": late / none}
+    return {"source": source, "cycles": cycles, "events": [none, delayed], "ratio": delayed / none}
 
 
 def against_eager(
     task: Task, source: str, effort: Effort, runs: int, seconds: float = 1e9
 ) -> list[dict[str, Any]]:
-    """Timings of `source` as the candidate against eager, so many or as long."""
-    begun = time.perf_counter()
-    done: list[dict[str, Any]] = []
+    """Time `source` as the candidate against eager, `runs` times or for `seconds`."""
+    started = time.perf_counter()
+    rows: list[dict[str, Any]] = []
     with closing(timings(task, source, effort)) as more:
-        while len(done) < runs and time.perf_counter() - begun < seconds:
-            done.append(next(more))
-    return done
+        while len(rows) < runs and time.perf_counter() - started < seconds:
+            rows.append(next(more))
+    return rows
 
 
 def timings(task: Task, source: str, effort: Effort) -> Generator[dict[str, Any], None, None]:
-    """Timings of `source` as the candidate against eager, one after another without end."""
+    """Yield timings of `source` as the candidate against eager, without end."""
     attempt = Attempt((("model_new.py", source),))
     built = build(attempt, task.device)
     with Referee(task) as referee, Timer(referee, (EAGER,)) as timer:

@@ -1,15 +1,15 @@
-"""Why our times differ from those of do_bench and KernelBench: one condition at a time.
+"""Compare our times with do_bench's and KernelBench's, one condition at a time.
 
     python benchmarks/against_do_bench.py [--kernelbench FOLDER] [--out do_bench.json]
 
-Softmax small and large, eager and compiled, a large product in fp32 and TF32, and 120 small
-kernels, whose launches show or are hidden. Here: events around calls, with and without a flush
-before each, on one input or on many, then do_bench and (FOLDER is a checkout, not part of this
-repository) KernelBench's own timing, all while nobody else has a context on the GPU and again while
-our processes have theirs. Then workers: blocks on inputs in lent memory and on own copies, with and
-without the lead, and the referee's writes in between; by place in the block, since the first call
-of a process that was just woken is slow. Then our protocol as it is. Microseconds; medians, and the
-spread as half of the 16-84 % range. Needs a GPU.
+The subjects are softmax, small and large, eager and compiled; a large product in fp32 and TF32; and
+120 small kernels, whose launches are visible or hidden. In this process: events around calls, with
+and without a flush before each, on one input or on many, then do_bench and (FOLDER is a checkout,
+not part of this repository) KernelBench's own timing. These run while no other process has a
+context on the GPU, and again while our processes have theirs. In workers: blocks on inputs in lent
+memory and on own copies, with and without the lead, and after writes of the referee; also by
+position in the block, because the first call of a resumed process is slow. Last, our protocol.
+Times are in microseconds: medians, and half of the 16-84 % range as spread. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Model(torch.nn.Module):
             x = torch.tanh(x) * 1.01
         return x
 """
-"""120 kernels of a few microseconds: what launching takes shows, or is hidden."""
+"""120 kernels of a few microseconds, whose launch time is visible or hidden."""
 Figures = dict[str, tuple[float, float]]
 """Median and spread, in seconds, by condition."""
 
@@ -62,32 +62,32 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kernelbench", type=Path)
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     rows = []
     for subject in SUBJECTS:
         with opened(subject) as task:
-            for row in compared(task, subject.arms, asked.kernelbench):
+            for row in compared(task, subject.arms, options.kernelbench):
                 print(json.dumps(row), flush=True)
                 rows.append(row)
-    if asked.out:
+    if options.out:
         about = {"command": " ".join(["python", *sys.argv]), "rows": rows}
-        asked.out.write_text(json.dumps(about, indent=1) + "\n")
+        options.out.write_text(json.dumps(about, indent=1) + "\n")
     return 0
 
 
 def compared(task: Task, arms: tuple[str, ...], kernelbench: Path | None) -> list[dict[str, Any]]:
-    """Each arm of one task under each condition, a row each."""
-    alone = {name: in_process(task, name, kernelbench) for name in arms}
+    """Return a row for each arm of one task, with its times under each condition."""
+    exclusive_gpu = {name: in_process(task, name, kernelbench) for name in arms}
     with Referee(task) as referee, Timer(referee, arms) as timer:
         timing = timer.compare()
-        lanes = timer.opened()
-        beside = {name: in_process(task, name, None) for name in arms}
-        workers = {name: in_worker(referee, lanes[name].session) for name in arms}
+        timed_arms = timer.opened()
+        shared = {name: in_process(task, name, None) for name in arms}
+        workers = {name: in_worker(referee, timed_arms[name].session) for name in arms}
     rows = []
     for name in arms:
         arm = timing.arm(name)
-        found: Figures = dict(alone[name])
-        found |= {f"{c}, beside our processes": v for c, v in beside[name].items()}
+        found: Figures = dict(exclusive_gpu[name])
+        found |= {f"{c}, beside our processes": v for c, v in shared[name].items()}
         found |= workers[name][0]
         found["our protocol"] = _summary(arm.samples if arm is not None else [])
         rows.append(
@@ -105,11 +105,11 @@ def compared(task: Task, arms: tuple[str, ...], kernelbench: Path | None) -> lis
 
 @dataclass(frozen=True)
 class Subject:
-    """A task to be timed under every condition, and its arms."""
+    """A task to time under every condition, and its arms."""
 
     name: str
     source: str
-    """Empty: that of `EXAMPLE`."""
+    """Source of the task; "" for that of `EXAMPLE`."""
     inputs: str
     arms: tuple[str, ...]
 
@@ -125,7 +125,7 @@ SUBJECTS = (
 
 @contextmanager
 def opened(subject: Subject) -> Iterator[Task]:
-    """Its task, in a file that goes afterwards."""
+    """Yield the subject's task, in a temporary file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{subject.name.split()[0]}.py"
         path.write_text(subject.source or EXAMPLE.read_text())
@@ -133,12 +133,12 @@ def opened(subject: Subject) -> Iterator[Task]:
 
 
 def shapes(task: Task) -> list[list[int]]:
-    """Of its inputs."""
+    """Return the shapes of a task's inputs."""
     return [list(x.shape) for x in open_reference(task).inputs(0)]
 
 
 def in_process(task: Task, name: str, kernelbench: Path | None) -> Figures:
-    """Timed here, by events, by do_bench and by KernelBench's own functions."""
+    """Time an arm in this process: by events, by do_bench and by KernelBench's functions."""
     from triton.testing import do_bench
 
     set_precision(Precision.TF32 if name.endswith("+tf32") else Precision.MATCH)
@@ -166,7 +166,7 @@ def in_process(task: Task, name: str, kernelbench: Path | None) -> Figures:
 
 
 def in_worker(referee: Referee, session: Any) -> tuple[Figures, dict[str, list[float]]]:
-    """Claims of a worker in its blocks; and by place in the block, in microseconds."""
+    """Return a worker's claims in its blocks, and by position in the block in microseconds."""
     batch = referee.batch(INPUTS)
     found: Figures = {}
     places = {}
@@ -209,9 +209,9 @@ def in_worker(referee: Referee, session: Any) -> tuple[Figures, dict[str, list[f
 def _events(
     model: Callable[..., Any], sets: list[list[Any]], flush: int, block: int = 0
 ) -> tuple[float, float]:
-    """Seconds of a call; after every `block` of them the GPU idles for 5 ms."""
+    """Return the seconds of a call; after every `block` calls the GPU idles for 5 ms."""
     scratch = torch.empty(max(1, flush), dtype=torch.uint8, device="cuda")
-    marks = []
+    events = []
     for call in range(CALLS + 10):
         if block and call % block == 0:
             torch.cuda.synchronize()
@@ -222,13 +222,14 @@ def _events(
         begin.record()
         model(*sets[call % len(sets)])
         end.record()
-        marks.append((begin, end))
+        events.append((begin, end))
     torch.cuda.synchronize()
-    return _summary([1e-3 * a.elapsed_time(b) for a, b in marks[10:]])
+    return _summary([1e-3 * a.elapsed_time(b) for a, b in events[10:]])
 
 
 def _kernelbench(folder: Path, model: Callable[..., Any], arguments: list[Any]) -> Figures:
-    """Its default (events, a wait and a flush before each call, the mean is what it reports)."""
+    """Time by KernelBench's methods. Its default uses events, a wait and a flush before each call,
+    and reports the mean."""
     spec = importlib.util.spec_from_file_location("timing", folder / "src/kernelbench/timing.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,11 +1,12 @@
-"""CUDA contexts a second that a machine makes: one after the other or at once, beside idle ones.
+"""Measure the CUDA contexts a second that a machine creates: in series or parallel, with idle ones.
 
     python benchmarks/contexts.py --out contexts.json
 
-A verdict takes a process with a context, a timing two more, and the driver makes them one after the
-other, whoever asks. What a pool of judges can do at most follows from this and from how many
-contexts it holds open. A context is made as torch makes it, by the driver's own calls, in a process
-forked for it, and ends with it. Not covered: what is done in a context; other GPUs of the machine.
+A verdict takes a process with a context, a timing two more, and the driver creates them one after
+another for all processes. The rate of a pool of judges is limited by this and by the number of
+contexts that it holds open. A context is created as torch does it, by the driver's calls, in a
+process forked for it, and ends with the process. Not covered: work in a context; other GPUs of the
+machine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--idle", type=int, nargs="+", default=[0, 40], help="held meanwhile")
+    parser.add_argument(
+        "--idle", type=int, nargs="+", default=[0, 40], help="idle contexts held open"
+    )
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--count", type=int, default=16, help="contexts of each arm")
     parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
@@ -43,28 +46,35 @@ def main() -> None:
     for queues in ("8", "1"):
         os.environ[QUEUES] = queues
         for idle in options.idle:
-            with held(idle):
+            with idle_contexts(idle):
                 for at_once in options.at_once:
-                    row = {"queues": int(queues), "idle": idle, **made(at_once, options.count)}
+                    row = {
+                        "queues": int(queues),
+                        "idle": idle,
+                        **create_contexts(at_once, options.count),
+                    }
                     print(json.dumps(row), flush=True)
                     found.append(row)
                     if options.out:
                         write(options.out, {"arms": found})
 
 
-def made(at_once: int, count: int) -> dict[str, float]:
-    """So many contexts, so many at a time: contexts a second with their ends, seconds of parts."""
-    begun, parts = time.perf_counter(), list[list[float]]()
+def create_contexts(at_once: int, count: int) -> dict[str, float]:
+    """Create `count` contexts, `at_once` in parallel.
+
+    Returns contexts a second, including their ends, and the median seconds of each part.
+    """
+    begin, parts = time.perf_counter(), list[list[float]]()
     running = dict[int, int]()
     started = 0
     while started < count or running:
         while started < count and len(running) < at_once:
-            pid, told = making(stay=False)
-            running[pid] = told
+            pid, reader = fork_context(stay=False)
+            running[pid] = reader
             started += 1
         pid, _ = os.waitpid(-1, 0)
-        parts.append(heard(running.pop(pid)))
-    rate = count / (time.perf_counter() - begun)
+        parts.append(read_seconds(running.pop(pid)))
+    rate = count / (time.perf_counter() - begin)
     medians = map(statistics.median, zip(*parts, strict=True))
     return {"at once": at_once, "a second": round(rate, 2)} | {
         name: round(s, 3) for name, s in zip(PARTS, medians, strict=True)
@@ -72,14 +82,14 @@ def made(at_once: int, count: int) -> dict[str, float]:
 
 
 @contextmanager
-def held(count: int) -> Iterator[None]:
-    """So many contexts whose processes are stopped."""
+def idle_contexts(count: int) -> Iterator[None]:
+    """Hold `count` contexts open in stopped processes."""
     pids = []
     try:
         for _ in range(count):
-            pid, told = making(stay=True)
+            pid, reader = fork_context(stay=True)
             pids.append(pid)
-            heard(told)
+            read_seconds(reader)
         yield
     finally:
         for pid in pids:
@@ -88,8 +98,8 @@ def held(count: int) -> Iterator[None]:
             os.waitpid(pid, 0)
 
 
-def making(stay: bool) -> tuple[int, int]:
-    """A process that makes a context, and where it tells how long that took."""
+def fork_context(stay: bool) -> tuple[int, int]:
+    """Fork a process that creates a context; return its id and the pipe with its times."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid:
@@ -106,9 +116,9 @@ def making(stay: bool) -> tuple[int, int]:
         os._exit(code)
 
 
-def heard(told: int) -> list[float]:
-    """What a process said before it closed its end."""
-    with os.fdopen(told) as source:
+def read_seconds(reader: int) -> list[float]:
+    """Return the seconds that a process wrote before it closed its pipe."""
+    with os.fdopen(reader) as source:
         text = source.read()
     if not text:
         sys.exit("a context could not be made: is the GPU full, or not there?")
@@ -117,14 +127,14 @@ def heard(told: int) -> list[float]:
 
 
 def context() -> list[float]:
-    """Make the primary context of the first device; seconds of each of PARTS."""
+    """Create the primary context of the first device; return the seconds of each of PARTS."""
     driver, device, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     check(driver.cuInit(0))
     ready = time.perf_counter()
     check(driver.cuDeviceGet(ctypes.byref(device), 0))
     check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device))
-    return [ready - begun, time.perf_counter() - ready]
+    return [ready - started, time.perf_counter() - ready]
 
 
 def check(error: int) -> None:

@@ -1,7 +1,7 @@
-"""What the rows of each gate say together, and whether it holds.
+"""Summarise the rows of each gate, and decide if the gate holds.
 
-Rows are those that `gates.py` records, those with an `error` too. Invariant: a row that failed, or
-whose attempt was refused, never counts for a gate.
+Rows are those that `gates.py` records, including those with an `error`. Invariant: a row that
+failed, or whose attempt was refused, never counts as a success.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from slices import Row, well
 from cuagent.timing import Standing
 
 FOUND, FALSE, SLOWEST_S, QUICKER = 0.95, 0.01, 8.0, 10.0
+"""Limits: share of delays to find, share of false positives, seconds of a turnaround, and the
+factor by which other tools are slower."""
 OURS = "ours"
 
 
-# -- the agent's wait, and the same with other tools; a step is named `EXAMPLE NUMBER WHOSE`
+# -- the agent's wait, and the same with other tools; a step is named `EXAMPLE NUMBER TOOL`
 
 
 def _whose(row: Row) -> str:
@@ -26,7 +28,7 @@ def _whose(row: Row) -> str:
 
 
 def waits(rows: list[Row]) -> dict[str, float]:
-    """Median seconds of each example from a changed source to verdict, timing and profile."""
+    """Return the median seconds of each example from a changed source to its profile."""
     ours = [row for row in well(rows) if _whose(row) == OURS]
     return {
         name: median(row["all"] for row in ours if row["example"] == name)
@@ -46,21 +48,22 @@ def said_of_waits(rows: list[Row]) -> str:
 
 
 def quick_enough(rows: list[Row]) -> bool:
-    """No run failed or was refused, and the median of the examples' medians is small enough."""
+    """Return True if all runs were accepted and the median of all examples is low enough."""
     ours = [row for row in rows if _whose(row) == OURS]
     whole = all("error" not in row and _judged_whole(row) for row in ours)
     return whole and bool(ours) and median(waits(rows).values()) <= SLOWEST_S
 
 
 def _judged_whole(row: Row) -> bool:
-    """A refused attempt is through sooner: it has no timing."""
+    """Return True if the attempt was accepted and timed; a refused one ends sooner."""
     return bool(row["accepted"]) and row["timing"] is not None
 
 
 def times_as_long(rows: list[Row]) -> dict[str, list[float]]:
-    """Of each tool, for each run that came to its end: its seconds over ours before and after it.
+    """Return each tool's seconds over ours, for each run that ended.
 
-    The runs of an example take turns, so that what disturbs one disturbs its neighbours.
+    Ours are the runs before and after it. The runs of an example alternate, so that a disturbance
+    affects neighbouring runs.
     """
     found: dict[str, list[float]] = {}
     ordered = sorted(rows, key=lambda row: row["step"].split()[0])
@@ -95,15 +98,15 @@ def said_of_peers(rows: list[Row]) -> str:
 
 
 def peers_are_slower(rows: list[Row]) -> bool:
-    """Each tool takes at least ten times as long, in the median."""
+    """Return True if each tool takes at least ten times as long, in the median."""
     return min(map(median, times_as_long(rows).values()), default=0.0) >= QUICKER
 
 
-# -- the same against itself, and with a delay
+# -- the reference against itself, and with a delay
 
 
 def called(rows: list[Row]) -> int:
-    """A/A runs that did not end as they should: called, contradicted or failed."""
+    """Return the number of A/A runs that were called different, contradicted or failed."""
     return sum(
         "error" in row or row["standing"] != Standing.INCONCLUSIVE or bool(row["contradiction"])
         for row in rows
@@ -137,7 +140,7 @@ def delays_found(rows: list[Row]) -> bool:
 
 
 def ladder_agrees(rows: list[Row]) -> bool:
-    """Every problem was compared, and every ratio is within 3 %."""
+    """Return True if every problem was compared and every ratio is within 3 %."""
     return len(well(rows)) == len(rows) and max(differences(rows), default=1.0) <= WITHIN
 
 

@@ -1,11 +1,11 @@
-"""Do the ladder's ratios agree with an independent, event-based timing?
+"""Compare the ladder's ratios with an independent timing by events.
 
     python benchmarks/ladder_agreement.py --problems FOLDER [--out docs/measurements/ladder.json]
 
 FOLDER holds problem files of the KernelBench form (level1/*.py, ...), which are not part of this
-repository. For each, eager and some rungs are timed by the ladder (processes of their own, two
-clocks) and then in this process by plain events: L2 overwritten, inputs rotated, arms interleaved
-call by call in random order, medians. Compared are the ratios eager over rung. Needs a GPU.
+repository. For each, the ladder times eager and some rungs (separate processes, two clocks). Then
+plain events time them in this process: L2 overwritten, inputs rotated, arms interleaved call by
+call in random order, medians. The compared figures are the ratios eager over rung. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from cuagent.measure.ladder import ladder
+from cuagent.measure.ladder import time_rungs
 from cuagent.measure.timing.surroundings import compiled_graphs
 from cuagent.task import Device, Task, TaskError, load_task, open_reference
 from cuagent.verify.referee import Referee
@@ -38,9 +38,11 @@ from cuagent.worker.arms import COMPILE, EAGER, set_precision
 
 RUNGS = {Device.CUDA: (EAGER, COMPILE, f"{EAGER}+tf32"), Device.CPU: (EAGER, COMPILE)}
 WITHIN = 0.03
+"""Largest accepted difference of a ratio, as a share."""
 WARM_S = 45.0
+"""Time limit of compiling one problem in seconds."""
 SMALL_BYTES, FEW_MODULES = 256 << 20, 40
-"""Of inputs, weights and output together; submodules of a model."""
+"""Limits of a small problem: bytes of inputs, weights and output together; number of submodules."""
 COMPILE_ONE = """
 import sys, torch
 from cuagent.task import load_task, open_reference
@@ -56,40 +58,44 @@ model(*reference.inputs(0))
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--problems", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no problem after these")
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="start no problem after this time"
+    )
     parser.add_argument("--warm", action="store_true", help="only fill torch.compile's cache")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    if asked.warm:
-        print(warm(problems(asked.problems), Device.CUDA), "compiled")
+    options = parser.parse_args()
+    if options.warm:
+        print(warm(problems(options.problems), Device.CUDA), "compiled")
         return 0
-    begun = time.perf_counter()
+    started = time.perf_counter()
     rows: list[dict[str, Any]] = []
-    for path in problems(asked.problems):
-        if time.perf_counter() - begun > asked.seconds:
+    for path in problems(options.problems):
+        if time.perf_counter() - started > options.seconds:
             break
         rows.append(compared(path, Device.CUDA))
         print(json.dumps(rows[-1]), flush=True)
     print(said(rows))
-    if asked.out:
-        asked.out.write_text(json.dumps({"command": " ".join(sys.argv), "rows": rows}, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps({"command": " ".join(sys.argv), "rows": rows}, indent=1))
     return 0
 
 
 def problems(folder: Path) -> list[Path]:
-    """All of a folder, in the order of their names."""
+    """Return all problems of a folder, sorted by name."""
     return sorted(folder.rglob("*.py"))
 
 
-def picked(checkout: Path, most: int) -> list[Path]:
-    """Of KernelBench's levels 1 to 3, evenly spread, those that one GPU times in seconds."""
+def selected(checkout: Path, limit: int) -> list[Path]:
+    """Return evenly spread problems of KernelBench's levels 1 to 3 that take only seconds."""
     small = [path for path in sorted(checkout.glob("KernelBench/level[1-3]/*.py")) if _small(path)]
-    spread = {round(i * (len(small) - 1) / max(1, most - 1)) for i in range(most)} if small else ()
+    spread = (
+        {round(i * (len(small) - 1) / max(1, limit - 1)) for i in range(limit)} if small else ()
+    )
     return [small[i] for i in sorted(spread)]
 
 
 def _small(path: Path) -> bool:
-    """Few bytes and few submodules (they compile quickly), by a call that computes nothing."""
+    """Return True if a problem has few bytes and submodules, by a call on meta tensors."""
     source: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     try:
         with torch.device("meta"), torch.no_grad(), warnings.catch_warnings(action="ignore"):
@@ -97,7 +103,7 @@ def _small(path: Path) -> bool:
             inputs = source["get_inputs"]()
             model = source["Model"](*source["get_init_inputs"]())
             parts = list(model.modules())
-            # A recurrent net is a loop there, of seconds.
+            # On meta tensors a recurrent net is a loop of seconds.
             if len(parts) > FEW_MODULES or any(isinstance(x, torch.nn.RNNBase) for x in parts):
                 return False
             moved = [*inputs, *model.state_dict().values(), model(*inputs)]
@@ -107,12 +113,12 @@ def _small(path: Path) -> bool:
 
 
 def differences(rows: list[dict[str, Any]]) -> list[float]:
-    """By how much each ratio of the ladder is off, as a share."""
+    """Return the difference of each of the ladder's ratios, as a share."""
     return [abs(x["off"]) for row in rows for x in row.get("rungs", {}).values()]
 
 
 def said(rows: list[dict[str, Any]]) -> str:
-    """All rows in a line."""
+    """Return a summary of all rows in one line."""
     off = differences(rows)
     if not off:
         return "no ratio was compared"
@@ -121,7 +127,7 @@ def said(rows: list[dict[str, Any]]) -> str:
 
 
 def compared(path: Path, device: Device) -> dict[str, Any]:
-    """One problem by the ladder and by a plain clock; what failed is told in the row."""
+    """Time one problem by the ladder and by a plain clock; a failure is recorded in the row."""
     try:
         return _compare(path, device)
     except (TaskError, RuntimeError, MemoryError, ForkServerError) as error:
@@ -134,9 +140,9 @@ def compared(path: Path, device: Device) -> dict[str, Any]:
 
 
 def warm(paths: list[Path], device: Device) -> int:
-    """Compile the reference of each into the cache of the ladder's processes, several at a time.
+    """Compile each reference into the cache of the ladder's processes, several in parallel.
 
-    What comes back is how many compiled. This process looks there from now on.
+    Returns the number that compiled. This process uses the same cache from now on.
     """
     caches = {k: v for k, v in compiled_graphs().items() if k.endswith("_CACHE_DIR")}
     os.environ.update(caches)
@@ -155,7 +161,7 @@ def warm(paths: list[Path], device: Device) -> int:
 def _compare(path: Path, device: Device) -> dict[str, Any]:
     task = load_task(path, device=device.value)
     with Referee(task) as referee:
-        found = ladder(referee, only=RUNGS[device], fresh=True)
+        found = time_rungs(referee, only=RUNGS[device], fresh=True)
     if device is Device.CUDA:
         torch.cuda.empty_cache()
     plain = _plain(task)
@@ -181,7 +187,7 @@ def _compare(path: Path, device: Device) -> dict[str, Any]:
 
 
 def _plain(task: Task) -> dict[str, float]:
-    """Median seconds of each rung in this process: by events, on a CPU by its clock."""
+    """Return the median seconds of each rung in this process, by events or by a CPU's clock."""
     on_cuda = task.device is Device.CUDA
     reference = open_reference(task)
     scratch = torch.empty(1 << 28 if on_cuda else 0, dtype=torch.uint8, device=task.device.value)
@@ -200,10 +206,10 @@ def _plain(task: Task) -> dict[str, float]:
         times: dict[str, list[Callable[[], float]]] = {name: [] for name in models}
         wait = torch.cuda.synchronize if on_cuda else (lambda: None)
         wait()
-        begun = time.perf_counter()
+        started = time.perf_counter()
         call = 0
-        while call < 25 or (call < 80 and time.perf_counter() - begun < 1.5):
-            # In an order drawn anew: what follows a pause is up to 4 % slower, whatever it is.
+        while call < 25 or (call < 80 and time.perf_counter() - started < 1.5):
+            # In random order: the call after a pause is up to 4 % slower.
             for name in random.sample(list(models), len(models)):
                 _prepare(name)
                 scratch.zero_()
@@ -211,16 +217,16 @@ def _plain(task: Task) -> dict[str, float]:
                 times[name].append(_clocked(timed, on_cuda))
             wait()
             call += 1
-    return {name: median(read() for read in taken) for name, taken in times.items()}
+    return {name: median(read() for read in elapsed) for name, elapsed in times.items()}
 
 
 def _clocked(call: Callable[[], Any], on_cuda: bool) -> Callable[[], float]:
-    """Makes one call; what comes back tells its seconds, once the GPU was waited for."""
+    """Make one call; return a function that gives its seconds once the GPU was synchronised."""
     if not on_cuda:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         call()
-        taken = time.perf_counter() - begun
-        return lambda: taken
+        elapsed = time.perf_counter() - started
+        return lambda: elapsed
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     call()

@@ -1,10 +1,9 @@
-"""Many verdicts in a row, right and wrong ones: what is left of them on the machine?
+"""Check for leaks: run many verdicts in a row, right and wrong ones, and count resources.
 
     python benchmarks/leaks.py --runs 200 --device cpu
 
-Counts processes, descriptors, files in the folder for temporary files and in /dev/shm, and memory
-on the GPU, after the first ten verdicts, every fifty and after the last; exits with 1 if any count
-has grown at the end.
+Counts processes, descriptors, temporary files, files in /dev/shm and memory on the GPU, after the
+first ten verdicts, every fifty and after the last. Exits with 1 if a count has grown at the end.
 """
 
 from __future__ import annotations
@@ -33,12 +32,13 @@ BODIES = (
     "import os; os.fork() or os.setsid() or __import__('time').sleep(99); return self.honest(x)",
 )
 EVERY = 50
+"""Number of verdicts between two reports."""
 SLACK = {"GPU MiB": 64, "resident MiB": 64}
-"""What allocators keep without losing it."""
+"""Growth that allocators may cause without a leak."""
 
 
 def counts(root: Path, device: str) -> dict[str, int]:
-    """What there is of ours now."""
+    """Return the current counts of our resources."""
     found = {
         "processes": len(_descendants(os.getpid())),
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),

@@ -1,15 +1,14 @@
-"""How long an agent waits: from a changed .cu source to verdict, quick timing and short profile.
+"""Time an agent's wait: from a changed .cu source to verdict, quick timing and short profile.
 
     python benchmarks/turnaround.py --runs 4 [--out docs/measurements/turnaround.json]
         [--kernelbench FOLDER] [--cuda-agent FOLDER] [--beside 8] [--where]
 
-For each example the judge is opened once, as a run does; then the attempt in `attempts/` is judged
-again and again, its kernel source changed each time, so that the compiler runs each time, with
-`--pause` seconds between that nobody counts: an agent or a person takes longer to change a source,
-and the judge opens the next profile meanwhile. The first run opens torch.compile's process too and
-is told apart. Then the same kernels go through the programs of other tools (`peers.py`),
-`--beside` at a time. These need a GPU and nvcc; ours may be timed on a CPU too, with the first
-attempts of the expert.
+The judge of an example is opened once, as in a run. Then it judges the attempt in `attempts/`
+repeatedly. Each time the kernel source is changed, so that the compiler runs. `--pause` seconds
+between attempts are not counted: an author takes longer to change a source, and the judge opens the
+next profile meanwhile. The first run also opens torch.compile's process and is reported separately.
+Then the same kernels go through the programs of other tools (`peers.py`), `--beside` in parallel.
+These need a GPU and nvcc. Ours also run on a CPU, with the first attempts of the expert.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ from cuagent.timing import Effort
 
 ATTEMPTS = Path(__file__).parent / "attempts"
 EXAMPLES = Path(__file__).parents[1] / "examples"
-AWHILE_S = 0.02
+SHOWN_S = 0.02
+"""Seconds in a function from which `--where` shows it."""
 
 
 def main() -> int:
@@ -47,54 +47,57 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--kernelbench", type=Path)
     parser.add_argument("--cuda-agent", type=Path)
-    parser.add_argument("--beside", type=int, default=4, help="programs of others at a time")
-    parser.add_argument("--only", default="", help="names of examples, with commas")
+    parser.add_argument("--beside", type=int, default=4, help="programs of other tools in parallel")
+    parser.add_argument("--only", default="", help="names of examples, separated by commas")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--pause", type=float, default=3.0, help="seconds between two attempts")
-    parser.add_argument("--where", action="store_true", help="by function, for the last run")
+    parser.add_argument("--where", action="store_true", help="times by function for the last run")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    names = [n for n in asked.only.split(",") if n] or [p.name for p in sorted(ATTEMPTS.iterdir())]
-    rows = [row for name in names for row in judged(name, asked)]
-    with ThreadPoolExecutor(asked.beside) as pool:
-        jobs = peers_of(asked.kernelbench, asked.cuda_agent, names).values()
+    options = parser.parse_args()
+    names = [n for n in options.only.split(",") if n] or [
+        p.name for p in sorted(ATTEMPTS.iterdir())
+    ]
+    rows = [row for name in names for row in judged(name, options)]
+    with ThreadPoolExecutor(options.beside) as pool:
+        jobs = peers_of(options.kernelbench, options.cuda_agent, names).values()
         others = list(pool.map(lambda job: job(), jobs))
     for row in others:
         print(json.dumps(row), flush=True)
-    about = {
+    result = {
         "command": " ".join(["python", *sys.argv]),
         "summary": summary(rows, others),
         "ours": rows,
         "others": others,
     }
-    print(json.dumps(about["summary"]))
-    if asked.out:
-        asked.out.write_text(json.dumps(about, indent=1) + "\n")
+    print(json.dumps(result["summary"]))
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
-def judged(name: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
-    """Seconds of each stage, for each change of the source; the first also opens what stays.
+def judged(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the seconds of each stage for each change of the source.
 
-    With `where` the last one by function too, which makes it a little slower.
+    The first run also opens the processes that stay. With `where` the last run is shown by function
+    too, which makes it a little slower.
     """
-    begun = time.perf_counter()
-    with judging(name, asked.device) as once:
-        opened = time.perf_counter() - begun
+    started = time.perf_counter()
+    with judging(name, options.device) as once:
+        opened = time.perf_counter() - started
         rows = []
-        for run in range(asked.runs):
+        for run in range(options.runs):
             if run:
-                time.sleep(asked.pause)
-            begun_at = {"run": run, "open": opened if run == 0 else 0.0}
-            last = asked.where and run == asked.runs - 1
-            rows.append(begun_at | (_by_function(once) if last else once()))
+                time.sleep(options.pause)
+            row = {"run": run, "open": opened if run == 0 else 0.0}
+            last = options.where and run == options.runs - 1
+            rows.append(row | (_by_function(once) if last else once()))
             print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
 @contextmanager
 def judging(name: str, device: str) -> Iterator[Callable[[], dict[str, Any]]]:
-    """A judge that stays open, and what has it judge the example's attempt, changed once more."""
+    """Yield a function that changes the attempt once more and judges it in an open judge."""
     task = load_task(EXAMPLES / f"{name}.py", device=device)
     files = attempted(task)
     with Judge(task) as judge:
@@ -103,14 +106,14 @@ def judging(name: str, device: str) -> Iterator[Callable[[], dict[str, Any]]]:
 
 def _once(judge: Judge, files: dict[str, str]) -> dict[str, Any]:
     attempt = changed(files, f"// change {time.time_ns()}\n")
-    marks = [time.perf_counter()]
+    stamps = [time.perf_counter()]
     judgement = judge.judge(attempt, Effort.QUICK)
-    marks.append(time.perf_counter())
+    stamps.append(time.perf_counter())
     lines = judge.profile(attempt).lines()
-    marks.append(time.perf_counter())
+    stamps.append(time.perf_counter())
     timing = judgement.timing
     return {
-        "judge": marks[1] - marks[0],
+        "judge": stamps[1] - stamps[0],
         "build": judgement.build.seconds,
         "verdict": judgement.verdict.seconds,
         "accepted": judgement.verdict.accepted,
@@ -118,26 +121,26 @@ def _once(judge: Judge, files: dict[str, str]) -> dict[str, Any]:
         "timing": timing.seconds if timing is not None else None,
         "arms": {a.name: a.median for a in timing.arms} if timing is not None else {},
         "busy": timing.busy if timing is not None else None,
-        "profile": marks[2] - marks[1],
+        "profile": stamps[2] - stamps[1],
         "profile lines": len(lines),
-        "all": marks[2] - marks[0],
+        "all": stamps[2] - stamps[0],
     }
 
 
 def _by_function(once: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A row, and the seconds under each of our functions that waited or worked for a while."""
+    """Return a row, with the seconds in each of our functions that took a while."""
     with cProfile.Profile() as seen:
         row = once()
     under = {
         f"{Path(file).stem}.{name}": round(found[3], 3)
         for (file, _, name), found in pstats.Stats(seen).stats.items()  # type: ignore[attr-defined]
-        if "cuagent" in file and found[3] > AWHILE_S
+        if "cuagent" in file and found[3] > SHOWN_S
     }
     return row | {"where": dict(sorted(under.items(), key=lambda item: -item[1]))}
 
 
 def attempted(task: Task) -> dict[str, str]:
-    """Files of an attempt: those in `attempts/` on a GPU, the expert's first one on a CPU."""
+    """Return the files of an attempt: in `attempts/` on a GPU, the expert's on a CPU."""
     if task.device is Device.CPU:
         proposal = propose(open_subject(task), [])
         assert proposal is not None
@@ -148,7 +151,7 @@ def attempted(task: Task) -> dict[str, str]:
 
 
 def changed(files: dict[str, str], line: str) -> Attempt:
-    """An attempt with one more line in its kernel sources."""
+    """Return an attempt with one more line in its kernel sources."""
     return Attempt(
         tuple((name, line * (not name.endswith(".py")) + text) for name, text in files.items())
     )
@@ -157,7 +160,7 @@ def changed(files: dict[str, str], line: str) -> Attempt:
 def peers_of(
     kernelbench: Path | None, cuda_agent: Path | None, names: list[str]
 ) -> dict[tuple[str, str], Callable[[], dict[str, Any]]]:
-    """The programs of other tools for the same kernels, by tool and example."""
+    """Return the programs of other tools for the same kernels, by tool and example."""
     tools = {"KernelBench": (peers.kernelbench, kernelbench)}
     tools["CUDA-Agent"] = (peers.cuda_agent, cuda_agent)
     return {
@@ -169,7 +172,7 @@ def peers_of(
 
 
 def summary(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the runs after the first, and how many times longer each tool took."""
+    """Return the medians over the runs after the first, and the factor of each tool's time."""
     ours = {
         name: median(row["all"] for row in rows if row["example"] == name and row["run"] > 0)
         for name in {row["example"] for row in rows if row["run"] > 0}

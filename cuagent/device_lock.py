@@ -1,10 +1,11 @@
-"""Taking turns on a device: many verify at once, who times is alone.
+"""Lock a device: shared for verification, exclusive for timing.
 
-For: judges in several processes that share one device. What only has to be right goes on beside
-others; a clock is read while nothing else of ours computes there.
-Not covered: processes that do not ask (`others.py` tells of those).
-Invariant: a lock ends with its process, however that ended, and whoever waits to be alone gets the
-device before anybody who asks later.
+The lock is for judges in several processes that share one device. Verification may run while others
+verify; a timing runs while no other judge uses the device. Not covered: processes that do not take
+the lock (`measure/system_load.py` detects those).
+
+Invariant: a lock ends with its process, however the process ends. A process that waits for the
+exclusive lock gets it before any process that asks later.
 """
 
 from __future__ import annotations
@@ -18,35 +19,37 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class DeviceLock:
-    """`lock`: a file for each device, the same for all who share it; None has it alone anyway.
+    """Lock of one device. `lock` is a file, the same for all processes; None if nothing shares the
+    device.
 
-    Who is in one of the two must enter neither: they would wait for themselves, in `shared` as soon
-    as somebody else waits to be alone.
+    A process that holds the lock must not take it again: it would wait for itself, with `shared` as
+    soon as another process waits for `exclusive`.
     """
 
     lock: Path | None = None
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Beside others, and beside no timing."""
-        with self._held(fcntl.LOCK_SH):
+        """Hold the device together with others, while no process holds it exclusively."""
+        with self._locked(fcntl.LOCK_SH):
             yield
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Beside nobody."""
-        with self._held(fcntl.LOCK_EX):
+    def exclusive(self) -> Iterator[None]:
+        """Hold the device exclusively."""
+        with self._locked(fcntl.LOCK_EX):
             yield
 
     @contextmanager
-    def _held(self, how: int) -> Iterator[None]:
+    def _locked(self, operation: int) -> Iterator[None]:
         if self.lock is None:
             yield
             return
         with self.lock.open("a") as device:
-            # All come in by one door, and who waits for the device keeps it shut: those who verify
-            # would else follow each other, and a timing wait for ever.
-            with self.lock.with_suffix(".door").open("a") as door:
-                fcntl.flock(door, fcntl.LOCK_EX)
-                fcntl.flock(device, how)
+            # Every process queues here, and the first in the queue keeps it locked until it has the
+            # device. Otherwise verifying processes could follow each other, and a timing could wait
+            # forever.
+            with self.lock.with_suffix(".door").open("a") as queue:
+                fcntl.flock(queue, fcntl.LOCK_EX)
+                fcntl.flock(device, operation)
             yield

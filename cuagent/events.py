@@ -1,7 +1,7 @@
-"""What happens in a run, as typed events: the engine emits them, the views consume them.
+"""Define the typed events of a run: the engine emits them, the views consume them.
 
-The engine never imports a view. Events carry frozen data from the rooms below and are cheap to
-make; a view may ignore any of them.
+The engine never imports a view. Events carry frozen data from lower packages and are cheap to make.
+A view may ignore any of them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stage of long work with no model in it (opening the task, measuring baselines)."""
+    """A stage of long work without a model (opening the task, measuring baselines)."""
 
     text: str
     passing: bool = False
-    """For the live line alone: over too soon, or too often the same, to be kept."""
+    """True if only the live status line shows it: it is too short or too frequent to keep."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class ToolStarted:
     call_id: str
     name: str
     summary: str
-    """One line for a person: the command, the file, the pattern."""
+    """One-line summary for the user: the command, the file, the pattern."""
     arguments: str = ""
-    """JSON, as the model wrote it; may be malformed."""
+    """Arguments as JSON, as the model wrote them; may be malformed."""
 
 
 @dataclass(frozen=True)
 class ToolOutput:
-    """A piece of output while the tool still runs."""
+    """Part of a tool's output while it still runs."""
 
     call_id: str
     text: str
@@ -83,7 +83,7 @@ class LadderMeasured:
 
     ladder: Any
     shown: bool = True
-    """Whether views show it as a table; else what comes next does."""
+    """True if views show it as a table; False if the next event shows it."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class RunEnded:
     """The best `Judgement`, or None."""
     summary: str
     ladder: Any = None
-    """The `Ladder` as it stood at the end, or None."""
+    """The `Ladder` at the end, or None."""
 
 
 Event = (
@@ -140,4 +140,4 @@ Emit = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """A view for nobody."""
+    """Ignore an event; the default of `Emit` parameters."""

@@ -1,9 +1,11 @@
-"""The judge: builds, verifies, times and scores one attempt after another on one task.
+"""Judge attempts on one task: build, verify, time and score one after another.
 
-It keeps what is dear warm between attempts: the referee's processes, the oracle, the baselines that
-torch.compile took seconds to prepare. Once the ladder is known, attempts are timed against its best
-rung as well. Invariant: a speed is measured only on what was accepted, and a clock that contradicts
-itself takes the acceptance back.
+Costly resources stay open between attempts: the referee's processes, the oracle, baselines that
+torch.compile took seconds to prepare. Once the ladder is measured, attempts are timed against its
+best rung too.
+
+Invariant: only accepted attempts are timed, and a clock that contradicts itself withdraws the
+acceptance.
 """
 
 from __future__ import annotations
@@ -18,9 +20,16 @@ from cuagent.build import Build
 from cuagent.build import build as build_sources
 from cuagent.device_lock import DeviceLock
 from cuagent.events import Emit, Phase, ignore
-from cuagent.measure.ladder import Gains, Ladder, confirmed, gains, ladder, measure_ladder
+from cuagent.measure.ladder import (
+    Gain,
+    Ladder,
+    gain_of,
+    measure_ladder,
+    time_rungs,
+    with_record_timing,
+)
 from cuagent.measure.profile.profile import Profile
-from cuagent.measure.profile.session import Profiling
+from cuagent.measure.profile.session import ProfileSession
 from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.timing.timer import Timer
 from cuagent.score import Score, milestone
@@ -37,35 +46,35 @@ from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 @dataclass(frozen=True)
 class Judgement:
-    """All that is known about one attempt."""
+    """Result of judging one attempt."""
 
     attempt: str
-    """Digest."""
+    """Digest of the attempt."""
     build: Build
     verdict: Verdict
     timing: Timing | None
     score: Score
-    gain: Gains | None = None
-    """What came from where; None without a ladder or without a timing against its best rung."""
+    gain: Gain | None = None
+    """Parts of the gain; None without a ladder or without a timing against its best rung."""
     domain: Domain | None = None
-    """The calls that an accepted verdict covers; None where it was not accepted."""
+    """Calls that an accepted verdict covers; None if it was not accepted."""
 
     @property
     def standing(self) -> Standing | None:
-        """Against eager, by the whole interval; None where it was refused or not timed."""
+        """Return the standing against eager; None if the attempt was refused or not timed."""
         ratio = self.timing.ratios.get(EAGER) if self.timing is not None else None
         return ratio.standing if ratio is not None and self.verdict.accepted else None
 
     @property
-    def gains(self) -> bool:
-        """Right, and surely faster than eager."""
+    def is_faster(self) -> bool:
+        """Return True if the attempt is accepted and certainly faster than eager."""
         return self.standing is Standing.FASTER
 
     @property
     def slower_than(self) -> str:
-        """The baseline that it is surely slower than: eager, else the best rung; "" if neither.
+        """Return the baseline that certainly is faster: eager, else the best rung; "" if neither.
 
-        Without a ladder torch.compile stands for the best rung.
+        Without a ladder torch.compile is used as the best rung.
         """
         ratios = self.timing.ratios if self.timing is not None else {}
         names = (EAGER, self.gain.rung if self.gain is not None else COMPILE)
@@ -74,51 +83,61 @@ class Judgement:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Larger is better: the milestone first, then the lowest of the ratios' lower limits."""
+        """Return the rank, larger is better: the milestone first, then the smallest lower limit."""
         limits = [ratio.low for ratio in self.timing.ratios.values()] if self.timing else []
         return self.score.reward, min(limits, default=0.0)
 
     @property
-    def adds(self) -> bool:
-        """Right, and surely faster than what is free: the best rung where there is a ladder."""
+    def beats_best_rung(self) -> bool:
+        """Return True if the attempt is accepted and certainly faster than the best rung.
+
+        Without a ladder it is compared with eager.
+        """
         if self.timing is None or self.timing.suspect:
             return False
-        return self.gains and (self.gain is None or self.gain.kernel.standing is Standing.FASTER)
+        return self.is_faster and (
+            self.gain is None or self.gain.kernel.standing is Standing.FASTER
+        )
 
 
 class Result(StrEnum):
-    """What a run hands to its user."""
+    """Result that a run gives to its user."""
 
     KERNEL = "kernel"
-    """An attempt that is surely faster than the best rung."""
+    """An attempt that is certainly faster than the best rung."""
     RUNG = "rung"
-    """The best rung of the ladder: no kernel adds to it."""
+    """The best rung of the ladder; no kernel is faster."""
     MODULE = "module"
-    """Nothing beats the module as it is."""
+    """The module unchanged; nothing is faster."""
 
 
 def result_of(best: Judgement | None, found: Ladder | None) -> Result:
-    """By the judgement on the best attempt, if any, and by the ladder, if it was measured."""
-    if best is not None and best.adds:
+    """Return the result from the judgement of the best attempt, if any, and the ladder, if
+    measured."""
+    if best is not None and best.beats_best_rung:
         return Result.KERNEL
     free = free_of(best, found)
     return Result.RUNG if free and free.standing is Standing.FASTER else Result.MODULE
 
 
 def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
-    """Eager over the best rung, which is another: as timed beside the attempt, else as found."""
+    """Return eager's time over the best rung's; None if eager is the best or the ladder is missing.
+
+    The ratio is the one timed with the attempt if available, else the ladder's.
+    """
     rung = found.best if found is not None else None
     if rung is None or rung.name == EAGER:
         return None
-    beside = best.gain if best is not None else None
-    return beside.free if beside is not None and beside.rung == rung.name else rung.over_eager
+    gain = best.gain if best is not None else None
+    return gain.free if gain is not None and gain.rung == rung.name else rung.over_eager
 
 
 class Judge:
-    """Opens a task; a context manager. Raises TaskError, ForkServerError, OracleLost.
+    """Judges attempts on one task. A context manager. Raises TaskError, ForkServerError,
+    OracleLost.
 
-    `fork_server` is a warm process to share with judges of other tasks (`Referee`); `quiet` is for
-    judges of several processes on one device. `fresh`: the ladder is measured, whatever is known.
+    `fork_server` is a warm process shared with judges of other tasks (`Referee`). `device_lock` is
+    for judges of several processes on one device. `fresh` measures the ladder even if it is cached.
     """
 
     def __init__(
@@ -137,75 +156,76 @@ class Judge:
         with self.device_lock.shared():
             self.referee = Referee(task, isolation, fork_server=fork_server)
         self._fresh = fresh
-        self.known: Ladder | None = None
-        """What the attempts are measured against, once it was climbed."""
+        self.ladder: Ladder | None = None
+        """Ladder that attempts are compared with, once it is measured."""
         self._timer = Timer(self.referee, emit=emit)
-        self._profiling: Profiling | None = None
-        """For the next attempt, once that of one was asked for."""
+        self._next_profile: ProfileSession | None = None
+        """Prewarmed profile of the next attempt, started after the first profile of an attempt."""
 
     def admission(self) -> Admission:
-        """Whether the task itself can be certified; worth asking before any work."""
+        """Check if the task can be certified; call it before any other work."""
         return admit(self.referee)
 
     def measure_ladder(self, *, whole: bool = False) -> Ladder:
-        """The ladder to start from: what opens quickly, all admitted rungs where `whole`."""
-        if self.known is None or (whole and self.known.later):
-            with self.device_lock.alone():
+        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`."""
+        if self.ladder is None or (whole and self.ladder.later):
+            with self.device_lock.exclusive():
                 found = measure_ladder(self._timer, whole=whole, fresh=self._fresh)
             self._fresh = self._fresh and bool(found.later)
-            self._attend_to(found)
-        assert self.known is not None
-        return self.known
+            self._use_ladder(found)
+        assert self.ladder is not None
+        return self.ladder
 
     def start_from(self, found: Ladder) -> bool:
-        """Measure attempts against a ladder known from before; False if it is of elsewhere."""
-        elsewhere = (found.task, found.device) != (self.task.digest, describe(self.task.device))
-        if elsewhere or self._fresh:
+        """Use an earlier ladder; return False if it is of another task or device."""
+        differs = (found.task, found.device) != (self.task.digest, describe(self.task.device))
+        if differs or self._fresh:
             return False
-        self._attend_to(found)
+        self._use_ladder(found)
         return True
 
-    def _attend_to(self, found: Ladder) -> None:
-        self.known = found
-        self._timer.turn_to(found.baselines)
+    def _use_ladder(self, found: Ladder) -> None:
+        self.ladder = found
+        self._timer.set_baselines(found.baselines)
 
     def confirm_rung(self) -> Ladder:
-        """The rungs that may be the best measured afresh, for a claim."""
+        """Time the rungs that may be the best again, at record effort."""
         names = self.measure_ladder().proposed
-        with self.device_lock.alone():
-            fresh = ladder(self.referee, effort=Effort.RECORD, only=names, timer=self._timer)
-        self._attend_to(fresh)
+        with self.device_lock.exclusive():
+            fresh = time_rungs(self.referee, effort=Effort.RECORD, only=names, timer=self._timer)
+        self._use_ladder(fresh)
         return fresh
 
     def open(self) -> None:
-        """Open what every timing needs and takes long to prepare, before the first attempt."""
+        """Open the baselines that take long to prepare, before the first attempt."""
         with self.device_lock.shared():
-            self._open_timer()
+            # Otherwise the first timing counts the work while all other judges of the device wait.
+            self._timer.open(count_work=self.device_lock.lock is not None)
 
     def build(self, attempt: Attempt) -> Build:
-        """Compile the attempt's sources; what was compiled before comes from the cache."""
+        """Compile the attempt's sources; unchanged sources come from the cache."""
         return build_sources(attempt, self.task.device)
 
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
-        """Build, verify, time if accepted and `effort` is given, and score."""
-        if self.known is not None and effort is Effort.RECORD:
-            self._timer.turn_to(self.known.proposed)
+        """Build, verify and score an attempt; time it if it is accepted and `effort` is given."""
+        if self.ladder is not None and effort is Effort.RECORD:
+            self._timer.set_baselines(self.ladder.proposed)
         try:
             return self._judged(attempt, effort)
         finally:
-            if self.known is not None:
-                self._timer.turn_to(self.known.baselines)
+            if self.ladder is not None:
+                self._timer.set_baselines(self.ladder.baselines)
 
     def _judged(self, attempt: Attempt, effort: Effort | None) -> Judgement:
         with self.device_lock.shared():
             build, verdict = self._verified(attempt, effort)
         timing = None
         if not verdict.accepted:
-            self._timer.dismiss()
+            self._timer.discard_prewarmed()
         if verdict.accepted and effort is not None:
-            if self._profiling is not None:
-                self._profiling.await_opened()
-            with self.device_lock.alone():
+            if self._next_profile is not None:
+                self._next_profile.await_opened()
+            with self.device_lock.exclusive():
                 try:
                     timing = self._timer.time(attempt, build, effort)
                 finally:
@@ -213,47 +233,53 @@ class Judge:
                         self._timer.release()
             verdict = _after_timing(verdict, timing)
         gain = None
-        if timing is not None and self.known is not None and verdict.accepted:
-            # The record decides which rung is the best, and what the kernel adds to that one.
-            self.known = confirmed(self.known, timing)
-            gain = gains(timing, self.known)
+        if timing is not None and self.ladder is not None and verdict.accepted:
+            # A record timing decides which rung is the best, and so the gain of the kernel.
+            self.ladder = with_record_timing(self.ladder, timing)
+            gain = gain_of(timing, self.ladder)
         domain = self.referee.domain if verdict.accepted else None
         score = _score(verdict, timing)
         return Judgement(attempt.digest, build, verdict, timing, score, gain, domain)
 
     def _verified(self, attempt: Attempt, effort: Effort | None) -> tuple[Build, Verdict]:
-        """What verifying says. For whoever waits, what timing would need is made ready meanwhile;
-        where a device is taken by turns, whose driver all wait for, only for what is right."""
+        """Build and verify an attempt.
+
+        If the device is not shared, the processes of a timing open meanwhile. On a shared device
+        they open only for accepted attempts, because all its users wait for the driver.
+        """
         if self.device_lock.lock is not None:
-            return self._verified_among_others(attempt, effort)
+            return self._verified_on_shared_device(attempt, effort)
         self.emit(Phase("building", passing=True))
         self._timer.make_room()
-        with ThreadPoolExecutor(1) as aside:
-            building = aside.submit(self.build, attempt)
-            # On a CPU it would take the processors that the compiler needs.
-            ready = effort is not None and self.task.device is Device.CUDA
-            ready = ready and not self.referee.large
-            if ready:
-                self._timer.draw()  # before the oracle has much else to do
-            begun = self.referee.begin(attempt)
+        with ThreadPoolExecutor(1) as executor:
+            building = executor.submit(self.build, attempt)
+            # On a CPU prewarming would use the processors that the compiler needs.
+            prewarm = effort is not None and self.task.device is Device.CUDA
+            prewarm = prewarm and not self.referee.large
+            if prewarm:
+                self._timer.draw_inputs()  # before the oracle is busy with the verification
+            pending = self.referee.begin(attempt)
             try:
-                if ready:
-                    self._timer.prepare(attempt)
+                if prewarm:
+                    self._timer.prewarm(attempt)
                 build = building.result()
             except BaseException:
-                begun.close()
+                pending.close()
                 raise
         self.emit(Phase("verifying on secret inputs", passing=True))
-        verdict = self.referee.complete(begun, build)
+        verdict = self.referee.complete(pending, build)
         if effort is Effort.RECORD:
             verdict = gated(self.referee, attempt, build, verdict)
         return build, verdict
 
-    def _verified_among_others(
+    def _verified_on_shared_device(
         self, attempt: Attempt, effort: Effort | None
     ) -> tuple[Build, Verdict]:
-        """As few processes as can be: contexts on a GPU are made one after the other, whoever asks,
-        and of three that a right attempt takes a wrong one needs one, and a broken build none."""
+        """Build and verify with as few processes as possible.
+
+        The driver creates contexts on a GPU one after another, for all processes. An accepted
+        attempt needs three, a wrong one needs one, and a failed build needs none.
+        """
         self._timer.make_room()
         build = self.build(attempt)
         if not build.ok:
@@ -262,44 +288,38 @@ class Judge:
         if effort is Effort.RECORD:
             verdict = gated(self.referee, attempt, build, verdict)
         if verdict.accepted and effort is not None and not self.referee.large:
-            # Now, while others may verify: what is opened in the turn of a timing all wait for.
-            if not self._timer.tried:
-                self._open_timer()
-            self._timer.draw()
-            self._timer.prepare(attempt)
-            self._timer.await_prepared()
+            # Open processes under the shared lock: under the exclusive one all other judges wait.
+            self._timer.prewarm(attempt, wait=True)
         return build, verdict
 
-    def _open_timer(self) -> None:
-        self._timer.open()
-        if self.device_lock.lock is not None and not self.referee.large:
-            self._timer.count()  # the first timing would, while all others wait for it
-
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
-        """Where the time goes in the reference, or in an attempt. Raises ProfileError."""
+        """Profile the reference or an attempt. Raises ProfileError."""
         build = None if attempt is None else self.build(attempt)
-        begun, self._profiling = self._profiling, None
-        if begun is not None and (attempt is None or not begun.alive):
-            begun.close()
-            begun = None
-        fork_server, attempted = self.referee.fork_server, attempt is not None
+        session, self._next_profile = self._next_profile, None
+        if session is not None and (attempt is None or not session.alive):
+            session.close()
+            session = None
+        fork_server, with_candidate = self.referee.fork_server, attempt is not None
         with (
-            self.device_lock.alone(),
-            closing(begun or Profiling(self.task, fork_server, attempted=attempted)) as profiling,
+            self.device_lock.exclusive(),
+            closing(
+                session or ProfileSession(self.task, fork_server, with_candidate=with_candidate)
+            ) as opened,
         ):
-            found = profiling.finish(attempt, build, counters=counters)
-        # The next one would open at no turn of ours, and somebody else may be timing then.
-        if attempted and not self.referee.large and self.device_lock.lock is None:
-            with suppress(ForkServerError):  # told where it is asked for
-                # Whoever looks at one attempt's will at the next one's, and thinks in between.
-                self._profiling = Profiling(self.task, fork_server, attempted=True)
+            found = opened.finish(attempt, build, counters=counters)
+        # On a shared device the next profile would open while another judge may be timing.
+        if with_candidate and not self.referee.large and self.device_lock.lock is None:
+            with suppress(ForkServerError):  # the next call of `profile` reports it
+                # An agent that profiles one attempt usually profiles the next; start its profiler
+                # now.
+                self._next_profile = ProfileSession(self.task, fork_server, with_candidate=True)
         return found
 
     def close(self) -> None:
-        """End every process and give all memory back."""
-        if self._profiling is not None:
-            self._profiling.close()
-            self._profiling = None
+        """End all processes and free all memory."""
+        if self._next_profile is not None:
+            self._next_profile.close()
+            self._next_profile = None
         self._timer.close()
         self.referee.close()
 
@@ -311,7 +331,7 @@ class Judge:
 
 
 def _after_timing(verdict: Verdict, timing: Timing) -> Verdict:
-    """The verdict, unless timing showed what verifying did not."""
+    """Return the verdict, rejected if timing showed a fault that verification did not."""
     arm = timing.arm(CANDIDATE)
     if timing.refused:
         why = Reason.WRONG_WHILE_TIMED if timing.wrong else Reason.CLOCK_CONTRADICTION
@@ -327,7 +347,7 @@ def _after_timing(verdict: Verdict, timing: Timing) -> Verdict:
 
 
 def _score(verdict: Verdict, timing: Timing | None) -> Score:
-    """The reward by the lower limits of the ratios: what is not certain is not rewarded."""
+    """Return the score; the reward uses the ratios' lower limits, so uncertain gains get none."""
     if timing is None or not verdict.accepted or timing.suspect:
         return milestone(verdict.accepted)
     values = [r.value if r else None for r in map(timing.ratios.get, (EAGER, COMPILE))]

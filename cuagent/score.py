@@ -1,8 +1,8 @@
-"""The milestone reward of CUDA Agent (arXiv 2602.24286, equation 1), beside the plain ratios.
+"""Compute the milestone reward of CUDA Agent (arXiv 2602.24286, equation 1), with the plain ratios.
 
 `b(t, t0) = (t0 - t) / t0 > 5 %`; -1 wrong, 1 right, 2 if b holds against eager, 3 if it holds
-against eager and torch.compile. Beating torch.compile alone stays at 1, as in the paper.
-Whether a ratio is *real* is not decided here: pass the lower confidence limits to be strict.
+against eager and torch.compile. Beating torch.compile alone stays at 1, as in the paper. This
+module does not decide if a ratio is significant: pass the lower confidence limits to be strict.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MARGIN = 0.05
+"""Share of the baseline's time that an attempt must save to reach a milestone (the paper's 5 %)."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Reward in {-1, 1, 2, 3}; ratios are baseline over candidate time, None if unmeasured."""
+    """Reward in {-1, 1, 2, 3}. Ratios are baseline over candidate time, None if unmeasured."""
 
     reward: int
     over_eager: float | None = None

@@ -1,7 +1,6 @@
-"""Timing data: samples of each arm, the ratios between them and their confidence intervals.
+"""Hold timing data: samples of each arm, the ratios between arms and their confidence intervals.
 
-How the samples are taken is `measure/timing/timer.py`; how the intervals are made is
-`measure/statistics.py`.
+`measure/timing/timer.py` takes the samples; `measure/statistics.py` computes the intervals.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 MARGIN = 0.01
-"""Differences under 1 % are never called: memory layout and clocks do that to equal code."""
+"""Share below which a difference is not reported: memory layout and clocks change equal code by 1
+%."""
 
 
 class Standing(StrEnum):
-    """What an interval allows to say."""
+    """Conclusion that an interval allows."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -22,38 +22,40 @@ class Standing(StrEnum):
 
 
 class Effort(StrEnum):
+    """Time that a timing may take, and so the use of its result."""
+
     GLANCE = "glance"
-    """About a second, for rollouts by the thousand: as quick, with as few repeats as can be."""
+    """About a second, for thousands of rollouts: like `QUICK` with the fewest repeats."""
     QUICK = "quick"
-    """1-3 s, for the agent's loop: feedback, not a claim."""
+    """1 to 3 s, for the agent's loop: feedback, not a claim."""
     RECORD = "record"
-    """Several fresh processes: the score of record."""
+    """Several sets of fresh processes: the score of record."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One thing that was timed. Seconds per call."""
+    """One timed model. Times are in seconds per call."""
 
     name: str
     """`candidate`, `eager`, `compile`, or another rung of the ladder."""
     median: float
-    """Of the blocks; on the CPU of the quietest block of each stretch of the run."""
+    """Median of the blocks; on the CPU of the quietest block of each stretch of the run."""
     samples: tuple[float, ...]
-    """One for each block: as claimed, and at least what the wall clock leaves (`lane.py`)."""
+    """Time of each block: the worker's claim plus the excess of the wall clock (`timed_arm.py`)."""
     compile_seconds: float | None = None
     failed: str = ""
-    """Why there are no samples, if there are none."""
+    """Reason for missing samples, else ""."""
     rounds: tuple[int, ...] = ()
-    """How many of the samples are of each round."""
+    """Number of samples in each round."""
     charged: float = 0.0
-    """Of `median`, what its own clock did not claim (`lane.py`)."""
+    """Part of `median` that the worker's own clock did not claim (`timed_arm.py`)."""
 
 
 @dataclass(frozen=True)
 class Ratio:
     """Baseline time over candidate time: above 1 is faster.
 
-    95 % limits; 99 % for a quick look on the CPU, which other processes disturb.
+    The limits are 95 %, or 99 % for a quick timing on the CPU, which other processes disturb.
     """
 
     value: float
@@ -71,17 +73,17 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Floor:
-    """What a call cannot undercut (`roofline.py`). Seconds."""
+    """Lower bound on the seconds of a call (`roofline/model.py`)."""
 
     seconds: float
     bound: str
     """`memory` or `compute`."""
     memory: float
-    """Below this nobody moved what must be moved; 0 where caches or a busy machine forbid to say
-    so."""
+    """Seconds below which the compulsory bytes cannot have been moved; 0 if caches or a busy
+    machine make the bound unreliable."""
 
     def share(self, seconds: float) -> float:
-        """Of the roofline: 1 is at the floor."""
+        """Return the floor over a time: 1 is at the floor."""
         return self.seconds / seconds
 
 
@@ -91,43 +93,45 @@ class Timing:
 
     arms: tuple[Arm, ...]
     ratios: dict[str, Ratio]
-    """By baseline name."""
+    """Ratios by baseline name."""
     effort: Effort
     device: str
-    """What it ran on, in words."""
+    """Name of the device."""
     seconds: float
-    """How long measuring took."""
+    """Duration of the measurement."""
     contradiction: str = ""
-    """Set when the worker's own clock contradicts the referee's, in fresh processes again; or where
-    it left the processors that all arms are timed on."""
+    """Message if the worker's clock contradicts the referee's, again in fresh processes, or if the
+    worker left the processors of all arms."""
     wrong: str = ""
-    """Set when an answer was wrong, or an input changed, while it was timed."""
+    """Message if an output was wrong, or an input changed, while it was timed."""
     busy: float = 0.0
-    """Share of the processors, or of the GPU's blocks, that others took while this was measured."""
+    """Share of the processors, or of the GPU's blocks, that other processes used during the timing.
+    """
     floor: Floor | None = None
-    """None where the task's work could not be counted."""
+    """Floor of the task; None if its work could not be counted."""
     notes: tuple[str, ...] = ()
-    """What a reader of the numbers should know, e.g. `machine busy: 40 % by others`."""
+    """Notes for the reader of the figures, e.g. `machine busy: 40% used by other processes`."""
     versions: dict[str, str] = field(default_factory=dict)
     free: dict[str, Ratio] = field(default_factory=dict)
-    """Beside a candidate: eager's time over each other baseline's, in the same rounds."""
+    """Eager's time over each other baseline's in the same rounds, if a candidate was timed."""
     apart: tuple[float, ...] = ()
-    """Log ratios of twins, here and in timings before: the limits of a quick look hang on them."""
+    """Log ratios of twins, in this and earlier timings; the limits of a quick timing depend on
+    them."""
 
     @property
     def suspect(self) -> str:
-        """Why the candidate's time is no score, in one line; else nothing."""
+        """Return the reason why the candidate's time gets no score, in one line, or ""."""
         candidate = self.arm("candidate")
         if self.floor is None or candidate is None or not candidate.median < self.floor.memory:
             return ""
         return (
-            f"SUSPECT: {candidate.median * 1e6:.1f} us a call, and the memory alone takes "
+            f"SUSPECT: {candidate.median * 1e6:.1f} us a call, but memory traffic alone takes "
             f"{self.floor.memory * 1e6:.1f} us"
         )
 
     @property
     def share(self) -> float | None:
-        """The candidate's, of the roofline: 1 is at the floor."""
+        """Return the candidate's share of the roofline: 1 is at the floor."""
         candidate = self.arm("candidate")
         if self.floor is None or candidate is None or not candidate.median > 0:
             return None
@@ -135,13 +139,13 @@ class Timing:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What belongs beside the figures wherever they are shown, the gravest first."""
+        """Return the remarks to show with the figures, the most serious first."""
         disagreement = f"clocks disagree: {self.contradiction}" if self.contradiction else ""
         return tuple(filter(None, [self.wrong, disagreement, self.suspect, *self.notes]))
 
     @property
     def refused(self) -> str:
-        """What timing showed against the candidate, in one line; else nothing."""
+        """Return the reason why timing refuses the candidate, in one line, or ""."""
         return self.wrong or self.contradiction
 
     def arm(self, name: str) -> Arm | None:

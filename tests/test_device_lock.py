@@ -1,4 +1,4 @@
-"""Who verifies does so beside others, who times is alone, and nobody waits for ever."""
+"""The device lock: shared verification, exclusive timing, no starvation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,93 +28,94 @@ with getattr(DeviceLock(Path(sys.argv[1])), sys.argv[2])():
     time.sleep(60)
 """
 SOON = 0.2
-"""Seconds in which what need not wait has come."""
+"""Seconds within which a request that need not wait is granted."""
 
 
-class Visit:
-    """Somebody who asks for the device in a thread, and keeps it until told."""
+class Holder:
+    """A thread that requests the device and holds it until `end`."""
 
-    def __init__(self, ask: Callable[[], AbstractContextManager[None]]) -> None:
-        self.inside, self.leave = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self.stay, args=(ask,), daemon=True)
+    def __init__(self, request: Callable[[], AbstractContextManager[None]]) -> None:
+        self.holding, self.released = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self.hold, args=(request,), daemon=True)
         self.thread.start()
 
-    def stay(self, ask: Callable[[], AbstractContextManager[None]]) -> None:
-        with ask():
-            self.inside.set()
-            self.leave.wait(20)
+    def hold(self, request: Callable[[], AbstractContextManager[None]]) -> None:
+        with request():
+            self.holding.set()
+            self.released.wait(20)
 
     def end(self) -> None:
-        self.leave.set()
+        self.released.set()
         self.thread.join(20)
 
 
-def test_one_who_times_is_alone_and_comes_before_those_who_ask_later(tmp_path: Path) -> None:
+def test_exclusive_waits_for_shared_and_precedes_later_requests(tmp_path: Path) -> None:
     device_lock = DeviceLock(tmp_path / "gpu-0")
-    first, second = Visit(device_lock.shared), Visit(device_lock.shared)
-    assert first.inside.wait(5)
-    assert second.inside.wait(5)
-    timing = Visit(device_lock.alone)
-    assert not timing.inside.wait(SOON)
-    later = Visit(device_lock.shared)
+    first, second = Holder(device_lock.shared), Holder(device_lock.shared)
+    assert first.holding.wait(5)
+    assert second.holding.wait(5)
+    timing = Holder(device_lock.exclusive)
+    assert not timing.holding.wait(SOON)
+    later = Holder(device_lock.shared)
     first.end()
-    assert not timing.inside.wait(SOON), "it times beside one who verifies"
-    assert not later.inside.is_set(), "who came later has overtaken it"
+    assert not timing.holding.wait(SOON), "exclusive was granted while a shared holder was left"
+    assert not later.holding.is_set(), "a later shared request overtook the exclusive one"
     second.end()
-    assert timing.inside.wait(5)
-    assert not later.inside.wait(SOON), "it verifies beside one who times"
+    assert timing.holding.wait(5)
+    assert not later.holding.wait(SOON), "shared was granted together with exclusive"
     timing.end()
-    assert later.inside.wait(5)
+    assert later.holding.wait(5)
     later.end()
 
 
-def test_devices_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    with DeviceLock(tmp_path / "gpu-0").alone(), DeviceLock().alone():
+def test_devices_are_locked_independently(tmp_path: Path) -> None:
+    with DeviceLock(tmp_path / "gpu-0").exclusive(), DeviceLock().exclusive():
         for other in (DeviceLock(tmp_path / "gpu-1"), DeviceLock()):
-            visit = Visit(other.alone)
-            assert visit.inside.wait(5)
-            visit.end()
+            holder = Holder(other.exclusive)
+            assert holder.holding.wait(5)
+            holder.end()
 
 
-@pytest.mark.parametrize("how", ["shared", "alone"])
-def test_what_a_killed_process_held_is_free(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("mode", ["shared", "exclusive"])
+def test_lock_of_a_killed_process_is_free(tmp_path: Path, mode: str) -> None:
     lock = tmp_path / "gpu-0"
-    command = [sys.executable, "-c", HOLDS, str(lock), how]
+    command = [sys.executable, "-c", HOLDS, str(lock), mode]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        waiting = Visit(DeviceLock(lock).alone)
-        assert not waiting.inside.wait(SOON)
+        waiting = Holder(DeviceLock(lock).exclusive)
+        assert not waiting.holding.wait(SOON)
         holder.kill()
-    assert waiting.inside.wait(5)
+    assert waiting.holding.wait(5)
     waiting.end()
 
 
-def test_judges_of_one_device_verify_beside_each_other_and_time_alone(
+def test_judges_verify_together_and_time_exclusively(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cuagent import judge as module
 
-    went_on: list[str] = []
+    log: list[str] = []
     both_verify = threading.Barrier(2, timeout=10)
 
     class Timer:
         def time(self, *_: Any) -> Any:
-            went_on.append("timing")
+            log.append("timing")
             time.sleep(0.1)
-            went_on.append("timed")
+            log.append("timed")
 
         def release(self) -> None:
-            went_on.append("released")
+            log.append("released")
 
     class Judge(module.Judge):
         def __init__(self, device_lock: DeviceLock) -> None:
-            self.device_lock, self.known, self._profiling = device_lock, None, None
+            self.device_lock, self.ladder, self._next_profile = device_lock, None, None
             self._timer: Any = Timer()
+            self.referee: Any = SimpleNamespace(domain=None)
 
         def _verified(self, *_: Any) -> Any:
             both_verify.wait()
-            went_on.append("verified")
+            log.append("verified")
             return None, Accepted()
 
     class Accepted:
@@ -126,44 +128,42 @@ def test_judges_of_one_device_verify_beside_each_other_and_time_alone(
     with ThreadPoolExecutor(2) as threads:
         for done in [threads.submit(judge.judge, attempt) for judge in judges]:
             done.result()
-    assert sorted(went_on[:2]) == ["verified"] * 2
-    assert went_on[2:] == ["timing", "timed", "released"] * 2
+    assert sorted(log[:2]) == ["verified"] * 2
+    assert log[2:] == ["timing", "timed", "released"] * 2
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_judge_opens_and_profiles_in_turns_too_and_leaves_nothing_opening(
+def test_judge_opens_shared_and_profiles_exclusively(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     from cuagent import judge as module
 
-    device_lock, turns = DeviceLock(tmp_path / "gpu-0"), dict[str, str]()
+    device_lock, modes = DeviceLock(tmp_path / "gpu-0"), dict[str, str]()
 
     class Referee:
         fork_server = None
 
         def __init__(self, *_: Any, **__: Any) -> None:
             self.large = large
-            turns["opening"] = turn_of(device_lock)
+            modes["opening"] = mode_of(device_lock)
 
-    class Profiling:
+    class ProfileSession:
         def __init__(self, *_: Any, **__: Any) -> None:
-            turns["profiling"] = turn_of(device_lock)
+            modes["profiling"] = mode_of(device_lock)
 
         def finish(self, *_: Any, **__: Any) -> None: ...
 
         def close(self) -> None: ...
 
     monkeypatch.setattr(module, "Referee", Referee)
-    monkeypatch.setattr(module, "Profiling", Profiling)
+    monkeypatch.setattr(module, "ProfileSession", ProfileSession)
 
     class Timer:
         def __init__(self, *_: Any, **__: Any) -> None: ...
 
-        def open(self) -> None:
-            turns["opening baselines"] = turn_of(device_lock)
-
-        def count(self) -> None:
-            turns["counting"] = turn_of(device_lock)
+        def open(self, *, count_work: bool) -> None:
+            assert count_work, "otherwise the first timing counts under the exclusive lock"
+            modes["opening baselines"] = mode_of(device_lock)
 
     monkeypatch.setattr(module, "Timer", Timer)
     monkeypatch.setattr(module.Judge, "build", lambda *_: None)
@@ -172,18 +172,18 @@ def test_a_judge_opens_and_profiles_in_turns_too_and_leaves_nothing_opening(
     judge = module.Judge(task, device_lock=device_lock)
     judge.open()
     judge.profile(attempt)
-    beside = dict.fromkeys(("opening", "opening baselines", "counting"), "shared")
-    if large:
-        del beside["counting"]  # it runs the module, for whose memory a neighbour would be charged
-    assert turns == {**beside, "profiling": "alone"}, "the next profile opens unasked"
+    shared = dict.fromkeys(("opening", "opening baselines"), "shared")
+    assert modes == {**shared, "profiling": "exclusive"}, (
+        "a profile was prewarmed on a shared device"
+    )
 
 
-def turn_of(device_lock: DeviceLock) -> str:
-    """In which somebody has the device."""
+def mode_of(device_lock: DeviceLock) -> str:
+    """Return the mode in which the device is held."""
     assert device_lock.lock is not None
     with device_lock.lock.open("a") as device:
-        for how, turn in (fcntl.LOCK_EX, "nobody's"), (fcntl.LOCK_SH, "shared"):
+        for operation, mode in (fcntl.LOCK_EX, "free"), (fcntl.LOCK_SH, "shared"):
             with suppress(BlockingIOError):
-                fcntl.flock(device, how | fcntl.LOCK_NB)
-                return turn
-    return "alone"
+                fcntl.flock(device, operation | fcntl.LOCK_NB)
+                return mode
+    return "exclusive"

@@ -40,7 +40,7 @@ def conclude(run: Run, emit: Emit) -> None:
     if shown not in UNSETTLED:
         _settle(run, emit)
     result = run.result
-    if run.stop is Stop.NO_GAIN and result is not None and result.judgement.gains:
+    if run.stop is Stop.NO_GAIN and result is not None and result.judgement.is_faster:
         run.stop = Stop.SUBMITTED
     summary = summarize(run)
     if run.error:
@@ -99,7 +99,7 @@ def _attempt_line(run: Run) -> str:
     judgement = result.judgement
     fresh = "measured afresh" if result.n in run.settled else "measured in the loop only"
     gain = _WORTH[judgement.standing]
-    if judgement.gains and judgement.gain is not None:
+    if judgement.is_faster and judgement.gain is not None:
         gain = _WORTH[judgement.gain.kernel.standing].replace(":", " on top:")
     return f"{gain}attempt {result.n}, {ratios_line(judgement)} ({fresh})"
 

@@ -286,11 +286,11 @@ class Run:
 
     def _confirm_ladder(self, judgement: Judgement) -> None:
         """The rungs in a record timing have its figures from now on, and the best is among them."""
-        from cuagent.measure.ladder import confirmed
+        from cuagent.measure.ladder import with_record_timing
 
         if self.ladder is None or judgement.timing is None or not judgement.verdict.accepted:
             return
-        found = confirmed(self.ladder, judgement.timing)
+        found = with_record_timing(self.ladder, judgement.timing)
         if found != self.ladder:
             self.keep_ladder(found, shown=False)
 

@@ -89,4 +89,4 @@ def _samples_by_round(arm: Arm) -> list[list[float]]:
 
 
 def _round(counted: dict[str, list[float]]) -> Round:
-    return Round({}, counted, wrong="", astray="", hidden="", busy=0.0)
+    return Round({}, counted, wrong="", outside_cores="", clock_contradiction="", busy=0.0)

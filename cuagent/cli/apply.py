@@ -75,7 +75,7 @@ def apply(
     _put(files, place)
     for name in files:
         say(str(place / name))
-    if not judgement.adds:
+    if not judgement.beats_best_rung:
         rung = judgement.gain.rung if judgement.gain is not None else "eager"
         complain(f"it was not measured to be surely faster than {rung}")
     print("use it with: from model_new import ModelNew")

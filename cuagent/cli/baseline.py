@@ -59,7 +59,7 @@ def baseline(
     only = _named(rungs)
     settings = settle({"device": device, "precision": precision}, trust)
     opened = options.open_task(task, inputs, init, settings)
-    from cuagent.measure.ladder import ladder
+    from cuagent.measure.ladder import time_rungs
     from cuagent.timing import Effort
     from cuagent.verify.referee import Referee
 
@@ -68,7 +68,7 @@ def baseline(
         Referee(opened, settings.isolation) as referee,
     ):
         effort = Effort.RECORD if record else Effort.QUICK
-        found = ladder(referee, effort=effort, only=only, fresh=fresh, emit=emit)
+        found = time_rungs(referee, effort=effort, only=only, fresh=fresh, emit=emit)
     if json:
         from json import dumps
 

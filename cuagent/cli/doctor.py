@@ -38,11 +38,11 @@ def doctor(
         found = examine()
         measured = None
         if timing:
-            from cuagent.measure.timing.self_check import gates
+            from cuagent.measure.timing.self_check import self_check
 
             has_gpu = any(x.name == "GPU" and x.good for x in found)
             chosen = "cuda" if asked == "auto" and has_gpu else asked.replace("auto", "cpu")
-            measured = gates(Device(chosen), runs=runs, emit=emit)
+            measured = self_check(Device(chosen), runs=runs, emit=emit)
     if json:
         from dataclasses import asdict
         from json import dumps

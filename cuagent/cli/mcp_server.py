@@ -196,10 +196,10 @@ def _check(bench: Bench, given: Given) -> CallToolResult:
 
 def _baseline(bench: Bench, given: Given) -> CallToolResult:
     from cuagent.cli.baseline import lines
-    from cuagent.measure.ladder import ladder
+    from cuagent.measure.ladder import time_rungs
     from cuagent.record import plain
 
-    found = ladder(bench.judge(given).referee, emit=bench.emit)
+    found = time_rungs(bench.judge(given).referee, emit=bench.emit)
     return answer_of("\n".join(lines(found)), plain(found.to_json()))
 
 

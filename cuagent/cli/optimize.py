@@ -217,7 +217,7 @@ def _result(run: Run, stop: Stop) -> dict[str, Any]:
         "device": str(run.task.device),
         "stop": str(stop),
         "result": str(result_of(judgement, run.ladder)),
-        "gain": judgement is not None and judgement.gains,
+        "gain": judgement is not None and judgement.is_faster,
         "summary": summarize(run),
         "attempt": best.n if best else None,
         "best": plain_judgement(judgement) if judgement else None,

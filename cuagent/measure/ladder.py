@@ -1,11 +1,10 @@
-"""The ladder: what is free. Every way to run the reference quicker without a kernel of one's own.
+"""Measure the ladder: all ways to run the reference faster that need no kernel.
 
-All rungs are timed in one interleaved run, each with its error against fp64, and the best one that
-the task's precision policy admits is where `optimize` starts: what a kernel adds is counted from
-there. Rungs of another precision are shown, since they are free to whoever admits them, and are
-never the best. Cached by task, device and versions; what was measured for more rungs, or with more
-care, also serves who asks for less. On a CPU what was measured while others used it serves for some
-minutes only.
+All rungs are timed in one interleaved run, each with its error against fp64. `optimize` starts from
+the best one that the task's precision policy admits, and what a kernel adds is measured against it.
+Rungs of another precision are shown for users who admit it, and are never the best. Results are
+cached by task, device and versions. A result for more rungs, or of a higher effort, also serves a
+request for less. On a CPU a result measured on a busy machine is valid for some minutes only.
 
 Invariant: a rung is admissible only if it passes the strict rule in the policy's precision.
 """
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.events import Emit, ignore
-from cuagent.measure.roofline.ceilings import AGAIN_S, CALM, describe
+from cuagent.measure.roofline.ceilings import QUIET_SHARE, REMEASURE_AFTER_S, describe
 from cuagent.measure.roofline.count import count
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
@@ -40,14 +39,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 6
-"""Raise it when what is measured changes: older cache entries are then not read."""
+"""Format of the cache entries. Increase it when the measurement changes: older entries are then
+ignored."""
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
-POSSIBLE = 0.05
-"""A rung whose interval allows a larger gain than this, and no gain too, is undecided."""
-PROPOSED = 2
-"""Number of rungs, the quickest by a quick look, that a record timing compares in any case."""
-NEW_S = 60.0
-"""Seconds after which a measurement is said to be an earlier one."""
+POSSIBLE_GAIN = 0.05
+"""Gain that makes a rung undecided if its interval includes both this gain and none."""
+PROPOSED_RUNGS = 2
+"""Number of rungs, the fastest of a quick timing, that a record timing always compares."""
+RECENT_S = 60.0
+"""Age in seconds from which a measurement is reported as an earlier one."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +57,23 @@ class Rung:
     name: str
     """`eager`, `compile`, `reduce-overhead`, ..., with options behind plus signs."""
     seconds: float
-    """Per call; nan where it does not run."""
+    """Seconds per call; nan if it does not run."""
     over_eager: Ratio | None
-    """Eager's time over this one's."""
+    """Eager's time over this rung's."""
     error: float | None
     """Largest relative error against fp64, over the output tensors: |x - r| / |r|."""
     right: bool
-    """By the strict rule in the task's precision."""
+    """True if the strict rule accepts it in the task's precision."""
     opened_s: float | None
-    """Until the first call was through; what torch.compile had cached is not compiled again."""
+    """Seconds until the first call ended; graphs in torch.compile's cache are not compiled again.
+    """
     memory: int | None
-    """Bytes of the GPU that the process took, context included."""
+    """GPU memory of the process in bytes, context included."""
     admitted: bool
-    """By the task's precision policy."""
+    """True if the task's precision policy admits it."""
     failed: str = ""
     effort: Effort = Effort.QUICK
-    """Of the timing that `seconds` and `over_eager` are from."""
+    """Effort of the timing of `seconds` and `over_eager`."""
 
     @property
     def admissible(self) -> bool:
@@ -90,50 +91,51 @@ class Ladder:
     versions: dict[str, str]
     rungs: tuple[Rung, ...]
     seconds: float
-    """How long measuring took."""
+    """Duration of the measurement."""
     notes: tuple[str, ...] = ()
     effort: Effort = Effort.QUICK
     later: tuple[str, ...] = ()
     """Admitted rungs that are slow to open and were not measured yet."""
     floor: Floor | None = None
-    """None where the task's work could not be counted."""
+    """Floor of the task; None if its work could not be counted."""
     when: float = 0.0
-    """Seconds since the epoch."""
+    """Time of the measurement in seconds since the epoch."""
     busy: float = 0.0
-    """Share of the processors that others took meanwhile."""
+    """Share of the processors that other processes used during the measurement."""
 
     @property
     def best(self) -> Rung | None:
-        """The quickest admissible rung; eager stays unless another is surely quicker.
+        """Return the fastest admissible rung; eager unless another is certainly faster.
 
-        Where a record timing was made, only the rungs in it are compared.
+        If a record timing was made, only the rungs in it are compared.
         """
         every = [rung for rung in self.rungs if rung.admissible]
         recorded = [rung for rung in every if rung.effort is Effort.RECORD]
         admissible = recorded if any(rung.name == EAGER for rung in recorded) else every
-        quicker = [r for r in admissible if r.over_eager is not None and r.over_eager.low > 1]
+        faster = [r for r in admissible if r.over_eager is not None and r.over_eager.low > 1]
         eager = [rung for rung in admissible if rung.name == EAGER]
-        return min(quicker or eager, key=lambda rung: rung.seconds, default=None)
+        return min(faster or eager, key=lambda rung: rung.seconds, default=None)
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """What an attempt is to be timed against: eager, compile and the best rung."""
+        """Return the baselines of an attempt: eager, compile and the best rung."""
         best = self.best
         return tuple(dict.fromkeys([EAGER, COMPILE, *([best.name] if best else [])]))
 
     @property
     def proposed(self) -> tuple[str, ...]:
-        """What a record timing compares: the baselines, and what may be the best by a quick look.
+        """Return the arms of a record timing: the baselines and the fastest rungs of a quick
+        timing.
 
-        A quick look proposes rungs only; which one is the best the record timing decides.
+        A quick timing only proposes rungs; the record timing decides which is the best.
         """
         admissible = [r for r in self.rungs if r.admissible and not math.isnan(r.seconds)]
-        quickest = sorted(admissible, key=lambda rung: rung.seconds)[:PROPOSED]
-        return tuple(dict.fromkeys([*self.baselines, *(rung.name for rung in quickest)]))
+        fastest = sorted(admissible, key=lambda rung: rung.seconds)[:PROPOSED_RUNGS]
+        return tuple(dict.fromkeys([*self.baselines, *(rung.name for rung in fastest)]))
 
     @property
     def undecided(self) -> Rung | None:
-        """The quickest rung that may be a gain or none, where no rung surely is one."""
+        """Return the fastest rung that may be a gain or not, if no rung certainly is a gain."""
         best = self.best
         if best is None or best.name != EAGER:
             return None
@@ -141,14 +143,15 @@ class Ladder:
         found = [
             rung
             for rung in pool
-            if rung.over_eager and rung.over_eager.low <= 1 < 1 + POSSIBLE < rung.over_eager.high
+            if rung.over_eager
+            and rung.over_eager.low <= 1 < 1 + POSSIBLE_GAIN < rung.over_eager.high
         ]
         return min(found, key=lambda rung: rung.seconds, default=None)
 
     def age(self) -> str:
-        """`measured 12 min ago`; "" where it was measured just now."""
+        """Return e.g. `measured 12 min ago`; "" for a recent measurement."""
         seconds = time.time() - self.when
-        if not self.when or seconds <= NEW_S:
+        if not self.when or seconds <= RECENT_S:
             return ""
         ago = f"{seconds / 3600:.0f} h" if seconds > 7200 else f"{seconds / 60:.0f} min"
         return f"measured {ago} ago"
@@ -158,7 +161,7 @@ class Ladder:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Ladder:
-        """The inverse of `to_json`. Raises KeyError, TypeError, ValueError."""
+        """Read the result of `to_json`. Raises KeyError, TypeError or ValueError."""
         rungs = tuple(
             Rung(
                 **rung
@@ -182,42 +185,42 @@ class Ladder:
 
 
 @dataclass(frozen=True)
-class Gains:
-    """What came from where. Ratios above 1 are faster; all from one interleaved run."""
+class Gain:
+    """Parts of an attempt's gain. Ratios above 1 are faster; all are from one interleaved run."""
 
     rung: str
-    """The best one of the ladder."""
+    """Name of the ladder's best rung."""
     free: Ratio
-    """Eager over the best rung: no kernel needed."""
+    """Eager over the best rung, which needs no kernel."""
     kernel: Ratio
-    """The best rung over the candidate: what the kernel adds."""
+    """Best rung over the candidate: the gain of the kernel."""
     end_to_end: Ratio
     """Eager over the candidate."""
     over_compile: Ratio | None
-    """torch.compile's default over the candidate: the comparison of the literature."""
+    """torch.compile's default over the candidate, which is the comparison in the literature."""
 
 
-def gains(timing: Timing, ladder: Ladder) -> Gains | None:
-    """Taken apart from a timing against `ladder.baselines`; None where an arm is missing.
+def gain_of(timing: Timing, ladder: Ladder) -> Gain | None:
+    """Split the gain of a timing against `ladder.baselines`; None if an arm is missing.
 
-    `free` is end to end over kernel, with the limits that `over_eager` gives it.
+    `free` is end to end over kernel, with the limits of `over_eager`.
     """
     best = ladder.best
     if best is None or EAGER not in timing.ratios or best.name not in timing.ratios:
         return None
     end, kernel = timing.ratios[EAGER], timing.ratios[best.name]
     free = over_eager(timing, best.name, best.over_eager)
-    return Gains(best.name, free, kernel, end, timing.ratios.get(COMPILE))
+    return Gain(best.name, free, kernel, end, timing.ratios.get(COMPILE))
 
 
-def confirmed(found: Ladder, timing: Timing) -> Ladder:
-    """The ladder with the figures of a record timing; the same where the timing is of no record."""
+def with_record_timing(found: Ladder, timing: Timing) -> Ladder:
+    """Return the ladder with the figures of a record timing; unchanged for other timings."""
     if timing.effort is not Effort.RECORD or EAGER not in timing.ratios:
         return found
-    return replace(found, rungs=tuple(_confirmed(rung, timing) for rung in found.rungs))
+    return replace(found, rungs=tuple(_with_record_timing(rung, timing) for rung in found.rungs))
 
 
-def _confirmed(rung: Rung, timing: Timing) -> Rung:
+def _with_record_timing(rung: Rung, timing: Timing) -> Rung:
     arm = timing.arm(rung.name)
     if arm is None or arm.failed or rung.name not in timing.ratios:
         return replace(rung, effort=Effort.QUICK)
@@ -228,10 +231,10 @@ def _confirmed(rung: Rung, timing: Timing) -> Rung:
 
 
 def over_eager(timing: Timing, name: str, seen: Ratio | None) -> Ratio:
-    """Eager's time over a baseline's in a timing of an attempt, from the attempt's over both.
+    """Return eager's time over a baseline's, from a timing of an attempt against both.
 
-    The limits are of the same rounds (those `seen` by the ladder where a record from before has
-    none), widened to hold the value: medians of ratios do not multiply to the last digit.
+    The limits are those of the same rounds, or `seen` by the ladder if an older record has none.
+    They are widened to include the value, because medians of ratios do not multiply exactly.
     """
     value = timing.ratios[EAGER].value / timing.ratios[name].value
     beside = timing.free.get(name, seen)
@@ -239,7 +242,7 @@ def over_eager(timing: Timing, name: str, seen: Ratio | None) -> Ratio:
     return Ratio(value, min(low, value), max(high, value))
 
 
-def ladder(
+def time_rungs(
     referee: Referee,
     *,
     effort: Effort = Effort.QUICK,
@@ -249,30 +252,30 @@ def ladder(
     cache: Path | None = None,
     timer: Timer | None = None,
 ) -> Ladder:
-    """Time every rung of a task, or read what was timed before.
+    """Time every rung of a task, or read an earlier result from the cache.
 
-    `only` names rungs; `fresh` measures again. On the CPU this takes some ten seconds, with
-    torch.compile's autotuning on a GPU a minute or more. With a `timer` the processes are its own
-    and stay warm for what it times next. Raises ForkServerError.
+    `only` names rungs; `fresh` ignores the cache. It takes some ten seconds on the CPU, and a
+    minute or more with torch.compile's autotuning on a GPU. With a `timer`, its processes are used
+    and stay warm for its next timing. Raises ForkServerError.
     """
     task = referee.task
     names = only or rungs_of(task, _convolves(referee))
-    if not fresh and (known := _known(task, effort, [names], cache)) is not None:
+    if not fresh and (known := _cached(task, effort, [names], cache)) is not None:
         return known
     begun = time.perf_counter()
     if timer is not None:
         timer.make_room()
-    names, left = names[: (fit := _fitting(referee, len(names)))], names[fit:]
+    names, left = names[: (fit := _count_that_fits(referee, len(names)))], names[fit:]
     with ExitStack() as stack:
         if timer is None:
             timer = stack.enter_context(Timer(referee, names, emit))
         else:
-            timer.turn_to(names)
+            timer.set_baselines(names)
         timing = timer.compare(effort)
         timed_arms = {
             name: timed_arm for name, timed_arm in timer.opened().items() if name in names
         }
-        errors = _errors(timer, timed_arms)
+        errors = _errors_of(timer, timed_arms)
     rungs = tuple(
         _rung(task, name, timing, timed_arms.get(name), errors.get(name)) for name in names
     )
@@ -283,7 +286,7 @@ def ladder(
         timing.versions,
         rungs,
         time.perf_counter() - begun,
-        (*timing.notes, *([f"no room beside the others for {', '.join(left)}"] if left else [])),
+        (*timing.notes, *([f"not enough memory to time {', '.join(left)} too"] if left else [])),
         effort,
         floor=timing.floor,
         when=time.time(),
@@ -296,37 +299,37 @@ def ladder(
 def measure_ladder(
     timer: Timer, *, whole: bool, fresh: bool = False, cache: Path | None = None
 ) -> Ladder:
-    """The admitted rungs for a run to start from: those that open quickly, all where `whole`.
+    """Return the ladder that a run starts from: rungs that open quickly, or all if `whole`.
 
-    What is known of all of them already is taken as it is, with its age in the notes, unless
-    `fresh`. Raises ForkServerError.
+    Only admitted rungs are measured. A cached ladder is used unless `fresh`; its notes state its
+    age. Raises ForkServerError.
     """
     referee = timer.referee
     every = rungs_of(referee.task, _convolves(referee))
     wanted = tuple(name for name in every if admitted(referee.task, name))
-    found = None if fresh else _known(referee.task, Effort.QUICK, [wanted, every], cache)
+    found = None if fresh else _cached(referee.task, Effort.QUICK, [wanted, every], cache)
     if found is None:
         names = wanted if whole else tuple(name for name in wanted if _opens_quickly(name))
-        found = ladder(referee, only=names, fresh=fresh, cache=cache, timer=timer)
+        found = time_rungs(referee, only=names, fresh=fresh, cache=cache, timer=timer)
     if age := found.age():
         found = replace(found, notes=(*found.notes, f"{age}; --fresh measures again"))
     return replace(found, later=tuple(name for name in wanted if found.rung(name) is None))
 
 
 def _opens_quickly(name: str) -> bool:
-    """Not autotuning, and not compiling once more for what eager tells of already."""
+    """Return False for autotuning and for variants of compile whose eager rung shows the gain."""
     return not any(slow in name for slow in (AUTOTUNE, f"{COMPILE}+channels_last", "+fp32"))
 
 
 def rungs_of(task: Task, convolves: bool) -> tuple[str, ...]:
-    """Names of the rungs that make sense for a task on its device."""
+    """Return the names of the rungs that make sense for a task on its device."""
     on_cuda = task.device is Device.CUDA
     modes = [EAGER, COMPILE, AUTOTUNE] + [GRAPHS] * on_cuda
     if convolves:
         modes += [f"{EAGER}+channels_last", f"{COMPILE}+channels_last"]
     options = []
     if on_cuda:
-        # Where the policy admits TF32 it is on everywhere, and what fp32 costs is shown beside it.
+        # If the policy admits TF32, it is on in all rungs, and fp32 variants show the cost of fp32.
         options = ["tf32"] if task.precision is Precision.MATCH else ["fp32"]
     variants = [f"{mode}+{option}" for option in options for mode in modes]
     if task.precision is Precision.BF16:
@@ -335,7 +338,7 @@ def rungs_of(task: Task, convolves: bool) -> tuple[str, ...]:
 
 
 def admitted(task: Task, name: str) -> bool:
-    """Whether the task's precision policy allows a rung."""
+    """Return True if the task's precision policy admits a rung."""
     options = name.split("+")[1:]
     if "tf32" in options:
         return task.precision is not Precision.MATCH
@@ -367,15 +370,14 @@ def _rung(
     )
 
 
-def _fitting(referee: Referee, wanted: int) -> int:
-    """How many rungs the device has room for at a time; one where it has for none: the timer then
-    says so."""
+def _count_that_fits(referee: Referee, wanted: int) -> int:
+    """Return the number of rungs that fit on the device; 1 if none fits: the timer reports it."""
     there, room = free(referee.task.device.value), referee.room
     return next((n for n in range(wanted, 1, -1) if room.timing(n) <= there), 1)
 
 
-def _errors(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple[float, bool]]:
-    """Of each rung, on the same fresh inputs: the relative error, and the strict rule's word."""
+def _errors_of(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple[float, bool]]:
+    """Return each rung's relative error and the strict rule's result, on the same fresh inputs."""
     referee, batch, slot = timer.referee, timer.batch, 0
     referee.refill(batch, [slot])
     found = {}
@@ -392,7 +394,7 @@ def _errors(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple[fl
 
 
 def _relative_error(outputs: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """The largest |x - r| / |r| of a tensor, where both are numbers."""
+    """Return the largest |x - r| / |r| of a tensor, over elements that are numbers in both."""
     errors = [0.0]
     for pair in zip(outputs, right, strict=True):
         if pair[0].is_floating_point() and pair[0].numel():
@@ -412,20 +414,23 @@ def _convolves(referee: Referee) -> bool:
     return any("conv" in name for name in work.operators)
 
 
-def _known(
+def _cached(
     task: Task, effort: Effort, sets: Iterable[tuple[str, ...]], cache: Path | None
 ) -> Ladder | None:
-    """What was measured for one of these sets of rungs, with as much care or more."""
+    """Return the cached result for one of these sets of rungs, of this effort or a higher one."""
     efforts = [Effort.RECORD] if effort is Effort.RECORD else [Effort.RECORD, Effort.QUICK]
-    files = (_file(task, care, names, cache) for names in sets for care in efforts)
+    files = (
+        _file(task, cached_effort, names, cache) for names in sets for cached_effort in efforts
+    )
     found = filter(None, map(_read, files))
-    return next((known for known in found if _serves(known, task.device)), None)
+    return next((known for known in found if _is_usable(known, task.device)), None)
 
 
-def _serves(known: Ladder, device: Device) -> bool:
-    """Not what was undecided, or measured on a busy machine, long ago: it may tell more by now."""
-    noisy = device is Device.CPU and known.busy >= CALM
-    return not (noisy or known.undecided) or time.time() - known.when < AGAIN_S
+def _is_usable(known: Ladder, device: Device) -> bool:
+    """Return True if a cached result is usable: not undecided or from a busy machine, unless
+    recent."""
+    noisy = device is Device.CPU and known.busy >= QUIET_SHARE
+    return not (noisy or known.undecided) or time.time() - known.when < REMEASURE_AFTER_S
 
 
 def _file(task: Task, effort: Effort, names: tuple[str, ...], cache: Path | None) -> Path:
@@ -448,7 +453,7 @@ def _read(file: Path) -> Ladder | None:
 
 
 def _write(file: Path, made: Ladder) -> None:
-    """A cache that cannot be written only costs the next measurement."""
+    """Write the cache entry; if that fails, the next call measures again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(f".{os.getpid()}")

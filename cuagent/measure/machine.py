@@ -1,7 +1,7 @@
-"""What a machine has of what cuagent uses: compilers, a GPU, permissions, isolation.
+"""Examine the machine for what cuagent uses: compilers, a GPU, permissions, isolation.
 
-Each finding says what to do about a lack. Nothing is changed, and nothing here is needed to work
-except what is marked so.
+Each finding has advice for what is missing. Nothing is changed, and only findings marked as needed
+are required.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from cuagent.sandbox import Policy, Tier, memory_bound, probe, probe_forked, sta
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked for."""
+    """One thing that was checked."""
 
     name: str
     good: bool
     said: str
-    """What is there, or what is not."""
+    """Description of the result."""
     advice: str = ""
-    """What to do where it is not good."""
+    """Advice if it is not good."""
     needed: bool = False
 
 
 def examine() -> list[Finding]:
-    """Everything, in the order in which it matters. A second or two: torch is imported."""
+    """Return all findings, the most important first. Takes a second or two, because torch is
+    imported."""
     checks: list[Callable[[], list[Finding]]] = [_python, _compilers, _gpu, _counters, _isolation]
     return [finding for check in checks for finding in check()]
 
@@ -79,20 +80,20 @@ def _gpu() -> list[Finding]:
 
     if not torch.cuda.is_available():
         built = torch.version.cuda
-        said = "torch sees none" if built else "this torch is built for the CPU"
-        return [Finding("GPU", False, said, "CPU tasks work; for CUDA install torch with CUDA")]
-    about = torch.cuda.get_device_properties(0)
+        reason = "torch finds none" if built else "this torch is built for the CPU"
+        return [Finding("GPU", False, reason, "CPU tasks work; for CUDA install torch with CUDA")]
+    properties = torch.cuda.get_device_properties(0)
     driver = Path("/proc/driver/nvidia/version")
     version = driver.read_text().split("  ")[1].strip() if driver.exists() else "unknown"
     held = system_load.gpu_in_use_by_others()
     return [
-        Finding("GPU", True, f"{about.name}, sm_{about.major}{about.minor}"),
+        Finding("GPU", True, f"{properties.name}, sm_{properties.major}{properties.minor}"),
         Finding("CUDA", True, f"{torch.version.cuda}, driver {version}"),
         Finding(
-            "GPU to ourselves",
+            "GPU not shared",
             held < 1 << 28,
-            f"{held / 1e9:.1f} GB held by others" if held else "no other process seen",
-            "timings are noisier; end the others",
+            f"{held / 1e9:.1f} GB held by other processes" if held else "no other process found",
+            "timings are noisier; end the other processes",
         ),
     ]
 
@@ -102,13 +103,13 @@ def _counters() -> list[Finding]:
     params = Path("/proc/driver/nvidia/params")
     if ncu is None:
         return [Finding("ncu", False, "not found", "install Nsight Compute for hardware counters")]
-    guarded = params.exists() and "RmProfilingAdminOnly: 1" in params.read_text()
-    allowed = os.geteuid() == 0 or not guarded
+    restricted = params.exists() and "RmProfilingAdminOnly: 1" in params.read_text()
+    readable = os.geteuid() == 0 or not restricted
     return [
         Finding(
             "ncu counters",
-            allowed,
-            f"{ncu}, {'readable' if allowed else 'for administrators only'}",
+            readable,
+            f"{ncu}, {'readable' if readable else 'for administrators only'}",
             "load the driver with NVreg_RestrictProfilingToAdminUsers=0",
         )
     ]

@@ -1,12 +1,12 @@
-"""From paired samples to a ratio with its interval. Pure functions, no clock and no torch.
+"""Compute ratios and their intervals from paired samples. Pure functions, no clock and no torch.
 
-A *round* is one set of fresh processes; within it the arms are timed in interleaved pairs, and its
-one statistic is the median of the log ratios. What varies from process to process (addresses,
-memory layout) varies for all pairs of a round alike, so only rounds are replicates: the interval is
-Student's, over the medians of the rounds (Kalibera & Jones, "Rigorous benchmarking in reasonable
-time", ISMM 2013). Not covered: where the samples come from (`protocol.py`).
+A *round* is one set of fresh processes. Within it the arms are timed in interleaved pairs, and its
+single statistic is the median of the log ratios. Variation between processes (addresses, memory
+layout) affects all pairs of a round alike, so only rounds are replicates: the interval is Student's
+over the medians of the rounds (Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM
+2013). Not covered: how samples are taken (`timing/timer.py`).
 
-Invariant: no rule here looks at which arm a sample belongs to, so none can favour one.
+Invariant: no rule here depends on which arm a sample belongs to, so none can favour an arm.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from cuagent.timing import Ratio
 
 @dataclass(frozen=True)
 class Looks:
-    """When the data may be looked at: after each of `rounds`, and the confidence kept over all.
+    """Interim looks: the data may be tested after each of `rounds`, at a confidence kept over all.
 
-    Looking after every round until the answer pleases makes 24 % of A/A runs "significant" at a
-    nominal 5 %. With the looks fixed before and alpha split evenly among them (Bonferroni) the
-    promise holds whatever was seen when.
+    Testing after every round until the answer pleases makes 24 % of A/A runs "significant" at a
+    nominal 5 %. With looks fixed beforehand and alpha split evenly among them (Bonferroni) the
+    confidence holds for all looks together.
     """
 
     rounds: tuple[int, ...]
@@ -34,24 +34,24 @@ class Looks:
 
     @property
     def per_look(self) -> float:
-        """Confidence of the interval at each look."""
+        """Return the confidence of the interval at each look."""
         return 1 - (1 - self.confidence) / len(self.rounds)
 
 
 def log_ratios(baseline: Sequence[float], candidate: Sequence[float]) -> list[float]:
-    """Log of baseline over candidate for each pair; seconds in, above 0 is faster."""
+    """Return the log of baseline over candidate for each pair of seconds; above 0 is faster."""
     return [math.log(b / c) for b, c in zip(baseline, candidate, strict=True)]
 
 
 def over_rounds(
     rounds: Sequence[Sequence[float]], confidence: float = 0.95, between: float = 0.0
 ) -> Ratio:
-    """Ratio and interval from the log ratios of each round's pairs.
+    """Return the ratio and its interval from the log ratios of each round's pairs.
 
-    With one round only its own pairs can be asked: the distribution-free interval of the median,
-    widened by `between`, the standard deviation of a log ratio from one set of processes to the
-    next, which a single round cannot show. That is feedback, not a claim. Raises ValueError where
-    there is nothing.
+    A single round has only its own pairs. Its interval is the distribution-free one of the median,
+    widened by `between`: the standard deviation of a log ratio from one set of processes to the
+    next, which one round cannot show. Such an interval is feedback, not a claim. Raises ValueError
+    if there are no pairs.
     """
     medians = [median(pairs) for pairs in rounds if pairs]
     if not medians:
@@ -73,10 +73,11 @@ def _ratio(centre: float, below: float, above: float) -> Ratio:
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Distribution-free interval of the median: order statistics by the binomial sign test.
+    """Return the distribution-free interval of the median: order statistics by the binomial sign
+    test.
 
-    The narrowest symmetric pair of order statistics whose coverage, `1 - 2 P(Bin(n, 1/2) < k)`,
-    is at least `confidence`; the whole range where n is too small to reach it.
+    It is the narrowest symmetric pair of order statistics with a coverage, `1 - 2 P(Bin(n, 1/2) <
+    k)`, of at least `confidence`, or the whole range if n is too small.
     """
     ordered = sorted(values)
     n = len(ordered)
@@ -91,51 +92,53 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 
 
 def quantile(values: Sequence[float], p: float) -> float:
-    """The order statistic nearest to `p` of the way up. Raises IndexError on none."""
+    """Return the order statistic nearest to the quantile `p`. Raises IndexError if there are no
+    values."""
     return sorted(values)[round(p * (len(values) - 1))]
 
 
 def quietest(values: Sequence[float], groups: int) -> list[float]:
-    """The smallest value of each of `groups` consecutive stretches, equally long to within one.
+    """Return the smallest value of each of `groups` consecutive stretches of nearly equal length.
 
-    Other users of a processor only ever lengthen a block, some by a factor of thirty: what the
-    quietest one took is what the code takes.
+    Other users of a processor only lengthen a block, some by a factor of thirty. The time of the
+    quietest block is the time that the code takes.
     """
     edges = [round(len(values) * k / groups) for k in range(groups + 1)]
     return [min(values[a:b]) for a, b in pairwise(edges) if a < b]
 
 
-def over_groups(logs: Sequence[float], confidence: float, between: float, known: int) -> Ratio:
-    """Ratio and interval from log ratios of consecutive stretches of one round (batch means).
+def over_groups(logs: Sequence[float], confidence: float, between: float, df: int) -> Ratio:
+    """Return the ratio and its interval from log ratios of consecutive stretches of a round (batch
+    means).
 
-    Neighbouring blocks are alike in what else the machine does, so they are no replicates, and
-    stretches nearly are. Student's interval with the standard error of a median (1.2533 times that
-    of the mean), widened by `between`, the standard deviation from one set of processes to the
-    next, which was estimated with `known` degrees of freedom.
+    Neighbouring blocks share the load of the machine, so they are no replicates; stretches nearly
+    are. The interval is Student's with the standard error of a median (1.2533 times that of the
+    mean), widened by `between`, the standard deviation from one set of processes to the next, which
+    was estimated with `df` degrees of freedom.
     """
     centre = median(logs)
     error = 1.2533 * stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else abs(centre)
     p = 0.5 + confidence / 2
     within = t_quantile(p, max(1, len(logs) - 1)) * error
-    half = math.hypot(within, t_quantile(p, known) * between)
+    half = math.hypot(within, t_quantile(p, df) * between)
     return _ratio(centre, half, half)
 
 
 def pooled(deviations: Sequence[float], prior: float, weight: int) -> tuple[float, int]:
-    """Standard deviation of values about zero, and its degrees of freedom.
+    """Return the standard deviation of values about zero, and its degrees of freedom.
 
-    `prior` counts as `weight` values: what is believed before anything was seen.
+    `prior` is a value assumed beforehand; it counts as `weight` values.
     """
     total = weight * prior**2 + sum(value**2 for value in deviations)
-    known = weight + len(deviations)
-    return math.sqrt(total / known), known
+    df = weight + len(deviations)
+    return math.sqrt(total / df), df
 
 
 def steady(clocks: Sequence[float], throttled: Sequence[bool], nominal: float) -> list[bool]:
-    """Which blocks to keep, by what the device says of itself and never by how long they took.
+    """Return which blocks to keep, by the state of the device and never by their times.
 
-    A block goes where the device throttled or its clock (any unit; 0 is unknown) stood under 75 %
-    of `nominal` (the rule of nvbench).
+    A block is discarded if the device throttled, or if its clock (any unit; 0 is unknown) was below
+    75 % of `nominal` (the rule of nvbench).
     """
     return [
         not hot and (clock == 0 or nominal == 0 or clock >= 0.75 * nominal)
@@ -144,12 +147,15 @@ def steady(clocks: Sequence[float], throttled: Sequence[bool], nominal: float) -
 
 
 def normal_quantile(p: float) -> float:
-    """Inverse of the standard normal distribution."""
+    """Return the quantile of the standard normal distribution."""
     return NormalDist().inv_cdf(p)
 
 
 def t_quantile(p: float, df: int) -> float:
-    """Inverse of Student's t distribution, p >= 1/2 and df a whole number, by bisection."""
+    """Return the quantile of Student's t distribution, by bisection.
+
+    Raises ValueError unless 1/2 <= p < 1 and df >= 1.
+    """
     if not (0.5 <= p < 1 and df >= 1):
         raise ValueError(f"no t quantile for p={p}, df={df}")
     low, high = 0.0, 1.0
@@ -162,7 +168,10 @@ def t_quantile(p: float, df: int) -> float:
 
 
 def t_cdf(t: float, df: int) -> float:
-    """Student's distribution for t >= 0: finite sums, Abramowitz & Stegun 26.7.3 and 26.7.4."""
+    """Return Student's distribution for t >= 0.
+
+    Finite sums: Abramowitz & Stegun 26.7.3 and 26.7.4.
+    """
     theta = math.atan(t / math.sqrt(df))
     sine, square = math.sin(theta), math.cos(theta) ** 2
     odd = df % 2 == 1

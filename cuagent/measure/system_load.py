@@ -1,9 +1,9 @@
-"""Who else uses the machine while something is timed, and where our own processes may run.
+"""Read the load of other processes during a timing, and choose the processors for our own.
 
-Nothing is set here, only read: sessions are held on their processors when they begin
-(`worker/session.py`). On Linux /proc tells how much processor time went to processes outside our
-own tree; NVML tells clocks, throttling and other processes on the GPU. Where neither is there,
-nothing is known and nothing is said.
+Nothing is set here: sessions bind themselves to their processors when they begin
+(`worker/session.py`). On Linux /proc gives the processor time of processes outside our own tree.
+NVML gives clocks, throttling and other processes on the GPU. If neither is available, the load is
+unknown and reported as 0.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-BUSY = 0.05
-"""A share of others from which on a reader is told."""
+BUSY_SHARE = 0.05
+"""Share of the processors used by other processes from which a note is shown."""
 _SM_CLOCK = 1
-_SLOWED = 0x8 | 0x20 | 0x40 | 0x80
-"""Hardware slowdown, by software for heat, by hardware for heat, by the power brake."""
+_THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
+"""NVML throttle reasons: hardware slowdown, software thermal, hardware thermal, power brake."""
 
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Processor seconds so far, of all processes and of ours with their children."""
+    """Processor seconds so far, of all processes and of our own with their children."""
 
     stamp: float
     all: float
     ours: dict[int, float]
-    """By process; each holds what its ended children used."""
+    """Seconds by process id; each includes the process's ended children."""
     since_boot: float
 
     def ours_since(self, before: CpuTimes) -> float:
-        """What our processes used in between.
+        """Return the seconds that our processes used since `before`.
 
-        The kernel's list of children may miss one while others come and go: a process that is new
-        here but older than `before` was missed there, and is left out.
+        The kernel's list of children may miss one while others start and end. A process that is new
+        here but started before `before` was missed there, and is left out.
         """
         return sum(
             seconds - before.ours.get(pid, 0.0)
@@ -47,7 +47,7 @@ class CpuTimes:
 
 
 def cpu_times() -> CpuTimes | None:
-    """What /proc says now; None where there is no /proc."""
+    """Return the current values of /proc; None if there is no /proc."""
     try:
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
         user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields[:8])
@@ -60,10 +60,10 @@ def cpu_times() -> CpuTimes | None:
 
 
 def others_share(before: CpuTimes | None, after: CpuTimes | None) -> float:
-    """Share of all processors that others had in between, 0 to 1; 0 where it is not known.
+    """Return the share of all processors that other processes used in between; 0 if it is unknown.
 
-    What our ended children used counts as ours once they are waited for. /proc counts in ticks of
-    10 ms, so spans under a second say little.
+    The time of our ended children counts as ours once they are waited for. /proc counts in ticks of
+    10 ms, so spans under a second are imprecise.
     """
     if before is None or after is None or after.stamp <= before.stamp:
         return 0.0
@@ -72,18 +72,18 @@ def others_share(before: CpuTimes | None, after: CpuTimes | None) -> float:
 
 
 def _tree_ticks(root: int) -> dict[int, int]:
-    """Ticks of each process in a tree, with those of the children it waited for."""
+    """Return the ticks of each process in a tree, including the children it waited for."""
     return {pid: sum(map(int, fields[11:15])) for pid in _tree(root) if (fields := _stat(pid))}
 
 
 def _started(pid: int) -> float:
-    """Seconds from boot to the start of a process; 0 for one that is gone."""
+    """Return the seconds from boot to the start of a process; 0 if it has ended."""
     fields = _stat(pid)
     return int(fields[19]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third on; none where it is gone."""
+    """Return the fields of /proc/PID/stat from the third on; [] if the process has ended."""
     try:
         # The name in brackets may hold spaces.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -92,10 +92,11 @@ def _stat(pid: int) -> list[str]:
 
 
 def cores_for(threads: int) -> set[int]:
-    """Processors to hold `threads` threads on, no two of one physical core; empty for all of them.
+    """Return the processors for `threads` threads, each on a different physical core if possible.
 
-    With more processors than threads, where the threads happen to run decides what a process
-    measures, for as long as it lives. So all arms are held on the same ones.
+    The set is empty if all processors are needed. With more processors than threads, the placement
+    of the threads decides what a process measures for its whole life. So all arms are bound to the
+    same processors.
     """
     free = sorted(os.sched_getaffinity(0), reverse=True)
     if threads >= len(free):
@@ -110,28 +111,28 @@ def cores_for(threads: int) -> set[int]:
     return set((chosen + spare)[:threads])
 
 
-def astray(pid: int, cores: set[int]) -> int:
-    """How many threads of a process and of all below it may run elsewhere than on `cores`.
+def threads_outside(pid: int, cores: set[int]) -> int:
+    """Return the number of threads of a process and its descendants that may run outside `cores`.
 
-    0 where there are no `cores` to hold them on. Daemons, which are never woken, do not count.
+    It is 0 if `cores` is empty. Daemons, which are never resumed, do not count.
     """
-    found = 0
+    outside = 0
     for process in _tree(pid) if cores else ():
         for task in Path(f"/proc/{process}/task").glob("*"):
             with contextlib.suppress(OSError, ValueError):
-                found += not os.sched_getaffinity(int(task.name)) <= cores
-    return found
+                outside += not os.sched_getaffinity(int(task.name)) <= cores
+    return outside
 
 
 def _siblings(core: int) -> set[int]:
-    """The processors that share a physical core with this one, itself included."""
+    """Return the processors on the same physical core, this one included."""
     file = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
-    found = {core}
+    siblings = {core}
     with contextlib.suppress(OSError, ValueError):
         for part in file.read_text().strip().split(","):
             first, _, last = part.partition("-")
-            found |= set(range(int(first), int(last or first) + 1))
-    return found
+            siblings |= set(range(int(first), int(last or first) + 1))
+    return siblings
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,9 @@ class GpuState:
     """One reading of NVML."""
 
     clock: int
-    """MHz of the multiprocessors; 0 unknown."""
+    """Clock of the multiprocessors in MHz; 0 if unknown."""
     slowed: bool
-    """By heat or power, not by idleness."""
+    """True if heat or power slows the GPU; idleness does not count."""
 
 
 @cache
@@ -155,7 +156,7 @@ def _nvml() -> ctypes.CDLL | None:
 
 @cache
 def _gpu() -> ctypes.c_void_p | None:
-    """The handle of torch's current device, by its UUID."""
+    """Return the handle of torch's current device, found by its UUID."""
     import torch
 
     library = _nvml()
@@ -168,7 +169,7 @@ def _gpu() -> ctypes.c_void_p | None:
 
 
 def gpu_state() -> GpuState | None:
-    """Clock and throttling of torch's current GPU now; None where NVML does not tell."""
+    """Return clock and throttling of torch's current GPU; None if NVML is unavailable."""
     library, handle = _nvml(), _gpu()
     if library is None or handle is None:
         return None
@@ -176,11 +177,11 @@ def gpu_state() -> GpuState | None:
     if library.nvmlDeviceGetClockInfo(handle, _SM_CLOCK, ctypes.byref(clock)):
         return None
     library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons))
-    return GpuState(clock.value, bool(reasons.value & _SLOWED))
+    return GpuState(clock.value, bool(reasons.value & _THROTTLED))
 
 
 def gpu_nominal_clock() -> int:
-    """MHz that the multiprocessors may reach; 0 unknown."""
+    """Return the highest clock of the multiprocessors in MHz; 0 if unknown."""
     library, handle = _nvml(), _gpu()
     clock = ctypes.c_uint()
     if library is None or handle is None:
@@ -190,20 +191,20 @@ def gpu_nominal_clock() -> int:
 
 
 def gpu_in_use_by_others() -> float:
-    """Bytes on the GPU held by processes outside our tree, as far as NVML names them.
+    """Return the bytes on the GPU held by processes outside our tree, as far as NVML lists them.
 
-    Inside a container or a virtual machine NVML sees only some of them, or none.
+    In a container or a virtual machine NVML lists only some of them, or none.
     """
     library, handle = _nvml(), _gpu()
     if library is None or handle is None:
         return 0.0
     count = ctypes.c_uint(64)
-    found = (_Process * 64)()
-    if library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), found):
+    processes = (_Process * 64)()
+    if library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes):
         return 0.0
     ours = _tree(os.getpid())
     return float(
-        sum(p.used for p in found[: count.value] if p.pid not in ours and p.used >> 60 == 0)
+        sum(p.used for p in processes[: count.value] if p.pid not in ours and p.used >> 60 == 0)
     )
 
 
@@ -220,12 +221,12 @@ class _Process(ctypes.Structure):
 
 
 def _tree(root: int) -> set[int]:
-    """A process and everything below it."""
-    found, waiting = set(), [root]
-    while waiting:
-        pid = waiting.pop()
-        found.add(pid)
+    """Return the process ids of a process and all its descendants."""
+    processes, queue = set(), [root]
+    while queue:
+        pid = queue.pop()
+        processes.add(pid)
         for task in Path(f"/proc/{pid}/task").glob("*"):
             with contextlib.suppress(OSError, ValueError):
-                waiting += map(int, (task / "children").read_text().split())
-    return found
+                queue += map(int, (task / "children").read_text().split())
+    return processes

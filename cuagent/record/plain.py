@@ -48,7 +48,10 @@ def plain_judgement(judgement: Judgement) -> dict[str, Any]:
     These are the gains, the kernel's part of the speedup (`adds`), and of the timing the SUSPECT
     flag, the share of the roofline and the remarks.
     """
-    values: dict[str, Any] = plain(judgement) | {"gains": judgement.gains, "adds": judgement.adds}
+    values: dict[str, Any] = plain(judgement) | {
+        "gains": judgement.is_faster,
+        "adds": judgement.beats_best_rung,
+    }
     if (timing := judgement.timing) is not None:
         derived = {"suspect": timing.suspect, "share": timing.share, "remarks": timing.remarks}
         values["timing"] |= plain(derived)

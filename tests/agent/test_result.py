@@ -11,7 +11,7 @@ from cuagent.agent.conclude import conclude, summarize
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build
 from cuagent.events import LadderMeasured, ignore
-from cuagent.judge import Judgement, gains
+from cuagent.judge import Judgement, gain_of
 from cuagent.measure.ladder import Ladder, Rung
 from cuagent.record import read_records
 from cuagent.score import milestone
@@ -112,7 +112,7 @@ def test_the_best_rung_is_that_of_the_record(run: Run, events: list[Any]) -> Non
     assert run.ladder.best is not None
     assert run.ladder.best.name == "compile"
     assert record.timing is not None
-    gain = gains(record.timing, run.ladder)
+    gain = gain_of(record.timing, run.ladder)
     assert gain is not None
     assert (gain.rung, round(gain.kernel.value, 2)) == ("compile", 2.8)
     climbed = [event for event in events if isinstance(event, LadderMeasured)]

@@ -38,7 +38,7 @@ def test_doubts_and_the_share_of_the_roofline_stand_beside_the_times() -> None:
     lines = list(judgement_lines(tried, best=False))
     assert lines[0] == "ACCEPTED attempt 1: 2.50x over eager [2.40, 2.60]"
     assert "50% of the roofline" in lines
-    assert "SUSPECT: 12.0 us a call, and the memory alone takes 13.0 us" in lines
+    assert "SUSPECT: 12.0 us a call, but memory traffic alone takes 13.0 us" in lines
     assert "machine busy: 40 % by others" in lines
 
 

@@ -1,4 +1,4 @@
-"""The gates of timing: what recorded figures say, and what the command does with them."""
+"""Verdicts of the gates of timing on recorded figures, and runs of the command."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ def compared(*off: float) -> Row:
         ([{"step": "run 1", "error": "lost"}] * 4, False),
     ],
 )
-def test_of_300_equal_pairs_three_may_be_called(wrong: list[Row], holds: bool) -> None:
+def test_rarely_called_admits_3_of_300(wrong: list[Row], holds: bool) -> None:
     assert rarely_called([timed()] * (300 - len(wrong)) + wrong) == holds
 
 
-def test_what_is_said_of_equal_pairs_has_the_ratio_and_how_busy_it_was() -> None:
+def test_said_of_aa_has_the_ratio_and_the_load() -> None:
     said = said_of_aa([timed()] * 9 + [timed("slower")])
     assert said == "1 of 10 called, median ratio 1.0000, 10% of the processors by others"
 
 
 @pytest.mark.parametrize(("found", "holds"), [(38, True), (37, False)])
-def test_of_40_delays_38_are_to_be_found_and_called_slower(found: int, holds: bool) -> None:
+def test_delays_found_needs_38_of_40(found: int, holds: bool) -> None:
     missed = [timed("faster"), timed(), {"step": "run 9", "error": "lost"}]
     assert delays_found([timed("slower")] * found + missed[: 40 - found]) == holds
 
@@ -84,11 +84,11 @@ def test_of_40_delays_38_are_to_be_found_and_called_slower(found: int, holds: bo
         ([compared()], False),
     ],
 )
-def test_every_ratio_of_the_ladder_is_to_be_within_3_percent(rows: list[Row], holds: bool) -> None:
+def test_ladder_agrees_within_3_percent(rows: list[Row], holds: bool) -> None:
     assert ladder_agrees(rows) == holds
 
 
-def test_the_wait_is_the_median_of_the_examples_and_a_refused_attempt_is_not_quick() -> None:
+def test_quick_enough_is_the_median_of_examples_without_refusals() -> None:
     rows = [ours("loss 0", 9.0), ours("loss 2", 7.0), ours("mlp 0", 6.0), ours("mlp 2", 6.0)]
     assert quick_enough(rows)
     assert said_of_waits(rows) == "median 7.0 s [6.0, 8.0] over 2 examples (8 are allowed)"
@@ -99,7 +99,7 @@ def test_the_wait_is_the_median_of_the_examples_and_a_refused_attempt_is_not_qui
     assert quick_enough([*rows, {"step": "mlp 1 CUDA-Agent", "error": "took too long"}])
 
 
-def test_another_tools_run_is_held_against_ours_before_and_after_it() -> None:
+def test_times_as_long_compares_with_our_neighbouring_runs() -> None:
     rows = [
         *[ours("loss 0", 2.0), theirs("loss 1 KernelBench", 30.0), ours("loss 2", 4.0)],
         *[theirs("loss 3 CUDA-Agent", 60.0), ours("loss 4", 2.0)],
@@ -118,14 +118,14 @@ def test_another_tools_run_is_held_against_ours_before_and_after_it() -> None:
     assert not peers_are_slower([*rows, *quick, ours("mlp 4", 1.0)])
 
 
-def test_a_tool_that_came_to_no_end_is_neither_quick_nor_slow() -> None:
+def test_run_that_did_not_end_is_not_counted() -> None:
     rows = [ours("loss 0", 2.0), theirs("loss 1 KernelBench", 1.0, ended=False)]
     assert times_as_long(rows) == {}
     assert not peers_are_slower(rows)
     assert "KernelBench on loss came to no end" in said_of_peers(rows)
 
 
-def test_ours_stands_before_and_after_each_run_of_another_tool() -> None:
+def test_plan_puts_ours_before_and_after_each_other_tool() -> None:
     plan = list(gates._plan(["loss"], ["KernelBench", "CUDA-Agent"], 1))
     assert [step.split()[2] for step in plan] == [
         *["ours", "KernelBench", "ours", "CUDA-Agent", "ours"]
@@ -133,7 +133,7 @@ def test_ours_stands_before_and_after_each_run_of_another_tool() -> None:
     assert len(gates._plan(["loss", "mlp"], [], 2)) == 10
 
 
-def test_a_tool_that_cannot_be_opened_has_come_to_no_end(tmp_path: Path) -> None:
+def test_missing_tool_did_not_end(tmp_path: Path) -> None:
     example, attempt = (folder / "loss" for folder in (turnaround.EXAMPLES, turnaround.ATTEMPTS))
     row = peers.kernelbench(tmp_path, example.with_suffix(".py"), attempt)
     assert row["ended"] is False
@@ -153,17 +153,17 @@ def get_init_inputs():
 """
 
 
-def test_problems_are_picked_evenly_and_without_those_too_large_for_seconds(tmp_path: Path) -> None:
+def test_selected_problems_are_spread_evenly_and_small(tmp_path: Path) -> None:
     for level in "123":
         folder = tmp_path / f"KernelBench/level{level}"
         folder.mkdir(parents=True)
         for name, size in (("1_a", "8"), ("2_huge", "1 << 30"), ("3_b", "8"), ("4_broken", "'a'")):
             (folder / f"{name}.py").write_text(PROBLEM.format(size=size))
-    picked = ladder_agreement.picked(tmp_path, 3)
-    names = [f"{path.parent.name}/{path.stem}" for path in picked]
+    selected = ladder_agreement.selected(tmp_path, 3)
+    names = [f"{path.parent.name}/{path.stem}" for path in selected]
     assert names == ["level1/1_a", "level2/1_a", "level3/3_b"]
-    assert len(ladder_agreement.picked(tmp_path, 20)) == 6
-    assert ladder_agreement.picked(tmp_path / "KernelBench", 20) == []
+    assert len(ladder_agreement.selected(tmp_path, 20)) == 6
+    assert ladder_agreement.selected(tmp_path / "KernelBench", 20) == []
 
 
 # -- the command
@@ -173,7 +173,7 @@ def run(out: Path, *words: str) -> int:
     return gates.main(["--device", "cpu", "--out", str(out), *words])
 
 
-def test_a_part_that_lacks_what_it_needs_is_named(
+def test_missing_prerequisite_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "gates.json"
@@ -189,16 +189,14 @@ def test_a_part_that_lacks_what_it_needs_is_named(
 @pytest.mark.parametrize(
     "words", [["--only", "speed"], ["--kernelbench", "nowhere"], ["--minutes", "soon"]]
 )
-def test_what_is_not_understood_is_not_taken_for_a_missed_gate(
-    words: list[str], tmp_path: Path
-) -> None:
+def test_wrong_arguments_are_not_a_missed_gate(words: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as refused:
         run(tmp_path / "gates.json", *words)
     assert refused.value.code == MORE
 
 
 @pytest.mark.parametrize("text", ['{"device": "a GPU", "commands": [], "rows": {}}', "{", "[]"])
-def test_a_file_of_another_machine_or_of_none_is_left_as_it_is(
+def test_file_of_another_machine_is_left_unchanged(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "gates.json"
@@ -208,7 +206,7 @@ def test_a_file_of_another_machine_or_of_none_is_left_as_it_is(
     assert "gates.json" in capsys.readouterr().err
 
 
-def test_the_command_measures_goes_on_and_names_no_folder_of_this_machine(
+def test_command_continues_a_file_and_hides_local_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(ROWS, Device.CPU, 100)

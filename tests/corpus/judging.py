@@ -113,7 +113,7 @@ class CorpusJudges:
             self._fork_server, self._threads = ForkServer(), threads
         judge = Judge(task, fork_server=self._fork_server, device_lock=self.device_lock)
         judge.referee.call_s = CALL_S
-        judge._timer.turn_to(self._baselines)
+        judge._timer.set_baselines(self._baselines)
         return judge
 
 

@@ -1,4 +1,4 @@
-"""Which timed outputs the strict rule is asked about: what is further off than what passed it."""
+"""Timed outputs that the strict rule judges: those further from eager's than accepted ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RIGHT = [[torch.arange(8.0)], [torch.arange(8.0) + 1]]
 
 
 class Judge:
-    """Passes errors up to `limit`; remembers what it was asked about."""
+    """Strict rule that passes errors up to `limit` and records the slots it judged."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -31,40 +31,40 @@ def off(by: float) -> list[list[Tensor]]:
     return [[tensor + by for tensor in call] for call in RIGHT]
 
 
-def test_what_equals_eager_needs_no_judging_but_by_chance() -> None:
+def test_outputs_equal_to_eager_are_judged_only_by_chance() -> None:
     judge = Judge(0.0)
-    assert Agreement(judge).wrong([0, 1], RIGHT, RIGHT, 0) == ""
+    assert Agreement(judge).first_wrong([0, 1], RIGHT, RIGHT, 0) == ""
     assert not judge.asked
-    Agreement(judge).wrong([0, 1], RIGHT, RIGHT, 1)
+    Agreement(judge).first_wrong([0, 1], RIGHT, RIGHT, 1)
     assert len(judge.asked) == 1
 
 
-def test_an_error_of_a_size_that_passed_is_asked_about_once() -> None:
+def test_an_error_of_an_accepted_size_is_judged_once() -> None:
     judge = Judge(1e-3)
     agreement = Agreement(judge)
     for _ in range(3):
-        assert agreement.wrong([0, 1], off(1e-4), RIGHT, 0) == ""
+        assert agreement.first_wrong([0, 1], off(1e-4), RIGHT, 0) == ""
     assert judge.asked == [0]
-    agreement.wrong([0, 1], off(5e-4), RIGHT, 0)
+    agreement.first_wrong([0, 1], off(5e-4), RIGHT, 0)
     assert judge.asked == [0, 0]
 
 
-@pytest.mark.parametrize("wrong", [1e-2, float("nan"), float("inf")])
-def test_one_element_that_is_further_off_is_found(wrong: float) -> None:
+@pytest.mark.parametrize("error", [1e-2, float("nan"), float("inf")])
+def test_one_wrong_element_is_found(error: float) -> None:
     agreement = Agreement(Judge(1e-3))
-    assert agreement.wrong([0, 1], off(1e-4), RIGHT, 0) == ""
+    assert agreement.first_wrong([0, 1], off(1e-4), RIGHT, 0) == ""
     given = off(1e-4)
-    given[1][0][3] += wrong
-    assert "call 2 of 2 was wrong: too far off" in agreement.wrong([0, 1], given, RIGHT, 0)
+    given[1][0][3] += error
+    assert "call 2 of 2 was wrong: too far off" in agreement.first_wrong([0, 1], given, RIGHT, 0)
 
 
-def test_without_eager_calls_are_judged_at_random_only() -> None:
+def test_without_eager_only_random_calls_are_judged() -> None:
     judge = Judge(1e-3)
-    assert "wrong" in Agreement(judge).wrong([0, 1], off(1), None, 1)
-    assert Agreement(judge).wrong([0, 1], off(1), None, 0) == ""
+    assert "wrong" in Agreement(judge).first_wrong([0, 1], off(1), None, 1)
+    assert Agreement(judge).first_wrong([0, 1], off(1), None, 0) == ""
 
 
-def test_integers_and_places_without_a_number_are_counted() -> None:
+def test_distances_count_unequal_integers_and_nonfinite_elements() -> None:
     (found,) = distances([torch.tensor([1, 2, 3])], [torch.tensor([1, 0, 0])])
     assert (found.unequal, found.most) == (2, 0)
     infinite = torch.tensor([float("inf"), float("nan"), 1.0])

@@ -1,4 +1,4 @@
-"""Ceilings are plausible, quick to measure, and cached by device."""
+"""Measurement and cache of a device's ceilings."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def test_cpu_ceilings_are_measured_once(tmp_path: Path) -> None:
     assert first.rate("tf32") == first.fp32
 
 
-def test_a_damaged_cache_entry_is_measured_again(tmp_path: Path) -> None:
+def test_damaged_cache_entry_is_measured_again(tmp_path: Path) -> None:
     ceilings(Device.CPU, cache=tmp_path)
     for file in tmp_path.iterdir():
         file.write_text('{"copy": 1')
     assert ceilings(Device.CPU, cache=tmp_path).copy > 1
 
 
-def test_stores_that_pass_the_caches_by_count_for_the_copy_of_a_cpu(
+def test_streaming_stores_count_for_the_copy_rate_of_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measured, "_copy_rate", lambda *_: 1.0)
     assert ceilings(Device.CPU, cache=tmp_path).copy > 5e8
 
 
-def test_without_a_compiler_torchs_copy_is_the_ceiling(
+def test_without_a_compiler_the_ceiling_is_torchs_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

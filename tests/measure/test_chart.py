@@ -1,4 +1,4 @@
-"""The chart of a profile is well-formed, whatever the kernels are called."""
+"""Charts of a profile, as SVG and for a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def made(work: Work, seconds: float) -> Profile:
     return Profile("task", seconds, costs, (), roof, work, None, 1.0, 1, None)
 
 
-def test_bars_are_as_long_as_their_shares_and_the_model_is_on_the_roofline() -> None:
+def test_svg_bars_have_the_length_of_their_shares() -> None:
     root = ElementTree.fromstring(svg(made(Work(10**9, 10**9, 10**10, 0), 4e-3)))
     long, short = (
         float(bar.attrib["width"]) for bar in root.iter(f"{SPACE}rect") if "class" in bar.attrib
@@ -32,13 +32,13 @@ def test_bars_are_as_long_as_their_shares_and_the_model_is_on_the_roofline() -> 
     assert "50% of the roofline" in words
 
 
-def test_a_task_without_arithmetic_has_bars_only() -> None:
+def test_svg_of_a_task_without_arithmetic_has_bars_only() -> None:
     root = ElementTree.fromstring(svg(made(Work(0, 0, 0, 0), 1e-3)))
     assert not list(root.iter(f"{SPACE}polyline"))
 
 
 @pytest.mark.parametrize("width", [40, 100])
-def test_in_a_terminal_the_roof_spans_the_width_and_the_model_hangs_below_it(width: int) -> None:
+def test_terminal_chart_spans_the_width_with_the_model_below_the_roof(width: int) -> None:
     lines = roofline(made(Work(10**9, 10**9, 10**10, 0), 4e-3), width)
     columns = min(width, COLUMNS)
     assert max(map(len, lines)) <= columns
@@ -51,5 +51,5 @@ def test_in_a_terminal_the_roof_spans_the_width_and_the_model_hangs_below_it(wid
     assert "5 FLOP a byte, the ridge at 10" in lines[-1]
 
 
-def test_in_a_terminal_there_is_no_roof_over_a_task_without_arithmetic() -> None:
+def test_terminal_chart_is_empty_without_arithmetic() -> None:
     assert not roofline(made(Work(0, 0, 0, 0), 1e-3), 80)

@@ -1,4 +1,4 @@
-"""What ncu prints becomes one line an agent can act on."""
+"""Parsing of ncu's output into one line for an agent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.measure.profile.counters import BESIDE, METRICS, STALL, CountersMissing, read, run
+from cuagent.measure.profile.counters import (
+    METRICS,
+    SECTION_METRICS,
+    STALL,
+    CountersMissing,
+    read,
+    run,
+)
 
 STALLS = {
     "long_scoreboard": "60",
@@ -34,11 +41,11 @@ SHOWN = {
 
 
 def printed() -> str:
-    """As `ncu --csv --page raw` does it: chatter, names, units, a row for each launch."""
+    """Return output like that of `ncu --csv --page raw`: messages, names, units, rows."""
     names = [
         "ID",
         "Kernel Name",
-        *((METRICS | BESIDE)[n] for n in SHOWN),
+        *((METRICS | SECTION_METRICS)[n] for n in SHOWN),
         *(STALL + n for n in STALLS),
     ]
     units = ["", "", *(unit for unit, _ in SHOWN.values()), *("warp" for _ in STALLS)]
@@ -47,7 +54,7 @@ def printed() -> str:
     return "==PROF== Connected\n" + "\n".join(lines) + "\n"
 
 
-def test_units_thousands_and_missing_values_are_understood() -> None:
+def test_read_understands_units_thousands_and_missing_values() -> None:
     (launch,) = read(printed())
     assert launch.kernel == "void f<int, 2>(float *)"
     assert launch.values["seconds"] == pytest.approx(5.824e-6)
@@ -55,7 +62,7 @@ def test_units_thousands_and_missing_values_are_understood() -> None:
     assert "tensor_pct" not in launch.values
 
 
-def test_the_line_names_what_an_agent_can_act_on_and_nothing_else() -> None:
+def test_line_lists_the_counters_that_an_agent_can_act_on() -> None:
     (launch,) = read(printed())
     assert launch.stalls == (("long_scoreboard", 0.6), ("wait", 0.1))
     assert launch.line() == (
@@ -65,12 +72,12 @@ def test_the_line_names_what_an_agent_can_act_on_and_nothing_else() -> None:
     )
 
 
-def test_a_launch_of_less_than_one_wave_is_limited_by_its_blocks() -> None:
+def test_limiter_of_less_than_one_wave_is_too_few_blocks() -> None:
     (launch,) = read(printed().replace('"3.88"', '"0.12"'))
     assert launch.limiter == "too few blocks"
 
 
-def test_without_ncu_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_reports_that_ncu_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CountersMissing, match="not installed"):
         run(["true"], {}, tmp_path, 1.0)

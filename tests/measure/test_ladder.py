@@ -1,6 +1,6 @@
-"""The ladder times every rung, names the best that is admissible, and is read back from its cache.
+"""Timing of rungs, choice of the best admissible one, and the cache.
 
-The reference sleeps, and rungs differ in nothing that a busy machine could turn round.
+The reference sleeps, and the rungs hardly differ, so a busy machine cannot reverse a result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.measure.ladder import Ladder, Rung, admitted, gains, ladder, measure_ladder, rungs_of
+from cuagent.measure.ladder import (
+    Ladder,
+    Rung,
+    admitted,
+    gain_of,
+    measure_ladder,
+    rungs_of,
+    time_rungs,
+)
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, load_task
 from cuagent.timing import Arm, Effort, Ratio, Timing
@@ -48,8 +56,8 @@ def made(*rungs: Rung) -> Ladder:
     return Ladder("task", "match", "a device", {}, rungs, 1.0)
 
 
-def test_rungs_are_timed_checked_and_read_back(referee: Referee, tmp_path: Path) -> None:
-    found = ladder(referee, only=("eager", "eager+channels_last"), cache=tmp_path)
+def test_time_rungs_checks_rungs_and_reads_its_cache(referee: Referee, tmp_path: Path) -> None:
+    found = time_rungs(referee, only=("eager", "eager+channels_last"), cache=tmp_path)
     assert [r.name for r in found.rungs] == ["eager", "eager+channels_last"]
     for r in found.rungs:
         assert r.admissible
@@ -57,14 +65,12 @@ def test_rungs_are_timed_checked_and_read_back(referee: Referee, tmp_path: Path)
         assert r.error is not None
         assert r.error < 1e-5
     assert found.best is not None
-    assert ladder(referee, only=("eager", "eager+channels_last"), cache=tmp_path) == found
+    assert time_rungs(referee, only=("eager", "eager+channels_last"), cache=tmp_path) == found
 
 
-def test_what_a_busy_machine_measured_is_measured_again_later(
-    referee: Referee, tmp_path: Path
-) -> None:
+def test_ladder_of_a_busy_machine_is_measured_again_later(referee: Referee, tmp_path: Path) -> None:
     names = ("eager", "eager+channels_last")
-    ladder(referee, only=names, cache=tmp_path)
+    time_rungs(referee, only=names, cache=tmp_path)
     (file,) = tmp_path.glob("ladder-*.json")
 
     decided, undecided = Ratio(1.0, 0.99, 1.01), Ratio(1.57, 0.58, 4.2)
@@ -74,37 +80,41 @@ def test_what_a_busy_machine_measured_is_measured_again_later(
         rungs = (known.rungs[0], replace(known.rungs[1], over_eager=over))
         aged = replace(known, busy=busy, when=time.time() - age, rungs=rungs)
         file.write_text(json.dumps(aged.to_json()))
-        return time.time() - ladder(referee, only=names, cache=tmp_path).when
+        return time.time() - time_rungs(referee, only=names, cache=tmp_path).when
 
     assert when_asked_again(busy=0.0, age=4000) > 3000
     assert when_asked_again(busy=0.8, age=100) > 90
     assert when_asked_again(busy=0.8, age=4000) < 3000
     assert when_asked_again(busy=0.0, age=100, over=undecided) > 90
-    assert when_asked_again(busy=0.0, age=4000, over=undecided) < 3000, "not for good"
+    assert when_asked_again(busy=0.0, age=4000, over=undecided) < 3000, (
+        "a cached ladder that is undecided expires"
+    )
 
 
-def test_a_run_starts_with_what_opens_quickly_and_takes_the_rest_later(
+def test_measure_ladder_defers_rungs_that_open_slowly(
     referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # a mode of eager's that does nothing stands for autotuning, which takes long
+    # a mode that eager ignores stands for autotuning, which opens slowly
     names = ("eager", "eager+channels_last", "eager+max-autotune-no-cudagraphs", "eager+bf16")
     monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: names)
     with Timer(referee) as timer:
         first = measure_ladder(timer, whole=False, cache=tmp_path)
         assert [rung.name for rung in first.rungs] == list(names[:2])
-        assert first.later == names[2:3], "what the precision does not admit is never the result"
-        assert set(timer.opened()) == set(names[:2]), "its processes serve what is timed next"
+        assert first.later == names[2:3], (
+            "rungs that the precision does not admit are never the result"
+        )
+        assert set(timer.opened()) == set(names[:2]), "its processes serve the next timing"
         whole = measure_ladder(timer, whole=True, cache=tmp_path)
         assert [rung.name for rung in whole.rungs] == list(names[:3])
         assert whole.later == ()
         assert measure_ladder(timer, whole=False, cache=tmp_path) == whole, (
-            "what is known costs nothing"
+            "a measured ladder is not measured again"
         )
-        timer.turn_to(whole.baselines)
+        timer.set_baselines(whole.baselines)
         assert set(timer.opened()) <= set(whole.baselines)
 
 
-def test_a_ladder_from_before_tells_its_age_and_is_measured_again_on_request(
+def test_cached_ladder_states_its_age_and_fresh_measures_again(
     referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: ("eager",))
@@ -119,7 +129,7 @@ def test_a_ladder_from_before_tells_its_age_and_is_measured_again_on_request(
         assert measure_ladder(timer, whole=False, fresh=True, cache=tmp_path).age() == ""
 
 
-def test_a_record_timing_compares_what_a_quick_look_leaves_open() -> None:
+def test_proposed_includes_rungs_that_a_quick_timing_leaves_open() -> None:
     eager = rung("eager", 4e-3, 1.0)
     unsure = rung("reduce-overhead", 3e-3, 0.9)
     found = made(eager, rung("compile", 3.8e-3, 0.9), unsure)
@@ -129,17 +139,17 @@ def test_a_record_timing_compares_what_a_quick_look_leaves_open() -> None:
     assert found.undecided == unsure
 
 
-def test_a_rung_that_does_not_run_says_why_and_is_not_admissible(
+def test_rung_that_does_not_run_has_a_reason_and_is_not_admissible(
     referee: Referee, tmp_path: Path
 ) -> None:
-    found = ladder(referee, only=("eager", "no-such-mode"), cache=tmp_path)
+    found = time_rungs(referee, only=("eager", "no-such-mode"), cache=tmp_path)
     broken = found.rungs[1]
     assert broken.failed
     assert not broken.admissible
     assert found.best == found.rungs[0]
 
 
-def test_the_best_rung_is_right_admitted_and_surely_quicker() -> None:
+def test_best_rung_is_right_admitted_and_certainly_faster() -> None:
     eager = rung("eager", 4e-3, 1.0)
     assert made(eager, rung("compile", 2e-3, 1.8)).best == rung("compile", 2e-3, 1.8)
     assert made(eager, rung("compile", 2e-3, 1.8, right=False)).best == eager
@@ -147,7 +157,7 @@ def test_the_best_rung_is_right_admitted_and_surely_quicker() -> None:
     assert made(eager, rung("compile", 3.9e-3, 0.9)).best == eager
 
 
-def test_precision_policies_admit_what_they_name(referee: Referee) -> None:
+def test_precision_policies_admit_their_rungs(referee: Referee) -> None:
     match = replace(referee.task, device=Device.CUDA)
     tf32 = replace(match, precision=Precision.TF32)
     assert "compile+tf32" in rungs_of(match, convolves=False)
@@ -157,7 +167,7 @@ def test_precision_policies_admit_what_they_name(referee: Referee) -> None:
     assert "eager+bf16" not in rungs_of(tf32, convolves=False)
 
 
-def test_what_is_free_and_what_the_kernel_adds_multiply_to_end_to_end() -> None:
+def test_free_times_kernel_gain_is_end_to_end() -> None:
     found = made(rung("eager", 4e-3, 1.0), rung("reduce-overhead", 2e-3, 1.9))
     ratios = {
         "eager": Ratio(3.0, 2.9, 3.1),
@@ -165,7 +175,7 @@ def test_what_is_free_and_what_the_kernel_adds_multiply_to_end_to_end() -> None:
         "reduce-overhead": Ratio(1.5, 1.4, 1.6),
     }
     arms = (Arm("candidate", 1.33e-3, (1.33e-3,)),)
-    taken = gains(Timing(arms, ratios, Effort.RECORD, "a device", 1.0), found)
+    taken = gain_of(Timing(arms, ratios, Effort.RECORD, "a device", 1.0), found)
     assert taken is not None
     assert taken.rung == "reduce-overhead"
     assert taken.free.value * taken.kernel.value == pytest.approx(taken.end_to_end.value)
@@ -177,12 +187,12 @@ def test_what_is_free_and_what_the_kernel_adds_multiply_to_end_to_end() -> None:
     assert taken.free.low == pytest.approx(seen.over_eager.low)
 
 
-def test_the_limits_of_what_is_free_are_those_of_the_same_run() -> None:
+def test_free_gain_has_limits_of_the_same_run() -> None:
     found = made(rung("eager", 4e-3, 1.0), rung("compile", 2e-3, 1.9))
     ratios = {"eager": Ratio(3.0, 1.0, 9.0), "compile": Ratio(1.5, 0.5, 4.5)}
     arms = (Arm("candidate", 1.33e-3, (1.33e-3,)),)
     beside = {"compile": Ratio(2.1, 0.7, 6.3)}
     timing = Timing(arms, ratios, Effort.RECORD, "a device", 1.0, free=beside)
-    taken = gains(timing, found)
+    taken = gain_of(timing, found)
     assert taken is not None
     assert taken.free == Ratio(2.0, 0.7, 6.3)

@@ -1,4 +1,4 @@
-"""Whatever a timed process starts, and whenever, stays on the processors that all arms have."""
+"""Binding of a timed process, and of everything it starts, to the processors of all arms."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def turn():
     while True:
         pass
 
-if os.fork() == 0:  # before anything is asked of it
+if os.fork() == 0:  # while it is imported
     turn()
 threading.Thread(target=turn, daemon=True).start()
 
@@ -64,12 +64,12 @@ def referee(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -
 
 
 def ticks(pids: set[int]) -> int:
-    """Of processor time that they have had."""
+    """Return the ticks of processor time that processes have used."""
     fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
     return sum(int(used) for field in fields for used in field[11:13])
 
 
-def test_threads_teams_and_processes_that_a_candidate_starts_are_held_and_rest(
+def test_threads_and_processes_of_a_candidate_stay_bound_and_suspended(
     referee: Referee,
 ) -> None:
     core = {min(PROCESSORS)}
@@ -81,19 +81,19 @@ def test_threads_teams_and_processes_that_a_candidate_starts_are_held_and_rest(
         family = system_load._tree(session.pid)
         threads = [int(task.name) for p in family for task in Path(f"/proc/{p}/task").iterdir()]
         assert len(family) == 3
-        assert len(threads) >= 2 + 7 + 3, "its team was not made"
+        assert len(threads) >= 2 + 7 + 3, "its OpenMP team is missing"
         assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {frozenset(core)}
-        assert system_load.astray(session.pid, core) == 0
+        assert system_load.threads_outside(session.pid, core) == 0
         before = ticks(family)
         time.sleep(0.1)
-        assert ticks(family) == before, "something of it ran between blocks"
+        assert ticks(family) == before, "one of its processes ran between blocks"
         if len(PROCESSORS) > 1:
             os.sched_setaffinity(threads[-1], PROCESSORS)
-            assert system_load.astray(session.pid, core) == 1
+            assert system_load.threads_outside(session.pid, core) == 1
     referee.discard(batch)
 
 
-def test_arms_are_held_on_as_many_processors_as_they_have_threads_whatever_we_have(
+def test_arms_are_bound_to_one_processor_for_each_thread(
     referee: Referee, fork_server: ForkServer
 ) -> None:
     import torch
@@ -109,8 +109,8 @@ def test_arms_are_held_on_as_many_processors_as_they_have_threads_whatever_we_ha
     assert len(held) == min(fork_server.threads, len(PROCESSORS))
 
 
-@pytest.mark.skipif(len(PROCESSORS) < 2, reason="there is nowhere to go to")
-def test_a_candidate_that_leaves_its_processors_where_no_sandbox_holds_it_has_no_ratio(
+@pytest.mark.skipif(len(PROCESSORS) < 2, reason="needs a second processor")
+def test_candidate_that_leaves_its_processors_has_no_ratio(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system_load, "cores_for", lambda threads: {min(PROCESSORS)})

@@ -1,4 +1,4 @@
-"""A profile names the operators and own kernels that take the time, and says what bounds them."""
+"""Profiles of a reference and of attempts, and the reports on them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.measure.profile.child import _kernels
 from cuagent.measure.profile.profile import (
-    MOST_LINES,
+    MAX_LINES,
     Cost,
     Profile,
     ProfileError,
     _short,
     costs_of,
 )
-from cuagent.measure.profile.session import Profiling, profile
+from cuagent.measure.profile.session import ProfileSession, profile
 from cuagent.measure.roofline.ceilings import Ceilings
 from cuagent.measure.roofline.model import OperatorWork, Roofline, Work
 from cuagent.task import Device, load_task
@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_the_reference_is_shown_by_operator_against_the_ceilings(
+def test_reference_profile_rates_operators_against_ceilings(
     fork_server: ForkServer, folder: Path
 ) -> None:
     seen = profile(
@@ -84,7 +84,7 @@ def test_the_reference_is_shown_by_operator_against_the_ceilings(
     assert seen.roofline.work.bytes == 4 * (2 * 1024 * 256 + 256 * 256 + 256)
     assert any("compulsory" in note for note in seen.notes())
     lines = seen.lines()
-    assert len(lines) <= MOST_LINES
+    assert len(lines) <= MAX_LINES
     assert any("aten::addmm" in line and "FLOP/s" in line for line in lines)
     narrow = [line for line in seen.lines(60) if "|" in line]
     assert narrow[0].split() == ["operator", "calls", "time", "share", "|"]
@@ -100,12 +100,14 @@ def test_the_reference_is_shown_by_operator_against_the_ceilings(
     assert json.loads(json.dumps(seen.to_json()))["bound"] in ("memory", "compute")
 
 
-def test_an_attempt_is_profiled_in_the_sandbox_and_shows_its_own_kernel(
+def test_attempt_is_profiled_in_the_sandbox_with_its_own_kernel(
     fork_server: ForkServer, folder: Path
 ) -> None:
     made = attempt(CPU_KERNEL, "cpp")
     task = load_task(folder / "task.py", device="cpu")
-    with closing(Profiling(task, fork_server, attempted=True)) as begun:  # before there is one
+    with closing(
+        ProfileSession(task, fork_server, with_candidate=True)
+    ) as begun:  # before the build
         built = build(made, Device.CPU, cache=folder / "cache")
         begun.await_opened()
         seen = begun.finish(made, built, cache=folder)
@@ -118,11 +120,13 @@ def test_an_attempt_is_profiled_in_the_sandbox_and_shows_its_own_kernel(
     json.dumps(seen.to_json())
 
 
-def test_a_profile_that_nobody_finishes_leaves_no_process_and_no_folder(
+def test_unfinished_session_leaves_no_process_and_no_folder(
     fork_server: ForkServer, folder: Path
 ) -> None:
     living = set(fork_server.living)
-    begun = Profiling(load_task(folder / "task.py", device="cpu"), fork_server, attempted=False)
+    begun = ProfileSession(
+        load_task(folder / "task.py", device="cpu"), fork_server, with_candidate=False
+    )
     begun.await_opened()
     assert begun.alive
     begun.close()
@@ -131,16 +135,14 @@ def test_a_profile_that_nobody_finishes_leaves_no_process_and_no_folder(
     assert not begun.folder.exists()
 
 
-def test_an_attempt_that_raises_is_one_line(fork_server: ForkServer, folder: Path) -> None:
+def test_attempt_that_raises_is_one_line(fork_server: ForkServer, folder: Path) -> None:
     broken = Attempt((("model_new.py", CANDIDATE),))
     task = load_task(folder / "task.py", device="cpu")
     with pytest.raises(ProfileError, match="NameError: name 'kernels' is not defined"):
         profile(task, broken, fork_server=fork_server, cache=folder)
 
 
-def test_an_attempt_that_did_not_compile_is_the_compilers_line(
-    fork_server: ForkServer, folder: Path
-) -> None:
+def test_build_failure_is_the_compilers_line(fork_server: ForkServer, folder: Path) -> None:
     broken = attempt(CPU_KERNEL.replace("v > 0 ?", "v > 0 !"), "cpp")
     built = build(broken, Device.CPU, cache=folder / "cache")
     task = load_task(folder / "task.py", device="cpu")
@@ -148,16 +150,14 @@ def test_an_attempt_that_did_not_compile_is_the_compilers_line(
         profile(task, broken, built, fork_server=fork_server, cache=folder)
 
 
-def test_an_attempt_that_leaves_is_an_error_and_not_a_hang(
-    fork_server: ForkServer, folder: Path
-) -> None:
+def test_attempt_that_exits_is_an_error(fork_server: ForkServer, folder: Path) -> None:
     gone = Attempt((("model_new.py", "import os\nos._exit(0)"),))
     task = load_task(folder / "task.py", device="cpu")
     with pytest.raises(ProfileError, match="without a profile"):
         profile(task, gone, fork_server=fork_server, cache=folder)
 
 
-def test_a_forged_profile_is_an_error(fork_server: ForkServer, folder: Path) -> None:
+def test_forged_profile_is_an_error(fork_server: ForkServer, folder: Path) -> None:
     forger = Attempt(
         (
             (
@@ -171,7 +171,7 @@ def test_a_forged_profile_is_an_error(fork_server: ForkServer, folder: Path) -> 
         profile(task, forger, fork_server=fork_server, cache=folder)
 
 
-def test_an_operator_that_leaves_the_work_to_others_is_held_against_their_time() -> None:
+def test_delegating_operator_is_rated_by_its_total_time() -> None:
     row = {"name": "aten::logsumexp", "calls": 1, "seconds": 1e-5, "total_seconds": 1e-2}
     work = {"logsumexp": OperatorWork(calls=1, bytes=10**6, flops=0)}
     (cost,) = costs_of([row], work, on_cuda=False)
@@ -179,7 +179,7 @@ def test_an_operator_that_leaves_the_work_to_others_is_held_against_their_time()
     assert cost.seconds == 1e-5
 
 
-def test_what_makes_the_figures_rough_is_said() -> None:
+def test_notes_explain_imprecise_figures() -> None:
     ceilings = Ceilings("a device", copy=1e9, fp32=1e9, tf32=0.0, bf16=0.0)
     roof = Roofline(Work(8, 8, 0, 2), ceilings, "fp32")
     costs = (Cost("aten::mul", 60, 6e-4, 0.6), Cost("aten::tanh", 30, 4e-4, 0.4))
@@ -187,10 +187,10 @@ def test_what_makes_the_figures_rough_is_said() -> None:
     assert not any("rough" in note or "busy:" in note for note in seen.notes())
     notes = "; ".join(replace(seen, seconds=2e-4, others=0.7).notes())
     assert "the operators add up to 1 ms, 5.0x the call" in notes
-    assert "machine busy: 70% by others" in notes
+    assert "machine busy: 70% used by other processes" in notes
 
 
-def test_counters_that_nobody_asked_for_are_said_to_be_missing_on_a_gpu_alone() -> None:
+def test_missing_counters_are_reported_on_a_gpu_only() -> None:
     ceilings = Ceilings("a device", copy=1e9, fp32=1e9, tf32=0.0, bf16=0.0)
     roof = Roofline(Work(8, 8, 0, 2), ceilings, "fp32")
     on_cpu = Profile("task", 1e-3, (), (), roof, roof.work, None, 1.0, 2, None)
@@ -203,7 +203,7 @@ def test_counters_that_nobody_asked_for_are_said_to_be_missing_on_a_gpu_alone() 
     ]
 
 
-def test_a_kernel_without_a_namespace_keeps_its_name() -> None:
+def test_short_names_keep_the_kernel_name() -> None:
     long = "void <unnamed>::softmax_warp_forward<float, float, float, 10, false, 0>(float*)"
     assert _short(long, 40) == "softmax_warp_forward"
     assert _short("void at::native::(anonymous namespace)::f<int>(int)", 40) == "f<int>(int)"
@@ -221,8 +221,8 @@ class Event:
     time_range: Range
 
 
-def test_gaps_are_the_times_without_any_kernel_also_where_streams_overlap() -> None:
-    # two calls of the model, in microseconds; b runs beside the end of a, c waits for nobody
+def test_gaps_are_times_without_any_kernel_on_all_streams() -> None:
+    # two calls of the model, in microseconds; b overlaps the end of a, c follows a gap
     one = [Event("a", Range(0, 10)), Event("b", Range(8, 12)), Event("c", Range(20, 21))]
     two = [Event(e.name, Range(e.time_range.start + 30, e.time_range.end + 30)) for e in one]
     rows = {row["name"]: row for row in _kernels([*two, *one], 2)}
@@ -234,7 +234,7 @@ def test_gaps_are_the_times_without_any_kernel_also_where_streams_overlap() -> N
 
 
 @pytest.mark.gpu
-def test_kernels_launch_gaps_and_registers_are_shown_on_cuda(
+def test_cuda_profile_shows_kernels_gaps_and_registers(
     fork_server: ForkServer, folder: Path
 ) -> None:
     task = load_task(folder / "task.py", device="cuda")
@@ -263,4 +263,4 @@ def test_counters_of_an_attempt_are_read_in_its_sandbox(
     (own,) = [launch for launch in seen.counters if "act_kernel" in launch.kernel]
     assert own.values["registers"] > 0
     assert any("over DRAM" in note for note in seen.notes())
-    assert len(seen.lines()) <= MOST_LINES
+    assert len(seen.lines()) <= MAX_LINES

@@ -1,4 +1,4 @@
-"""Compulsory bytes and operations equal hand counts; a time under the memory floor is suspect."""
+"""Compulsory bytes and operations against hand counts, and suspect times."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Model(nn.Module):
     ("forward", "init", "inputs", "read", "written", "flops"),
     [
         ("x: torch.relu(x) + 1", "pass", "f32[8,4]", 128, 128, 0),
-        # weights are read, a layer that is never called is not
+        # a layer that is never called is not read
         (
             "x: self.used(x)",
             "self.used, self.unused = nn.Linear(4, 16), nn.Linear(9, 9)",
@@ -44,10 +44,10 @@ class Model(nn.Module):
             8 * 16 * 4,
             2 * 8 * 4 * 16,
         ),
-        # both halves of a chunk are needed; a slice alone is not the whole
+        # both halves of a chunk are needed; a slice is not the whole tensor
         ("x: x.chunk(2, -1)[0] * x.chunk(2, -1)[1]", "pass", "f32[8,4]", 128, 64, 0),
         ("x: x[:, :1] * 2", "pass", "f32[8,4]", 32, 32, 0),
-        # a gather reads the rows it is asked for
+        # a gather reads only the requested rows
         (
             "i: self.rows(i)",
             "self.rows = nn.Embedding(1000, 8)",
@@ -56,7 +56,7 @@ class Model(nn.Module):
             3 * 8 * 4,
             0,
         ),
-        # so do a bag and a loss, and a row that is asked for again is in a cache
+        # so do a bag and a loss; a repeated row is cached
         (
             "i: self.bags(i)",
             "self.bags = nn.EmbeddingBag(1000, 8)",
@@ -67,7 +67,7 @@ class Model(nn.Module):
         ),
         ("x, i: x[i.view(-1)] * 2", "pass", "f32[9,4], i64[3,2] < 1", 6 * 8 + 16, 6 * 16, 0),
         ("x, i: x.gather(0, i)", "pass", "f32[9,4], i64[3,4] < 1", 12 * 8 + 16, 12 * 4, 0),
-        # rows that the module works out for itself may all be the same one
+        # computed indices are unknown, so all may be the same row
         ("x, i: x[i + 1]", "pass", "f32[9,4], i64[6] < 1", 6 * 8, 6 * 16, 0),
         (
             "x, i: nn.functional.nll_loss(x, i)",
@@ -77,7 +77,7 @@ class Model(nn.Module):
             4,
             0,
         ),
-        # a stride that is wider than the kernel leaves out what lies between
+        # a stride wider than the kernel skips elements
         (
             "x: self.conv(x)",
             "self.conv = nn.Conv2d(3, 8, 1, 2, bias=False)",
@@ -86,7 +86,7 @@ class Model(nn.Module):
             2 * 8 * 25 * 4,
             2 * 2 * 8 * 25 * 3,
         ),
-        # what nobody uses need not be read; what changes a buffer must
+        # unused results need no reads; changes of a buffer do
         (
             "x: ((self.w * 2).sum(), x + 1)[1]",
             "self.w = nn.Parameter(torch.ones(9))",
@@ -103,7 +103,7 @@ class Model(nn.Module):
             16,
             0,
         ),
-        # what is only expanded is written once, a weight that is handed out not at all
+        # an expanded output is written once, a returned weight not at all
         ("x: x.sum(1, keepdim=True).expand(8, 99)", "pass", "f32[8,4]", 128, 32, 0),
         ("x: (x + 1, self.w)", "self.w = nn.Parameter(torch.ones(9))", "f32[8,4]", 128, 128, 0),
         (
@@ -125,21 +125,21 @@ def test_work_equals_a_hand_count(
     assert (work.bytes_in, work.bytes_out, work.matrix_flops) == (read, written, flops)
 
 
-def test_a_module_that_looks_at_its_values_is_counted_on_real_ones(tmp_path: Path) -> None:
+def test_module_that_reads_values_is_counted_on_real_tensors(tmp_path: Path) -> None:
     forward = "x: x * 2 if float(x.sum()) != 0.125 else x"
     work = count_work(reference(tmp_path, forward, "pass", "f32[8,4]", "match"))
     assert (work.bytes_in, work.bytes_out) == (128, 128)
 
 
 @pytest.mark.parametrize(("precision", "seconds"), [("match", 1.024e-6), ("tf32", 0.256e-6)])
-def test_the_compute_floor_uses_the_rate_that_the_precision_admits(
+def test_compute_floor_uses_the_admitted_rate(
     tmp_path: Path, precision: str, seconds: float
 ) -> None:
     taken = reference(tmp_path, "x: x @ x", "pass", "f32[8,8]", precision)
     assert roofline(taken, CEILINGS).compute_seconds == pytest.approx(seconds)
 
 
-def test_a_time_under_the_memory_floor_is_suspect_but_not_where_a_cache_may_hold_it(
+def test_time_below_the_memory_floor_is_suspect_outside_caches(
     tmp_path: Path,
 ) -> None:
     big = roofline(reference(tmp_path, "x: x + 1", "pass", "f32[1000]", "match"), CEILINGS)
@@ -179,7 +179,7 @@ def test_recurrent_layers_and_attention_are_counted(
     assert work.uncounted == ()
 
 
-def test_what_need_not_be_read_is_neither_traffic_nor_arithmetic(
+def test_unread_data_is_neither_traffic_nor_arithmetic(
     tmp_path: Path,
 ) -> None:
     init = "self.bags = nn.EmbeddingBag(10000, 8, mode='sum')"
@@ -190,7 +190,7 @@ def test_what_need_not_be_read_is_neither_traffic_nor_arithmetic(
     assert not roof.suspect(1e-6)
 
 
-def test_a_floor_by_arithmetic_says_how_much_there_is(tmp_path: Path) -> None:
+def test_compute_floor_states_its_other_operations(tmp_path: Path) -> None:
     forward = "x: torch.tanh(torch.tanh(torch.tanh(torch.tanh(torch.tanh(x)))))"
     small = Ceilings("a device", copy=1e12, fp32=1e9, tf32=0.0, bf16=0.0)
     line = roofline(reference(tmp_path, forward, "pass", "f32[100]", "match"), small).line()
@@ -198,7 +198,7 @@ def test_a_floor_by_arithmetic_says_how_much_there_is(tmp_path: Path) -> None:
     assert "500 FLOP of other kinds" in line
 
 
-def test_what_cannot_be_counted_is_said(tmp_path: Path) -> None:
+def test_uncounted_arithmetic_is_reported(tmp_path: Path) -> None:
     work = count_work(reference(tmp_path, "x: torch.linalg.inv(x)", "pass", "f32[8,8]", "match"))
     assert work.uncounted
     line = Roofline(work, CEILINGS, "fp32").line()

@@ -1,4 +1,4 @@
-"""The intervals keep what they promise: simulated with drift, spikes and layout."""
+"""Coverage of the intervals, simulated with drift, spikes and memory layout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXPERIMENTS = 400
 
 
 def round_of_pairs(rng: random.Random, speedup: float, pairs: int = 12) -> list[float]:
-    """Log ratios of one round: drift 1 % sd, AR(1) noise, 2 % spikes of 30 %, white, layout."""
+    """Return the log ratios of one round: drift 1 % sd, AR(1) noise, 2 % spikes of 30 %, layout."""
     drift, memory = rng.gauss(0, 0.01), 0.0
     layout = rng.gauss(0, 0.004)
     baseline, candidate = [], []
@@ -54,22 +54,22 @@ def simulate(seed: int, speedup: float, rounds: int = 5) -> list[Ratio]:
 @pytest.mark.parametrize(
     ("df", "tabled"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (7, 2.3646), (30, 2.0423)]
 )
-def test_t_quantile_equals_the_tables(df: int, tabled: float) -> None:
+def test_t_quantile_equals_published_tables(df: int, tabled: float) -> None:
     assert t_quantile(0.975, df) == pytest.approx(tabled, abs=1e-4)
 
 
-def test_equal_arms_leave_one_outside_the_interval_at_the_nominal_rate() -> None:
+def test_interval_excludes_equality_at_the_nominal_rate() -> None:
     outside = sum(not r.low <= 1 <= r.high for r in simulate(1, speedup=1.0))
     # 20 expected of 400; 35 would be more than three standard deviations off
     assert 5 <= outside <= 35
 
 
-def test_equal_arms_are_almost_never_called_faster_or_slower() -> None:
+def test_equal_arms_are_almost_always_inconclusive() -> None:
     called = sum(r.standing is not Standing.INCONCLUSIVE for r in simulate(2, speedup=1.0))
     assert called <= EXPERIMENTS * 0.01
 
 
-def test_the_interval_covers_a_true_three_percent_and_finds_it() -> None:
+def test_interval_covers_and_detects_a_three_percent_gain() -> None:
     ratios = simulate(3, speedup=1.03)
     covered = sum(r.low <= 1.03 <= r.high for r in ratios)
     found = sum(r.standing is Standing.FASTER for r in ratios)
@@ -77,12 +77,12 @@ def test_the_interval_covers_a_true_three_percent_and_finds_it() -> None:
     assert found >= EXPERIMENTS * 0.95
 
 
-def test_a_slower_candidate_is_called_slower() -> None:
+def test_slower_candidate_has_standing_slower() -> None:
     assert {r.standing for r in simulate(4, speedup=0.9)[:20]} == {Standing.SLOWER}
 
 
-def test_pairs_of_one_round_alone_would_mistake_layout_for_speed() -> None:
-    """Why rounds are the replicates: the pairs inside one agree on what only its layout did."""
+def test_pairs_within_a_round_are_not_replicates() -> None:
+    """Show why rounds are the replicates: the pairs of one round share the effect of its layout."""
     rng = random.Random(5)
     pooled = [median_interval(round_of_pairs(rng, 1.0, pairs=60)) for _ in range(200)]
     wrong = sum(not low <= 0 <= high for low, high in pooled)
@@ -91,7 +91,7 @@ def test_pairs_of_one_round_alone_would_mistake_layout_for_speed() -> None:
     assert sum(not r.low <= 1 <= r.high for r in single) <= 14
 
 
-def test_the_median_interval_keeps_its_confidence_on_skewed_samples() -> None:
+def test_median_interval_keeps_its_confidence_on_skewed_samples() -> None:
     rng = random.Random(6)
     hits = 0
     for _ in range(1000):
@@ -100,7 +100,7 @@ def test_the_median_interval_keeps_its_confidence_on_skewed_samples() -> None:
     assert hits >= 940
 
 
-def test_splitting_alpha_over_fixed_looks_keeps_the_promise_and_peeking_would_not() -> None:
+def test_split_alpha_keeps_the_error_rate_and_peeking_does_not() -> None:
     looks = Looks((3, 4, 6, 8))
     rng = random.Random(7)
     peeked = promised = 0
@@ -114,20 +114,20 @@ def test_splitting_alpha_over_fixed_looks_keeps_the_promise_and_peeking_would_no
     assert peeked > promised
 
 
-def test_blocks_are_discarded_by_clock_and_throttling_alone() -> None:
+def test_steady_discards_blocks_by_clock_and_throttling_only() -> None:
     kept = steady([1980, 1400, 1980, 0], [False, False, True, False], nominal=1980)
     assert kept == [True, False, False, True]
 
 
-def test_nothing_to_compare_is_an_error() -> None:
+def test_over_rounds_raises_without_pairs() -> None:
     with pytest.raises(ValueError, match="no pairs"):
         over_rounds([[]])
 
 
 def busy_machine(rng: random.Random, speedup: float) -> Ratio:
-    """A quick look on a CPU that others use: a third of the blocks takes up to ten times as long.
+    """Simulate a quick timing on a busy CPU: a third of the blocks takes up to ten times as long.
 
-    Processes differ by 2 %; eight timings of twins have shown that.
+    Processes differ by 2 %, as eight timings of twins have shown.
     """
     apart = [rng.gauss(0, 0.02) for _ in range(8)]
     layout = rng.gauss(0, 0.02)
@@ -138,11 +138,11 @@ def busy_machine(rng: random.Random, speedup: float) -> Ratio:
             for _ in range(40)
         ]
         arms.append(quietest(blocks, 5))
-    between, known = pooled(apart, 0.03, 4)
-    return over_groups(log_ratios(*arms), 0.99, between, known)
+    between, df = pooled(apart, 0.03, 4)
+    return over_groups(log_ratios(*arms), 0.99, between, df)
 
 
-def test_on_a_busy_cpu_equal_arms_are_called_at_most_once_in_a_hundred() -> None:
+def test_busy_cpu_calls_equal_arms_different_at_most_once_in_a_hundred() -> None:
     rng = random.Random(5)
     called = sum(
         busy_machine(rng, 1.0).standing is not Standing.INCONCLUSIVE for _ in range(EXPERIMENTS)
@@ -150,13 +150,13 @@ def test_on_a_busy_cpu_equal_arms_are_called_at_most_once_in_a_hundred() -> None
     assert called <= 4
 
 
-def test_on_a_busy_cpu_a_gain_of_a_third_is_found() -> None:
+def test_busy_cpu_detects_a_gain_of_a_third() -> None:
     rng = random.Random(6)
     found = sum(busy_machine(rng, 1.33).standing is Standing.FASTER for _ in range(EXPERIMENTS))
     assert found >= 0.95 * EXPERIMENTS
 
 
-def test_each_stretch_is_represented_by_its_quietest_block() -> None:
+def test_quietest_returns_the_smallest_value_of_each_stretch() -> None:
     assert quietest([3.0, 1.0, 9.0, 5.0, 4.0, 4.5], 3) == [1.0, 5.0, 4.0]
     assert quietest([2.0], 5) == [2.0]
 

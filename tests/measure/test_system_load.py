@@ -1,4 +1,4 @@
-"""Who else uses the machine is seen, and our own processes are not taken for others."""
+"""Load of other processes, without our own processes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from cuagent.measure.machine import examine
 BURN = "import time\nend = time.time() + 1.0\nwhile time.time() < end: pass"
 
 
-def test_a_child_of_ours_is_ours() -> None:
+def test_cpu_times_count_a_child_as_ours() -> None:
     before = system_load.cpu_times()
     subprocess.run([sys.executable, "-c", BURN], check=True)
     after = system_load.cpu_times()
     assert before is not None
     assert after is not None
-    # on a busy machine a second of burning takes less than a second of processor
+    # on a busy machine a second of wall time is less than a second of processor time
     ours = after.ours_since(before)
     assert ours > 0.05
     assert after.all - before.all >= ours - 0.05
     assert 0 <= system_load.others_share(before, after) <= 1
 
 
-def test_a_process_missed_at_first_is_not_taken_for_work_done_in_between() -> None:
+def test_ours_since_ignores_a_process_missed_before() -> None:
     now = system_load.cpu_times()
     assert now is not None
     missed = dataclasses.replace(now, ours={})
     assert now.ours_since(missed) == 0
 
 
-def test_threads_get_all_processors_or_as_many_as_they_are() -> None:
+def test_cores_for_returns_one_processor_for_each_thread() -> None:
     free = os.sched_getaffinity(0)
     assert system_load.cores_for(len(free)) == set()
     if len(free) > 1:
@@ -42,7 +42,7 @@ def test_threads_get_all_processors_or_as_many_as_they_are() -> None:
         assert held <= free
 
 
-def test_the_machine_is_described_with_advice_for_every_lack() -> None:
+def test_examine_has_advice_for_everything_missing() -> None:
     found = {finding.name: finding for finding in examine()}
     assert found["Python"].good
     assert found["torch"].good

@@ -1,6 +1,6 @@
-"""Real processes timed: speed is found, equal arms are not called, and a false clock is caught.
+"""Timing of real processes: speedups, equal arms and false clocks.
 
-The models sleep instead of computing, so that a busy machine cannot turn a result round.
+The models sleep instead of computing, so a busy machine cannot reverse a result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cuagent.measure.roofline.ceilings import Ceilings
 from cuagent.measure.timing import repeats
 from cuagent.measure.timing import timer as timer_module
 from cuagent.measure.timing.rounds import Round
-from cuagent.measure.timing.timed_arm import Clocked, TimedArm
+from cuagent.measure.timing.timed_arm import BlockTime, TimedArm
 from cuagent.measure.timing.timer import Timer, time_arms
 from cuagent.task import Device, Task, TaskError, load_task
 from cuagent.timing import Arm, Effort, Ratio, Standing, Timing
@@ -42,7 +42,7 @@ class {name}(torch.nn.Module):
         return x * 2
 """
 UNUSED: Any = None
-"""No session is needed where nothing is run."""
+"""Placeholder for a session; nothing runs in these tests."""
 HONEST = TASK.format(name="ModelNew", seconds="{seconds}")
 FALSE_CLOCK = """
 import time
@@ -125,7 +125,7 @@ def timed(timer: Timer, source: str, effort: Effort = Effort.QUICK) -> Timing:
 
 
 def decided(timer: Timer, source: str) -> Timing:
-    """Timed again while the interval spans 1, as it may on a machine that others keep busy."""
+    """Repeat the timing while the interval includes 1, as it may on a busy machine."""
     for _ in range(6):
         timing = timed(timer, source)
         if timing.refused or timing.ratios["eager"].standing is not Standing.INCONCLUSIVE:
@@ -133,7 +133,7 @@ def decided(timer: Timer, source: str) -> Timing:
     return timing
 
 
-def test_a_candidate_that_takes_half_the_time_is_faster_by_a_factor_of_two(timer: Timer) -> None:
+def test_half_the_time_is_faster_by_a_factor_of_two(timer: Timer) -> None:
     timing = decided(timer, HONEST.format(seconds=0.005))
     assert not timing.refused
     ratio = timing.ratios["eager"]
@@ -145,15 +145,15 @@ def test_a_candidate_that_takes_half_the_time_is_faster_by_a_factor_of_two(timer
     assert eager.median > 0.010
 
 
-def test_equal_arms_are_inconclusive_and_a_slower_one_is_slower(timer: Timer) -> None:
+def test_equal_arms_are_inconclusive_and_a_slow_one_is_slower(timer: Timer) -> None:
     assert timed(timer, HONEST.format(seconds=0.01)).ratios["eager"].low < 1.05
     slower = decided(timer, HONEST.format(seconds=0.02)).ratios["eager"]
     assert slower.standing is Standing.SLOWER
 
 
-def test_a_false_clock_is_contradicted_by_the_wall_clock_or_gains_nothing(timer: Timer) -> None:
+def test_false_clock_is_contradicted_or_gains_nothing(timer: Timer) -> None:
     timing = timed(timer, FALSE_CLOCK)
-    # On a busy machine nobody is accused, and what the wall clock leaves is counted.
+    # On a busy machine there is no contradiction, and the excess of the wall clock is counted.
     if timing.contradiction:
         assert "wall clock" in timing.contradiction
         assert not timing.ratios
@@ -161,41 +161,39 @@ def test_a_false_clock_is_contradicted_by_the_wall_clock_or_gains_nothing(timer:
         assert timing.ratios["eager"].low < 1.3
 
 
-def test_answers_remembered_by_address_are_wrong_answers(
-    timer: Timer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(repeats.BLOCK_S, Device.CPU, 0.2)  # so many calls that addresses return
+def test_outputs_cached_by_address_are_wrong(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(repeats.BLOCK_S, Device.CPU, 0.2)  # enough calls that addresses repeat
     assert "wrong" in timed(timer, BY_ADDRESS).wrong
 
 
-def test_answers_remembered_by_content_bring_nothing_where_inputs_are_drawn_anew(
+def test_outputs_cached_by_content_gain_nothing(
     timer: Timer,
 ) -> None:
     assert timed(timer, BY_CONTENT).ratios["eager"].low < 1.2
 
 
 @pytest.mark.parametrize(
-    ("factor", "said", "surprise_every"),
+    ("factor", "said", "check_every"),
     [
-        ("1.0001", "call 1 of", 1 << 30),  # none, or one might find it first
-        ("(1.1 if x.abs().max() > 6 else 1)", "a call on .* inputs", repeats.SURPRISE_EVERY),
+        ("1.0001", "call 1 of", 1 << 30),  # no check on other kinds, which might find it first
+        ("(1.1 if x.abs().max() > 6 else 1)", "a call on .* inputs", repeats.CHECK_EVERY),
     ],
 )
-def test_what_is_a_little_wrong_or_wrong_on_other_inputs_while_timed_is_refused(
-    timer: Timer, monkeypatch: pytest.MonkeyPatch, factor: str, said: str, surprise_every: int
+def test_wrong_output_while_timed_is_refused(
+    timer: Timer, monkeypatch: pytest.MonkeyPatch, factor: str, said: str, check_every: int
 ) -> None:
-    monkeypatch.setitem(repeats.BLOCK_S, Device.CPU, 0.2)  # so many calls, of as many kinds
-    monkeypatch.setattr(repeats, "SURPRISE_EVERY", surprise_every)
+    monkeypatch.setitem(repeats.BLOCK_S, Device.CPU, 0.2)  # enough calls for all kinds
+    monkeypatch.setattr(repeats, "CHECK_EVERY", check_every)
     timing = timed(timer, HONEST.format(seconds=0.005).replace("x * 2", f"x * 2 * {factor}"))
     assert re.search(said, timing.wrong)
 
 
-def test_inputs_that_are_written_to_while_timed_are_noticed(timer: Timer) -> None:
+def test_changed_inputs_while_timed_are_refused(timer: Timer) -> None:
     timing = timed(timer, HONEST.format(seconds=0.005).replace("x * 2", "x.mul_(2).clone()"))
-    assert "inputs were not as they were" in timing.wrong
+    assert "it wrote to its inputs" in timing.wrong
 
 
-def test_the_work_of_several_calls_done_in_one_gains_nothing(
+def test_work_of_a_block_done_in_one_call_gains_nothing(
     timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(repeats.BLOCK_S, Device.CPU, 0.1)
@@ -203,7 +201,7 @@ def test_the_work_of_several_calls_done_in_one_gains_nothing(
     assert timing.ratios["eager"].low < 1.2
 
 
-def test_a_candidate_that_crashes_while_timed_has_no_ratio_and_the_timer_lives_on(
+def test_crash_while_timed_gives_no_ratio_and_keeps_the_timer(
     timer: Timer,
 ) -> None:
     timing = timed(timer, CRASHES_LATER)
@@ -214,7 +212,7 @@ def test_a_candidate_that_crashes_while_timed_has_no_ratio_and_the_timer_lives_o
     assert timed(timer, HONEST.format(seconds=0.005), Effort.GLANCE).ratios
 
 
-def test_a_baseline_whose_process_was_killed_is_opened_once_more(timer: Timer) -> None:
+def test_killed_baseline_is_opened_once_more(timer: Timer) -> None:
     candidate = attempt(HONEST.format(seconds=0.005))
     timer.time(*candidate, Effort.GLANCE)
     os.kill(timer.opened()["eager"].session.pid, signal.SIGKILL)
@@ -222,7 +220,7 @@ def test_a_baseline_whose_process_was_killed_is_opened_once_more(timer: Timer) -
     assert timing.ratios["eager"].high > 1.7
 
 
-def test_a_baseline_that_dies_while_it_is_timed_is_not_the_candidates_fault(
+def test_baseline_dying_while_timed_does_not_fail_the_candidate(
     referee: Referee,
 ) -> None:
     def kill() -> None:
@@ -243,12 +241,12 @@ def test_a_baseline_that_dies_while_it_is_timed_is_not_the_candidates_fault(
     assert timing.ratios["eager"].high > 1.7
 
 
-def test_a_charge_counts_on_a_gpu_when_fresh_processes_show_it_again(
+def test_charge_on_a_gpu_counts_after_confirmation_in_fresh_processes(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(charge: float) -> Round:
         timed_arms = {
-            name: TimedArm(name, UNUSED, 0.0, [Clocked(1e-3, 1e-3)] * 5)
+            name: TimedArm(name, UNUSED, 0.0, [BlockTime(1e-3, 1e-3)] * 5)
             for name in (CANDIDATE, EAGER)
         }
         counted = {CANDIDATE: [1e-3 + charge] * 5, EAGER: [1e-3] * 5}
@@ -259,7 +257,7 @@ def test_a_charge_counts_on_a_gpu_when_fresh_processes_show_it_again(
         with Timer(referee, (EAGER,)) as timer:
             timer.device = Device.CUDA
             monkeypatch.setattr(timer, "_round", lambda *_: left.pop(0))
-            monkeypatch.setattr(timer_module, "_floor", lambda *_: None)
+            monkeypatch.setattr(timer, "_floor", lambda *_: None)
             timing = timer.time(*attempt(HONEST.format(seconds=0.01)))
         assert not left
         return timing.ratios[EAGER].value
@@ -268,27 +266,27 @@ def test_a_charge_counts_on_a_gpu_when_fresh_processes_show_it_again(
     assert ratio_of(3e-4, 0.0) == pytest.approx(1.0)
     assert ratio_of(3e-4, 3e-4, 0.0) == pytest.approx(1.0)
     assert ratio_of(3e-4, 3e-4, 3e-4) == pytest.approx(1 / 1.3)
-    assert ratio_of(5e-6) == pytest.approx(1 / 1.005)  # too little to be called
+    assert ratio_of(5e-6) == pytest.approx(1 / 1.005)  # too little to change the standing
 
 
-def test_a_baseline_that_was_held_up_is_known_by_earlier_timings(
+def test_delayed_baseline_is_recognised_from_earlier_timings(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(compiled: float) -> Round:
         us = {CANDIDATE: 110.0, EAGER: 33.0, COMPILE: compiled}
-        blocks = {name: [Clocked(t * 1e-6, t * 1e-6)] * 5 for name, t in us.items()}
+        blocks = {name: [BlockTime(t * 1e-6, t * 1e-6)] * 5 for name, t in us.items()}
         timed_arms = {name: TimedArm(name, UNUSED, 0.0, each) for name, each in blocks.items()}
         return Round(
             timed_arms, {n: [b.claim for b in bs] for n, bs in blocks.items()}, *[""] * 3, 0.0
         )
 
     ended: list[str] = []
-    # As an H200 showed it: the third round is that of another timing.
+    # Times seen on an H200; the third round belongs to the next timing.
     left = [taken(26.0), taken(229.0), taken(26.2), *[taken(180.0)] * 3]
     with Timer(referee, (EAGER, COMPILE)) as timer:
         timer.device = Device.CUDA
         monkeypatch.setattr(timer, "_round", lambda *_: left.pop(0))
-        monkeypatch.setattr(timer_module, "_floor", lambda *_: None)
+        monkeypatch.setattr(timer, "_floor", lambda *_: None)
         monkeypatch.setattr(timer._baselines, "end", ended.append)
         timings = [timer.time(*attempt(HONEST.format(seconds=0.01))) for _ in range(3)]
     assert not left
@@ -297,19 +295,20 @@ def test_a_baseline_that_was_held_up_is_known_by_earlier_timings(
     )
     assert [t.notes for t in timings[:2]] == [(), ()]
     assert timings[2].remarks == (
-        "compile was held up: 6.9 times what it usually takes, so the speedup over it is too large",
+        "compile was delayed: it took 6.9 times its usual time, "
+        "so the speedup over it is too large",
     )
     assert ended == [COMPILE]
 
 
-def test_ceilings_are_measured_again_each_time_before_anybody_is_suspected(
+def test_ceilings_are_measured_again_before_a_candidate_is_suspect(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    doubts: list[bool] = []
+    remeasured: list[bool] = []
 
-    def measured(_: Device, *, doubted: bool = False) -> Ceilings:
-        doubts.append(doubted)
-        return Ceilings("here", 1.0 if len(doubts) < 3 else 1e12, 1e12, 0.0, 0.0)
+    def measured(_: Device, *, remeasure: bool = False) -> Ceilings:
+        remeasured.append(remeasure)
+        return Ceilings("here", 1.0 if len(remeasured) < 3 else 1e12, 1e12, 0.0, 0.0)
 
     monkeypatch.setattr(timer_module, "ceilings", measured)
     arm = Arm(EAGER, 1e-3, (1e-3,))
@@ -320,14 +319,14 @@ def test_ceilings_are_measured_again_each_time_before_anybody_is_suspected(
         False,
         False,
     ]
-    assert doubts == [False, True, True]
+    assert remeasured == [False, True, True]
 
 
-def test_a_task_without_room_for_all_is_timed_against_each_baseline_in_turn(
+def test_task_that_does_not_fit_is_timed_in_parts(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = f"{EAGER}+tf32"
-    monkeypatch.setattr(timer_module, "parts", lambda *_: [(EAGER,), (other,)])
+    monkeypatch.setattr(timer_module, "parts_of", lambda *_: [(EAGER,), (other,)])
     with Timer(referee, (EAGER, other)) as timer:
         timing = timed(timer, HONEST.format(seconds=0.005))
         assert timer.baselines == (EAGER, other)
@@ -336,7 +335,7 @@ def test_a_task_without_room_for_all_is_timed_against_each_baseline_in_turn(
 
 
 @pytest.mark.parametrize(("failures", "known"), [(1, True), (2, False)])
-def test_a_count_that_failed_beside_others_is_taken_again_by_who_is_alone(
+def test_failed_count_is_repeated_by_the_first_timing(
     referee: Referee, monkeypatch: pytest.MonkeyPatch, failures: int, known: bool
 ) -> None:
     asked: list[str] = []
@@ -353,10 +352,10 @@ def test_a_count_that_failed_beside_others_is_taken_again_by_who_is_alone(
         for _ in range(2):
             timing = timed(timer, HONEST.format(seconds=0.005))
             assert (timing.floor is not None) == known
-    assert len(asked) == 2, "who was alone does not ask a third time"
+    assert len(asked) == 2, "later timings do not count again"
 
 
-def test_what_is_opened_beforehand_is_not_eager_which_is_as_young_as_the_candidate(
+def test_open_leaves_out_eager(
     referee: Referee,
 ) -> None:
     other = f"{EAGER}+tf32"
@@ -368,30 +367,30 @@ def test_what_is_opened_beforehand_is_not_eager_which_is_as_young_as_the_candida
     assert timing.ratios.keys() == {EAGER, other}
 
 
-def test_repeats_of_a_throttled_device_are_discarded_at_first_and_said_when_they_count(
+def test_throttled_repeats_are_discarded_first_and_noted_if_they_count(
     timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repeats, "REPEATS", {Device.CPU: (15, 20)})
-    monkeypatch.setattr(repeats.Repeats, "_calm", lambda _: False)
+    monkeypatch.setattr(repeats.Repeats, "_device_is_fit", lambda _: False)
     timing = timed(timer, HONEST.format(seconds=0.005))
     eager = timing.arm("eager")
     assert eager is not None
     assert f"the GPU throttled in {len(eager.samples)} repeats that count" in timing.notes
     calm = iter([False] * 20)
-    monkeypatch.setattr(repeats.Repeats, "_calm", lambda _: next(calm, True))
+    monkeypatch.setattr(repeats.Repeats, "_device_is_fit", lambda _: next(calm, True))
     timing = timed(timer, HONEST.format(seconds=0.005))
     assert not any("throttled" in note for note in timing.notes)
 
 
-def test_what_was_prepared_is_used_once(timer: Timer) -> None:
+def test_prewarmed_processes_are_used_once(timer: Timer) -> None:
     candidate = attempt(HONEST.format(seconds=0.005))
     timer.time(*candidate, Effort.GLANCE)
     before = timer.opened()["eager"].session.pid
     living = len(timer.referee.fork_server.living)
-    timer.prepare(candidate[0])
+    timer.prewarm(candidate[0])
     fresh = timer.opened()["eager"].session.pid
-    timer.prepare(candidate[0])
-    assert len(timer.referee.fork_server.living) == living + 1  # the attempt's own, which waits
+    timer.prewarm(candidate[0])
+    assert len(timer.referee.fork_server.living) == living + 1  # the attempt's prewarmed process
     assert before != fresh == timer.opened()["eager"].session.pid
     timer.time(*candidate, Effort.GLANCE)
     assert timer.opened()["eager"].session.pid == fresh
@@ -400,7 +399,7 @@ def test_what_was_prepared_is_used_once(timer: Timer) -> None:
     assert timer.opened()["eager"].session.pid != fresh
 
 
-def test_what_a_baseline_gains_over_eager_has_limits_of_the_same_rounds(referee: Referee) -> None:
+def test_free_ratios_have_limits_of_the_same_rounds(referee: Referee) -> None:
     again = "eager+channels_last"
     timing = time_arms(referee, *attempt(HONEST.format(seconds=0.005)), ("eager", again))
     assert timing.free.keys() == {again}
@@ -414,7 +413,7 @@ def test_what_a_baseline_gains_over_eager_has_limits_of_the_same_rounds(referee:
     assert line == "timing: a ratio of eager to compile is recorded that no samples give"
 
 
-def test_a_record_takes_fresh_processes_and_at_least_three_rounds(referee: Referee) -> None:
+def test_record_takes_fresh_processes_and_at_least_three_rounds(referee: Referee) -> None:
     said: list[Event] = []
     candidate = attempt(HONEST.format(seconds=0.005))
     timing = time_arms(referee, *candidate, ("eager",), Effort.RECORD, said.append)
@@ -422,9 +421,9 @@ def test_a_record_takes_fresh_processes_and_at_least_three_rounds(referee: Refer
     assert phases[:3] == [
         "timing: opening eager",
         "timing: opening the attempt",
-        "timing 2 models by turns: round 1 of at most 5",
+        "timing 2 interleaved models: round 1 of at most 5",
     ]
-    assert "timing 2 models by turns: round 3 of at most 5" in phases
+    assert "timing 2 interleaved models: round 3 of at most 5" in phases
     assert timing.effort is Effort.RECORD
     assert timing.ratios["eager"].high > 1.7
     arm = timing.arm("candidate")
@@ -433,7 +432,7 @@ def test_a_record_takes_fresh_processes_and_at_least_three_rounds(referee: Refer
 
 
 @pytest.mark.gpu
-def test_equal_kernels_are_not_called_and_less_work_is_a_wrong_answer_on_the_gpu(
+def test_equal_kernels_are_inconclusive_and_less_work_is_wrong_on_the_gpu(
     tmp_path: Path,
 ) -> None:
     body = """

@@ -10,7 +10,7 @@ from pathlib import Path
 from cuagent import events
 from cuagent.build.result import Build, Diagnostic, Library
 from cuagent.judge import Judgement
-from cuagent.measure.ladder import Ladder, Rung, gains
+from cuagent.measure.ladder import Ladder, Rung, gain_of
 from cuagent.score import Score
 from cuagent.task.task import Precision
 from cuagent.timing import Arm, Effort, Floor, Ratio, Timing
@@ -148,7 +148,7 @@ _ON_TOP = Timing(
     1.4,
     floor=Floor(6e-6, "memory", 6e-6),
 )
-ON_TOP = Judgement("a6", BUILT, RIGHT, _ON_TOP, Score(3, 2.5, 1.79), gains(_ON_TOP, LADDER))
+ON_TOP = Judgement("a6", BUILT, RIGHT, _ON_TOP, Score(3, 2.5, 1.79), gain_of(_ON_TOP, LADDER))
 
 KERNEL = """// scale.cu
 #include <cuda_runtime.h>

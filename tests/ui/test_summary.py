@@ -10,7 +10,7 @@ from samples import GAIN, LADDER, ON_TOP, SLOWER
 
 from cuagent.events import RunEnded, RunStarted
 from cuagent.judge import Judgement
-from cuagent.measure.ladder import Ladder, Rung, confirmed, gains
+from cuagent.measure.ladder import Ladder, Rung, gain_of, with_record_timing
 from cuagent.timing import Effort, Ratio
 from cuagent.ui.summary import summary_lines
 
@@ -28,7 +28,7 @@ def on_top(ratio: Ratio) -> Judgement:
     timing = ON_TOP.timing
     assert timing is not None
     timing = replace(timing, ratios=timing.ratios | {"reduce-overhead": ratio})
-    return replace(ON_TOP, timing=timing, gain=gains(timing, LADDER))
+    return replace(ON_TOP, timing=timing, gain=gain_of(timing, LADDER))
 
 
 def test_free_kernel_on_top_and_end_to_end_are_told_apart() -> None:
@@ -121,10 +121,10 @@ def test_a_record_that_contradicts_the_quick_ladder_wins() -> None:
         ratios={"eager": Ratio(2.4, 2.3, 2.5), "compile": Ratio(1.95, 1.8, 2.1)},
         free={"compile": Ratio(1.24, 1.09, 1.6)},
     )
-    found = confirmed(quick, record)
+    found = with_record_timing(quick, record)
     assert found.best is not None
     assert found.best.name == "compile"
-    best = replace(ON_TOP, timing=record, gain=gains(record, found))
+    best = replace(ON_TOP, timing=record, gain=gain_of(record, found))
     text = " ".join(said(best, found).split())
     assert "free 1.23x [1.09, 1.60]: torch.compile, no kernel" in text
     assert "kernel on top 1.95x [1.80, 2.10]" in text
@@ -139,7 +139,7 @@ def test_a_suspect_time_is_no_gain() -> None:
     assert timing is not None
     assert timing.floor is not None
     suspect = replace(GAIN, timing=replace(timing, floor=replace(timing.floor, memory=13e-6)))
-    assert not suspect.adds
+    assert not suspect.beats_best_rung
     text = said(suspect, None)
     assert text.startswith("? no gain: attempt 3 is right, but its time is not believed")
     assert "SUSPECT" in text

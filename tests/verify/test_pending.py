@@ -122,7 +122,7 @@ def test_a_judge_among_others_makes_no_process_that_it_can_do_without(
         """How many were made, all of them while others may verify."""
         made.clear()
         found = judge.judge(attempt, Effort.GLANCE)
-        assert "alone" not in made, "for what is made in a timing's turn everybody waits"
+        assert "exclusive" not in made, "for what is made in a timing's turn everybody waits"
         ready = made.count("ready, shared")
         assert ready == found.verdict.accepted, "nothing is still opening when its turn begins"
         return len(made) - ready
@@ -130,7 +130,7 @@ def test_a_judge_among_others_makes_no_process_that_it_can_do_without(
     broken = Attempt((*candidate(HONEST).files, ("kernels/no.cpp", "int main( {")))
     with Judge(task, device_lock=device_lock) as judge:
         timer = judge._timer
-        timer.turn_to([EAGER])  # as where torch.compile does not open, and the test is quick
+        timer.set_baselines([EAGER])  # as where torch.compile does not open, and the test is quick
         judge.open()
         monkeypatch.setattr(ForkServer, "fork", noted)
         monkeypatch.setattr(Session, "await_ready", awaited)
@@ -151,5 +151,5 @@ def turn_of(device_lock: DeviceLock) -> str:
         try:
             fcntl.flock(device, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return "alone"
+            return "exclusive"
         return "shared"

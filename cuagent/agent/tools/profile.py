@@ -8,7 +8,7 @@ from typing import Any
 from cuagent.agent.tools.candidate import frozen
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 from cuagent.attempt import MODULE
-from cuagent.measure.profile.profile import MOST_LINES, ProfileError
+from cuagent.measure.profile.profile import MAX_LINES, ProfileError
 
 
 def profile(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
@@ -23,7 +23,7 @@ def profile(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         raise ToolError(f"{what}: {error}") from error
     number = next((t.n for t in run.tried if attempt and t.attempt.digest == attempt.digest), None)
     title = f"{what}, which is attempt {number}" if number else what
-    lines = [f"{title}:", *found.lines()][:MOST_LINES]
+    lines = [f"{title}:", *found.lines()][:MAX_LINES]
     return ToolResult("\n".join(lines), {"what": what, "profile": found.to_json()})
 
 

@@ -35,7 +35,7 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         return ToolResult("\n".join(lines), data, is_error=True)
     result = run.result
     assert result is not None
-    run.stop = Stop.SUBMITTED if result.judgement.gains else Stop.NO_GAIN
+    run.stop = Stop.SUBMITTED if result.judgement.is_faster else Stop.NO_GAIN
     if result.n != settled.n:
         lines.append(f"Attempt {result.n} was better and remains the result.")
     lines.append(f"The run ends: {run.stop}.")

@@ -1,8 +1,8 @@
-"""What runs in the child of `profile`: one model under torch.profiler, its figures as a JSON file.
+"""Run one model under torch.profiler in a child process, and write its figures to a JSON file.
 
-An attempt's code shares this process, so what it writes is feedback for whoever wrote the attempt
-and nothing else: no verdict, score or time of record is made of it. The reference is here too (its
-inputs and weights are wanted); no seed of the referee's is.
+An attempt's code shares this process, so the figures are feedback for the author of the attempt
+only: no verdict, score or time of record uses them. The reference is in this process too, because
+its inputs and weights are needed; no seed of the referee is.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from cuagent.worker.channel import receive_message, send_message
 if TYPE_CHECKING:
     import torch
 
-ORDER = "profile-order.json"
+REQUEST = "profile-order.json"
 RESULT = "profile.json"
-OWN = "own kernel: "
-"""Prefix of the range around each call of a launcher, so that the profiler shows it by name."""
-SPAN_S = 0.3
-"""About how long the calls under the profiler take together."""
-MOST_CALLS = 20
+OWN_KERNEL = "own kernel: "
+"""Prefix of the profiler range around each call of a launcher, so that it is shown by name."""
+TRACED_S = 0.3
+"""Approximate seconds of all calls under the profiler."""
+MAX_CALLS = 20
+"""Largest number of calls under the profiler."""
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Open what the order names, say so, and profile it once told to.
+    """Open the model that the request names, report it, and profile it when asked.
 
-    What does not depend on an attempt's libraries is done before that, while they are compiled. The
-    channel's end tells that all is done.
+    Everything that does not depend on an attempt's libraries is done first, while they are
+    compiled. Closing the channel signals the end.
     """
     received = receive_message(channel)
     if received is None:
@@ -52,7 +53,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
     if message["policy"] is not None:
         enter(policy_from_json(message["policy"]), Tier(message["tier"]))
     try:
-        opened = _open(ModelSpec.from_json(json.loads((folder / ORDER).read_text())))
+        opened = _open(ModelSpec.from_json(json.loads((folder / REQUEST).read_text())))
         send_message(channel, {"opened": True})
         if receive_message(channel) is None:
             return
@@ -66,13 +67,13 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 def once(folder: Path) -> None:
-    """Run the model once in the range that ncu looks at; for a process of its own under ncu.
+    """Run the model once in the range that ncu profiles, in a separate process under ncu.
 
-    ncu was started in the sandbox that an attempt is held in.
+    ncu was started in the attempt's sandbox.
     """
     import torch
 
-    model_spec = ModelSpec.from_json(json.loads((folder / ORDER).read_text()))
+    model_spec = ModelSpec.from_json(json.loads((folder / REQUEST).read_text()))
     assert model_spec.task is not None
     set_precision(model_spec.precision)
     reference = open_reference(model_spec.task)
@@ -96,11 +97,11 @@ class _Opened:
     reference: Reference
     inputs: list[Any]
     model: torch.nn.Module
-    """The reference's."""
+    """Model of the reference."""
 
 
 def _open(model_spec: ModelSpec) -> _Opened:
-    """The task, the device and the profiler, each of which is slow the first time."""
+    """Open the task, the device and the profiler, which are slow the first time."""
     import torch
 
     assert model_spec.task is not None
@@ -125,7 +126,7 @@ def _profile(opened: _Opened, folder: Path) -> dict[str, Any]:
         warm = _seconds(lambda: model(*inputs), model_spec.device, 3)
         if model_spec.arm == CANDIDATE:
             own_work = count_calls(model, inputs)
-        count = max(2, min(MOST_CALLS, int(SPAN_S / max(min(warm), 1e-9))))
+        count = max(2, min(MAX_CALLS, int(TRACED_S / max(min(warm), 1e-9))))
         before = time.process_time()
         times = _seconds(lambda: model(*inputs), model_spec.device, count)
         busy_threads = (time.process_time() - before) / sum(times)
@@ -151,7 +152,7 @@ def _candidate(
     plain = Launcher.__call__
 
     def named_call(launcher: Launcher, *arguments: Any) -> None:
-        with torch.profiler.record_function(OWN + launcher.prototype.name):
+        with torch.profiler.record_function(OWN_KERNEL + launcher.prototype.name):
             plain(launcher, *arguments)
 
     Launcher.__call__ = named_call  # type: ignore[method-assign, assignment]
@@ -159,7 +160,7 @@ def _candidate(
 
 
 def _seconds(call: Callable[[], Any], device: Device, count: int) -> list[float]:
-    """Wall time of each call alone, with the device waited for."""
+    """Return the wall time of each call, with the device synchronised after it."""
     import torch
 
     times = []
@@ -173,7 +174,8 @@ def _seconds(call: Callable[[], Any], device: Device, count: int) -> list[float]
 
 
 def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, Any]:
-    """Operators and kernels of `count` calls, each with seconds and calls per call of the model."""
+    """Return the operators and kernels of `count` calls, with seconds and calls per call of the
+    model."""
     import torch
     from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity
@@ -194,7 +196,7 @@ def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, An
             "device_seconds": e.self_device_time_total * 1e-6 / count if cuda else None,
         }
         for e in trace.key_averages()
-        if e.key.startswith(("aten::", OWN, "torch_", "_C", "triton"))
+        if e.key.startswith(("aten::", OWN_KERNEL, "torch_", "_C", "triton"))
     ]
     launched = [
         e
@@ -209,11 +211,12 @@ def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, An
 
 
 def _kernels(events: Iterable[Any], count: int) -> list[dict[str, Any]]:
-    """By name, with the time that the GPU stood idle before each: launch gaps."""
+    """Return the kernels by name, each with its launch gaps: the time that the GPU is idle before
+    it."""
     spans = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in events
-        if not event.name.startswith(OWN)
+        if not event.name.startswith(OWN_KERNEL)
     )
     calls: Counter[str] = Counter()
     taken: Counter[str] = Counter()
@@ -236,7 +239,7 @@ def _kernels(events: Iterable[Any], count: int) -> list[dict[str, Any]]:
 
 
 def _union(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of intervals: kernels on several streams may overlap."""
+    """Return the length of the union of intervals: kernels on several streams may overlap."""
     total, end = 0.0, float("-inf")
     for begin, finish in sorted(spans):
         total += max(0.0, finish - max(begin, end))

@@ -1,7 +1,7 @@
-"""Hardware counters of each kernel, from Nsight Compute where they may be read.
+"""Read hardware counters of each kernel with Nsight Compute, if they may be read.
 
-`read` parses what `ncu --csv --page raw` prints; `Counters` says of one kernel what an agent can
-act on. The kernels run many times and serialised under ncu: feedback, never a time. Not covered:
+`read` parses the output of `ncu --csv --page raw`; `Counters` formats one launch for an agent. ncu
+runs each kernel many times and serially, so the figures are feedback, never a time. Not covered:
 source lines. Clocks are left as they are (`--clock-control none`).
 """
 
@@ -33,8 +33,8 @@ METRICS = {
     "sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
     "requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
 }
-"""By name: what is asked for."""
-BESIDE = {
+"""Metrics that are requested, by our names."""
+SECTION_METRICS = {
     "waves": "launch__waves_per_multiprocessor",
     "possible_pct": "sm__maximum_warps_per_active_cycle_pct",
     "global_sectors": "memory_l2_theoretical_sectors_global",
@@ -43,32 +43,32 @@ BESIDE = {
     "shared_ideal": "memory_l1_wavefronts_shared_ideal",
     "spilling": "sass__inst_executed_register_spilling",
 }
-"""What the sections bring along."""
+"""Metrics that come with `SECTIONS`, by our names."""
 SECTIONS = ("WarpStateStats", "SourceCounters", "Occupancy", "LaunchStats")
-EXCESS = 1.1
-"""From this many times what its addresses need on, an access is worth a word."""
+EXCESS_FACTOR = 1.1
+"""Factor on the necessary sectors or passes from which an access is reported."""
 IN_USE_PCT = 5.0
-"""Below this the tensor cores are idle: plain kernels show 1 to 2 %."""
+"""Percentage below which tensor cores count as idle: kernels without them show 1 to 2 %."""
 
 
-Confined = Callable[[list[str]], list[str]]
-"""Makes of a command the command that runs it in a sandbox."""
+InSandbox = Callable[[list[str]], list[str]]
+"""Return the command that runs a given command in a sandbox."""
 
 
 @dataclass(frozen=True)
 class Counters:
-    """One launch of one kernel."""
+    """Counters of one launch of a kernel."""
 
     kernel: str
     values: dict[str, float]
-    """By the names of `METRICS` and `BESIDE`, without what ncu does not know. Seconds, bytes,
-    percent."""
+    """Values by the names of `METRICS` and `SECTION_METRICS`, without those that ncu lacks. In
+    seconds, bytes or percent."""
     stalls: tuple[tuple[str, float], ...]
-    """The most frequent reasons why warps wait, with their share of the samples."""
+    """Most frequent stall reasons of warps, with their share of the samples."""
 
     @property
     def limiter(self) -> str:
-        """What keeps more blocks from a multiprocessor."""
+        """Return the resource that limits the number of blocks on a multiprocessor."""
         if self.values.get("waves", 1) < 1:
             return "too few blocks"
         limits = {n: v for n, v in self.values.items() if n.startswith("limit_")}
@@ -76,39 +76,39 @@ class Counters:
 
     @property
     def dram_bytes(self) -> float:
-        """Read and written."""
+        """Return the bytes read from and written to DRAM."""
         return self.values.get("dram_bytes_read", 0.0) + self.values.get("dram_bytes_written", 0.0)
 
     def excess(self, what: str, needed: str) -> float:
-        """How many times what is needed; 1 where it is not known."""
+        """Return a counter over its necessary value; 1 if that is unknown."""
         least = self.values.get(needed, 0.0)
         return self.values.get(what, 0.0) / least if least else 1.0
 
     def line(self) -> str:
-        """What an agent can act on, in one line."""
+        """Return the counters that an agent can act on, in one line."""
         v = self.values
         possible = f" of {v['possible_pct']:.0f}" * ("possible_pct" in v)
-        said = [
+        parts = [
             f"SM {v.get('sm_pct', 0):.0f} %, DRAM {v.get('dram_pct', 0):.0f} %",
             f"occupancy {v.get('occupancy_pct', 0):.0f}{possible} % (limit: {self.limiter})",
             f"{v.get('registers', 0):.0f} registers",
             f"L2 hits {min(100.0, v.get('l2_hit_pct', 0)):.0f} %",
         ]
         busy = v.get("tensor_pct", 0.0)
-        said.append(f"tensor cores {f'{busy:.0f} %' if busy >= IN_USE_PCT else 'idle'}")
+        parts.append(f"tensor cores {f'{busy:.0f} %' if busy >= IN_USE_PCT else 'idle'}")
         if v.get("spilling"):
-            said.append(f"{v['spilling']:.0f} instructions spill")
-        if (times := self.excess("global_sectors", "global_ideal")) > EXCESS:
-            said.append(f"uncoalesced: {times:.1f}x the sectors needed")
-        if (times := self.excess("shared_wavefronts", "shared_ideal")) > EXCESS:
-            said.append(f"bank conflicts: {times:.1f}x the passes needed")
+            parts.append(f"{v['spilling']:.0f} instructions spill")
+        if (times := self.excess("global_sectors", "global_ideal")) > EXCESS_FACTOR:
+            parts.append(f"uncoalesced: {times:.1f}x the sectors needed")
+        if (times := self.excess("shared_wavefronts", "shared_ideal")) > EXCESS_FACTOR:
+            parts.append(f"bank conflicts: {times:.1f}x the passes needed")
         if self.stalls:
-            said.append("stalls " + ", ".join(f"{n} {share:.0%}" for n, share in self.stalls))
-        return "; ".join(said)
+            parts.append("stalls " + ", ".join(f"{n} {share:.0%}" for n, share in self.stalls))
+        return "; ".join(parts)
 
 
 class CountersMissing(Exception):
-    """Counters could not be read; one line that says why."""
+    """Raised with a one-line reason if counters could not be read."""
 
 
 def run(
@@ -116,12 +116,13 @@ def run(
     environment: dict[str, str],
     folder: Path,
     seconds: float,
-    confined: Confined = list,
+    in_sandbox: InSandbox = list,
 ) -> str:
-    """What ncu prints of the kernels in the profiled range of `program`. Raises CountersMissing.
+    """Return ncu's output for the kernels in the profiled range of `program`. Raises
+    CountersMissing.
 
-    `confined` puts the whole command into a sandbox: what ncu injects into the program has threads,
-    and so it can no longer enter one by itself.
+    `in_sandbox` wraps the whole command. The program cannot enter a sandbox later, because what ncu
+    injects into it has threads.
     """
     ncu = shutil.which("ncu")
     if ncu is None:
@@ -131,7 +132,7 @@ def run(
     argv = [ncu, *options, *sections, "--metrics", ",".join(METRICS.values()), *program]
     try:
         done = subprocess.run(
-            confined(argv),
+            in_sandbox(argv),
             env=environment,
             cwd=folder,
             capture_output=True,
@@ -147,21 +148,21 @@ def run(
     return text
 
 
-def read(text: str, most: int = 40) -> list[Counters]:
-    """The launches in what ncu printed, at most `most`, in their order."""
+def read(text: str, limit: int = 40) -> list[Counters]:
+    """Return the launches in ncu's output, in order, at most `limit`."""
     rows = list(csv.reader(line for line in text.splitlines() if line.startswith('"')))
     if len(rows) < 3:
         return []
     names, units = rows[0], rows[1]
     return [_one(dict(zip(names, zip(row, units, strict=True), strict=True))) for row in rows[2:]][
-        :most
+        :limit
     ]
 
 
 def _one(row: dict[str, tuple[str, str]]) -> Counters:
     values = {
         name: number
-        for name, metric in (METRICS | BESIDE).items()
+        for name, metric in (METRICS | SECTION_METRICS).items()
         if metric in row and (number := _number(*row[metric])) is not None
     }
     return Counters(row["Kernel Name"][0], values, _stalls(row.items()))
@@ -180,7 +181,7 @@ def _stalls(items: Iterable[tuple[str, tuple[str, str]]]) -> tuple[tuple[str, fl
 
 
 def _number(text: str, unit: str) -> float | None:
-    """The value in seconds, bytes or as it stands; ncu writes thousands with commas."""
+    """Return a value in seconds, in bytes or unchanged; ncu separates thousands with commas."""
     factor = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
     try:
         return float(text.replace(",", "")) * factor.get(unit, 1.0)

@@ -1,9 +1,8 @@
-"""Where the time of a task or an attempt goes, for an agent to act on.
+"""Describe the time of a task or an attempt by operator and kernel, for an agent.
 
-Operators and kernels with their time, what they move and compute against the device's ceilings, and
-notes that say what bounds the whole. Hardware counters (ncu) have their place in
-`Profile.counters`, filled where they were asked for and may be read. Not covered: how the figures
-come about (`profiling.py`).
+Each operator and kernel has its time and its rates against the device's ceilings; notes state what
+bounds the whole. `Profile.counters` holds hardware counters (ncu) if they were requested and may be
+read. Not covered: how the figures are measured (`session.py`).
 """
 
 from __future__ import annotations
@@ -16,78 +15,81 @@ from cuagent.build.result import KernelResources
 from cuagent.build.vectors import Loop
 from cuagent.measure.profile.counters import Counters
 from cuagent.measure.roofline.model import OperatorWork, Roofline, Work, amount, seconds_text
-from cuagent.measure.system_load import BUSY
+from cuagent.measure.system_load import BUSY_SHARE
 
-MOST_LINES = 60
-MOST_LOOPS = 16
-SPENT_IN = {"clamp_min": "relu", "relu": ""}
-"""Operators whose time the profiler books under another name than the one they are called by."""
-NOT_ASKED = "not asked for; they tell occupancy, stalls, bank conflicts, wasted sectors"
-ROUGH = 1.5
-"""Operators that add up to so many times the call are mostly the profiler's own time."""
+MAX_LINES = 60
+"""Largest number of lines that `Profile.lines` returns."""
+MAX_LOOPS = 16
+"""Largest number of loops of the vectorization report among them."""
+COUNTED_AS = {"clamp_min": "relu", "relu": ""}
+"""Counted operator by profiled name, for operators whose time the profiler books under another
+name."""
+NOT_REQUESTED = "not asked for; they show occupancy, stalls, bank conflicts, wasted sectors"
+ROUGH_FACTOR = 1.5
+"""Factor on the time of a call from which the operators' sum is mostly the profiler's overhead."""
 FIGURES, GAP, RATES, BAR, NAME = 26, 10, 33, 9, 14
-"""Columns of a table: of calls, time and share, of a launch gap, of what is reached of the
-ceilings, of a bar, at least of a name."""
+"""Width in columns of a table's parts: calls, time and share; a launch gap; rates against the
+ceilings; a bar; the shortest name."""
 
 
 class ProfileError(Exception):
-    """The model did not get through its profile. One line."""
+    """Raised with a one-line reason if the model could not be profiled."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One operator or kernel, per call of the model."""
+    """Cost of one operator or kernel, per call of the model."""
 
     name: str
     calls: float
     seconds: float
-    """Its own, what it calls left out."""
+    """Seconds without the operators that it calls."""
     share: float
-    """Of the time of all of its kind."""
+    """Share of the time of all operators, or of all kernels."""
     bytes_per_s: float | None = None
-    """What eager moves for it over its time, where that could be counted."""
+    """Bytes that eager moves for it over its time, if they could be counted."""
     flop_per_s: float | None = None
     gap: float = 0.0
-    """Kernels: seconds that the GPU stood idle before it, under the profiler, which adds some."""
+    """Kernels only: idle seconds of the GPU before it, under the profiler, which adds to them."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of one model goes. Seconds are per call of the model."""
+    """Profile of one model. Seconds are per call of the model."""
 
     subject: str
     seconds: float
     """Wall time of a call, without the profiler."""
     operators: tuple[Cost, ...]
-    """By time, longest first: on the CPU where it is spent, on CUDA what the host does."""
+    """Operators, longest first: their own time on the CPU, the host's time on CUDA."""
     kernels: tuple[Cost, ...]
     """CUDA only, longest first."""
     roofline: Roofline
     own: Work
-    """What this model itself moves and computes, as far as torch's operators show."""
+    """Work that this model does, as far as torch's operators show it."""
     busy: float | None
     """CUDA: seconds with at least one kernel running."""
     busy_threads: float
-    """Mean number of running threads."""
+    """Mean number of busy threads."""
     threads: int
     memory: int | None
     """CUDA: largest number of bytes allocated."""
     resources: tuple[KernelResources, ...] = ()
     counters: tuple[Counters, ...] = ()
-    """Of each launch; hardware counters where they were asked for and may be read."""
+    """Hardware counters of each launch, if they were requested and may be read."""
     missing: str = ""
-    """Why there are no counters though they were asked for."""
+    """Reason if requested counters could not be read."""
     loops: tuple[Loop, ...] = ()
-    """CPU only: what the compiler made of the loops of the attempt's own kernels."""
+    """CPU only: vectorisation of the loops of the attempt's kernels."""
     others: float = 0.0
-    """Share of the processors that others had meanwhile."""
+    """Share of the processors that other processes used during the profile."""
 
     @property
     def on_cuda(self) -> bool:
         return self.busy is not None
 
     def lines(self, width: int = 100) -> list[str]:
-        """At most 60 lines of text."""
+        """Return the report, at most 60 lines."""
         head = [
             f"{self.subject} on {self.roofline.ceilings.device}: "
             f"{seconds_text(self.seconds)} a call",
@@ -101,63 +103,65 @@ class Profile:
         tables += [
             f"{_short(c.kernel, max(40, width - 100))}: {c.line()}" for c in self.counters[:12]
         ]
-        missing = self.missing or ("" if self.counters or not self.on_cuda else NOT_ASKED)
+        missing = self.missing or ("" if self.counters or not self.on_cuda else NOT_REQUESTED)
         tables += [f"no hardware counters: {missing}"] if missing else []
         rows = [line[:width].rstrip() if "|" in line else line for line in head + tables]
-        loops = [f"loop {loop.shown(max(width, 100) - 5)}" for loop in self.loops[:MOST_LOOPS]]
-        more = len(self.loops) - MOST_LOOPS
+        loops = [f"loop {loop.shown(max(width, 100) - 5)}" for loop in self.loops[:MAX_LOOPS]]
+        more = len(self.loops) - MAX_LOOPS
         loops += [f"... and {more} more loops"] if more > 0 else []
-        return [*rows[: MOST_LINES - len(loops)], *loops]
+        return [*rows[: MAX_LINES - len(loops)], *loops]
 
     def notes(self) -> list[str]:
-        """What the figures say, most telling first."""
-        said = []
+        """Return the conclusions from the figures, the most important first."""
+        notes = []
         if self.busy is not None:
             idle = max(0.0, 1 - self.busy / self.seconds)
             launches = sum(kernel.calls for kernel in self.kernels)
-            said.append(
+            notes.append(
                 f"GPU busy {seconds_text(self.busy)} of it in {launches:.0f} kernels"
                 + (f"; idle {idle:.0%}: bound by launches and the host" if idle > 0.3 else "")
             )
-            said += self._gaps()
+            notes += self._gaps()
         elif self.threads > 1:
-            said.append(f"{self.busy_threads:.1f} of {self.threads} threads busy")
+            notes.append(f"{self.busy_threads:.1f} of {self.threads} threads busy")
         work = self.roofline.work
         moved = self.own.bytes_eager
         if work.bytes and moved > 1.5 * work.bytes:
-            said.append(
+            notes.append(
                 f"torch operators move {amount(moved)}B, {moved / work.bytes:.1f}x the compulsory "
                 f"{amount(work.bytes)}B: fusing them saves the difference"
             )
         dram = sum(launch.dram_bytes for launch in self.counters)
         if work.bytes and dram:
-            said.append(
+            notes.append(
                 f"kernels move {amount(dram)}B over DRAM, {dram / work.bytes:.1f}x the compulsory "
                 f"{amount(work.bytes)}B (cold caches, under ncu)"
             )
         for resource in self.resources:
             if resource.spill_bytes:
-                said.append(f"{resource.name} spills {resource.spill_bytes} bytes of registers")
-        said += self._rough()
+                notes.append(f"{resource.name} spills {resource.spill_bytes} bytes of registers")
+        notes += self._rough()
         if self.roofline.suspect(self.seconds):
-            said.append("faster than memory allows: is the work done?")
-        return said
+            notes.append("faster than memory allows: check that all of the work is done")
+        return notes
 
     def _rough(self) -> list[str]:
-        """Why the figures are no better than they are."""
-        said = []
+        """Return notes on the reasons why the figures are imprecise."""
+        notes = []
         spent = sum(operator.seconds for operator in self.operators)
-        if not self.on_cuda and spent > ROUGH * self.seconds:
-            said.append(
+        if not self.on_cuda and spent > ROUGH_FACTOR * self.seconds:
+            notes.append(
                 f"the operators add up to {seconds_text(spent)}, {spent / self.seconds:.1f}x the "
                 "call: the profiler costs more than they do, their shares are rough"
             )
-        if self.others > BUSY:
-            said.append(f"machine busy: {self.others:.0%} by others, times are longer by it")
-        return said
+        if self.others > BUSY_SHARE:
+            notes.append(
+                f"machine busy: {self.others:.0%} used by other processes, which lengthens times"
+            )
+        return notes
 
     def _gaps(self) -> list[str]:
-        """Between kernels, if that is more than a tenth of what they take."""
+        """Return a note on launch gaps if they exceed a tenth of the kernels' time."""
         gaps = sum(kernel.gap for kernel in self.kernels)
         if not self.busy or gaps < 0.1 * self.busy:
             return []
@@ -179,27 +183,28 @@ class Profile:
 def costs_of(
     rows: Iterable[Mapping[str, Any]], work: Mapping[str, OperatorWork], *, on_cuda: bool
 ) -> tuple[Cost, ...]:
-    """What the profiler's rows come to, longest first."""
+    """Return the costs in the profiler's rows, longest first."""
     rows = list(rows)
     total = sum(row["seconds"] for row in rows) or 1.0
     costs = []
     for row in sorted(rows, key=lambda row: -row["seconds"]):
         name, seconds = str(row["name"]), float(row["seconds"])
-        known = work.get(_operator(name))
-        # On CUDA an operator's own time is the host's; what it moves, it moves in its kernels. On
-        # the CPU one that leaves the work to others (logsumexp) is held against their time too.
+        counted_work = work.get(_operator(name))
+        # On CUDA an operator's own time is the host's, and its bytes move in its kernels. On the
+        # CPU an operator that delegates its work (logsumexp) is rated by the time of the operators
+        # it calls.
         total_s = float(row.get("total_seconds") or seconds)
         own_s = total_s if total_s > 2 * seconds else seconds
         working = float(row.get("device_seconds") or (0 if on_cuda else own_s))
-        counted = known is not None and working > 0
+        counted = counted_work if working > 0 else None
         costs.append(
             Cost(
                 name,
                 float(row["calls"]),
                 seconds,
                 seconds / total,
-                known.bytes / working if known and counted and known.bytes else None,
-                known.flops / working if known and counted and known.flops else None,
+                counted.bytes / working if counted and counted.bytes else None,
+                counted.flops / working if counted and counted.flops else None,
                 float(row.get("gap") or 0.0),
             )
         )
@@ -207,11 +212,11 @@ def costs_of(
 
 
 def _operator(name: str) -> str:
-    """The name under which the work of a profiled operator was counted."""
+    """Return the name under which the work of a profiled operator was counted."""
     plain = name.removeprefix("aten::")
     if plain.endswith("_convolution"):
         return "convolution"
-    return SPENT_IN.get(plain, plain)
+    return COUNTED_AS.get(plain, plain)
 
 
 def _table(kind: str, costs: tuple[Cost, ...], width: int, roof: Roofline) -> list[str]:
@@ -219,9 +224,9 @@ def _table(kind: str, costs: tuple[Cost, ...], width: int, roof: Roofline) -> li
         return []
     copy, rate = roof.ceilings.copy, roof.ceilings.rate(roof.unit)
     gaps = any(cost.gap for cost in costs)
-    known = any(cost.bytes_per_s or cost.flop_per_s for cost in costs)
+    has_rates = any(cost.bytes_per_s or cost.flop_per_s for cost in costs)
     spare = width - FIGURES - GAP * gaps - NAME
-    rated = known and spare >= RATES
+    rated = has_rates and spare >= RATES
     spare -= RATES * rated
     barred = spare >= BAR
     room = NAME + max(0, spare - BAR * barred)
@@ -250,10 +255,10 @@ def _bar(share: float) -> str:
 
 
 def _short(name: str, width: int) -> str:
-    """A kernel's name without the template arguments and the return type that fill the line."""
+    """Return a kernel's name without template arguments and return type, which fill the line."""
     name = name.removeprefix("void ").replace("at::native::", "")
-    for nobody in ("(anonymous namespace)::", "<unnamed>::"):
-        name = name.replace(nobody, "")
+    for namespace in ("(anonymous namespace)::", "<unnamed>::"):
+        name = name.replace(namespace, "")
     if len(name) > width and "<" in name:
         name = name[: name.index("<")]
     return name if len(name) <= width else name[: width - 1] + "…"

@@ -1,7 +1,7 @@
-"""How a profile comes about: a child that runs one model under the profiler, and what it wrote.
+"""Profile one model in a child process and read the figures it wrote.
 
-The child opens the task and the profiler first, then waits for an attempt and its libraries, so
-that it can be begun before there is one. The attempt's code shares it (`profiled.py`), so its
+The child opens the task and the profiler first and then waits for an attempt and its libraries, so
+it can be started before an attempt exists. The attempt's code shares the child (`child.py`), so its
 figures are feedback, never a verdict or a time of record.
 """
 
@@ -23,7 +23,7 @@ from cuagent.attempt import Attempt
 from cuagent.build.result import Build
 from cuagent.build.vectors import Loop, vectorised
 from cuagent.kernels.compiler import BUILD
-from cuagent.measure.profile.child import ORDER, RESULT
+from cuagent.measure.profile.child import REQUEST, RESULT
 from cuagent.measure.profile.counters import Counters, CountersMissing, read, run
 from cuagent.measure.profile.profile import Profile, ProfileError, costs_of
 from cuagent.measure.roofline.ceilings import ceilings
@@ -38,22 +38,23 @@ from cuagent.worker.arms import CANDIDATE, EAGER
 from cuagent.worker.channel import send_message
 from cuagent.worker.fork_server import Child, kept_environment
 
-DEADLINE_S = 120.0
-COUNTERS_S = 60.0
-LARGEST_RESULT = 8 << 20
-"""Bytes; what the child writes is read no further."""
+TIME_LIMIT_S = 120.0
+"""Time limit of a profile in seconds."""
+COUNTERS_LIMIT_S = 60.0
+"""Time limit of reading hardware counters in seconds."""
+MAX_RESULT_BYTES = 8 << 20
+"""Largest number of bytes that is read of the child's result."""
 LIBRARIES = "libraries"
-"""Where in its folder the child looks for what was compiled."""
+"""Folder, below the child's, in which it finds compiled libraries."""
 KERNELS = Path(kernels.__file__).parent
-"""The loader, which an attempt imports; of cuagent it may read no more."""
+"""Folder of the kernel loader, the only part of cuagent that an attempt may read."""
 PACKAGE = KERNELS.parent
 TOOLS = (Path("/opt/nvidia"), Path("/usr/local/cuda"))
-"""Where Nsight Compute may lie."""
-ONCE = """
+"""Folders in which Nsight Compute may be installed."""
+NCU_PROGRAM = """
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-# By its file: the folder around the package may not be read.
 spec = spec_from_file_location(
     "cuagent", "{package}/__init__.py", submodule_search_locations=["{package}"]
 )
@@ -72,27 +73,29 @@ def profile(
     fork_server: ForkServer | None = None,
     cache: Path | None = None,
     counters: bool = False,
-    deadline_s: float = DEADLINE_S,
+    time_limit_s: float = TIME_LIMIT_S,
 ) -> Profile:
-    """Profile the reference, or an attempt that was built. Raises ProfileError, ForkServerError.
+    """Profile the reference, or an attempt that was built. Raises ProfileError or ForkServerError.
 
-    `fork_server` saves the seconds that importing torch takes; `cache` is where ceilings are kept;
-    `counters` asks for hardware counters too, which takes some ten seconds and a GPU.
+    `fork_server` saves the seconds of importing torch. `cache` is the folder of the ceilings.
+    `counters` requests hardware counters too, which needs a GPU and some ten seconds.
     """
     with (
         nullcontext(fork_server) if fork_server is not None else ForkServer() as warm,
-        closing(Profiling(task, warm, attempted=attempt is not None)) as child,
+        closing(ProfileSession(task, warm, with_candidate=attempt is not None)) as child,
     ):
-        return child.finish(attempt, build, cache=cache, counters=counters, deadline_s=deadline_s)
+        return child.finish(
+            attempt, build, cache=cache, counters=counters, time_limit_s=time_limit_s
+        )
 
 
-class Profiling:
-    """A profile that was begun, of the reference or of an attempt that is to come. Close it."""
+class ProfileSession:
+    """Started profile of the reference, or of an attempt that follows. Must be closed."""
 
-    def __init__(self, task: Task, fork_server: ForkServer, *, attempted: bool) -> None:
-        """Start the child, in a sandbox where it is for an attempt. Raises ForkServerError."""
+    def __init__(self, task: Task, fork_server: ForkServer, *, with_candidate: bool) -> None:
+        """Start the child, in a sandbox if it is for an attempt. Raises ForkServerError."""
         self.task = task
-        self._attempted = attempted
+        self._with_candidate = with_candidate
         self._fork_server = fork_server
         self.folder = Path(tempfile.mkdtemp(prefix="cuagent-profile-"))
         try:
@@ -105,27 +108,28 @@ class Profiling:
         folder = self.folder
         folder.chmod(0o755)
         (folder / LIBRARIES).mkdir()
-        model_spec = _order(self.task, CANDIDATE if self._attempted else EAGER)
-        (folder / ORDER).write_text(json.dumps(model_spec.to_json()))
+        model_spec = _request(self.task, CANDIDATE if self._with_candidate else EAGER)
+        (folder / REQUEST).write_text(json.dumps(model_spec.to_json()))
         self._environment = {
             "HOME": str(folder),
             "TMPDIR": str(folder),
             BUILD: str(folder / LIBRARIES),
-            # torch takes the profiler of the GPU down after each trace; the second one wants it up.
+            # By default torch shuts the GPU's profiler down after each trace; the second trace
+            # needs it.
             "TEARDOWN_CUPTI": "0",
         }
         self._policy = None
         message: dict[str, Any] = {"policy": None}
-        if self._attempted:
+        if self._with_candidate:
             self._policy = _policy(self.task, folder, self._environment)
             message = {"policy": self._policy.to_json(), "tier": probe_forked()}
         child = self._fork_server.fork("cuagent.measure.profile.child", folder, self._environment)
         send_message(child.channel, message)
         return child
 
-    def await_opened(self, seconds: float = DEADLINE_S) -> None:
-        """Until the child rests: whoever times something meanwhile wants the machine quiet."""
-        # It says one thing, before the attempt's code is in it; nothing else is ever read.
+    def await_opened(self, seconds: float = TIME_LIMIT_S) -> None:
+        """Wait until the child is idle, so that it does not disturb a timing."""
+        # The child reports once, before the attempt's code is in it; nothing else is ever read.
         select.select([self._child.channel], [], [], seconds)
 
     def finish(
@@ -135,96 +139,97 @@ class Profiling:
         *,
         cache: Path | None = None,
         counters: bool = False,
-        deadline_s: float = DEADLINE_S,
+        time_limit_s: float = TIME_LIMIT_S,
     ) -> Profile:
-        """Let it run, an attempt with the libraries of `build`. Raises ProfileError, ForkServerError.
+        """Run the model and return its profile. Raises ProfileError or ForkServerError.
 
-        One that was begun for an attempt wants one, and the other way round.
+        A session started for an attempt needs `attempt`, with the libraries of `build`; one started
+        for the reference needs None.
         """
-        assert self._attempted is (attempt is not None)
+        assert self._with_candidate is (attempt is not None)
         if build is not None and not build.ok:
             raise ProfileError(str(build_failure(build)))
         if attempt is not None:
             attempt.write(self.folder)
         for library in build.libraries if build is not None else ():
             shutil.copy(library.path, self.folder / LIBRARIES)
-        asked = _work(self.task, self._fork_server)
+        work = _work(self.task, self._fork_server)
         before = cpu_times()
-        figures = self._figures(deadline_s)
+        measured = self._figures(time_limit_s)
         busy = others_share(before, cpu_times())
-        launches, missing = self._counted() if counters else ((), "")
+        launches, missing = self._read_counters() if counters else ((), "")
         subject = self.task.name if attempt is None else f"attempt {attempt.digest[:8]}"
         device = self.task.device
         try:
-            roof = Roofline(asked[0], ceilings(device, cache=cache), asked[1])
-            found = _profile(subject, figures, roof, self.task, build)
+            roof = Roofline(work[0], ceilings(device, cache=cache), work[1])
+            found = _profile(subject, measured, roof, self.task, build)
             if found.roofline.beaten(found.seconds):
-                limits = ceilings(device, cache=cache, doubted=True)
+                limits = ceilings(device, cache=cache, remeasure=True)
                 found = replace(found, roofline=replace(found.roofline, ceilings=limits))
             found = replace(found, counters=launches, missing=missing, others=busy)
             return replace(found, loops=_loops(attempt, build))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            # The child's process is the attempt's too: it may have written anything.
+            # The attempt's code runs in the child, so it may have written anything.
             raise ProfileError(f"the profile cannot be read: {error!r}") from error
 
     def _figures(self, seconds: float) -> Any:
-        """What the child writes once it is told to go on."""
+        """Start the measurement in the child and return the figures it writes."""
         channel = self._child.channel
         self.await_opened(seconds)
-        with suppress(OSError):  # where it has ended, its file says why
+        with suppress(OSError):  # if the child has ended, its file has the reason
             channel.recv(1, socket.MSG_DONTWAIT)
             send_message(channel, {"go": True})
-        # It becomes readable again when the child has ended.
+        # The channel becomes readable again when the child has ended.
         ended, _, _ = select.select([channel], [], [], seconds)
         self._fork_server.end(self._child)
         if not ended:
             raise ProfileError(f"no profile within {seconds:.0f} s")
         try:
             with (self.folder / RESULT).open("rb") as file:
-                text = file.read(LARGEST_RESULT)
-            figures = json.loads(text)
+                text = file.read(MAX_RESULT_BYTES)
+            measured = json.loads(text)
         except (OSError, ValueError) as error:
             raise ProfileError(f"the process ended without a profile ({error})") from error
-        if "error" in figures:
-            raise ProfileError(str(figures["error"]))
-        return figures
+        if "error" in measured:
+            raise ProfileError(str(measured["error"]))
+        return measured
 
-    def _counted(self) -> tuple[tuple[Counters, ...], str]:
-        """What ncu reads of one call, and why it reads nothing."""
+    def _read_counters(self) -> tuple[tuple[Counters, ...], str]:
+        """Return the counters of one call, and the reason if there are none."""
         policy = self._policy
 
-        def confined(argv: list[str]) -> list[str]:
+        def in_sandbox(argv: list[str]) -> list[str]:
             if policy is None or probe_forked() is Tier.NONE:
                 return argv
             tools = (Path(argv[0]).resolve().parent, *filter(Path.exists, TOOLS))
-            # ncu and what it injects talk through a socket, and start each other.
+            # ncu and the code it injects communicate through a socket and start each other.
             read = (*policy.read, PACKAGE, *tools)
             wider = replace(policy, read=read, network=True, children=True)
             return wrap(argv, replace(wider, fds=(0, 1, 2)), Tier.LANDLOCK)
 
-        program = ONCE.format(package=PACKAGE, folder=self.folder)
+        program = NCU_PROGRAM.format(package=PACKAGE, folder=self.folder)
         argv = [sys.executable, "-I", "-B", "-c", program]
         environment = kept_environment() | self._environment
         try:
-            text = run(argv, environment, self.folder, COUNTERS_S, confined)
+            text = run(argv, environment, self.folder, COUNTERS_LIMIT_S, in_sandbox)
         except (CountersMissing, SandboxError) as why:
             return (), str(why)
         return tuple(read(text)), ""
 
     @property
     def alive(self) -> bool:
-        """Whether it may still be finished."""
+        """Return True if the session can still be finished."""
         return self._child.alive
 
     def close(self) -> None:
         """End the child and remove its folder. Idempotent."""
-        with suppress(ForkServerError):  # then it is gone with its parent
+        with suppress(ForkServerError):  # then the child has ended with its parent
             self._fork_server.end(self._child)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _order(task: Task, arm: str) -> ModelSpec:
-    """Specs stay empty: the child opens the task and finds them out itself."""
+def _request(task: Task, arm: str) -> ModelSpec:
+    """Return the request of a model. Its specs are empty, because the child opens the task."""
     return ModelSpec(arm, task.device, task.precision, {}, {}, (), {}, 0, task)
 
 
@@ -239,14 +244,14 @@ def _policy(task: Task, folder: Path, environment: dict[str, str]) -> Policy:
 
 
 def _loops(attempt: Attempt | None, build: Build | None) -> tuple[Loop, ...]:
-    """What the compiler vectorised of an attempt's sources for the CPU."""
+    """Return the loops of an attempt's CPU sources and how the compiler vectorised them."""
     if attempt is None or build is None:
         return ()
     return tuple(loop for library in build.libraries for loop in vectorised(attempt, library))
 
 
 def _work(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
-    """What a call of the reference asks for, and the matrix rate that applies."""
+    """Return the work of a call of the reference, and the name of its matrix rate."""
     try:
         return count(task, fork_server)
     except TaskError as error:
@@ -254,21 +259,21 @@ def _work(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
 
 
 def _profile(
-    subject: str, figures: dict[str, Any], roof: Roofline, task: Task, build: Build | None
+    subject: str, measured: dict[str, Any], roof: Roofline, task: Task, build: Build | None
 ) -> Profile:
-    own = Work.from_json(figures["own_work"]) if figures["own_work"] else roof.work
+    own = Work.from_json(measured["own_work"]) if measured["own_work"] else roof.work
     libraries = build.libraries if build else ()
     on_cuda = task.device is Device.CUDA
     return Profile(
         subject=subject,
-        seconds=float(figures["seconds"]),
-        operators=costs_of(figures["operators"], own.operators, on_cuda=on_cuda),
-        kernels=costs_of(figures["kernels"], {}, on_cuda=on_cuda),
+        seconds=float(measured["seconds"]),
+        operators=costs_of(measured["operators"], own.operators, on_cuda=on_cuda),
+        kernels=costs_of(measured["kernels"], {}, on_cuda=on_cuda),
         roofline=roof,
         own=own,
-        busy=float(figures["busy"]) if on_cuda else None,
-        busy_threads=float(figures["busy_threads"]),
-        threads=int(figures["threads"]),
-        memory=figures["memory"],
+        busy=float(measured["busy"]) if on_cuda else None,
+        busy_threads=float(measured["busy_threads"]),
+        threads=int(measured["threads"]),
+        memory=measured["memory"],
         resources=tuple(r for library in libraries for r in library.resources),
     )

@@ -1,11 +1,13 @@
-"""What this device can do at best: copy bandwidth and matrix rates, measured once and cached.
+"""Measure the ceilings of this device once and cache them: copy bandwidth and matrix rates.
 
-Datasheet numbers are leads, not ceilings: these are what a large copy and torch's own matrix
-product reach here. On a CPU the copy is torch's or one of our own with streaming stores, whichever
-is quicker: a plain store first reads the line that it overwrites, which nobody has to. Not covered:
-caches, special functions, launch overhead. Invariant: a ceiling is the best that was ever seen. One
-measured while others used the machine is marked as not `calm`, measured again at the next
-opportunity, and nobody is suspected on its word.
+Ceilings are measured with a large copy and torch's matrix product, not taken from datasheets. On a
+CPU the copy is torch's or one with streaming stores, whichever is faster: an ordinary store first
+reads the line that it overwrites, which is avoidable traffic. Not covered: caches, special
+functions, launch overhead.
+
+Invariant: a ceiling is the highest rate ever measured. One measured while other processes used the
+machine is not `calm`: it is measured again at the next opportunity, and no candidate is suspected
+because of it.
 """
 
 from __future__ import annotations
@@ -33,13 +35,12 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = 3
-"""Raise it when what is measured changes: older cache entries are then not read."""
-CALM = 0.1
-"""Others may have had this share of the processors while a ceiling of theirs was measured."""
-
-
-AGAIN_S = 600.0
-"""After this long, ceilings of a busy machine are measured again."""
+"""Format of the cache entries. Increase it when the measurement changes: older entries are then
+ignored."""
+QUIET_SHARE = 0.1
+"""Share of the processors that other processes may use while a CPU's ceilings are measured."""
+REMEASURE_AFTER_S = 600.0
+"""Seconds after which the ceilings of a busy machine are measured again."""
 STREAMING = """
 #include <cstdint>
 #ifdef __SSE2__
@@ -54,68 +55,73 @@ extern "C" void copy(float* y, const float* x, int64_t n) {
 #endif
 }
 """
-"""For one thread's share, which begins at a multiple of 16 bytes."""
+"""C++ source of a copy with streaming stores. One thread's part begins at a multiple of 16 bytes.
+"""
 RATES = ("copy", "fp32", "tf32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes per second (read plus written) and FLOP per second; 0 where the device has no such."""
+    """Highest rates of a device: bytes per second (read plus written) and FLOP per second.
+
+    A rate is 0 if the device does not have it.
+    """
 
     device: str
-    """What it is, in words: the GPU's name, or the processor's and the number of threads."""
+    """Name of the GPU, or of the processor with its number of threads."""
     copy: float
     fp32: float
     tf32: float
     bf16: float
     fp16: float = 0.0
     cache_bytes: int = 0
-    """Last-level cache; traffic under twice of it may never reach memory."""
+    """Size of the last-level cache. Traffic of less than twice this size may never reach memory."""
     calm: bool = True
-    """Whether the machine was ours alone at one of the measurements."""
+    """True if other processes were idle in at least one of the measurements."""
 
-    def best(self, other: Ceilings) -> Ceilings:
-        """The higher of each."""
+    def highest(self, other: Ceilings) -> Ceilings:
+        """Return the higher of each rate."""
         rates = {n: max(getattr(self, n), getattr(other, n)) for n in RATES}
         return replace(self, **rates, calm=self.calm or other.calm)
 
     def rate(self, precision: str) -> float:
-        """Matrix rate for `fp32`, `tf32`, `bf16` or `fp16`; fp32's where that is quicker."""
+        """Return the rate of `fp32`, `tf32`, `bf16` or `fp16` products, or of fp32 if that is
+        higher."""
         return max(float(getattr(self, precision, 0.0)), self.fp32)
 
 
-def ceilings(device: Device, *, cache: Path | None = None, doubted: bool = False) -> Ceilings:
-    """Ceilings of the current machine's `device`, from the cache or measured in about 2 s.
+def ceilings(device: Device, *, cache: Path | None = None, remeasure: bool = False) -> Ceilings:
+    """Return the ceilings of `device` on this machine, from the cache or measured in about 2 s.
 
-    `doubted`: something ran faster than they allow; they are measured again and the best is kept.
-    `cache` is a folder, by default `cuagent/` under the user's cache folder. A cache that cannot
-    be read or written only costs the measurement.
+    Pass `remeasure` if a result is faster than they allow: they are measured again, and the highest
+    rates are kept. `cache` is a folder, by default `cuagent/` in the user's cache folder. If it
+    cannot be read or written, the ceilings are measured each time.
     """
     import torch
 
     name = describe(device)
     key = hashlib.sha256(f"{FORMAT}|{name}|{torch.__version__}".encode()).hexdigest()[:16]
     file = (cache or _user_cache()) / f"ceilings-{key}.json"
-    known = _read(file)
-    if known is not None and not doubted and (known.calm or _age(file) < AGAIN_S):
-        return known
+    cached = _read(file)
+    if cached is not None and not remeasure and (cached.calm or _age(file) < REMEASURE_AFTER_S):
+        return cached
     before = cpu_times()
     measured = _measure_cuda(name) if device is Device.CUDA else _measure_cpu(name)
     busy = others_share(before, cpu_times())
-    measured = replace(measured, calm=device is Device.CUDA or busy < CALM)
-    best = measured if known is None else measured.best(known)
+    measured = replace(measured, calm=device is Device.CUDA or busy < QUIET_SHARE)
+    highest = measured if cached is None else measured.highest(cached)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(asdict(best)))
+        partial.write_text(json.dumps(asdict(highest)))
         partial.replace(file)
     except OSError:
         pass
-    return best
+    return highest
 
 
 def _age(file: Path) -> float:
-    """Seconds since it was written."""
+    """Return the seconds since a file was written; infinity if it is missing."""
     try:
         return time.time() - file.stat().st_mtime
     except OSError:
@@ -123,16 +129,16 @@ def _age(file: Path) -> float:
 
 
 def _read(file: Path) -> Ceilings | None:
-    """A cache entry, unless it is absent, unreadable or absurd."""
+    """Return a cache entry; None if it is missing, unreadable or not plausible."""
     try:
-        known = Ceilings(**json.loads(file.read_text()))
-        return known if known.copy > 0 and known.fp32 > 0 else None
+        cached = Ceilings(**json.loads(file.read_text()))
+        return cached if cached.copy > 0 and cached.fp32 > 0 else None
     except (OSError, ValueError, TypeError):
         return None
 
 
 def describe(device: Device) -> str:
-    """The device in words, e.g. `NVIDIA H200` or `Intel(R) Xeon(R) CPU, 2 threads`."""
+    """Return the name of the device, e.g. `NVIDIA H200` or `Intel(R) Xeon(R) CPU, 2 threads`."""
     import torch
 
     if device is Device.CUDA:
@@ -141,13 +147,13 @@ def describe(device: Device) -> str:
 
 
 def cache_bytes(device: Device) -> int:
-    """Size of the last-level cache in bytes; 32 MiB where nothing tells."""
+    """Return the size of the last-level cache in bytes; 32 MiB if it is unknown."""
     import torch
 
     if device is Device.CUDA:
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
     sizes = [
-        _bytes(file.read_text().strip())
+        _parse_size(file.read_text().strip())
         for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     ]
     return max(sizes, default=32 << 20)
@@ -156,7 +162,8 @@ def cache_bytes(device: Device) -> int:
 def _measure_cuda(name: str) -> Ceilings:
     import torch
 
-    # A quarter of what is free, so that a card in use by the task itself still has room.
+    # Source and target together take a quarter of the free memory, so that the task's own data fits
+    # too.
     copy = _copy_rate(Device.CUDA, min(1 << 28, torch.cuda.mem_get_info()[0] // 32))
     before = torch.backends.cuda.matmul.allow_tf32
     try:
@@ -177,22 +184,22 @@ def _measure_cpu(name: str) -> Ceilings:
 
     copy = max(_copy_rate(Device.CPU, 1 << 25), _streaming_rate(1 << 25))
     fp32 = _matrix_rate(Device.CPU, torch.float32, 1536)
-    # Without instructions for it bf16 runs a hundred times slower than fp32: keep it small.
+    # Without hardware support bf16 runs a hundred times slower than fp32, so the product is small.
     bf16 = _matrix_rate(Device.CPU, torch.bfloat16, 256)
     return Ceilings(name, copy, fp32, 0.0, bf16, 0.0, cache_bytes(Device.CPU))
 
 
 def _copy_rate(device: Device, count: int) -> float:
-    """Bytes per second, read plus written, of a copy of `count` floats."""
+    """Return the bytes per second, read plus written, of a copy of `count` floats."""
     import torch
 
     source = torch.randn(count, device=device.value)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / _best(device, lambda: target.copy_(source))
+    return 2 * source.nbytes / _fastest(device, lambda: target.copy_(source))
 
 
 def _streaming_rate(count: int) -> float:
-    """The same by `STREAMING`, in as many threads as torch has; 0 without a compiler."""
+    """Return the same for `STREAMING`, with as many threads as torch has; 0 without a compiler."""
     import torch
 
     threads = torch.get_num_threads()
@@ -212,21 +219,21 @@ def _streaming_rate(count: int) -> float:
             ends = (x.data_ptr() + 4 * share * thread for x in (target, source))
             copy(*map(c_void_p, ends), c_int64(share))
 
-        seconds = _best(Device.CPU, lambda: list(pool.map(part, range(threads))))
+        seconds = _fastest(Device.CPU, lambda: list(pool.map(part, range(threads))))
     return 2 * 4 * share * threads / seconds
 
 
 def _matrix_rate(device: Device, dtype: torch.dtype, side: int) -> float:
-    """FLOP per second of a square product of random matrices (zeros would run quicker)."""
+    """Return the FLOP per second of a product of random square matrices (zeros run faster)."""
     import torch
 
     a, b = (torch.randn(side, side, device=device.value, dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
-    return 2 * side**3 / _best(device, lambda: torch.mm(a, b, out=out))
+    return 2 * side**3 / _fastest(device, lambda: torch.mm(a, b, out=out))
 
 
-def _best(device: Device, call: Callable[[], Any], runs: int = 8) -> float:
-    """Seconds of the quickest of `runs`, after one to warm up."""
+def _fastest(device: Device, call: Callable[[], Any], runs: int = 8) -> float:
+    """Return the seconds of the fastest of `runs` calls, after one call for warming up."""
     import torch
 
     call()
@@ -236,13 +243,13 @@ def _best(device: Device, call: Callable[[], Any], runs: int = 8) -> float:
             call()
             stamps.append(time.perf_counter())
         return min(later - earlier for earlier, later in pairwise(stamps))
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
+    events[0].record()
+    for event in events[1:]:
         call()
-        mark.record()
+        event.record()
     torch.cuda.synchronize()
-    return min(earlier.elapsed_time(later) for earlier, later in pairwise(marks)) / 1e3
+    return min(earlier.elapsed_time(later) for earlier, later in pairwise(events)) / 1e3
 
 
 def _processor() -> str:
@@ -254,8 +261,8 @@ def _processor() -> str:
     return named[0] if named else "CPU"
 
 
-def _bytes(text: str) -> int:
-    """Bytes of a size as the kernel writes it, e.g. `32768K`."""
+def _parse_size(text: str) -> int:
+    """Return the bytes of a size in the notation of the Linux kernel, e.g. `32768K`."""
     units = {"K": 10, "M": 20, "G": 30}
     return int(text.rstrip("KMG") or 0) << units.get(text[-1:], 0)
 

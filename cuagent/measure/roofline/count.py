@@ -1,8 +1,9 @@
-"""Counting a task's work in a trusted child: the referee never runs the user's module.
+"""Count a task's work in a trusted child process; the referee never runs the user's module.
 
-`count` is the referee's side, `serve` the child's. A task is counted once in the life of this
-process: the profile of every attempt asks for it, and it takes a second or two. Invariant: nothing
-of a candidate's is in that child, so what it says of the work may be believed.
+`count` runs in the referee, `serve` in the child. A task is counted once in the life of this
+process, because every profile of an attempt needs the result and counting takes a second or two.
+
+Invariant: no code of a candidate runs in that child, so its answer is trusted.
 """
 
 from __future__ import annotations
@@ -20,28 +21,30 @@ from cuagent.worker import ForkServer
 from cuagent.worker.arms import task_from_json, task_to_json
 from cuagent.worker.channel import receive_message, send_message
 
-DEADLINE_S = 120.0
-ORDER = "count.json"
-_known: dict[str, tuple[Work, str]] = {}
-"""By the task's digest."""
+TIME_LIMIT_S = 120.0
+"""Time limit of one count in seconds."""
+REQUEST = "count.json"
+"""Name of the file that names the task to the child."""
+_counted: dict[str, tuple[Work, str]] = {}
+"""Results by the task's digest."""
 
 
 def count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
-    """What one call of the reference asks for, and the matrix rate that applies to it.
+    """Return the work of one call of the reference, and the name of its matrix rate.
 
-    Raises TaskError where the module cannot be counted, ForkServerError where the process fails.
+    Raises TaskError if the module cannot be counted, ForkServerError if the process fails.
     """
-    if task.digest not in _known:
-        _known[task.digest] = _count(task, fork_server)
-    return _known[task.digest]
+    if task.digest not in _counted:
+        _counted[task.digest] = _count(task, fork_server)
+    return _counted[task.digest]
 
 
 def _count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
     folder = Path(tempfile.mkdtemp(prefix="count-", dir=fork_server.folder))
-    (folder / ORDER).write_text(json.dumps(task_to_json(task)))
+    (folder / REQUEST).write_text(json.dumps(task_to_json(task)))
     child = fork_server.fork("cuagent.measure.roofline.count", folder, {})
     try:
-        ended, _, _ = select.select([child.channel], [], [], DEADLINE_S)
+        ended, _, _ = select.select([child.channel], [], [], TIME_LIMIT_S)
         received = receive_message(child.channel) if ended else None
     finally:
         fork_server.end(child)
@@ -55,9 +58,9 @@ def _count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Count what the order names and say it."""
+    """Count the task that the request names, and send the result."""
     try:
-        reference = open_reference(task_from_json(json.loads((folder / ORDER).read_text())))
+        reference = open_reference(task_from_json(json.loads((folder / REQUEST).read_text())))
         check_runs(reference)
         answer = {"work": count_work(reference).to_json(), "unit": matrix_unit(reference)}
     except TaskError as error:

@@ -1,11 +1,13 @@
-"""The floor of a task: the bytes it must move and the operations it does, over the ceilings.
+"""Compute the floor of a task: its compulsory bytes and operations over the device's ceilings.
 
-Counted by running the reference under a dispatch mode on fake tensors (real ones where it looks at
-values). Compulsory traffic is every input and weight read once and every output written once,
-whatever the implementation moves in between. Not covered: caches (see `Roofline.firm`), special
-functions, launch overhead. Invariant: what is counted as compulsory never exceeds what a right
-implementation must move; the operations are those of the reference's own algorithm, which another
-algorithm (Winograd, folding) may undercut, so only the memory floor is a bound.
+The work is counted by running the reference under a dispatch mode on fake tensors, or on real ones
+if the module reads values. Compulsory traffic is every input and weight read once and every output
+written once, whatever the implementation moves in between. Not covered: caches (see
+`Roofline.firm`), special functions, launch overhead.
+
+Invariant: compulsory traffic never exceeds what a correct implementation must move. The operations
+are those of the reference's algorithm. Another algorithm (Winograd, folding) may need fewer, so
+only the memory floor is a bound.
 """
 
 from __future__ import annotations
@@ -27,35 +29,36 @@ if TYPE_CHECKING:
     import torch
 
 SUSPECT = 0.9
-"""A time under this share of the memory floor is not believed; the rest is noise of the ceiling."""
+"""Share of the memory floor below which a time is suspect. The rest is noise of the ceiling."""
 
 
 @dataclass(frozen=True)
 class OperatorWork:
-    """All calls of one operator; bytes are of its arguments and results, as eager moves them."""
+    """Calls of one operator; the bytes are of its arguments and results, as eager moves them."""
 
     calls: int
     bytes: int
     flops: int
-    """Of the matrix kind."""
+    """Operations of products, convolutions and attention."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one call of the reference asks for."""
+    """Work of one call of the reference."""
 
     bytes_in: int
-    """Inputs and weights that are read, each once."""
+    """Bytes of the inputs and weights that are read, each once."""
     bytes_out: int
-    """Outputs that are not views of inputs."""
+    """Bytes of the outputs that are not views of inputs."""
     matrix_flops: int
-    """Multiply-adds of products, convolutions and attention, two each."""
+    """Operations of products, convolutions and attention: two for each multiply-add."""
     other_flops: int
-    """One for each element that any other operator makes, reduces or both: a rough count."""
+    """Operations of all other operators, a rough count: one for each element made or reduced,
+    whichever are more."""
     operators: dict[str, OperatorWork] = field(default_factory=dict)
-    """By name, views left out: what eager launches."""
+    """Work of each operator that eager launches, by name; views are left out."""
     uncounted: tuple[str, ...] = ()
-    """Operators whose arithmetic is not counted: a floor by compute is too low by it."""
+    """Operators whose arithmetic is not counted, which makes the compute floor too low."""
 
     @property
     def bytes(self) -> int:
@@ -63,12 +66,12 @@ class Work:
 
     @property
     def bytes_eager(self) -> int:
-        """What moves where every operator runs alone."""
+        """Return the bytes that move if every operator runs alone."""
         return sum(operator.bytes for operator in self.operators.values())
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Work:
-        operators = {name: OperatorWork(**about) for name, about in data["operators"].items()}
+        operators = {name: OperatorWork(**fields) for name, fields in data["operators"].items()}
         return Work(**(data | {"operators": operators, "uncounted": tuple(data["uncounted"])}))
 
     def to_json(self) -> dict[str, Any]:
@@ -77,12 +80,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Work against the ceilings of one device. Seconds."""
+    """Work of a task and the ceilings of one device. Times are in seconds."""
 
     work: Work
     ceilings: Ceilings
     unit: str
-    """The matrix rate that applies: fp32, tf32, bf16, fp16."""
+    """Matrix rate of the task: fp32, tf32, bf16 or fp16."""
 
     @property
     def memory_seconds(self) -> float:
@@ -103,59 +106,59 @@ class Roofline:
 
     @property
     def firm(self) -> bool:
-        """Whether the memory floor holds even where data may stay in the last-level cache."""
+        """Return True if the memory floor holds even if data may stay in the last-level cache."""
         return self.work.bytes > 2 * self.ceilings.cache_bytes
 
     def share(self, seconds: float) -> float:
-        """Of the roofline: 1 is at the floor."""
+        """Return the floor over a time: 1 is at the floor."""
         return self.floor / seconds
 
     def suspect(self, seconds: float) -> bool:
-        """Faster than memory allows: somebody did not do the work."""
+        """Return True if a time is faster than memory allows: some work was probably skipped."""
         return self.firm and self.ceilings.calm and seconds < SUSPECT * self.memory_seconds
 
     @property
-    def least(self) -> Floor:
-        """What a timing needs of this."""
+    def timing_floor(self) -> Floor:
+        """Return the floor in the form that a timing holds."""
         memory = SUSPECT * self.memory_seconds if self.firm and self.ceilings.calm else 0.0
         return Floor(self.floor, self.bound, memory)
 
     def beaten(self, seconds: float) -> bool:
-        """Faster than the ceilings allow, for whatever reason: they are to be measured again."""
+        """Return True if a time is faster than the ceilings allow: they must be measured again."""
         return seconds < self.floor
 
     def line(self, seconds: float | None = None) -> str:
-        """One line for a person or an agent."""
+        """Return the floor, and the share of it that `seconds` reaches, as one line."""
         if not self.floor and not self.work.uncounted:
             return "no floor: nothing has to be moved or computed"
         rate = amount(self.ceilings.rate(self.unit))
-        rest = self.work.other_flops
+        other = self.work.other_flops
         others = (
-            f" and {amount(rest)}FLOP of other kinds" if rest and self.bound == "compute" else ""
+            f" and {amount(other)}FLOP of other kinds" if other and self.bound == "compute" else ""
         )
-        said = (
+        text = (
             f"floor {seconds_text(self.floor)} ({self.bound}: "
             f"{amount(self.work.bytes)}B compulsory at {amount(self.ceilings.copy)}B/s, "
             f"{amount(self.work.matrix_flops)}FLOP at {rate}FLOP/s {self.unit}{others})"
         )
         if self.work.uncounted:
-            said += f", arithmetic of {', '.join(self.work.uncounted)} not counted"
-        return said if seconds is None else f"{self.share(seconds):.0%} of the roofline; {said}"
+            text += f", arithmetic of {', '.join(self.work.uncounted)} not counted"
+        return text if seconds is None else f"{self.share(seconds):.0%} of the roofline; {text}"
 
 
 def roofline(reference: Reference, ceilings: Ceilings) -> Roofline:
-    """Count the reference's work on inputs of seed 0. Raises TaskError where it does not run."""
+    """Count the reference's work on the inputs of seed 0. Raises TaskError if it does not run."""
     return Roofline(count_work(reference), ceilings, matrix_unit(reference))
 
 
 def count_work(reference: Reference) -> Work:
-    """Run the reference once, without arithmetic where it allows that, and count."""
+    """Run the reference once and count its work, without arithmetic if the module allows it."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     model, inputs = reference.model(0), reference.inputs(0)
-    # What a module may do with its values (branch on them, index by them) has no common error
-    # type; the run on real tensors below then tells what is wrong, if anything is.
+    # A module may branch on values or use them as indices, which has no common error type. If the
+    # module is broken, the run on real tensors below raises.
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             state, faked = torch.utils._pytree.tree_map_only(
@@ -179,7 +182,7 @@ def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _values(real: Any, fake: Any) -> Values:
-    """What indices may be among, by the storage of its fake."""
+    """Return the real tensors that may hold indices, by the storage of their fake tensors."""
     pairs = zip(_tensors(real), _tensors(fake), strict=True)
     return {f.untyped_storage()._cdata: r for r, f in pairs if not r.is_floating_point()}
 
@@ -187,46 +190,53 @@ def _values(real: Any, fake: Any) -> Values:
 def count_calls(
     model: Callable[..., Any], inputs: list[Any], values: Values = MappingProxyType({})
 ) -> Work:
-    """Call `model` once under the dispatch mode; its tensors may be fake, with `values` known."""
+    """Call `model` once under the dispatch mode and return its work.
+
+    The tensors may be fake; `values` has the real ones.
+    """
     import torch
 
-    tally = _tally(values)
-    with torch.no_grad(), tally:
+    counter = _counting_mode(values)
+    with torch.no_grad(), counter:
         outputs, _ = flatten(model(*inputs), "output")
     return Work(
-        bytes_in=tally.traffic.compulsory(outputs),
-        bytes_out=tally.traffic.written(outputs),
-        matrix_flops=tally.flops.total(),
-        other_flops=tally.elementwise,
+        bytes_in=counter.traffic.compulsory(outputs),
+        bytes_out=counter.traffic.written(outputs),
+        matrix_flops=counter.flops.total(),
+        other_flops=counter.elementwise,
         operators={
-            name: OperatorWork(calls, tally.moved[name], tally.flops[name])
-            for name, calls in tally.calls.items()
+            name: OperatorWork(calls, counter.moved[name], counter.flops[name])
+            for name, calls in counter.calls.items()
         },
-        uncounted=tuple(sorted(name for name in tally.calls if name.startswith(UNCOUNTED))),
+        uncounted=tuple(sorted(name for name in counter.calls if name.startswith(UNCOUNTED))),
     )
 
 
 RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn")
-"""Whole layers of an LSTM, GRU or RNN: every weight matrix meets every position once."""
+"""Operators that are a whole layer of an LSTM, GRU or RNN. Every weight matrix is applied once at
+every position."""
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 UNCOUNTED = ("linalg_", "_linalg_", "_fft_", "_cdist", "miopen_rnn", "_int_mm", "_weight_int")
-"""Beginnings of operators whose arithmetic nobody here counts."""
+"""Prefixes of operators whose arithmetic is not counted."""
 FREE = ("empty", "detach", "alias", "lift_fresh", "_unsafe_view", "sym_", "is_")
+"""Prefixes of operators that neither move data nor compute."""
 
 
 class _Traffic:
-    """What operators read and write, and what of it the outputs of a call hang on."""
+    """Reads and writes of all operators, and the traffic that the outputs depend on."""
 
     def __init__(self) -> None:
-        self.kept: list[torch.Tensor] = []
-        """Storages are told apart by identity, so none may be freed and its place reused."""
-        self.made: set[int] = set()
-        self.steps: list[tuple[set[int], list[tuple[torch.Tensor, int]]]] = []
-        """What each operator writes, by storage, and reads; it is needed if it writes none."""
+        self.storages_in_use: list[torch.Tensor] = []
+        """Tensors whose storage must not be freed, because storages are compared by address."""
+        self.created: set[int] = set()
+        """Storages that did not exist before the call."""
+        self.operators_run: list[tuple[set[int], list[tuple[torch.Tensor, int]]]] = []
+        """Storages that each operator writes, and its reads. An operator without writes is always
+        needed."""
 
-    def make(self, fresh: list[torch.Tensor]) -> None:
-        """These were not there before the call."""
-        self.made.update(t.untyped_storage()._cdata for t in fresh)
+    def add_created(self, fresh: list[torch.Tensor]) -> None:
+        """Add storages that did not exist before the call."""
+        self.created.update(t.untyped_storage()._cdata for t in fresh)
 
     def log(
         self,
@@ -235,32 +245,32 @@ class _Traffic:
         *,
         changing: bool,
     ) -> None:
-        """One operator, with the bytes that it needs of each tensor; `changing` some of them."""
-        self.kept += [tensor for tensor, _ in reads]
+        """Log an operator and its bytes of each tensor; `changing` if it writes to some of them."""
+        self.storages_in_use += [tensor for tensor, _ in reads]
         changed = [tensor for tensor, _ in reads] if changing else []
         writes = {t.untyped_storage()._cdata for t in [*outs, *changed]}
-        # What was there before the call and is changed is wanted, whoever looks at it.
-        self.steps.append((writes if writes <= self.made else set(), reads))
+        # A change to a tensor that existed before the call is always needed.
+        self.operators_run.append((writes if writes <= self.created else set(), reads))
 
     def compulsory(self, outputs: list[torch.Tensor]) -> int:
-        """Bytes of what was there before the call and the outputs hang on."""
-        wanted = {leaf.untyped_storage()._cdata for leaf in outputs}
+        """Return the bytes of tensors that the outputs depend on and the call did not create."""
+        needed_storages = {leaf.untyped_storage()._cdata for leaf in outputs}
         needed: list[tuple[torch.Tensor, int]] = []
-        for writes, reads in reversed(self.steps):
-            if writes and not writes & wanted:
+        for writes, reads in reversed(self.operators_run):
+            if writes and not writes & needed_storages:
                 continue
-            wanted |= {tensor.untyped_storage()._cdata for tensor, _ in reads}
-            needed += [(t, n) for t, n in reads if t.untyped_storage()._cdata not in self.made]
+            needed_storages |= {tensor.untyped_storage()._cdata for tensor, _ in reads}
+            needed += [(t, n) for t, n in reads if t.untyped_storage()._cdata not in self.created]
         return _distinct(needed)
 
     def written(self, outputs: list[torch.Tensor]) -> int:
-        """Bytes of results that were not there before the call."""
-        made = [x for x in outputs if x.untyped_storage()._cdata in self.made]
-        return _distinct([(leaf, _held(leaf)) for leaf in made])
+        """Return the bytes of outputs that did not exist before the call."""
+        created = [x for x in outputs if x.untyped_storage()._cdata in self.created]
+        return _distinct([(leaf, _bytes_behind(leaf)) for leaf in created])
 
 
 def _distinct(parts: Iterable[tuple[torch.Tensor, int]]) -> int:
-    """Bytes of distinct views, of each the most that is needed, together at most their storage."""
+    """Return the bytes of distinct views: the most needed of each, at most the storage's size."""
     views: dict[int, dict[tuple[Any, ...], int]] = {}
     size: dict[int, int] = {}
     for tensor, needed in parts:
@@ -271,12 +281,12 @@ def _distinct(parts: Iterable[tuple[torch.Tensor, int]]) -> int:
     return sum(min(sum(v.values()), size[key]) for key, v in views.items())
 
 
-def _tally(values: Values) -> Any:
-    """A dispatch mode that notes what every operator reads and makes (torch is imported late)."""
+def _counting_mode(values: Values) -> Any:
+    """Return a dispatch mode that logs reads and writes of operators. torch is imported late."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 
-    class Tally(TorchDispatchMode):
+    class CountingMode(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
             self.calls: Counter[str] = Counter()
@@ -287,8 +297,8 @@ def _tally(values: Values) -> Any:
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            # Else the first operator imports torch._dynamo, which takes seconds; nor does torch's
-            # own FlopCounterMode do without it.
+            # Otherwise the first operator imports torch._dynamo, which takes seconds. torch's own
+            # FlopCounterMode has that cost.
             return False
 
         def __torch_dispatch__(
@@ -297,22 +307,24 @@ def _tally(values: Values) -> Any:
             out = func(*args, **(kwargs or {}))
             name = func.overloadpacket.__name__
             outs, ins = _tensors(out), _tensors((args, kwargs or {}))
-            self.traffic.kept += outs
+            self.traffic.storages_in_use += outs
             if func.is_view:
                 return out
-            self.traffic.make([t for t in outs if not any(_same(t, i) for i in ins)])
+            self.traffic.add_created(
+                [t for t in outs if not any(_share_storage(t, i) for i in ins)]
+            )
             if func.namespace == "prim" or name.startswith(FREE):
                 return out
             self.calls[name] += 1
-            ours = bool(outs) and func.namespace == "aten"
-            part = part_read(name, args, outs[0], values) if ours else None
+            is_aten = bool(outs) and func.namespace == "aten"
+            partial = part_read(name, args, outs[0], values) if is_aten else None
             sizes, reads = [t.numel() for t in outs], []
-            self.moved[name] += sum(map(_held, outs))
+            self.moved[name] += sum(map(_bytes_behind, outs))
             for tensor in ins:
-                needed = asked = _held(tensor)
-                if part is not None and tensor is part.tensor:
-                    needed = min(needed, part.needed * tensor.element_size())
-                    asked = part.asked * tensor.element_size()
+                needed = asked = _bytes_behind(tensor)
+                if partial is not None and tensor is partial.tensor:
+                    needed = min(needed, partial.needed * tensor.element_size())
+                    asked = partial.asked * tensor.element_size()
                 self.moved[name] += asked
                 sizes.append(asked // tensor.element_size())
                 reads.append((tensor, needed))
@@ -325,11 +337,12 @@ def _tally(values: Values) -> Any:
                 self.elementwise += max(sizes, default=0)
             return out
 
-    return Tally()
+    return CountingMode()
 
 
 def _known_flops(name: str, args: Any) -> int | None:
-    """Multiply-adds of operators that torch's own registry does not know, two each."""
+    """Return the operations of operators that torch's own registry lacks, two for each
+    multiply-add."""
     if name in RECURRENT:
         inputs = args[0]
         weights = args[1:3] if name == "mkldnn_rnn_layer" else args[1]
@@ -348,7 +361,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _share_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
@@ -356,8 +369,8 @@ def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
 
 
-def _held(tensor: torch.Tensor) -> int:
-    """Bytes behind a view; what is only expanded counts once."""
+def _bytes_behind(tensor: torch.Tensor) -> int:
+    """Return the bytes behind a view; an expanded dimension counts once."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= 1 if stride == 0 else size
@@ -365,7 +378,7 @@ def _held(tensor: torch.Tensor) -> int:
 
 
 def matrix_unit(reference: Reference) -> str:
-    """The matrix rate that the task's precision admits."""
+    """Return the name of the matrix rate that the task's precision admits."""
     import torch
 
     half = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -380,7 +393,7 @@ def matrix_unit(reference: Reference) -> str:
 
 
 def amount(value: float) -> str:
-    """A number with a decimal prefix: 4.3 T, 12 M."""
+    """Return a number with a decimal prefix: 4.3 T, 12 M."""
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             return f"{value / factor:.3g} {prefix}"
@@ -388,7 +401,7 @@ def amount(value: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time in the unit that reads best: 1.23 s, 4.5 ms, 67 us."""
+    """Return a time in the unit that reads best: 1.23 s, 4.5 ms, 67 us."""
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}"

@@ -1,9 +1,10 @@
-"""What an operator reads of a tensor that it need not read whole: rows, samples, windows.
+"""Count what an operator reads of a tensor that it need not read whole: rows, samples, windows.
 
-The roofline counts by it, so that nobody who reads just these is called too quick. Which rows are
-asked for more than once hangs on the values of the indices; they are looked at where they are an
-input or a buffer. Not covered: cache lines, of which a sample reads a whole one. Invariant: what is
-`needed` never exceeds what a right implementation must read.
+The roofline uses these counts, so that an implementation that reads only these is not suspect. The
+number of distinct rows depends on the values of the indices, which are read if they are an input or
+a buffer. Not covered: cache lines, of which a sample reads a whole one.
+
+Invariant: `needed` never exceeds what a correct implementation must read.
 """
 
 from __future__ import annotations
@@ -19,35 +20,39 @@ if TYPE_CHECKING:
 ROWS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only", "index_select")
 INDEXED = ("index", "_unsafe_index")
 SAMPLES = ("gather", "take", "nll_loss_forward", "nll_loss2d_forward")
-TAPS = {"nearest": 1, "linear": 2, "bilinear": 2, "trilinear": 2, "bicubic": 4}
-"""Elements of one dimension that an interpolated one is made of, without antialiasing."""
+ELEMENTS_PER_DIMENSION = {"nearest": 1, "linear": 2, "bilinear": 2, "trilinear": 2, "bicubic": 4}
+"""Number of elements along one dimension that an interpolated element depends on, without
+antialiasing."""
 
 Values = Mapping[int, "Tensor"]
-"""Real tensors by the storage of the fake ones that stand for them."""
+"""Real tensors by the storage of their fake tensors."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is read of one tensor. Elements."""
+    """Elements that are read of one tensor."""
 
     tensor: Tensor
     needed: int
-    """Different ones; 0 where the indices are not known."""
+    """Number of distinct elements; 0 if the indices are unknown."""
     asked: int
-    """As eager reads them: what is asked for twice counts twice."""
+    """Number of elements that eager reads; repeated ones count each time."""
 
 
 def part_read(name: str, args: Sequence[Any], out: Tensor, values: Values) -> Part | None:
-    """None where every tensor is read whole. `out` is the operator's first result."""
+    """Return the part that is read; None if every tensor is read whole.
+
+    `out` is the operator's first result.
+    """
     if name in ROWS:
         table, index = args[0], args[2 if name == "index_select" else 1]
         row = table.numel() // max(table.shape[args[1] if name == "index_select" else 0], 1)
-        return Part(table, row * _different([index], values), row * index.numel())
+        return Part(table, row * _distinct_indices([index], values), row * index.numel())
     if name in INDEXED:
-        places = [index for index in args[1] if index is not None]
-        asked = prod(_together(places))
+        indices = [index for index in args[1] if index is not None]
+        asked = prod(_indexed_shape(indices))
         row = out.numel() // max(asked, 1)
-        return Part(args[0], row * _different(places, values), out.numel())
+        return Part(args[0], row * _distinct_indices(indices, values), out.numel())
     if name in SAMPLES:
         return _samples(name, args, values)
     windows = _windows(name, args, out)
@@ -62,22 +67,27 @@ def part_read(name: str, args: Sequence[Any], out: Tensor, values: Values) -> Pa
 
 def _samples(name: str, args: Sequence[Any], values: Values) -> Part:
     index = args[2] if name == "gather" else args[1]
-    known = _value(index, values)
-    if known is None or not known.numel():
-        different = 0
+    values_known = _value_of(index, values)
+    if values_known is None or not values_known.numel():
+        distinct = 0
     elif name == "take":
-        different = int(known.unique().numel())
+        distinct = int(values_known.unique().numel())
     elif name == "gather":
-        line = known.reshape(1) if known.dim() == 0 else known.movedim(args[1], -1)
-        apart = line.sort(-1).values.diff(dim=-1) != 0
-        different = int(apart.sum()) + line.numel() // line.shape[-1]
+        line = (
+            values_known.reshape(1)
+            if values_known.dim() == 0
+            else values_known.movedim(args[1], -1)
+        )
+        differs = line.sort(-1).values.diff(dim=-1) != 0
+        distinct = int(differs.sum()) + line.numel() // line.shape[-1]
     else:
-        different = int((known != args[4]).sum())  # every position has a row of its own
-    return Part(args[0], different, index.numel())
+        distinct = int((values_known != args[4]).sum())  # every position has a different row
+    return Part(args[0], distinct, index.numel())
 
 
 def _windows(name: str, args: Sequence[Any], out: Tensor) -> list[int] | None:
-    """Elements of each spatial dimension that one result is made of at most."""
+    """Return the most elements of each spatial dimension that one result depends on; None if
+    unknown."""
     if name == "convolution":
         return None if args[6] else list(args[1].shape[2:])
     if name.startswith(("max_pool", "avg_pool")) and "backward" not in name:
@@ -85,35 +95,39 @@ def _windows(name: str, args: Sequence[Any], out: Tensor) -> list[int] | None:
         return [args[1][-1 if len(args[1]) == 1 else i] for i in range(spatial)]
     if name.startswith("upsample_") and not name.endswith("_aa"):
         kind = name.removeprefix("upsample_").rstrip("123d")
-        return [TAPS[kind]] * (out.dim() - 2) if kind in TAPS else None
+        return (
+            [ELEMENTS_PER_DIMENSION[kind]] * (out.dim() - 2)
+            if kind in ELEMENTS_PER_DIMENSION
+            else None
+        )
     return None
 
 
-def _different(places: Sequence[Tensor], values: Values) -> int:
-    """Different places among those that several index tensors name together; 0 if not known."""
+def _distinct_indices(indices: Sequence[Tensor], values: Values) -> int:
+    """Return the number of distinct places that several index tensors address; 0 if unknown."""
     import torch
 
-    known = [_value(index, values) for index in places]
-    real = [index for index in known if index is not None]
-    if len(real) < len(known) or not real:
+    values_known = [_value_of(index, values) for index in indices]
+    real = [index for index in values_known if index is not None]
+    if len(real) < len(values_known) or not real:
         return 0
     if any(index.dtype == torch.bool for index in real):
-        return prod(_together(real)) if len(real) == 1 else 1
+        return prod(_indexed_shape(real)) if len(real) == 1 else 1
     every = torch.stack([index.flatten() for index in torch.broadcast_tensors(*real)])
     return int(torch.unique(every, dim=1).shape[1])
 
 
-def _together(places: Sequence[Tensor]) -> tuple[int, ...]:
-    """The shape of what they index: of a mask what it lets through."""
+def _indexed_shape(indices: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return the shape of the indexed result; for a mask the number of True elements."""
     import torch
 
-    if len(places) == 1 and places[0].dtype == torch.bool:
-        return (int(places[0].sum()),)
-    return tuple(torch.broadcast_shapes(*(index.shape for index in places)))
+    if len(indices) == 1 and indices[0].dtype == torch.bool:
+        return (int(indices[0].sum()),)
+    return tuple(torch.broadcast_shapes(*(index.shape for index in indices)))
 
 
-def _value(index: Tensor, values: Values) -> Tensor | None:
-    """An index tensor with its values, if they are known."""
+def _value_of(index: Tensor, values: Values) -> Tensor | None:
+    """Return an index tensor with its values; None if they are unknown."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     if not isinstance(index, FakeTensor):

@@ -1,1 +1,1 @@
-"""Timing of one attempt beside its baselines."""
+"""Timing of one attempt against its baselines."""

@@ -1,12 +1,12 @@
-"""Whether timed calls did the work: by the strict rule, asked where it matters.
+"""Check that the timed calls computed the right outputs, with few calls of the strict rule.
 
-The oracle takes longer over an answer than the arms take for a call, so it cannot be asked about
-each. But eager's outputs for the same inputs are at hand, and right. An output that lies no further
-from eager's than one that passed the strict rule is as good as that one; whatever lies further off
-is judged itself, and so are some calls at random.
+The oracle takes longer to judge an output than an arm takes for a call, so it cannot judge every
+output. Eager's outputs for the same inputs are available and right. An output whose distance from
+eager's is no larger than that of an output that passed the strict rule is accepted. The strict rule
+judges every output that is further away, and some calls at random.
 
-Invariant: no output of a timed block that the strict rule would refuse lies further from eager's
-than one that it admitted.
+Invariant: an output of a timed block that the strict rule would refuse is never further from
+eager's output than one that the rule accepted.
 """
 
 from __future__ import annotations
@@ -24,29 +24,34 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SLACK = 1.1
-"""Errors of roundoff vary from draw to draw; so much more than what passed is not asked about."""
+"""Factor on the accepted distances within which an output is not judged. Roundoff errors vary from
+draw to draw."""
 
 Judge = Callable[[int, "Sequence[Tensor]"], RuleResult]
-"""The strict rule on the output for a slot."""
+"""Apply the strict rule to the output of a slot."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a tensor lies from eager's."""
+    """Distance of a tensor from eager's."""
 
     rms: float = 0.0
+    """Root mean square of the differences."""
     most: float = 0.0
+    """Largest difference."""
     unequal: int = 0
-    """Integers that differ, and NaN or Inf in other places."""
+    """Number of integers that differ, or of elements where only one tensor is NaN or Inf."""
 
     def within(self, other: Distance) -> bool:
+        """Return True if no component exceeds the one of `other` by more than `SLACK`."""
         return (
             self.rms <= SLACK * other.rms
             and self.most <= SLACK * other.most
             and self.unequal <= other.unequal
         )
 
-    def or_further(self, other: Distance) -> Distance:
+    def elementwise_max(self, other: Distance) -> Distance:
+        """Return the larger of each component."""
         return Distance(
             max(self.rms, other.rms),
             max(self.most, other.most),
@@ -56,46 +61,47 @@ class Distance:
 
 @dataclass
 class Agreement:
-    """What was found of one candidate's timed outputs so far."""
+    """Comparison of one candidate's timed outputs with eager's."""
 
     judge: Judge
-    admitted: list[Distance] = field(default_factory=list)
-    """The furthest of each tensor of the output that passed the strict rule."""
+    accepted: list[Distance] = field(default_factory=list)
+    """Largest accepted distance of each output tensor."""
 
-    def wrong(
+    def first_wrong(
         self,
         slots: Sequence[int],
         outputs: Sequence[Sequence[Tensor]],
-        right: Sequence[Sequence[Tensor]] | None,
+        expected: Sequence[Sequence[Tensor]] | None,
         sample: int,
     ) -> str:
-        """One line about an output of a block that is refused, or nothing.
+        """Return one line about the first refused output of a block, or "" if all are accepted.
 
-        `right` are eager's, where it is timed too; `sample` calls are judged in any case.
+        `expected` are eager's outputs, or None if eager is not timed. `sample` calls, chosen at
+        random, are judged in any case.
         """
         chosen = set(random.SystemRandom().sample(range(len(slots)), min(sample, len(slots))))
-        for call, given in enumerate(outputs):
-            apart = None if right is None else distances(given, right[call])
-            if call in chosen or (apart is not None and not self._as_near(apart)):
-                result = self.judge(slots[call], given)
+        for call, output in enumerate(outputs):
+            measured = None if expected is None else distances(output, expected[call])
+            if call in chosen or (measured is not None and not self._is_within_accepted(measured)):
+                result = self.judge(slots[call], output)
                 if not result.passed:
                     return f"call {call + 1} of {len(slots)} was wrong: {result.detail}"
-                if apart is not None:
-                    self._admit(apart)
+                if measured is not None:
+                    self._accept(measured)
         return ""
 
-    def _as_near(self, apart: Sequence[Distance]) -> bool:
-        known = self.admitted or [Distance()] * len(apart)
-        return all(found.within(passed) for found, passed in zip(apart, known, strict=True))
+    def _is_within_accepted(self, measured: Sequence[Distance]) -> bool:
+        accepted = self.accepted or [Distance()] * len(measured)
+        return all(one.within(limit) for one, limit in zip(measured, accepted, strict=True))
 
-    def _admit(self, apart: Sequence[Distance]) -> None:
-        known = self.admitted or [Distance()] * len(apart)
-        self.admitted = [a.or_further(b) for a, b in zip(known, apart, strict=True)]
+    def _accept(self, measured: Sequence[Distance]) -> None:
+        accepted = self.accepted or [Distance()] * len(measured)
+        self.accepted = [a.elementwise_max(b) for a, b in zip(accepted, measured, strict=True)]
 
 
-def distances(given: Sequence[Tensor], right: Sequence[Tensor]) -> list[Distance]:
-    """One for each tensor of an output."""
-    return [_distance(x, r) for x, r in zip(given, right, strict=True)]
+def distances(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> list[Distance]:
+    """Return the distance of each tensor of an output from eager's."""
+    return [_distance(x, r) for x, r in zip(outputs, expected, strict=True)]
 
 
 def _distance(x: Tensor, r: Tensor) -> Distance:
@@ -108,10 +114,10 @@ def _distance(x: Tensor, r: Tensor) -> Distance:
     squares, most, unequal = 0.0, 0.0, 0
     for here, there in in_blocks(x, r):
         same = (here == there) | (here.isnan() & there.isnan())
-        apart = (here - there).abs().masked_fill_(same, 0).float()
-        number = apart.isfinite()
-        unequal += int(apart.numel() - number.sum())
-        apart = apart.masked_fill_(~number, 0)
-        squares += float(apart.double().square().sum())
-        most = max(most, float(apart.max()))
+        difference = (here - there).abs().masked_fill_(same, 0).float()
+        finite = difference.isfinite()
+        unequal += int(difference.numel() - finite.sum())
+        difference = difference.masked_fill_(~finite, 0)
+        squares += float(difference.double().square().sum())
+        most = max(most, float(difference.max()))
     return Distance(math.sqrt(squares / x.numel()), most, unequal)

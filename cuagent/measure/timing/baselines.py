@@ -1,8 +1,8 @@
-"""The baselines' processes, warm from one timing to the next, and the inputs that arms are lent.
+"""Keep the baselines' processes warm between timings, and hold the inputs that all arms use.
 
-Not covered: the candidate, whose process is a fresh one each time (`protocol.py`).
+Not covered: the candidate, which has a fresh process in each round (`timer.py`).
 
-Invariant: a baseline whose process was lost twice, or does not open, is timed no more.
+Invariant: a baseline whose process was lost twice, or that does not open, is not timed again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from cuagent.verify.referee import Referee
 from cuagent.worker import Session, SessionEnded, Status
 from cuagent.worker.arms import EAGER
 
-CHEAP_S = {Device.CPU: 2.0, Device.CUDA: 0.5}
-"""A baseline that opens within this gets a fresh process for every timing. On the CPU, where others
-may make opening eager take three times as long, so much that it does so there too."""
+FRESH_IF_OPENED_IN_S = {Device.CPU: 2.0, Device.CUDA: 0.5}
+"""Seconds. A baseline that opens faster than this gets a fresh process for every timing. The CPU's
+limit is higher so that eager is always below it: other processes may make it open three times as
+slowly."""
 COMPILE_S = 900.0
+"""Time limit of the first call in seconds; torch.compile compiles in it."""
 
 
 class Baselines:
-    """Opened where they are needed; `close` ends them."""
+    """Processes of the baselines, opened when they are needed. `close` ends them."""
 
     def __init__(self, referee: Referee, names: Sequence[str], emit: Emit) -> None:
         self.referee = referee
@@ -36,39 +38,39 @@ class Baselines:
         self.device = referee.task.device
         self.cores = cores_of(referee)
         self.failed: dict[str, str] = {}
-        """Why, of those that are timed no more."""
+        """Reason for each baseline that is not timed any more."""
         self.draw_s = 0.0
-        """What drawing one input set took."""
+        """Seconds to draw one input set."""
         self._emit = emit
         self._warm: dict[str, TimedArm] = {}
         self._lost: set[str] = set()
-        """Those whose process ended while they were timed, once so far."""
+        """Baselines whose process ended once while it was timed."""
         self._batch: Batch | None = None
-        self.tried = False
-        """Whether they were opened once: what takes long, and may fail, has been seen."""
+        self.were_opened = False
+        """True if the baselines have been opened once, so compile times and failures are known."""
 
     @property
     def warm(self) -> bool:
-        """Whether any process is open."""
+        """Return True if any process is open."""
         return bool(self._warm)
 
     @property
     def batch(self) -> Batch:
-        """What those that are warm were lent."""
-        return self._batch or self.fresh_batch()
+        """Return the batch that the warm processes use."""
+        return self._batch or self.batch_with_fresh_inputs()
 
     def opened(self) -> dict[str, TimedArm]:
-        """Those whose processes are warm."""
+        """Return the baselines with a warm process."""
         return {name: timed_arm for name, timed_arm in self._warm.items() if name != TWIN}
 
-    def turn_to(self, names: Sequence[str]) -> None:
-        """Time these from now on; the processes of others end."""
+    def set_baselines(self, names: Sequence[str]) -> None:
+        """Set the baselines to time, and end the processes of all others."""
         self.names = tuple(names)
         for name in self._warm.keys() - {*self.names, TWIN}:
             self._warm.pop(name).session.close()
 
-    def fresh_batch(self) -> Batch:
-        """The batch with inputs to warm up on, drawn now, after the attempt was frozen."""
+    def batch_with_fresh_inputs(self) -> Batch:
+        """Return the batch with new inputs for warming up, drawn after the attempt was frozen."""
         if self._batch is None:
             self._batch = self.referee.batch(1 + slots_for(self.referee), filled=False)
         begun = time.perf_counter()
@@ -77,7 +79,7 @@ class Baselines:
         return self._batch
 
     def timed_arms(self, batch: Batch) -> dict[str, TimedArm]:
-        """Their lanes with nothing clocked yet, opened where they are not."""
+        """Return the baselines' timed arms without block times; open those without a process."""
         timed_arms = {}
         names = self.names
         if self.device is Device.CPU and EAGER in names:
@@ -85,27 +87,29 @@ class Baselines:
         for name in names:
             if name in self.failed:
                 continue
-            if (timed_arm := self._ready(name, batch)) is not None:
+            if (timed_arm := self._open_and_warm(name, batch)) is not None:
                 timed_arms[name] = timed_arm
-        self.tried = True
+        self.were_opened = True
         return timed_arms
 
-    def bury(self, why: str) -> bool:
-        """Drop those whose process has ended, for good the second time. Whether any had."""
-        gone = [name for name, timed_arm in self._warm.items() if timed_arm.session.closed]
-        for name in gone:
+    def drop_ended(self, why: str) -> bool:
+        """Drop the baselines whose process has ended, permanently the second time. Returns True if
+        any had."""
+        ended_names = [name for name, timed_arm in self._warm.items() if timed_arm.session.closed]
+        for name in ended_names:
             del self._warm[name]
             if name in self._lost:
                 self.failed[name] = why
             self._lost.add(name)
-        return bool(gone)
+        return bool(ended_names)
 
     def renew(self, allowed_s: float) -> None:
-        """End those whose opening takes less than so long: the next timing gets fresh processes.
+        """End the processes that opened in less than `allowed_s`, so that the next timing gets
+        fresh ones.
 
         One eager process kept for twelve timings measured 1.52 times slower than each fresh
-        candidate on one machine of 16 cores; the cause is not known
-        (docs/concepts/timing.md). So eager is as young as the candidate each time.
+        candidate on a machine with 16 cores; the cause is unknown (docs/concepts/timing.md). So
+        eager's process is as new as the candidate's in each timing.
         """
         for name, timed_arm in list(self._warm.items()):
             if timed_arm.opened_s < allowed_s:
@@ -113,32 +117,33 @@ class Baselines:
                 del self._warm[name]
 
     def end(self, name: str) -> None:
-        """End one, if it is open: the next timing gets a fresh process."""
+        """End a baseline's process, if it has one: the next timing gets a fresh process."""
         if (timed_arm := self._warm.pop(name, None)) is not None:
             timed_arm.session.close()
 
     def close(self) -> None:
-        """End the processes and give the memory back. Idempotent."""
+        """End the processes and free the memory. Idempotent."""
         for timed_arm in self._warm.values():
             timed_arm.session.close()
         self._warm.clear()
-        self.tried = False
+        self.were_opened = False
         if self._batch is not None:
             self.referee.discard(self._batch)
             self._batch = None
 
-    def _ready(self, name: str, batch: Batch) -> TimedArm | None:
-        """One baseline, opened if need be, and once more where its process is gone or got lost."""
-        for last in (False, True):
+    def _open_and_warm(self, name: str, batch: Batch) -> TimedArm | None:
+        """Return one baseline's timed arm, opened if necessary; try again if its process is gone or
+        lost."""
+        for is_last_try in (False, True):
             try:
                 if name not in self._warm:
                     self._warm[name] = self._open(name, batch)
-                known = self._warm[name]
-                return warmed(name, known.session, batch, opened_s=known.opened_s)
-            except SessionEnded as ended:
+                warm_arm = self._warm[name]
+                return warmed(name, warm_arm.session, batch, opened_s=warm_arm.opened_s)
+            except SessionEnded as error:
                 was_open = self._warm.pop(name, None) is not None
-                if last or not (was_open or ended.status is Status.LOST):
-                    self.failed[name] = str(ended)
+                if is_last_try or not (was_open or error.status is Status.LOST):
+                    self.failed[name] = str(error)
                     break
         return None
 
@@ -162,9 +167,9 @@ def warmed(
     begun: float | None = None,
     opened_s: float = 0.0,
 ) -> TimedArm:
-    """A lane whose model has run; three calls tell about how long one takes.
+    """Return a timed arm whose model has run three times, so the time of a call is roughly known.
 
-    `begun` is when its opening was, where its first call is still to come.
+    `begun` is the time at which its opening started, if its first call is still to come.
     """
     slot = batch.inputs.count - 1
     timed_arm = TimedArm(name, session, opened_s)

@@ -1,8 +1,8 @@
-"""A timing in parts, where the device has no room for all models at once.
+"""Split a timing into parts if the device has no room for all models at the same time.
 
-The candidate is timed against one baseline after another, or each baseline against eager; every
-part is a timing of its own, interleaved in itself, so that a ratio never compares two parts. Not
-covered: how much room a timing takes (`verify/memory_plan.py`).
+The candidate is timed against one baseline after another, or each baseline against eager. Every
+part is an interleaved timing, so a ratio never compares two parts. Not covered: the memory that a
+timing takes (`verify/memory_plan.py`).
 """
 
 from __future__ import annotations
@@ -15,29 +15,34 @@ from cuagent.timing import Arm, Timing
 from cuagent.verify.referee import Referee
 from cuagent.worker.arms import CANDIDATE, EAGER
 
-SLACK = 1.15
-"""What allocators and contexts take beside what is reckoned: three models of 126 GiB together did
-not fit into 137."""
+MEMORY_FACTOR = 1.15
+"""Factor on the planned memory for allocators and contexts: three models of 126 GiB together did
+not fit into 137 GiB."""
 
 
-def parts(referee: Referee, baselines: Sequence[str], attempted: bool) -> list[tuple[str, ...]]:
-    """The baselines of each part: all in one, but for a large task that has no room for that.
+def parts_of(
+    referee: Referee, baselines: Sequence[str], with_candidate: bool
+) -> list[tuple[str, ...]]:
+    """Return the baselines of each part: one part, unless a large task has no room for all.
 
-    `attempted`: whether a candidate is timed with each.
+    `with_candidate`: True if a candidate is timed in each part.
     """
-    whole, models = tuple(baselines), len(baselines) + attempted
+    whole, models = tuple(baselines), len(baselines) + with_candidate
     if not referee.large or models < 3:
         return [whole]
-    if SLACK * referee.room.timing(models) <= free(referee.task.device.value):
+    if MEMORY_FACTOR * referee.room.timing(models) <= free(referee.task.device.value):
         return [whole]
-    if attempted:
+    if with_candidate:
         return [(name,) for name in whole]
     return [(EAGER, name) for name in whole if name != EAGER]
 
 
-def together(timings: Sequence[Timing]) -> Timing:
-    """Parts as one timing; of an arm that is in several, the figures of the first, or why it failed
-    in any."""
+def merge(timings: Sequence[Timing]) -> Timing:
+    """Merge parts into one timing.
+
+    An arm that is in several parts has the figures of the first, or of the last part in which it
+    failed.
+    """
     arms: dict[str, Arm] = {}
     for arm in (arm for part in timings for arm in part.arms):
         if arm.name not in arms or arm.failed:
@@ -45,7 +50,7 @@ def together(timings: Sequence[Timing]) -> Timing:
     return replace(
         timings[0],
         arms=tuple(arms.values()),
-        ratios={name: found for part in timings for name, found in part.ratios.items()},
+        ratios={name: ratio for part in timings for name, ratio in part.ratios.items()},
         seconds=sum(part.seconds for part in timings),
         contradiction=timings[-1].contradiction,
         wrong=timings[-1].wrong,
@@ -55,7 +60,7 @@ def together(timings: Sequence[Timing]) -> Timing:
     )
 
 
-def is_last(timing: Timing) -> bool:
-    """Whether no further part is of use: the candidate was refused, or did not get through."""
+def is_final(timing: Timing) -> bool:
+    """Return True if no further part is needed: the candidate was refused or failed."""
     candidate = timing.arm(CANDIDATE)
     return bool(timing.refused or (candidate is not None and candidate.failed))

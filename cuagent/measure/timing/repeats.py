@@ -1,13 +1,12 @@
-"""The repeats of one round: every arm gets a block of calls on inputs that nobody has seen before.
+"""Run the repeats of one round: each arm gets a block of calls on new inputs.
 
-The inputs of a repeat are drawn for it, laid out anew for each arm, and the outputs poisoned, so
-that no arm finds what another one left. Right after its block each arm makes one call by itself, on
-inputs that were not there before: what a block saves by working on several inputs at once, no user
-gets.
+The inputs of a repeat are drawn for it and laid out again for each arm, and the outputs are
+poisoned, so no arm finds results of another. After its block each arm makes one single call on new
+inputs: work that a block saves by processing several inputs together is no gain for a user.
 
-What the candidate gives is judged (`agreement.py`). Some of its blocks hold other kinds of inputs
-and are not counted: it cannot know which, and so must be right on all while it is timed. Not
-covered: which arms there are and what becomes of the numbers (`protocol.py`).
+The candidate's outputs are judged (`agreement.py`). Some of its blocks hold inputs of other kinds
+and are not counted. It cannot know which, so it must be right in all of them. Not covered: the
+choice of arms and the use of the times (`timer.py`, `rounds.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from cuagent.measure import system_load
 from cuagent.measure.roofline.ceilings import cache_bytes
 from cuagent.measure.statistics import steady
 from cuagent.measure.timing.agreement import Agreement
-from cuagent.measure.timing.timed_arm import GROUPS, Clocked, TimedArm
+from cuagent.measure.timing.timed_arm import GROUPS, BlockTime, TimedArm
 from cuagent.task import Device
 from cuagent.verdict import RuleResult
 from cuagent.verify.batch import Batch
@@ -36,169 +35,192 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK_S = {Device.CPU: 0.005, Device.CUDA: 0.01}
-"""About how long the slowest arm's block takes. Short on the CPU: the shorter, the likelier that
-nobody interrupts it."""
+"""Approximate seconds of the slowest arm's block. Short on the CPU, because a shorter block is less
+likely to be interrupted."""
 GLANCE_S = BLOCK_S | {Device.CPU: 0.001}
-"""The same at a glance, which has no repeats to waste: within a slice of the scheduler, since many
-judges at once are a busy machine by themselves."""
+"""The same for `Effort.GLANCE`, which has no repeats to lose. It is within a time slice of the
+scheduler, because many judges keep a machine busy."""
 REPEATS = {Device.CPU: (15, 60), Device.CUDA: (5, 10)}
-"""Fewest and most of a round. On a GPU more would not narrow an interval that what processes differ
-by has widened already: of 242 runs the first 10 repeats say what 15 do, to 0.02 % of the width."""
-GLANCES = {Device.CPU: (4 * GROUPS, 4 * GROUPS), Device.CUDA: (2 * GROUPS, 2 * GROUPS)}
+"""Smallest and largest number of repeats of a round. On a GPU more would not narrow an interval
+that the variation between processes has widened already: in 242 runs the first 10 repeats give the
+same as 15, to 0.02 % of the width."""
+GLANCE_REPEATS = {Device.CPU: (4 * GROUPS, 4 * GROUPS), Device.CUDA: (2 * GROUPS, 2 * GROUPS)}
+"""The same for `Effort.GLANCE`."""
 DRAWING_S = 0.05
-"""That drawing inputs may take for one repeat, if one call's take less; there are fewer calls."""
+"""Seconds that drawing the inputs of one repeat may take, unless one call's inputs take longer. The
+number of calls is reduced to fit."""
 LONG_DRAWING_S = 3.0
-"""That it may take for a round; else there are fewer repeats."""
+"""Seconds that drawing inputs may take in a round. The number of repeats is reduced to fit."""
 SETTLE_S = 0.001
-"""Before a block on the CPU: threads of the arm before may still spin (`worker/fork_server.py`)."""
+"""Seconds of pause before a block on the CPU: threads of the previous arm may still spin
+(`worker/fork_server.py`)."""
 CALL_S = 60.0
-SURPRISE_EVERY = 5
-"""Repeats, at a random one of which a block with other kinds of inputs comes first."""
-CERTAIN_SURPRISES = 3
-"""Of a round; after these, only while judging takes no larger share than it may."""
-SAMPLED = 4
-"""Calls of such a block that are judged."""
+"""Time limit of a call in seconds."""
+CHECK_EVERY = 5
+"""Number of repeats in a stretch. A check with other kinds of inputs precedes one of them, chosen
+at random."""
+CERTAIN_CHECKS = 3
+"""Number of such checks in a round that always run. Later ones run only while judging is within
+`JUDGING_SHARE`."""
+JUDGED_CALLS = 4
+"""Number of calls of a check that are judged."""
 JUDGING_SHARE = 0.25
-"""Of the time of a round that may go to judging calls at random."""
+"""Share of a round's time that judging random calls may take."""
 
 
 @dataclass
 class Repeats:
-    """One round's; `lanes` have run before, so that about how long a call takes is known."""
+    """Repeats of one round. The `timed_arms` have run before, so the time of a call is roughly
+    known."""
 
     referee: Referee
     batch: Batch
     timed_arms: Mapping[str, TimedArm]
     slots: Sequence[int]
     draw_s: float
-    """Seconds that drawing the inputs of one call takes."""
+    """Seconds to draw the inputs of one call."""
     glance: bool = False
-    """Shorter blocks on the CPU, and no more of them than the statistic needs."""
+    """True for shorter blocks on the CPU and the fewest repeats that the statistic needs."""
     slowed: int = field(default=0, init=False)
-    """Repeats that count although the device was not fit: as many as may be were discarded."""
+    """Number of repeats that count although the GPU throttled, because the largest number was
+    discarded."""
     judged_s: float = field(default=0.0, init=False)
-    _turn: int = field(default=0, init=False)
+    _calls_so_far: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.device = self.referee.task.device
         self.random = random.SystemRandom()
         self.agreement = Agreement(self._strict)
-        self._surprise_at = self.random.randrange(SURPRISE_EVERY)
+        self._next_check = self.random.randrange(CHECK_EVERY)
         self._states: list[system_load.GpuState | None] = []
 
     def run(self, budget_s: float) -> str:
-        """Until the budget is spent. What was wrong with the candidate's answers, or nothing."""
-        begun = time.perf_counter()
+        """Run repeats until the budget is spent.
+
+        Returns a message if an output of the candidate was wrong, else "".
+        """
+        started = time.perf_counter()
         calls, fewest, most = self._plan()
         done, discarded = 0, 0
-        while done < fewest or (done < most and time.perf_counter() - begun < budget_s):
-            patient = self.judged_s <= JUDGING_SHARE * (time.perf_counter() - begun)
-            wrong = self._surprise(self._next(calls)) if self._is_due(done, patient) else ""
-            wrong = wrong or self._turns(self._next(calls + (calls > 1)), calls, int(patient))
-            if wrong:
-                return f"while it was timed, {wrong}"
-            calm = self._calm()
-            if calm or discarded == most:
+        while done < fewest or (done < most and time.perf_counter() - started < budget_s):
+            may_judge = self.judged_s <= JUDGING_SHARE * (time.perf_counter() - started)
+            fault = ""
+            if self._check_is_due(done, may_judge):
+                fault = self._check_on_other_kinds(self._next(calls))
+            fault = fault or self._repeat(self._next(calls + (calls > 1)), calls, int(may_judge))
+            if fault:
+                return f"while it was timed, {fault}"
+            fit = self._device_is_fit()
+            if fit or discarded == most:
                 done += 1
-                self.slowed += not calm
+                self.slowed += not fit
             else:
                 discarded += 1
                 for timed_arm in self.timed_arms.values():
-                    del timed_arm.blocks[-1:], timed_arm.alone[-1:]
+                    del timed_arm.blocks[-1:], timed_arm.single_calls[-1:]
         return ""
 
     def _plan(self) -> tuple[int, int, int]:
-        """Calls of a block, fewest and most repeats. What was clocked so far is forgotten."""
+        """Return the calls of a block and the smallest and largest number of repeats.
+
+        Clears the block times so far.
+        """
         slowest = max(
             min(block.wall for block in timed_arm.blocks) for timed_arm in self.timed_arms.values()
         )
         for timed_arm in self.timed_arms.values():
             timed_arm.blocks.clear()
-            timed_arm.alone.clear()
-        drawn = DRAWING_S / max(self.draw_s, 1e-6)
-        long = (GLANCE_S if self.glance else BLOCK_S)[self.device]
-        # One set is left for the call by itself.
-        calls = max(1, min(len(self.slots) - 1, int(long / slowest), int(drawn)))
-        fewest, most = GLANCES[self.device] if self.glance else REPEATS[self.device]
+            timed_arm.single_calls.clear()
+        drawable = DRAWING_S / max(self.draw_s, 1e-6)
+        block_s = (GLANCE_S if self.glance else BLOCK_S)[self.device]
+        # One input set is left for the single call.
+        calls = max(1, min(len(self.slots) - 1, int(block_s / slowest), int(drawable)))
+        fewest, most = GLANCE_REPEATS[self.device] if self.glance else REPEATS[self.device]
         affordable = int(LONG_DRAWING_S / (calls * max(self.draw_s, 1e-6)))
         return calls, min(fewest, max(GROUPS, affordable)), most
 
     def _next(self, calls: int) -> list[int]:
-        """Slots by turns, so that on the CPU caches are left behind."""
-        self._turn += calls
-        return [self.slots[k % len(self.slots)] for k in range(self._turn - calls, self._turn)]
+        """Return the next slots in rotation, so that on the CPU their data has left the caches."""
+        first = self._calls_so_far
+        self._calls_so_far += calls
+        return [self.slots[k % len(self.slots)] for k in range(first, first + calls)]
 
-    def _is_due(self, done: int, patient: bool) -> bool:
-        """Whether a surprise comes before this repeat: one in each stretch, nobody knows where."""
-        if CANDIDATE not in self.timed_arms or done < self._surprise_at:
+    def _check_is_due(self, done: int, may_judge: bool) -> bool:
+        """Return True if a check precedes this repeat: one in each stretch, at a random place."""
+        if CANDIDATE not in self.timed_arms or done < self._next_check:
             return False
-        stretch = done // SURPRISE_EVERY
-        if stretch >= CERTAIN_SURPRISES and not patient:
-            return False  # but as soon as there is time again
-        self._surprise_at = (stretch + 1) * SURPRISE_EVERY + self.random.randrange(SURPRISE_EVERY)
+        stretch = done // CHECK_EVERY
+        if stretch >= CERTAIN_CHECKS and not may_judge:
+            return False  # it runs as soon as there is time again
+        self._next_check = (stretch + 1) * CHECK_EVERY + self.random.randrange(CHECK_EVERY)
         return True
 
-    def _turns(self, slots: Sequence[int], calls: int, sample: int) -> str:
-        """A block of each arm on new inputs, and one call by itself on those that are left.
+    def _repeat(self, slots: Sequence[int], calls: int, sample: int) -> str:
+        """Time a block of each arm on new inputs, then one single call on the inputs that are left.
 
-        What the candidate did wrong; `sample` of its calls are judged in any case.
+        `sample` of the candidate's calls are judged in any case. Returns a message on the
+        candidate's fault, else "".
         """
         self.referee.refill(self.batch, slots)
-        kept: dict[str, list[list[Tensor]]] = {}
+        outputs: dict[str, list[list[Tensor]]] = {}
         changed = ""
         for name in self.random.sample(list(self.timed_arms), len(self.timed_arms)):
             timed_arm = self.timed_arms[name]
             timed_arm.blocks.append(clock(timed_arm, self.batch, slots[:calls]))
-            if alone := slots[calls:]:
-                # At once, while its code lies in the caches: arms differ in what they need of them.
-                timed_arm.alone.append(clock(timed_arm, self.batch, alone, settle_s=0.0))
+            if single := slots[calls:]:
+                # No pause, so that the arm's code is still in the caches: arms differ in how much
+                # they need of them.
+                timed_arm.single_calls.append(clock(timed_arm, self.batch, single, settle_s=0.0))
             if self.device is Device.CUDA:
                 self._states.append(system_load.gpu_state())
             if name == CANDIDATE:
                 changed = self._changed(slots)
             if name in (CANDIDATE, EAGER):
-                kept[name] = self._outputs(name, slots)
-        if changed or CANDIDATE not in kept:
+                outputs[name] = self._outputs(name, slots)
+        if changed or CANDIDATE not in outputs:
             return changed
-        return self.agreement.wrong(slots, kept[CANDIDATE], kept.get(EAGER), sample)
+        return self.agreement.first_wrong(slots, outputs[CANDIDATE], outputs.get(EAGER), sample)
 
-    def _calm(self) -> bool:
-        """Whether the device was fit to be timed since this was last asked."""
-        known = [state for state in self._states if state is not None]
+    def _device_is_fit(self) -> bool:
+        """Return True if the GPU was at a steady clock since the previous call of this method."""
+        states = [state for state in self._states if state is not None]
         self._states.clear()
-        clocks, slowed = [s.clock for s in known], [s.slowed for s in known]
-        return all(steady(clocks, slowed, system_load.gpu_nominal_clock() if known else 0))
+        clocks, slowed = [s.clock for s in states], [s.slowed for s in states]
+        return all(steady(clocks, slowed, system_load.gpu_nominal_clock() if states else 0))
 
-    def _surprise(self, slots: Sequence[int]) -> str:
-        """A block like any other to the candidate, on inputs of other kinds, held to the rules."""
+    def _check_on_other_kinds(self, slots: Sequence[int]) -> str:
+        """Run a block on inputs of other kinds and judge its outputs.
+
+        The candidate cannot tell it from a timed block. Returns a message on its fault, else "".
+        """
         kinds = [kind for kind in self.referee.context.kinds if kind not in EXACT]
         self.random.shuffle(kinds)
-        drawn = dict(zip(slots, itertools.cycle(kinds), strict=False))
-        for slot, kind in drawn.items():
+        kind_of = dict(zip(slots, itertools.cycle(kinds), strict=False))
+        for slot, kind in kind_of.items():
             self.referee.refill(self.batch, [slot], kind)
         clock(self.timed_arms[CANDIDATE], self.batch, slots)
         if changed := self._changed(slots):
             return changed
-        given = dict(zip(slots, self._outputs(CANDIDATE, slots), strict=True))
-        for slot in self.random.sample(list(slots), min(SAMPLED, len(slots))):
-            result = self._strict(slot, given[slot], drawn[slot])
+        outputs = dict(zip(slots, self._outputs(CANDIDATE, slots), strict=True))
+        for slot in self.random.sample(list(slots), min(JUDGED_CALLS, len(slots))):
+            result = self._strict(slot, outputs[slot], kind_of[slot])
             if not result.passed:
-                return f"a call on {drawn[slot]} inputs was wrong: {result.detail}"
+                return f"a call on {kind_of[slot]} inputs was wrong: {result.detail}"
         return ""
 
     def _strict(
         self, slot: int, outputs: Sequence[Tensor], kind: Inputs = Inputs.OWN
     ) -> RuleResult:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         result = self.referee.check(self.batch, slot, outputs, kind)
-        self.judged_s += time.perf_counter() - begun
+        self.judged_s += time.perf_counter() - started
         return result
 
     def _changed(self, slots: Sequence[int]) -> str:
-        """Looks at the inputs of one call, which one is secret."""
+        """Return a message if the inputs of one secretly chosen call have changed, else ""."""
         slot = self.random.choice(slots)
-        held = self.batch.lent.holds(self.batch.inputs, slot)
-        return "" if held else "its inputs were not as they were, or bytes beside them"
+        unchanged = self.batch.lent.holds(self.batch.inputs, slot)
+        return "" if unchanged else "it wrote to its inputs, or to memory next to them"
 
     def _outputs(self, name: str, slots: Sequence[int]) -> list[list[Tensor]]:
         return [self.batch.outputs_of(name).snapshot(slot) for slot in slots]
@@ -206,8 +228,8 @@ class Repeats:
 
 def clock(
     timed_arm: TimedArm, batch: Batch, slots: Sequence[int], settle_s: float = SETTLE_S
-) -> Clocked:
-    """One block of one arm."""
+) -> BlockTime:
+    """Time one block of one arm."""
     batch.lay_out(timed_arm.name, slots)
     on_cpu = batch.inputs.device == "cpu"
     if on_cpu:
@@ -217,7 +239,7 @@ def clock(
         batch.outputs_of(timed_arm.name),
         [(slot, slot) for slot in slots],
         deadline_s=CALL_S * len(slots),
-        # The CPU goes from one input set to the next instead.
+        # The CPU rotates through input sets instead.
         flush=0 if on_cpu else max(FLUSH, 2 * cache_bytes(Device.CUDA)),
     )
-    return Clocked(sum(block.claimed_s) / len(slots), block.wall_s / len(slots))
+    return BlockTime(sum(block.claimed_s) / len(slots), block.wall_s / len(slots))

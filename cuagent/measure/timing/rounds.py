@@ -1,8 +1,8 @@
-"""From rounds of counted blocks to arms and ratios: which rounds count, and which statistic holds.
+"""Decide which rounds of a timing count, and turn their blocks into arms and ratios.
 
-On a GPU all pairs of a round are used, since it is ours alone or the run is not taken; on the CPU,
-where anybody may interrupt, the quietest blocks of consecutive stretches. Not covered: where blocks
-come from (`protocol.py`), what of them counts (`lane.py`).
+On a GPU all pairs of a round are used, because cuagent holds the GPU exclusively. On the CPU any
+process may interrupt, so only the quietest blocks of consecutive stretches are used. Not covered:
+how blocks are measured (`repeats.py`) and how their times are audited (`timed_arm.py`).
 """
 
 from __future__ import annotations
@@ -21,60 +21,64 @@ from cuagent.measure.statistics import (
     quantile,
     quietest,
 )
-from cuagent.measure.system_load import BUSY
+from cuagent.measure.system_load import BUSY_SHARE
 from cuagent.measure.timing.timed_arm import GROUPS, LEAST_S, TimedArm
 from cuagent.task import Device
 from cuagent.timing import MARGIN, Arm, Effort, Ratio, Standing
 from cuagent.worker.arms import CANDIDATE, EAGER
 
 LOOKS = Looks((3, 5))
+"""Numbers of rounds after which a record timing may stop."""
 QUICK_CONFIDENCE = {Device.CPU: 0.99, Device.CUDA: 0.95}
-BETWEEN = {Device.CPU: 0.03, Device.CUDA: 0.004}
-"""Standard deviation of a log ratio from one set of processes to the next. Measured on a GPU; on
-the CPU a first guess, since it was 1 % on one machine and 7 % on another: see `twins`."""
-GUESS_WEIGHT = 4
-"""Timings of twins that the guess counts for."""
-STRIKES = 3
-"""So often, in fresh processes, must the wall clock contradict before it is a verdict, and on a GPU
-add to the claims before that counts: one process in twenty is woken more slowly than its fellows,
-whatever it runs (docs/concepts/timing.md)."""
-HELD_UP = 1.3
-"""A baseline that takes so many times what it usually takes, when another does not, was held up.
-Beside other work on the host torch.compile took 47 to 229 us for 26 in 10 of 48 timings, steadily
-enough for narrow limits: a kernel four times slower was called twice as fast
+BETWEEN_PROCESSES = {Device.CPU: 0.03, Device.CUDA: 0.004}
+"""Standard deviation of a log ratio from one set of processes to the next. Measured on a GPU. On
+the CPU a prior, because it was 1 % on one machine and 7 % on another; see `twins`."""
+PRIOR_WEIGHT = 4
+"""Number of twin timings that the prior of `BETWEEN_PROCESSES` counts for."""
+ROUNDS_TO_CONFIRM = 3
+"""Number of consecutive rounds, each in fresh processes, in which the wall clock must contradict
+the candidate before it is refused, or on a GPU add to the claims before the addition counts. One
+process in twenty is woken more slowly than the others, whatever it runs (docs/concepts/timing.md).
+"""
+DELAYED_FACTOR = 1.3
+"""Factor on a baseline's usual time from which it counts as delayed, unless another baseline is
+equally slow. On a busy host torch.compile took 47 to 229 us instead of 26 in 10 of 48 timings,
+steadily enough for narrow limits: a kernel four times slower was called twice as fast
 (docs/concepts/timing.md)."""
-USUAL = 0.1
-"""What a baseline usually takes: this quantile of its rounds. Others only ever lengthen one, and a
-single lucky one must not count for good."""
-PATIENCE = 2
-"""So often in a timing is a round taken again for that, the last time with a fresh process."""
+USUAL_QUANTILE = 0.1
+"""Quantile of a baseline's rounds that is its usual time. Other processes only lengthen a round,
+and a single fast round must not set the standard."""
+MOST_RETRIES = 2
+"""Number of rounds in a timing that are repeated because a baseline was delayed. The last one has a
+fresh process."""
 TWIN = "eager again"
-"""A second process of eager, on the CPU: how far the two lie apart is what processes do here."""
+"""Name of a second eager process, on the CPU. Its distance from the first shows how much processes
+differ."""
 RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.25e-6}
-"""By how much equal kernels differ from process to process whatever their length (measured)."""
+"""Seconds by which equal kernels of any length differ from process to process (measured)."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One set of processes, timed."""
+    """Times of one set of processes."""
 
     timed_arms: dict[str, TimedArm]
     counted: dict[str, list[float]]
-    """Seconds per call of each block of each arm; blocks of one index make a pair."""
+    """Seconds per call of each block of each arm. Blocks of equal index are a pair."""
     wrong: str
-    """Set when the candidate's answers were not right while it was timed."""
-    astray: str
-    """Set when it left the processors that all arms are timed on."""
-    hidden: str
-    """Set when the wall clock speaks against the candidate's."""
+    """Message if an output of the candidate was wrong while it was timed, else ""."""
+    outside_cores: str
+    """Message if the candidate left the processors of all arms, else ""."""
+    clock_contradiction: str
+    """Message if the wall clock contradicts the candidate's claims, else ""."""
     busy: float
-    """Share of the processors that others had."""
+    """Share of the processors that other processes used."""
     slowed: int = 0
-    """Repeats in which the GPU throttled and that count all the same."""
+    """Number of repeats that count although the GPU throttled."""
 
     @property
     def charged(self) -> float:
-        """Share by which a call of the candidate surely counts for more than it claims."""
+        """Share by which a call of the candidate certainly counts for more than it claims."""
         if not self.counted.get(CANDIDATE):
             return 0.0
         claims = [max(claim, LEAST_S) for claim in self.timed_arms[CANDIDATE].claims]
@@ -83,25 +87,26 @@ class Round:
 
 @dataclass
 class Rounds:
-    """The rounds of one timing so far, and what they say against the candidate."""
+    """Rounds of one timing so far, and the evidence against the candidate."""
 
     device: Device
-    known: dict[str, list[float]] = field(default_factory=dict)
-    """Seconds that each baseline took in its rounds so far, in earlier timings too."""
-    held: list[Round] = field(default_factory=list)
-    """Those that count."""
+    baseline_times: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds of each baseline in each of its rounds so far, earlier timings included."""
+    valid: list[Round] = field(default_factory=list)
+    """Rounds that count."""
     wrong: str = ""
     contradiction: str = ""
-    _lies: int = 0
-    """Rounds in a row in which the wall clock spoke against the candidate's."""
-    _strikes: int = 0
-    """The same, or it added to the claims so much that somebody might call it a difference."""
-    stale: str = ""
-    """A baseline that was held up twice: its process is not to be asked again."""
-    _waited: int = 0
-    """Rounds that did not count because a baseline was held up."""
-    _late: str = ""
-    """What is to be said of one that was in a round that counts all the same."""
+    _contradicted_in_a_row: int = 0
+    """Consecutive rounds in which the wall clock contradicted the candidate."""
+    _doubtful_in_a_row: int = 0
+    """Consecutive rounds with a contradiction, or with a charge large enough to change the
+    standing."""
+    process_to_replace: str = ""
+    """Baseline that was delayed twice, so its process must be replaced; else ""."""
+    _retries: int = 0
+    """Number of rounds that did not count because a baseline was delayed."""
+    _delay_note: str = ""
+    """Note on a delayed baseline in a round that counts."""
 
     @property
     def refused(self) -> bool:
@@ -109,54 +114,64 @@ class Rounds:
 
     @property
     def busy(self) -> float:
-        """The largest share of the processors that others had in a round."""
-        return max((taken.busy for taken in self.held), default=0.0)
+        """Return the largest share of the processors that other processes used in a round."""
+        return max((taken.busy for taken in self.valid), default=0.0)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures should know of the machine."""
-        slowed = sum(taken.slowed for taken in self.held)
-        said = [f"machine busy: {self.busy:.0%} by others"] * (self.busy > BUSY)
-        said += [f"the GPU throttled in {slowed} repeats that count"] * (slowed > 0)
-        return (*said, *[self._late] * bool(self._late))
+        """Return notes on the state of the machine for the reader of the figures."""
+        slowed = sum(taken.slowed for taken in self.valid)
+        busy = f"machine busy: {self.busy:.0%} used by other processes"
+        notes = [busy] * (self.busy > BUSY_SHARE)
+        notes += [f"the GPU throttled in {slowed} repeats that count"] * (slowed > 0)
+        return (*notes, *[self._delay_note] * bool(self._delay_note))
 
-    def take(self, taken: Round) -> bool:
-        """Whether it counts: what the walls say against the candidate must be seen again first,
-        and a baseline that was held up gets another try."""
-        charged = self.device is Device.CUDA and taken.charged > MARGIN
-        self._lies = self._lies + 1 if taken.hidden else 0
-        self._strikes = self._strikes + 1 if taken.hidden or charged else 0
+    def add(self, taken: Round) -> bool:
+        """Add a round and return True if it counts.
+
+        A round does not count if its charges against the candidate must be confirmed first, or if a
+        baseline was delayed and may be timed again.
+        """
+        contradicted = bool(taken.clock_contradiction)
+        doubtful = contradicted or (self.device is Device.CUDA and taken.charged > MARGIN)
+        self._contradicted_in_a_row = self._contradicted_in_a_row + 1 if contradicted else 0
+        self._doubtful_in_a_row = self._doubtful_in_a_row + 1 if doubtful else 0
+        confirmed = self._contradicted_in_a_row == ROUNDS_TO_CONFIRM
         self.wrong = taken.wrong
-        self.contradiction = taken.astray or (taken.hidden if self._lies == STRIKES else "")
-        name, times = self._held_up(taken) if self.device is Device.CUDA else ("", 1.0)
-        seen_again = 0 < self._strikes < STRIKES
-        again = bool(name) and self._waited < PATIENCE and not seen_again
-        self._waited += again
-        self.stale = name if again and self._waited == PATIENCE else ""
-        counts = self.refused or not (seen_again or again)
+        self.contradiction = taken.outside_cores or (taken.clock_contradiction if confirmed else "")
+        name, factor = self._delayed(taken) if self.device is Device.CUDA else ("", 1.0)
+        unconfirmed = 0 < self._doubtful_in_a_row < ROUNDS_TO_CONFIRM
+        retry = bool(name) and self._retries < MOST_RETRIES and not unconfirmed
+        self._retries += retry
+        self.process_to_replace = name if retry and self._retries == MOST_RETRIES else ""
+        counts = self.refused or not (unconfirmed or retry)
         if counts and name:
-            self._late = (
-                f"{name} was held up: {times:.1f} times what it usually takes, "
+            self._delay_note = (
+                f"{name} was delayed: it took {factor:.1f} times its usual time, "
                 "so the speedup over it is too large"
             )
         if counts:
-            self.held.append(taken)
+            self.valid.append(taken)
         return counts
 
-    def _held_up(self, taken: Round) -> tuple[str, float]:
-        """The baseline that was, and how many times what it usually takes; what slows all of them
-        alike is no hold-up."""
+    def _delayed(self, taken: Round) -> tuple[str, float]:
+        """Return the delayed baseline and the factor on its usual time; ("", 1.0) if there is none.
+
+        A slowdown common to all baselines does not count as a delay.
+        """
         now = {n: median(c) for n, c in taken.counted.items() if n not in (CANDIDATE, TWIN) and c}
-        # Of one that was never timed here all that is known is what it is to beat.
+        # A baseline without earlier rounds is compared with eager, which it should beat.
         usual = {
-            name: quantile(self.known[name], USUAL) if name in self.known else now.get(EAGER, time)
+            name: quantile(self.baseline_times[name], USUAL_QUANTILE)
+            if name in self.baseline_times
+            else now.get(EAGER, time)
             for name, time in now.items()
         }
         slower = {name: now[name] / usual[name] for name in now}
         for name, time in now.items():
-            self.known.setdefault(name, []).append(time)
+            self.baseline_times.setdefault(name, []).append(time)
         worst = max(slower, key=slower.__getitem__, default="")
-        if not worst or slower[worst] <= HELD_UP * max(1.0, min(slower.values())):
+        if not worst or slower[worst] <= DELAYED_FACTOR * max(1.0, min(slower.values())):
             return "", 1.0
         return worst, slower[worst]
 
@@ -167,11 +182,11 @@ def ratio(
     arm: str,
     effort: Effort,
     device: Device,
-    apart: Sequence[float] = (),
+    twin_ratios: Sequence[float] = (),
 ) -> Ratio:
-    """Time of `baseline` over time of `arm`, both timed in every round.
+    """Return the time of `baseline` over the time of `arm`, both timed in every round.
 
-    `apart` are the log ratios of twins so far, from `twins`.
+    `twin_ratios` are the log ratios of twins so far, from `twins`.
     """
     logs = [
         log_ratios(levels(taken, baseline, device), levels(taken, arm, device)) for taken in rounds
@@ -181,26 +196,30 @@ def ratio(
     confidence = QUICK_CONFIDENCE[device]
     resolution = RESOLUTION_S[device] / min(rounds[0].counted[arm])
     if device is Device.CPU:
-        between, known = pooled(apart, BETWEEN[device], GUESS_WEIGHT)
-        return over_groups(logs[0], confidence, between + resolution, known)
-    return over_rounds(logs, confidence, math.hypot(BETWEEN[device], resolution))
+        between, df = pooled(twin_ratios, BETWEEN_PROCESSES[device], PRIOR_WEIGHT)
+        return over_groups(logs[0], confidence, between + resolution, df)
+    return over_rounds(logs, confidence, math.hypot(BETWEEN_PROCESSES[device], resolution))
 
 
 def twins(taken: Round, device: Device) -> list[float]:
-    """How far two processes of eager lay apart in this round: a log ratio, or nothing."""
+    """Return the log ratio of two eager processes in this round, in a list; [] if there are not
+    two."""
     if not (taken.counted.get(EAGER) and taken.counted.get(TWIN)):
         return []
     return [median(log_ratios(levels(taken, EAGER, device), levels(taken, TWIN, device)))]
 
 
 def levels(taken: Round, name: str, device: Device) -> list[float]:
-    """What of an arm's blocks is compared."""
+    """Return the times of an arm's blocks that are compared."""
     blocks = taken.counted[name]
     return quietest(blocks, GROUPS) if device is Device.CPU else blocks
 
 
-def enough(rounds: int, ratios: Iterable[Ratio]) -> bool:
-    """Whether a record may stop: at a look only, when all is decided or it was the last."""
+def may_stop(rounds: int, ratios: Iterable[Ratio]) -> bool:
+    """Return True if a record timing may stop.
+
+    It may at a planned look only, if all ratios are decided or it is the last look.
+    """
     if rounds not in LOOKS.rounds:
         return False
     return rounds == LOOKS.rounds[-1] or all(
@@ -209,14 +228,14 @@ def enough(rounds: int, ratios: Iterable[Ratio]) -> bool:
 
 
 def arm_of(name: str, rounds: Sequence[Round], failed: str, device: Device) -> Arm:
-    """An arm's figures over all rounds."""
-    held = [taken for taken in rounds if taken.counted.get(name)]
-    if not held:
+    """Return an arm's figures over all rounds."""
+    valid = [taken for taken in rounds if taken.counted.get(name)]
+    if not valid:
         return Arm(name, float("nan"), (), failed=failed or "was not reached")
-    typical = [level for taken in held for level in levels(taken, name, device)]
-    samples = tuple(block for taken in held for block in taken.counted[name])
-    blocks = tuple(len(taken.counted[name]) for taken in held)
-    claims = (block.claim for taken in held for block in taken.timed_arms[name].blocks)
+    typical = [level for taken in valid for level in levels(taken, name, device)]
+    samples = tuple(block for taken in valid for block in taken.counted[name])
+    blocks = tuple(len(taken.counted[name]) for taken in valid)
+    claims = (block.claim for taken in valid for block in taken.timed_arms[name].blocks)
     charged = median(max(0.0, c - claim) for c, claim in zip(samples, claims, strict=True))
-    opened_s = held[0].timed_arms[name].opened_s
+    opened_s = valid[0].timed_arms[name].opened_s
     return Arm(name, median(typical), samples, opened_s, failed, blocks, charged)

@@ -1,8 +1,9 @@
-"""Whether this machine can tell a difference in speed: the reference against itself.
+"""Check which differences in speed this machine can measure, with arms of known difference.
 
-Two attempts are made of one small module of our own: the same text (A/A), and the same with a known
-share of its work done once more. What the timing says of them is known beforehand, so what it gets
-wrong is the machine's noise or our fault. Not covered: the user's own task, which may be noisier.
+The check times a small reference against two kinds of attempts: the same text (A/A), and the same
+text with a known share of its work done once more. The expected standings are known, so a wrong one
+comes from noise of the machine or from a defect of cuagent. Not covered: the user's own task, which
+may be noisier.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from statistics import median
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.events import Emit, Phase, ignore
-from cuagent.measure.system_load import BUSY
+from cuagent.measure.system_load import BUSY_SHARE
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, load_task
 from cuagent.timing import MARGIN, Effort, Standing
@@ -36,78 +37,83 @@ class {name}(torch.nn.Module):
 """
 SAME = "pass"
 MORE = "torch.tanh(x[:{rows}])"
-"""So many of the rows computed again; of the two operators this is one."""
+"""Extra work: one of the two operators computes `rows` of the rows again."""
 ROWS, COLUMNS = {Device.CPU: 2000, Device.CUDA: 32000}, 2048
-"""On a GPU so many that the launch of the delay itself is small beside it."""
+"""Shape of the input. On a GPU it is so large that the launch of the extra work is negligible."""
 DELAYS = (0.03, 0.10)
-TOLD = (0.01, 0.03, 0.10)
-"""Differences of which a person is told whether the machine can tell them."""
+"""Shares of extra work that are checked."""
+REPORTED_SHARES = (0.01, 0.03, 0.10)
+"""Differences for which the report says if the machine can measure them."""
 
 
 @dataclass(frozen=True)
-class Gate:
-    """What the timing said of arms whose difference is known."""
+class KnownDifference:
+    """Result of timing an attempt of known delay several times."""
 
     delay: float
-    """0 is A/A; 0.03 is meant as 3 % more work."""
+    """Share of extra work: 0 is A/A, 0.03 is 3 % more work."""
     ratios: tuple[float, ...] = ()
     called: tuple[str, ...] = ()
+    """Standing of each run."""
     half_widths: tuple[float, ...] = ()
-    """Of the intervals, in logs."""
+    """Half of each interval's width, in logarithms."""
     seconds: tuple[float, ...] = ()
     contradictions: int = 0
     busy: float = 0.0
 
     @property
     def wrong(self) -> int:
-        """Runs that called a difference where there is none, or none where there is one."""
+        """Number of runs with a wrong standing or a refused candidate."""
         right = Standing.INCONCLUSIVE if self.delay == 0 else Standing.SLOWER
-        return sum(word != right for word in self.called) + self.contradictions
+        return sum(standing != right for standing in self.called) + self.contradictions
 
     @property
     def resolution(self) -> float:
-        """The smallest difference that a typical run would call: its half width and the margin."""
+        """Smallest difference that a typical run can show: its half width plus the margin."""
         return math.expm1(median(self.half_widths)) + MARGIN if self.half_widths else math.inf
 
 
 @dataclass(frozen=True)
-class Gates:
-    """All of them, on one device."""
+class SelfCheck:
+    """Results of all known differences on one device."""
 
     device: str
     effort: Effort
-    gates: tuple[Gate, ...] = field(default_factory=tuple)
+    gates: tuple[KnownDifference, ...] = field(default_factory=tuple)
 
     def lines(self) -> list[str]:
-        """What this machine can tell apart, for a person."""
-        seconds = median([s for gate in self.gates for s in gate.seconds])
+        """Return the report for the user."""
+        seconds = median([s for known in self.gates for s in known.seconds])
         text = [f"{self.device}: {self.effort} timings, {seconds:.1f} s each"]
-        for gate in self.gates:
-            what = "the same against itself" if gate.delay == 0 else f"{gate.delay:.0%} more work"
-            right = f"{len(gate.called) - gate.wrong} of {len(gate.called)} right"
-            middle = f", median {median(gate.ratios):.4f}x" if gate.ratios else ""
+        for known in self.gates:
+            what = "the same against itself" if known.delay == 0 else f"{known.delay:.0%} more work"
+            right = f"{len(known.called) - known.wrong} of {len(known.called)} right"
+            middle = f", median {median(known.ratios):.4f}x" if known.ratios else ""
             text.append(f"  {what:<24} {right}{middle}")
-        busy = max(gate.busy for gate in self.gates)
-        if busy > BUSY:
-            text.append(f"  others took {busy:.0%} of the processors; in peace it can tell more")
-        finest = max(gate.resolution for gate in self.gates)
-        for share in TOLD:
+        busy = max(known.busy for known in self.gates)
+        if busy > BUSY_SHARE:
+            text.append(
+                f"  other processes used {busy:.0%} of the processors; "
+                "an idle machine resolves more"
+            )
+        finest = max(known.resolution for known in self.gates)
+        for share in REPORTED_SHARES:
             can = "can" if share + MARGIN / 10 >= finest else "cannot"
-            text.append(f"  {can} tell {share:.0%} apart in one timing")
-        if TOLD[-1] + MARGIN / 10 < finest < math.inf:
-            text.append(f"  the least that one timing tells apart is a factor of {1 + finest:.2g}")
+            text.append(f"  {can} resolve a difference of {share:.0%} in one timing")
+        if REPORTED_SHARES[-1] + MARGIN / 10 < finest < math.inf:
+            text.append(f"  the smallest factor that one timing resolves is {1 + finest:.2g}")
         return text
 
 
-def gates(
+def self_check(
     device: Device,
     *,
     effort: Effort = Effort.QUICK,
     runs: int = 5,
     delays: Sequence[float] = (0.0, *DELAYS),
     emit: Emit = ignore,
-) -> Gates:
-    """Time the known differences `runs` times each. Raises TaskError, ForkServerError."""
+) -> SelfCheck:
+    """Time each known difference `runs` times. Raises TaskError or ForkServerError."""
     with tempfile.TemporaryDirectory(prefix="cuagent-gates-") as place:
         path = Path(place) / "gate.py"
         path.write_text(MODULE.format(name="Model", more=SAME))
@@ -117,34 +123,39 @@ def gates(
             for delay in delays:
                 what = f"{delay:.0%} more work" if delay else "the same against itself"
                 emit(Phase(f"timing: {what}, {runs} times"))
-                done.append(_gate(timer, device, delay, effort, runs))
+                done.append(_time_difference(timer, device, delay, effort, runs))
             from cuagent.measure.roofline.ceilings import describe
 
-            return Gates(describe(device), effort, tuple(done))
+            return SelfCheck(describe(device), effort, tuple(done))
 
 
 def extra_rows(delay: float, device: Device) -> int:
-    """How many rows to compute again so that the module takes `delay` longer, a share.
+    """Return the number of rows to compute again so that the module takes `delay` (a share) longer.
 
-    tanh and the product move equally much, so twice the share of one is the share of both.
+    tanh and the product move the same number of bytes, so twice the share of one operator is the
+    share of both.
     """
     return round(2 * delay * ROWS[device])
 
 
-def _gate(timer: Timer, device: Device, delay: float, effort: Effort, runs: int) -> Gate:
+def _time_difference(
+    timer: Timer, device: Device, delay: float, effort: Effort, runs: int
+) -> KnownDifference:
     more = MORE.format(rows=extra_rows(delay, device)) if delay else SAME
     attempt = Attempt((("model_new.py", MODULE.format(name="ModelNew", more=more)),))
     built = build(attempt, device)
-    ratios, called, widths, seconds, lies, busy = [], [], [], [], 0, 0.0
+    ratios, called, widths, seconds, refused, busy = [], [], [], [], 0, 0.0
     for _ in range(runs):
         begun = time.perf_counter()
         timing = timer.time(attempt, built, effort)
         seconds.append(time.perf_counter() - begun)
-        lies += bool(timing.refused)
+        refused += bool(timing.refused)
         busy = max(busy, timing.busy)
         if EAGER in timing.ratios:
             ratio = timing.ratios[EAGER]
             ratios.append(ratio.value)
             called.append(ratio.standing.value)
             widths.append(math.log(ratio.high / ratio.low) / 2)
-    return Gate(delay, tuple(ratios), tuple(called), tuple(widths), tuple(seconds), lies, busy)
+    return KnownDifference(
+        delay, tuple(ratios), tuple(called), tuple(widths), tuple(seconds), refused, busy
+    )

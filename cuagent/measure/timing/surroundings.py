@@ -1,4 +1,4 @@
-"""What the arms of a timing run in: processors, threads, memory, caches of compiled graphs."""
+"""Set up the environment of timed arms: processors, threads, memory, compile caches."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from cuagent.measure.roofline.ceilings import cache_bytes
 from cuagent.task import Device
 from cuagent.verify.referee import Referee
 
-MOST_SLOTS, FEWEST_SLOTS, USUAL_SLOTS = 24, 2, 8
+MAX_SLOTS, MIN_SLOTS, USUAL_SLOTS = 24, 2, 8
+"""Number of input sets in a batch, without the one for warming up."""
 MEMORY = 1 << 30
-"""Bytes of input and output sets at most, beyond the fewest."""
+"""Upper limit, in bytes, on the memory of input and output sets beyond `MIN_SLOTS`."""
 
 
 @contextmanager
 def one_thread(device: Device) -> Iterator[None]:
-    """Keep the referee's own thread pool asleep, or it spins while an arm is timed."""
+    """Limit the referee to one torch thread on a CPU: its idle threads would spin while an arm is
+    timed."""
     import torch
 
     threads = torch.get_num_threads()
@@ -33,20 +35,27 @@ def one_thread(device: Device) -> Iterator[None]:
 
 
 def cores_of(referee: Referee) -> set[int]:
-    """Where all arms are held, empty for everywhere: as many as eager has threads."""
+    """Return the processors that all arms are bound to, one for each thread of eager.
+
+    The set is empty if the arms may use all processors.
+    """
     on_cpu = referee.task.device is Device.CPU
     return system_load.cores_for(referee.fork_server.threads) if on_cpu else set()
 
 
 def free_memory(device: Device) -> int | None:
-    """Bytes of the GPU that nobody has taken; None on a CPU."""
+    """Return the free memory of the GPU in bytes; None on a CPU."""
     import torch
 
     return torch.cuda.mem_get_info()[0] if device is Device.CUDA else None
 
 
 def compiled_graphs() -> dict[str, str]:
-    """Where torch.compile keeps what it compiled: ours, and no candidate can write there."""
+    """Return the environment variables that place torch.compile's caches in the user's cache
+    folder.
+
+    Candidates cannot write there.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuagent"
     threads = "TORCHINDUCTOR_COMPILE_THREADS"
     return {name: os.environ[name] for name in (threads,) if name in os.environ} | {
@@ -57,21 +66,22 @@ def compiled_graphs() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Of what the arms run on."""
+    """Return the versions of torch and Python that the arms use."""
     import torch
 
     return {"torch": torch.__version__, "python": platform.python_version()}
 
 
 def slots_for(referee: Referee) -> int:
-    """Input sets beside the one to warm up on, which is the only one of a large task.
+    """Return the number of input sets without the one for warming up; 0 for a large task, which has
+    only that one.
 
-    On the CPU as many as fill its cache twice over, since nothing flushes it.
+    On the CPU nothing flushes the cache, so the sets together are twice as large as the cache.
     """
     if referee.large:
         return 0
     device, size = referee.task.device, max(1, referee.bytes_per_call)
-    wanted = MOST_SLOTS
+    wanted = MAX_SLOTS
     if device is Device.CPU:
         wanted = min(wanted, max(USUAL_SLOTS, 1 + 2 * cache_bytes(device) // size))
-    return max(FEWEST_SLOTS, min(wanted, MEMORY // size))
+    return max(MIN_SLOTS, min(wanted, MEMORY // size))

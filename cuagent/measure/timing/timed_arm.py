@@ -1,14 +1,15 @@
-"""One arm while it is timed: its session, its blocks under two clocks, and what may be counted.
+"""Hold the block times of one timed arm under two clocks, and derive the times that count.
 
-A block counts as what its worker claims, but not as less than the referee's wall clock leaves once
-the overhead of the trusted arms is taken off. So work hidden from the worker's own clock pays
-nothing beyond the noise of the wall clock, and nobody needs to be accused.
+A block counts as the worker claims, but never as less than the referee's wall clock minus the
+overhead of the trusted arms. So work hidden from the worker's clock gains at most the noise of the
+wall clock, and no candidate needs to be accused.
 
-What a call takes more by itself than among others, beyond what eager does, is added: a worker that
-looks ahead and does the work of a block at once saves what no user would.
+If a single call takes longer than a call within a block, beyond the same difference for eager, the
+excess is added: a worker that does the work of a whole block in one call would save time that no
+user saves.
 
-Invariant: mean claims, never medians: a worker that puts one call's work into the next must gain
-nothing.
+Invariant: claims are averaged, never reduced to a median. A worker that shifts one call's work into
+the next must gain nothing.
 """
 
 from __future__ import annotations
@@ -24,51 +25,56 @@ from cuagent.worker import Session
 from cuagent.worker.arms import CANDIDATE, EAGER
 
 GROUPS = 5
-"""Stretches of a round on the CPU, each represented by its quietest blocks."""
+"""Number of stretches of a round on the CPU. Each is represented by its quietest blocks."""
 LEAST_S = 1e-7
-"""No call takes less, whatever it claims."""
+"""Smallest number of seconds that a call may count as."""
 AUDIT_CONFIDENCE = 0.99
-ALONE_CONFIDENCE = 0.8
-"""That single calls claim more than calls of a block, on a CPU: there walls scatter ten times as
-much as claims, and one cheat in thirty was believed by walls alone."""
+"""Confidence of the lower limit on the excess of the wall clock over a claim."""
+SINGLE_CALL_CONFIDENCE = 0.8
+"""Confidence of the lower limit on the excess of single calls by their claims, on a CPU. Wall times
+scatter ten times as much there, and one cheat in thirty passed by wall times alone."""
 COLD_S = 10e-6
-"""What an honest candidate's single call may claim more than one of a block, and eager's does not:
-whose code has left the caches differs from arm to arm (up to 9 us for loaded kernels, measured)."""
+"""Seconds that an honest candidate's single call may claim more than a call in a block while
+eager's does not. Arms differ in the time to reload code that has left the caches (up to 9 us for
+loaded kernels, measured)."""
 FLUSH_S = 5e-6
-"""By how much overwriting the L2 may take one process longer than another, within a wall clock: it
-takes 60 us, and what memory a process was given decides on some percent of it."""
+"""Seconds by which overwriting the L2 may differ between two processes, within a wall time. It
+takes 60 us, and the memory that a process was given changes it by some percent."""
 AUDIT_SHARE = 0.25
+"""Share of a claimed time that the excess of the wall clock must exceed to be a contradiction."""
 AUDIT_S = {Device.CPU: 20e-6, Device.CUDA: 30e-6}
-"""What a call may cost beyond its claim more than eager's does before anybody speaks of a lie."""
+"""Seconds that the excess of a call must exceed to be a contradiction. The excess is the overhead
+beyond the claim, minus that of the trusted arm."""
 
 
 @dataclass(frozen=True)
-class Clocked:
-    """One block, in seconds per call."""
+class BlockTime:
+    """Times of one block, in seconds per call."""
 
     claim: float
     """Mean of the worker's own clock."""
     wall: float
-    """By the referee: message, flush and copying the output included."""
+    """Wall time by the referee; it includes the message, the cache flush and copying the output."""
 
     @property
     def beyond(self) -> float:
+        """Return the overhead: the wall time beyond the claim."""
         return self.wall - self.claim
 
 
 @dataclass
 class TimedArm:
-    """One arm: its session and what was clocked."""
+    """One timed arm: its session and its block times."""
 
     name: str
     session: Session
     opened_s: float
-    """Opening and first call, in which torch.compile compiles."""
-    blocks: list[Clocked] = field(default_factory=list)
-    alone: list[Clocked] = field(default_factory=list)
-    """One call by itself beside each block; empty where blocks are of one call."""
+    """Seconds from opening to the end of the first call, in which torch.compile compiles."""
+    blocks: list[BlockTime] = field(default_factory=list)
+    single_calls: list[BlockTime] = field(default_factory=list)
+    """One single call after each block; empty if blocks have one call."""
     memory: int | None = None
-    """Bytes of the GPU that its process took, context included."""
+    """GPU memory of its process in bytes, context included."""
 
     @property
     def claims(self) -> list[float]:
@@ -76,7 +82,7 @@ class TimedArm:
 
 
 def trusted(timed_arms: Mapping[str, TimedArm]) -> list[TimedArm]:
-    """The lanes that run the reference."""
+    """Return the timed arms that run the reference."""
     return [
         timed_arm
         for name, timed_arm in timed_arms.items()
@@ -85,108 +91,118 @@ def trusted(timed_arms: Mapping[str, TimedArm]) -> list[TimedArm]:
 
 
 def counted(timed_arms: Mapping[str, TimedArm], device: Device) -> dict[str, list[float]]:
-    """Seconds per call of each block of each arm, as they enter the statistics."""
+    """Return the seconds per call of each block of each arm that enter the statistics."""
     trust = {timed_arm.name for timed_arm in trusted(timed_arms)}
-    together = _audited(
+    block_times = _audited(
         {name: timed_arm.blocks for name, timed_arm in timed_arms.items()}, trust, device
     )
-    alone = _audited(
-        {name: timed_arm.alone for name, timed_arm in timed_arms.items()}, trust, device
+    single_calls = _audited(
+        {name: timed_arm.single_calls for name, timed_arm in timed_arms.items()}, trust, device
     )
-    saved = _saved(timed_arms, alone, together, device)
+    saved = _batching_gain(timed_arms, single_calls, block_times, device)
     return {
         name: [call + saved for call in calls] if name == CANDIDATE else calls
-        for name, calls in together.items()
+        for name, calls in block_times.items()
     }
 
 
 def _audited(
-    blocks: Mapping[str, Sequence[Clocked]], trust: Set[str], device: Device
+    blocks: Mapping[str, Sequence[BlockTime]], trust: Set[str], device: Device
 ) -> dict[str, list[float]]:
-    """Claims, and what the wall clock adds to them."""
+    """Return the claims, increased by the excess of the wall clock."""
     if device is Device.CPU:
-        # Only the quietest blocks will be used, so no more may be taken off than what is in them:
-        # on a busy machine the usual overhead is many times as much, and would hide work.
+        # Only the quietest blocks are used, so subtract only the overhead of the quietest blocks.
+        # On a busy machine the median overhead is many times larger and would hide work.
         quiet = [quietest([b.beyond for b in blocks[name]], GROUPS) for name in trust]
         usual = median(itertools.chain(*quiet)) if any(quiet) else 0.0
         return {
             name: [max(block.claim, block.wall - usual, LEAST_S) for block in taken]
             for name, taken in blocks.items()
         }
-    dearest = _dearest(blocks, trust)
+    slowest = _slowest_trusted(blocks, trust)
     return {
-        name: _with_excess(taken, [] if name in trust or dearest is None else blocks[dearest])
+        name: _with_excess(taken, [] if name in trust or slowest is None else blocks[slowest])
         for name, taken in blocks.items()
     }
 
 
-def _dearest(blocks: Mapping[str, Sequence[Clocked]], trust: Set[str]) -> str | None:
-    """The trusted arm whose calls cost most beyond their claims: an honest one's may cost that.
+def _slowest_trusted(blocks: Mapping[str, Sequence[BlockTime]], trust: Set[str]) -> str | None:
+    """Return the trusted arm with the largest median overhead, which an honest arm may also have.
 
-    Arms differ there: a compiled softmax of 21 us was charged 6.5 us when eager's was the measure.
+    Arms differ: a compiled softmax of 21 us was charged 6.5 us when eager's overhead was the limit.
     """
     held = [name for name in trust if blocks[name]]
     return max(held, key=lambda name: median(b.beyond for b in blocks[name]), default=None)
 
 
-def _with_excess(blocks: Sequence[Clocked], usual: Sequence[Clocked]) -> list[float]:
-    """Claims, and what they surely cost beyond them more than the `usual` of the same repeats do.
+def _with_excess(blocks: Sequence[BlockTime], usual: Sequence[BlockTime]) -> list[float]:
+    """Return the claims plus the certain excess of their overhead over the `usual` of the same
+    repeats.
 
-    Over all blocks together: processes that take turns on a GPU jitter by 5 to 10 us a call, which
-    block by block would drown a kernel of 30 us.
+    The excess is that of all blocks together. Processes that alternate on a GPU jitter by 5 to 10
+    us a call, which would drown a kernel of 30 us if each block were charged alone.
     """
     excess = _excess(blocks, usual) if blocks and usual else 0.0
     return [max(block.claim + max(0.0, excess), LEAST_S) for block in blocks]
 
 
-def _excess(blocks: Sequence[Clocked], usual: Sequence[Clocked]) -> float:
-    """Lower limit of what `blocks` cost beyond their claims more than the `usual`, in seconds."""
-    more = [a.beyond - b.beyond for a, b in zip(blocks, usual, strict=True)]
-    return median_interval(more, AUDIT_CONFIDENCE)[0]
+def _excess(blocks: Sequence[BlockTime], usual: Sequence[BlockTime]) -> float:
+    """Return the lower limit, in seconds, of the overhead of `blocks` minus that of `usual`."""
+    differences = [a.beyond - b.beyond for a, b in zip(blocks, usual, strict=True)]
+    return median_interval(differences, AUDIT_CONFIDENCE)[0]
 
 
-def _saved(
+def _batching_gain(
     timed_arms: Mapping[str, TimedArm],
-    alone: Mapping[str, Sequence[float]],
-    together: Mapping[str, Sequence[float]],
+    single_calls: Mapping[str, Sequence[float]],
+    block_times: Mapping[str, Sequence[float]],
     device: Device,
 ) -> float:
-    """Seconds by which a candidate's call surely takes longer by itself, and eager's does not."""
+    """Return the seconds by which a candidate's single call is certainly slower than one in a
+    block.
+
+    Eager's difference is subtracted.
+    """
     arms = [
         timed_arms[name]
         for name in (CANDIDATE, EAGER)
-        if name in timed_arms and timed_arms[name].alone
+        if name in timed_arms and timed_arms[name].single_calls
     ]
     if len(arms) < 2:
         return 0.0
-    pairs = len(arms[0].alone)  # a round that was broken off has a block more
-    walls = [times[timed_arm.name][:pairs] for timed_arm in arms for times in (alone, together)]
-    claims = [[b.claim for b in taken[:pairs]] for a in arms for taken in (a.alone, a.blocks)]
+    pairs = len(arms[0].single_calls)  # an interrupted round has one block more
+    walls = [
+        times[timed_arm.name][:pairs] for timed_arm in arms for times in (single_calls, block_times)
+    ]
+    claims = [
+        [b.claim for b in taken[:pairs]] for a in arms for taken in (a.single_calls, a.blocks)
+    ]
     if device is Device.CUDA:
-        surely = _more(walls, AUDIT_CONFIDENCE) - FLUSH_S
-        return max(0.0, surely, _more(claims, AUDIT_CONFIDENCE))
-    # Quiet stretches tell most on a busy machine; but they are few, and one bad one hides it all.
+        surely = _lower_limit(walls, AUDIT_CONFIDENCE) - FLUSH_S
+        return max(0.0, surely, _lower_limit(claims, AUDIT_CONFIDENCE))
+    # Quiet stretches are the most precise on a busy machine; but they are few, and one disturbed
+    # stretch hides the difference.
     quiet = [quietest(times, GROUPS) for times in walls]
-    least = max(_more(walls, AUDIT_CONFIDENCE), _more(quiet, AUDIT_CONFIDENCE))
-    return max(0.0, least, _more(claims, ALONE_CONFIDENCE) - COLD_S)
+    least = max(_lower_limit(walls, AUDIT_CONFIDENCE), _lower_limit(quiet, AUDIT_CONFIDENCE))
+    return max(0.0, least, _lower_limit(claims, SINGLE_CALL_CONFIDENCE) - COLD_S)
 
 
-def _more(arms: Sequence[Sequence[float]], confidence: float) -> float:
-    """Lower limit of the median of (a - b) - (c - d), in seconds."""
-    more = [(a - b) - (c - d) for a, b, c, d in zip(*arms, strict=True)]
-    return median_interval(more, confidence)[0]
+def _lower_limit(arms: Sequence[Sequence[float]], confidence: float) -> float:
+    """Return the lower limit of the median of (a - b) - (c - d), in seconds."""
+    differences = [(a - b) - (c - d) for a, b, c, d in zip(*arms, strict=True)]
+    return median_interval(differences, confidence)[0]
 
 
-def hidden(timed_arms: Mapping[str, TimedArm], device: Device) -> str:
-    """What the referee's clock says against the candidate's, or nothing.
+def contradiction_of(timed_arms: Mapping[str, TimedArm], device: Device) -> str:
+    """Return how the wall clock contradicts the candidate's claims, or "" if it does not.
 
-    For gross cases only, since what is hidden is counted anyway: the lower 99 % limit of what its
-    calls cost beyond their claims more than a trusted arm's has to exceed the allowance and
-    whatever the trusted arms show among their own blocks.
+    Only gross cases count, because hidden work is charged anyway. The lower 99 % limit of the
+    candidate's overhead minus a trusted arm's must exceed the allowance and the variation of
+    overhead among the trusted arms' own blocks.
     """
     candidate, trust = timed_arms.get(CANDIDATE), trusted(timed_arms)
     blocks = {timed_arm.name: timed_arm.blocks for timed_arm in trust}
-    usual = _dearest(blocks, blocks.keys())
+    usual = _slowest_trusted(blocks, blocks.keys())
     if candidate is None or not candidate.blocks or usual is None:
         return ""
     eager = timed_arms[EAGER] if EAGER in blocks else timed_arms[usual]
@@ -206,6 +222,6 @@ def hidden(timed_arms: Mapping[str, TimedArm], device: Device) -> str:
 
 
 def _jitter(timed_arm: TimedArm) -> float:
-    """By how much the overhead of a trusted arm varies: its upper limit over its median."""
+    """Return the variation of a trusted arm's overhead: its 95 % quantile minus its median."""
     beyond = [block.beyond for block in timed_arm.blocks]
     return quantile(beyond, 0.95) - median(beyond)
