@@ -40,7 +40,8 @@ def sandboxed(argv: list[str], sources: Path, scratch: Path) -> list[str]:
 def write_sources(attempt: Attempt, folder: Path) -> None:
     """Write only the sources and headers of `attempt` to `folder`, which the compiler reads.
 
-    An empty model_new.py marks the parent of `kernels/`; the loader looks for it (`dependencies.tree_of`).
+    An empty model_new.py marks the parent of `kernels/`; the loader looks for it
+    (`dependencies.tree_of`).
     """
     texts = {
         name: text for name, text in attempt.files if Path(name).suffix in dependencies.SUFFIXES
