@@ -222,6 +222,8 @@ def test_median_interval_equals_the_tables_of_the_sign_test(
 ) -> None:
     values = [float(value) for value in range(count, 0, -1)]
     assert median_interval(values, confidence) == (low, high)
+    if confidence == 0.95:
+        assert median_interval(values) == (low, high)
 
 
 def test_quantile_is_the_nearest_order_statistic() -> None:

@@ -153,6 +153,7 @@ def test_entropy_of_known_distributions() -> None:
     assert float(found[0]) == pytest.approx(math.log(4))
     assert float(found[1]) == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
     assert token_entropy(logits.bfloat16().clamp(min=-80)).dtype == torch.float32
+    torch.testing.assert_close(token_entropy(torch.zeros(2, 3, 5)), torch.full((2, 3), math.log(5)))
 
 
 def test_logprob_of_each_id_in_a_batch() -> None:
