@@ -141,7 +141,7 @@ class Processes:
             return None
         import torch
 
-        return device_use.bound(self.about["peak"], torch.cuda.mem_get_info()[1])
+        return device_use.memory_limit(self.about["peak"], torch.cuda.mem_get_info()[1])
 
     def close(self) -> None:
         """End every process and give their weights' memory back. Idempotent."""

@@ -134,4 +134,4 @@ def test_an_honest_candidate_that_uses_a_little_of_all_is_accepted(
 def test_processes_of_others_are_read_as_far_as_they_last() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
-    assert holdings._nameless({gone.pid}, ()) == {}
+    assert holdings._deleted({gone.pid}, ()) == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cuagent.worker.memory.device_use import FLOOR, DeviceExcess, DeviceUse, bound
+from cuagent.worker.memory.device_use import FLOOR, DeviceExcess, DeviceUse, memory_limit
 
 GIB = 1 << 30
 
@@ -42,16 +42,16 @@ def test_an_excess_is_seen_while_a_command_lasts_and_is_its_own_if_it_comes_back
     use.begin()
     device.free -= 90 * GIB
     with pytest.raises(DeviceExcess):
-        use.look()
-    assert not use.came_back()  # the process is gone and the memory is not: it was another's
+        use.check()
+    assert not use.was_freed()  # the process is gone and the memory is not: it was another's
     device.free += 90 * GIB
-    assert use.came_back()
+    assert use.was_freed()
 
 
 def test_the_bound_is_generous_and_never_less_than_twice_what_the_reference_needs() -> None:
     total = 80 * GIB
-    assert bound(100 << 20, total) == FLOOR
-    assert bound(100 << 20, 6 * GIB) == 3 * GIB
-    assert bound(2 * GIB, total) == 16 * GIB
-    assert bound(10 * GIB, total) == 40 * GIB
-    assert bound(30 * GIB, total) == 60 * GIB
+    assert memory_limit(100 << 20, total) == FLOOR
+    assert memory_limit(100 << 20, 6 * GIB) == 3 * GIB
+    assert memory_limit(2 * GIB, total) == 16 * GIB
+    assert memory_limit(10 * GIB, total) == 40 * GIB
+    assert memory_limit(30 * GIB, total) == 60 * GIB
