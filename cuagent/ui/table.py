@@ -96,7 +96,7 @@ def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text
     for error in errors[:SHOWN_DIAGNOSTICS]:
         lines += _paragraph(f"{error.file}:{error.line}: {error.message}", width, "red")
         if source := clean(error.source_line).strip():
-            lines.append(Text("    " + clip(source, width - 4, glyphs.more), "dim"))
+            lines.append(Text("    " + clip(source, width - 4, glyphs.extra_note), "dim"))
     if len(errors) > SHOWN_DIAGNOSTICS:
         rest = _plural(len(errors) - SHOWN_DIAGNOSTICS, "more error")
         lines.append(Text(f"  and {rest}", "dim"))
@@ -118,7 +118,7 @@ def verdict_lines(
     if verdict.detail:
         lines += _paragraph(verdict.detail, width)
     for draw in _worst_of_each_kind(verdict.draws):
-        note = f", {more}" if (more := verdict.more(draw)) else ""
+        note = f", {more}" if (more := verdict.extra_note(draw)) else ""
         text = f"{draw.kind}: error {draw.max_error:.3g}, {times(draw.ratio)} the bound{note}"
         lines += _paragraph(text, width, "red")
     if verdict.hint:
@@ -179,7 +179,7 @@ def _arm_lines(timing: Timing, width: int, glyphs: Glyphs) -> list[Text]:
         line = Text(f"  {names[arm.name]:<{first}}  {time:>7}")
         room = width - cell_len(line.plain) - 2
         if arm.failed:
-            line.append("  " + clip(one_line(arm.failed), room, glyphs.more), "dim")
+            line.append("  " + clip(one_line(arm.failed), room, glyphs.extra_note), "dim")
         elif gain := timing.ratios.get(arm.name):
             line.append("  " + _worth(gain, room), _COLOURS[gain.standing])
         lines.append(line)

@@ -66,7 +66,7 @@ def lowered(referee: Referee, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     if referee.tier is Tier.NONE:
         pytest.skip("no sandbox here")
     monkeypatch.setattr(holdings, "DISK_BYTES", 256 * MIB)
-    monkeypatch.setattr(holdings, "MOST_NAMES", 2000)
+    monkeypatch.setattr(holdings, "MAX_NAMES", 2000)
     before = referee.processes.memory_bytes, referee.call_s
     referee.processes.memory_bytes, referee.call_s = 1200 * MIB, 60.0
     yield

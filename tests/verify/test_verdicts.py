@@ -239,8 +239,8 @@ def test_a_class_of_another_form_is_told_what_is_wanted(
 
 
 def test_an_output_of_another_nesting_is_told_what_is_wanted(judged: Judged) -> None:
-    assert judged("pass").detail == "forward gives None; the reference gives a tensor"
-    assert judged("return {'y': (x,)}").detail.startswith("forward gives {'y': (a tensor,)};")
+    assert judged("pass").detail == "forward returns None; the reference returns a tensor"
+    assert judged("return {'y': (x,)}").detail.startswith("forward returns {'y': (a tensor,)};")
 
 
 def test_a_crash_names_its_signal(judged: Judged) -> None:
