@@ -96,7 +96,7 @@ def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text
     for error in errors[:SHOWN_DIAGNOSTICS]:
         lines += _paragraph(f"{error.file}:{error.line}: {error.message}", width, "red")
         if source := clean(error.source_line).strip():
-            lines.append(Text("    " + clip(source, width - 4, glyphs.extra_note), "dim"))
+            lines.append(Text("    " + clip(source, width - 4, glyphs.more), "dim"))
     if len(errors) > SHOWN_DIAGNOSTICS:
         rest = _plural(len(errors) - SHOWN_DIAGNOSTICS, "more error")
         lines.append(Text(f"  and {rest}", "dim"))
@@ -179,7 +179,7 @@ def _arm_lines(timing: Timing, width: int, glyphs: Glyphs) -> list[Text]:
         line = Text(f"  {names[arm.name]:<{first}}  {time:>7}")
         room = width - cell_len(line.plain) - 2
         if arm.failed:
-            line.append("  " + clip(one_line(arm.failed), room, glyphs.extra_note), "dim")
+            line.append("  " + clip(one_line(arm.failed), room, glyphs.more), "dim")
         elif gain := timing.ratios.get(arm.name):
             line.append("  " + _worth(gain, room), _COLOURS[gain.standing])
         lines.append(line)

@@ -128,7 +128,7 @@ def test_file_without_a_class_names_the_missing_part(file: Path) -> None:
     assert f"name the class after a colon, for instance {file}:GELU" in fails(file)
     file.with_name("not_there_at_all.py").touch()
     file.write_text("import not_there_at_all\n")
-    assert fails(file).startswith(f"{file}: defines no class; it should")
+    assert fails(file).startswith(f"{file}: defines no class; it must")
 
 
 def test_missing_inputs_are_reported(file: Path) -> None:
