@@ -1,6 +1,6 @@
-"""What a verdict will try, laid down from its seeds before anything is tried.
+"""Plan all draws of a verdict from its seeds, before any candidate code runs.
 
-Seeds are drawn in the order of the rounds, so that an earlier verdict's give the same plan again.
+Seeds are drawn in the order of the rounds, so an earlier verdict's seeds give the same plan.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from cuagent.verify.tally import ROUNDS, Round, Trial, When
 
 @dataclass(frozen=True)
 class Planned:
-    """One round, its draws in order."""
+    """One round with its draws in order."""
 
     part: Round
     trials: tuple[Trial, ...]
     again: tuple[Trial, ...]
-    """Some of the trials once more, in another order."""
+    """Some of the trials a second time, in another order."""
     sweeps: tuple[tuple[Trial, ...], ...]
 
     @property
     def draws(self) -> Iterator[Trial]:
-        """All of them."""
+        """All draws of the round, in order."""
         yield from (*self.trials, *self.again)
         for sweep in self.sweeps:
             yield from sweep
@@ -42,8 +42,11 @@ def plan(
     weights: Collection[str],
     grown: Collection[Weights] = (),
 ) -> tuple[Planned, ...]:
-    """The rounds in which something is tried; `weights` are the names of the model's, `grown` the
-    kinds of grown weights that it has a use for."""
+    """Return the rounds that apply to the task.
+
+    `weights` are the names of the model's weights; `grown` are the kinds of grown weights that
+    change its behaviour.
+    """
     biased = any("bias" in name for name in weights)
     without = {Weights.GROWN, Weights.PAST} - set(grown)
     without |= set() if biased else {Weights.SUNK}

@@ -30,13 +30,13 @@ def get_init_inputs():
 RANDOM = "torch.rand(16, 33)"
 REFUSED = {
     "return torch.nn.functional.dropout(x + y)": "random numbers (bernoulli_)",
-    "self.count += 1; return (x + y) * self.count": "changes what the reference keeps (count)",
+    "self.count += 1; return (x + y) * self.count": "changes the reference's state (count)",
     "return x - x": "does not depend on the inputs: on the task's own it is 0 everywhere",
-    "return (x + y).softmax(-1).sum(-1)": "one would pass",
-    "return x + 0 * y": "input 0 itself would pass",
+    "return (x + y).softmax(-1).sum(-1)": "a trivial answer would pass: one",
+    "return x + 0 * y": "a trivial answer would pass: input 0 itself",
     "import time; return (x + y) * (1 + time.perf_counter_ns() % 997)": "for equal inputs",
     "self.n = getattr(self, 'n', 0) + 1; return (x + y) * (1 + (self.n > 9))": (
-        "the reference changes self.n in forward, and its output with it"
+        "the reference changes self.n in forward, which changes its output"
     ),
     "import time; return (x + y) * (1 + 1e-9 * time.time())": (
         "the output depends on the time or the process (time.time)"
@@ -82,7 +82,7 @@ def test_an_ordinary_task_is_certifiable_and_what_limits_its_verdicts_is_said(
     assert odd.notes == (
         "the reference changes its inputs; a candidate may not",
         "input 1 has no influence on the output",
-        "it takes no zero-mean inputs: precision cannot be judged tightly",
+        "the reference accepts no zero-mean inputs: precision cannot be judged tightly",
     )
 
 
@@ -90,7 +90,7 @@ def test_inputs_that_are_always_the_same_are_no_reason_to_refuse(admission: Admi
     found = admission("return torch.tanh(x * y)", "torch.ones(16, 33)", "torch.ones(1)")
     assert found.certifiable, found.refusal
     assert found.notes == (
-        "get_inputs gives the same at every call; a verdict draws others besides",
+        "get_inputs() returns equal inputs at every call; a verdict draws others too",
     )
 
 

@@ -24,8 +24,8 @@ def test_a_verdict_and_a_timing_that_do_not_fit_are_one_line_and_a_mistake_of_us
     told = str(refused.value)
     assert re.fullmatch(
         rf"{task.path}: too large: a verdict needs [\d.]+ KiB of memory on cpu "
-        r"\([\d.]+ KiB of inputs and [\d.]+ KiB of outputs a call\), "
-        r"and [\d.]+ KiB are free; take a smaller task",
+        r"\([\d.]+ KiB of inputs and [\d.]+ KiB of outputs per call\), "
+        r"but only [\d.]+ KiB are free; use a smaller task",
         told,
     )
     assert exit_for(refused.value) is Exit.USAGE
