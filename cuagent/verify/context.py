@@ -15,11 +15,11 @@ from cuagent.verify.inputs.kinds import EXACT, Inputs
 from cuagent.verify.inputs.repertoire import Turns
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.client import SensitivityQuery
-from cuagent.verify.oracle.perturb import real
 from cuagent.verify.rules.bounds import round_numbers
 from cuagent.verify.rules.ties import places_of
 from cuagent.verify.rules.tolerance import Expected, Finding, strict
 from cuagent.verify.tally import ROUNDS
+from cuagent.verify.tensors import real
 from cuagent.verify.trace.reductions import Terms
 from cuagent.worker import Arena, Layout
 

@@ -28,7 +28,7 @@ from cuagent.verify.inputs.kinds import (
 )
 from cuagent.verify.inputs.ranges import Ends, Range
 from cuagent.verify.inputs.varied import Change, Fixed, taken
-from cuagent.verify.oracle.perturb import real
+from cuagent.verify.tensors import real
 from cuagent.verify.trace.halves import cases
 from cuagent.verify.trace.selections import POOLS, SHIFTED, Followed, Selection
 

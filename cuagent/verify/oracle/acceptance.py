@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cuagent.task import Device, TaskError
-from cuagent.verify.oracle.perturb import FAILURES, real
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
+from cuagent.verify.tensors import FAILURES, real
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -21,10 +21,10 @@ from cuagent.verify.inputs.repertoire import Repertoire, Runs, repertoire, with_
 from cuagent.verify.inputs.varied import fixed_of
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.acceptance import Acceptance, acceptance
-from cuagent.verify.oracle.perturb import real
 from cuagent.verify.oracle.places import find_places
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
 from cuagent.verify.rules.bounds import coarsest, reach
+from cuagent.verify.tensors import real
 from cuagent.verify.trace.reductions import Terms, terms
 from cuagent.verify.trace.roles import Roles, roles_of
 from cuagent.verify.trace.selections import Followed, follow

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
-from cuagent.verify.oracle.perturb import UNIT, apart, opposites, real, tilted, untied
+from cuagent.verify.oracle.perturb import apart, opposites, tilted, untied
 from cuagent.verify.rules import bounds
 from cuagent.verify.rules.bounds import LOCAL, OWN_ERROR, UNITS
 from cuagent.verify.rules.ties import Places, places_of
+from cuagent.verify.tensors import UNIT, real
 from cuagent.verify.trace.magnitude_gaps import beyond
 from cuagent.verify.trace.selections import BOUNDED, DISTINCT, Followed, Selection, Traced
 

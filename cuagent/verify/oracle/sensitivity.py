@@ -15,16 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.oracle.perturb import (
-    FAILURES,
-    UNIT,
-    in_blocks,
-    opposites,
-    perturb,
-    real,
-    within,
-)
+from cuagent.verify.oracle.perturb import opposites, perturb, within
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
+from cuagent.verify.tensors import FAILURES, UNIT, in_blocks, real
 from cuagent.verify.trace.hooks import watching
 from cuagent.verify.trace.reductions import moves
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cuagent.verify.oracle.perturb import in_blocks, perturbed, real, within
+from cuagent.verify.oracle.perturb import perturbed, within
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
+from cuagent.verify.tensors import in_blocks, real
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Precision, Reference, Task, TaskError, flatten, unflatten
 from cuagent.verify.oracle import sensitivity
-from cuagent.verify.oracle.perturb import FAILURES, real, widened
 from cuagent.verify.oracle.places import certain
+from cuagent.verify.tensors import FAILURES, real, widened
 from cuagent.verify.trace import mask_fills
 from cuagent.verify.trace.reductions import largest, size
 from cuagent.verify.trace.selections import Followed, follow

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import BIASED, EXACT, Inputs
-from cuagent.verify.oracle.perturb import UNIT
+from cuagent.verify.tensors import UNIT
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cuagent.verify.oracle.perturb import BLOCK, real
+from cuagent.verify.tensors import BLOCK, real
 
 if TYPE_CHECKING:
     from torch import Tensor

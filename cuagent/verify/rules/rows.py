@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cuagent.verify.inputs.kinds import EXACT, LENIENT, Inputs
-from cuagent.verify.oracle.perturb import BLOCK, UNIT
 from cuagent.verify.rules.bounds import (
     LEAST,
     LOGIC_FACTOR,
@@ -31,6 +30,7 @@ from cuagent.verify.rules.bounds import (
     number,
     sequential,
 )
+from cuagent.verify.tensors import BLOCK, UNIT
 
 if TYPE_CHECKING:
     from torch import Tensor

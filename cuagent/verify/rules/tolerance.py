@@ -53,7 +53,6 @@ from typing import TYPE_CHECKING
 from cuagent.task import Precision
 from cuagent.verdict import RuleResult
 from cuagent.verify.inputs.kinds import EXACT, LENIENT, ROUND, Inputs
-from cuagent.verify.oracle.perturb import in_blocks, pairs, real
 from cuagent.verify.rules.bounds import (
     UNITS,
     Gates,
@@ -72,6 +71,7 @@ from cuagent.verify.rules.nonfinite import all_misplaced, finite_only, misplaced
 from cuagent.verify.rules.rows import worst_line
 from cuagent.verify.rules.ties import Places, wrong_places
 from cuagent.verify.rules.wrong import Wrong, describe, first
+from cuagent.verify.tensors import in_blocks, pairs, real
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.oracle.perturb import FAILURES, real
+from cuagent.verify.tensors import FAILURES, real
 from cuagent.verify.trace.hooks import watching
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.inputs import draws
 from cuagent.verify.inputs.varied import Fixed
-from cuagent.verify.oracle.perturb import real
+from cuagent.verify.tensors import real
 from cuagent.verify.trace.hooks import watching
 
 if TYPE_CHECKING:

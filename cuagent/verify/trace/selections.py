@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.oracle.perturb import real
+from cuagent.verify.tensors import real
 from cuagent.verify.trace.hooks import watching
 
 if TYPE_CHECKING:

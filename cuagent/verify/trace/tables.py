@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.oracle.perturb import real
+from cuagent.verify.tensors import real
 from cuagent.verify.trace.hooks import watching
 
 if TYPE_CHECKING:
