@@ -17,7 +17,8 @@ from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.client import SensitivityQuery
 from cuagent.verify.rules.bounds import round_numbers
 from cuagent.verify.rules.ties import places_of
-from cuagent.verify.rules.tolerance import Expected, Finding, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import ROUNDS
 from cuagent.verify.tensors import real
 from cuagent.verify.trace.reductions import Terms

@@ -43,7 +43,7 @@ from cuagent.verify.plan import plan
 from cuagent.verify.prefetch import OraclePrefetcher
 from cuagent.verify.processes import Processes
 from cuagent.verify.report import FORESEEN, build_failure, explain
-from cuagent.verify.rules.tolerance import Expected, Finding
+from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.run import VerificationRun
 from cuagent.verify.tally import Tally, most_calls
 from cuagent.verify.versions import versions

@@ -24,7 +24,8 @@ from cuagent.verify.oracle.client import SensitivityQuery
 from cuagent.verify.plan import Planned
 from cuagent.verify.prefetch import OraclePrefetcher
 from cuagent.verify.rules.nonfinite import strays
-from cuagent.verify.rules.tolerance import Expected, Finding, constants
+from cuagent.verify.rules.tolerance import constants
+from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import Rejected, Tally, Trial, When
 from cuagent.worker import Session
 from cuagent.worker.memory.arena import POISONS, STRETCH, same_bytes

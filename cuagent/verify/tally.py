@@ -16,7 +16,8 @@ from cuagent.verify.inputs.kinds import EXACT, SWEEPS, Inputs
 from cuagent.verify.inputs.repertoire import Turns
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.rules.bounds import UNITS
-from cuagent.verify.rules.tolerance import Expected, Finding, lax
+from cuagent.verify.rules.tolerance import lax
+from cuagent.verify.rules.types import Expected, Finding
 
 if TYPE_CHECKING:
     from torch import Tensor

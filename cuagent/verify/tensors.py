@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype
 
 UNIT = 2.0**-24
-"""Unit roundoff of fp32, in which products are summed; perturbations of the oracle have this size."""
+"""Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
 FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors that a module may raise on altered inputs, for example on probabilities above one."""
 BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}

@@ -14,7 +14,8 @@ from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle import sensitivity
 from cuagent.verify.rules.bounds import MOST_BIASED, sequential
-from cuagent.verify.rules.tolerance import Expected, Moved, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected, Moved
 from cuagent.verify.trace.reductions import Terms
 
 ATTENTION = """

@@ -8,7 +8,8 @@ import torch
 
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.rules.nonfinite import strays
-from cuagent.verify.rules.tolerance import Expected, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected
 from cuagent.verify.trace.reductions import Terms
 
 RIGHT = torch.tensor([[1.0, 2.0, 3.0], [math.nan, math.inf, 4.0]])

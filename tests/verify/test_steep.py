@@ -13,7 +13,8 @@ import torch
 from cuagent.verify import Verdict
 from cuagent.verify.context import VerifyContext
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.rules.tolerance import Expected, Finding, Moved, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected, Finding, Moved
 from cuagent.verify.trace.reductions import Terms
 
 HONEST = "return self.honest(x)"

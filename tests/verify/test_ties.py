@@ -13,7 +13,8 @@ from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.oracle.client import OPPOSITES
 from cuagent.verify.oracle.places import NearTies, find_places
-from cuagent.verify.rules.tolerance import Expected, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected
 from cuagent.verify.trace.reductions import Terms
 from cuagent.verify.trace.selections import follow
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.rules.tolerance import Expected, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected
 from cuagent.verify.rules.wrong import HINTS, describe
 from cuagent.verify.trace.reductions import Terms
 

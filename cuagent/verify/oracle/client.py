@@ -24,7 +24,7 @@ from cuagent.task import Task, TaskError
 from cuagent.verify.inputs.kinds import LENIENT, PLACED, Inputs
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.tie_orders import ORDERS
-from cuagent.verify.rules.tolerance import Moved
+from cuagent.verify.rules.types import Moved
 from cuagent.worker import Arena, ForkServer, ForkServerError
 from cuagent.worker.arms import task_to_json
 from cuagent.worker.channel import receive_message, send_message

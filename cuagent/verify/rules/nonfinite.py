@@ -23,7 +23,7 @@ from cuagent.verify.tensors import BLOCK, real
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cuagent.verify.rules.tolerance import Expected
+    from cuagent.verify.rules.types import Expected
 
 
 @dataclass(frozen=True)
