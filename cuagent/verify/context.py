@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Device, Precision, Task
 from cuagent.verify.inputs.kinds import EXACT, Inputs
-from cuagent.verify.inputs.repertoire import Turns
+from cuagent.verify.inputs.repertoire import SweepCount
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.client import SensitivityQuery
-from cuagent.verify.rules.bounds import round_numbers
+from cuagent.verify.rules.bounds import is_exact_probe
 from cuagent.verify.rules.ties import places_of
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import ROUNDS
-from cuagent.verify.tensors import real
+from cuagent.verify.tensors import is_inexact
 from cuagent.verify.trace.reductions import Terms
 from cuagent.worker import Arena, Layout
 
@@ -64,7 +64,7 @@ class VerifyContext:
     kinds: frozenset[Inputs]
     grown: tuple[Weights, ...]
     """Kinds of grown weights that the model has a use for."""
-    turns: Mapping[Inputs, Turns]
+    turns: Mapping[Inputs, SweepCount]
     terms: Terms
 
     @staticmethod
@@ -98,7 +98,7 @@ class VerifyContext:
             traced=frozenset(about["traced"]),
             kinds=frozenset(Inputs(kind) for kind in about["kinds"]),
             grown=tuple(Weights(kind) for kind in about["grown"]),
-            turns={Inputs(kind): Turns(*n) for kind, n in about["turns"].items()},
+            turns={Inputs(kind): SweepCount(*n) for kind, n in about["turns"].items()},
             terms=Terms(*about["terms"]),
         )
 
@@ -119,7 +119,7 @@ class VerifyContext:
         Every bound grows with it. But a zero-mean draw tells what precision was seen, coarser
         arithmetic is held against it, and near-ties are found by it.
         """
-        discrete = not all(real(view) for view in self.outputs.tensors())
+        discrete = not all(is_inexact(view) for view in self.outputs.tensors())
         return kind is Inputs.NORMAL or discrete or self.task.precision is not Precision.MATCH
 
     def expected(self, slot: int = 0) -> Expected:
@@ -151,7 +151,7 @@ class VerifyContext:
             return finding
         if finding.passed and not self._by_choices(outputs, expected, kind):
             return finding
-        expected = replace(expected, moved=sensitivity.moved)
+        expected = replace(expected, sensitivity=sensitivity.moved)
         finding = self._strict(outputs, expected, kind)
         firm = self._firm(expected, kind)
         if finding.passed or not any(firm):
@@ -175,17 +175,17 @@ class VerifyContext:
 
     def _firm(self, expected: Expected, kind: Inputs) -> list[bool]:
         """Which outputs no roundoff excuses: integers but for traced indices, and what is exact."""
-        exact = round_numbers(kind, self.task.precision)
+        exact = is_exact_probe(kind, self.task.precision)
         both = zip(expected.declared, expected.precise, strict=True)
         return [
-            exact and bool((r == y).all()) if real(r) else number not in self.traced
+            exact and bool((r == y).all()) if is_inexact(r) else number not in self.traced
             for number, (r, y) in enumerate(both)
         ]
 
     def _strict(
         self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs, *, told: bool = True
     ) -> Finding:
-        return strict(outputs, expected, kind, self.terms, self.task.precision, told=told)
+        return strict(outputs, expected, kind, self.terms, self.task.precision, explain=told)
 
 
 def _instead(expected: Expected, other: Sequence[Tensor], where: Sequence[bool]) -> Expected:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.inputs.repertoire import Turns
+from cuagent.verify.inputs.repertoire import SweepCount
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.tally import ROUNDS, Round, Trial, When
@@ -37,7 +37,7 @@ class Planned:
 def plan(
     seeds: Seeds,
     kinds: Collection[Inputs],
-    turns: Mapping[Inputs, Turns],
+    turns: Mapping[Inputs, SweepCount],
     *,
     weights: Collection[str],
     grown: Collection[Weights] = (),
@@ -56,7 +56,7 @@ def _round(
     part: Round,
     seeds: Seeds,
     kinds: Collection[Inputs],
-    turns: Mapping[Inputs, Turns],
+    turns: Mapping[Inputs, SweepCount],
     weights: bool,
 ) -> Planned:
     in_use = When.SWAPPED if weights else When.IN_USE

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from cuagent.task import Device
 from cuagent.verdict import Reason
 from cuagent.verify.context import VerifyContext
-from cuagent.verify.inputs.kinds import LENIENT, SWEEPS, TURNS, Inputs
+from cuagent.verify.inputs.kinds import LENIENT, MAX_SWEEP, SWEEPS, Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.oracle.client import SensitivityQuery
 from cuagent.verify.plan import Planned
 from cuagent.verify.prefetch import OraclePrefetcher
-from cuagent.verify.rules.nonfinite import strays
+from cuagent.verify.rules.nonfinite import nonfinite_differences
 from cuagent.verify.rules.tolerance import constants
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import Rejected, Tally, Trial, When
@@ -58,7 +58,7 @@ class _Judged:
     def steep(self) -> bool:
         """Refused, but only where the answer is so steep that honest roundoff moves it as far."""
         return not all(f.passed for f in self.findings) and all(
-            f.passed or f.steep for f in self.findings
+            f.passed or f.within_sensitivity for f in self.findings
         )
 
     def left(self) -> _Judged:
@@ -243,7 +243,7 @@ class VerificationRun:
         self._deciding = True
         for _ in range(OTHERS):
             seed = self.seeds.draw()
-            turn = trial.seed % TURNS - seed % TURNS if trial.kind in SWEEPS else 0
+            turn = trial.seed % MAX_SWEEP - seed % MAX_SWEEP if trial.kind in SWEEPS else 0
             other = replace(trial, seed=seed + turn)
             self.prefetcher.insert(other, like=trial)
             self._try([other])
@@ -253,7 +253,7 @@ class VerificationRun:
         self, trial: Trial, outputs: Sequence[Sequence[Tensor]], said: _Judged, poison: int
     ) -> None:
         expected, findings = said.expected, said.findings
-        if trial.kind in LENIENT and (told := strays(outputs[0], expected)):
+        if trial.kind in LENIENT and (told := nonfinite_differences(outputs[0], expected)):
             self.tally.remark(f"{trial.kind}: {told}")
         unwritten = not findings[0].passed and _poisoned(outputs[0], poison)
         timed = findings[0].passed and not findings[-1].passed

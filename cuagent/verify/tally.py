@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cuagent.task import Precision
 from cuagent.verdict import Draw, Reason, RuleResult
 from cuagent.verify.inputs.kinds import EXACT, SWEEPS, Inputs
-from cuagent.verify.inputs.repertoire import Turns
+from cuagent.verify.inputs.repertoire import SweepCount
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.rules.bounds import UNITS
 from cuagent.verify.rules.tolerance import lax
@@ -89,7 +89,7 @@ ROUNDS = (
 )
 
 
-def most_calls(turns: Mapping[Inputs, Turns]) -> int:
+def most_calls(turns: Mapping[Inputs, SweepCount]) -> int:
     """Calls of a verdict in which every kind of draw is used, with so many turns of each sweep."""
     swept = sum(turns[k].made for part in ROUNDS for k in part.sweeps if k in turns)
     return swept + sum(2 * len(part.kinds) + part.again for part in ROUNDS)

@@ -19,14 +19,14 @@ BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Elements processed at a time, by device type. On the CPU such a block fits in the caches."""
 
 
-def real(tensor: Tensor) -> bool:
+def is_inexact(tensor: Tensor) -> bool:
     """Return True if the tensor is floating or complex, so that its elements carry roundoff."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def widened(tensor: Tensor) -> Tensor:
+def to_fp64(tensor: Tensor) -> Tensor:
     """Return the tensor in fp64 or complex128; integers and booleans are returned unchanged."""
-    return tensor.to(wide_dtype(tensor)) if real(tensor) else tensor
+    return tensor.to(wide_dtype(tensor)) if is_inexact(tensor) else tensor
 
 
 def wide_dtype(tensor: Tensor) -> dtype:
@@ -36,7 +36,7 @@ def wide_dtype(tensor: Tensor) -> dtype:
     return torch.complex128 if tensor.is_complex() else torch.float64
 
 
-def pairs(tensor: Tensor) -> Tensor:
+def as_real(tensor: Tensor) -> Tensor:
     """View complex numbers as pairs of real numbers; return other tensors unchanged."""
     import torch
 
@@ -48,7 +48,7 @@ def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
     Complex numbers are viewed as pairs of real numbers.
     """
-    flat = [pairs(tensor).reshape(-1) for tensor in tensors]
+    flat = [as_real(tensor).reshape(-1) for tensor in tensors]
     size = BLOCK[flat[0].device.type]
     for begin in range(0, flat[0].numel(), size):
         yield tuple(tensor[begin : begin + size] for tensor in flat)

@@ -27,7 +27,7 @@ FLAT_LEVELS = 3
 """Zeros, one value throughout, and values as usual."""
 FEW_IN_A_LINE = 8
 LIKELY_MARKS = 4
-ROW_TURNS = 4
+ROW_STEPS = 4
 """At most, in which a row has one number throughout."""
 STRETCH = 1 << 22
 """Elements that are gone through at a time where steps on the way need memory of their own."""
@@ -35,12 +35,12 @@ SHORTEST_AXIS = 8
 """An axis of fewer has its extremes at the ends often enough."""
 LONGEST = 1 << 20
 """Elements of a tensor whose corners are as large as they may be."""
-REACH, FAR_REACH = 8.0, 200.0
+EXTREME_SIZE, FAR_EXTREME_SIZE = 8.0, 200.0
 """Of extremes: the largest of a million normal numbers is about 5, and exp of 89 overflows."""
 
 
 @dataclass(frozen=True)
-class Way:
+class LineView:
     """How to see a tensor as lines: seen in `shape`, they go over `dims`."""
 
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Way:
         return math.prod(self.shape[dim] for dim in self.dims)
 
     @property
-    def turns(self) -> int:
+    def steps(self) -> int:
         """Draws in which one element of each line can stand in every place."""
         lines = math.prod(self.shape) // max(1, self.places)
         return math.ceil(self.places / max(1, lines))
@@ -70,11 +70,11 @@ class Way:
         return wide.movedim(last, self.dims).reshape(like.shape)
 
 
-def axes(tensor: Tensor) -> list[Way]:
+def axes(tensor: Tensor) -> list[LineView]:
     """Lines along each long axis, the last one first; along the last where none is long."""
     shape = tuple(tensor.shape) or (1,)
     long = [dim for dim, size in enumerate(shape) if size >= SHORTEST_AXIS]
-    return [Way(shape, (dim,)) for dim in reversed(long or [len(shape) - 1])]
+    return [LineView(shape, (dim,)) for dim in reversed(long or [len(shape) - 1])]
 
 
 def mixed(normal: Tensor, generator: Generator) -> Tensor:
@@ -104,7 +104,7 @@ def brink(tensor: Tensor, edges: Sequence[float], case: int, generator: Generato
 
 
 def tails(
-    own: Sequence[Tensor], free: Sequence[bool], turn: int, generator: Generator
+    own: Sequence[Tensor], free: Sequence[bool], step: int, generator: Generator
 ) -> list[Tensor]:
     """The tensors of `own` with a shift or a deviation of TAILS, by `turn`.
 
@@ -114,8 +114,8 @@ def tails(
     """
     real = [number for number, x in enumerate(own) if x.is_floating_point()]
     real = [number for number in real if free[number]] or real
-    mean, deviation = TAILS[turn % len(TAILS)]
-    chosen = real[turn // len(SIGNS) % len(real) :][:1] if mean else real
+    mean, deviation = TAILS[step % len(TAILS)]
+    chosen = real[step // len(SIGNS) % len(real) :][:1] if mean else real
     drawn = list(own)
     for number in chosen:
         normal = randn(own[number], generator)
@@ -174,7 +174,7 @@ def flat(normal: Tensor, generator: Generator) -> Tensor:
     return torch.where(level == 0, torch.zeros_like(normal), torch.where(level == 1, value, normal))
 
 
-def edges(normal: Tensor, reach: float) -> Tensor:
+def edges(normal: Tensor, extreme_size: float) -> Tensor:
     """Extremes at both ends of every long axis, from line to line the other way round.
 
     A reduction that leaves out the first or last element of a line then errs for certain.
@@ -187,7 +187,7 @@ def edges(normal: Tensor, reach: float) -> Tensor:
         signs = signs * line.view([-1 if other == axis else 1 for other in range(normal.dim())])
     for axis, size in enumerate(normal.shape):
         if size >= SHORTEST_AXIS:
-            push = reach * signs.select(axis, 0)
+            push = extreme_size * signs.select(axis, 0)
             normal.select(axis, 0).sub_(push)
             normal.select(axis, -1).add_(push)
     return normal
@@ -200,48 +200,50 @@ def corners(normal: Tensor, sign: int) -> Tensor:
     So each counts in a sum over the block, or in one of squares, whatever its length. In tensors of
     more than LONGEST elements it is less, or a plain sum of squares in fp32 would stand still.
     """
-    reach = sign * min(1.0, (LONGEST / max(1, normal.numel())) ** 0.5)
+    extreme_size = sign * min(1.0, (LONGEST / max(1, normal.numel())) ** 0.5)
     for leading in reversed(range(max(1, normal.dim() - 1))):
         blocks = normal.view(math.prod(normal.shape[:leading]), -1)
         if blocks.numel():
-            blocks[:, 0] = blocks[:, -1] = reach * blocks.shape[1] ** 0.5
+            blocks[:, 0] = blocks[:, -1] = extreme_size * blocks.shape[1] ** 0.5
     return normal
 
 
-def moving(normal: Tensor, reach: float, way: Way, turn: int, order: Generator) -> Tensor:
+def moving(
+    normal: Tensor, extreme_size: float, line_view: LineView, step: int, order: Generator
+) -> Tensor:
     """The largest and the least of each line where they have not stood before.
 
     Over ceil(places / lines) turns with the same `order` both stand in every place, and over twice
     as many all else in the line is once below zero and once above.
     """
-    lines = way.lines(normal)
-    at, opposite, sign = (column[:, None] for column in _stations(lines, turn, order))
+    lines = line_view.lines(normal)
+    at, opposite, sign = (column[:, None] for column in _places_of_step(lines, step, order))
     lines = sign * lines.abs()
-    high = lines.gather(1, at).abs() + reach
+    high = lines.gather(1, at).abs() + extreme_size
     lines = lines.scatter(1, opposite, -high).scatter(1, at, high)
-    return way.back(lines, normal)
+    return line_view.back(lines, normal)
 
 
-def single(tensor: Tensor, way: Way, turn: int, order: Generator) -> Tensor:
+def single(tensor: Tensor, line_view: LineView, step: int, order: Generator) -> Tensor:
     """Lines of booleans in which one is set, and lines in which all are but one."""
     import torch
 
-    lines = way.lines(tensor)
-    at, _, sign = (column[:, None] for column in _stations(lines, turn, order))
+    lines = line_view.lines(tensor)
+    at, _, sign = (column[:, None] for column in _places_of_step(lines, step, order))
     alone = torch.zeros_like(lines).scatter(1, at, torch.ones_like(lines[:, :1]))
-    return way.back(alone ^ (sign > 0), tensor)
+    return line_view.back(alone ^ (sign > 0), tensor)
 
 
-def sorted_lines(normal: Tensor, way: Way, generator: Generator) -> Tensor:
+def sorted_lines(normal: Tensor, line_view: LineView, generator: Generator) -> Tensor:
     """Lines that rise and lines that fall: each element is the largest so far, or the least."""
     import torch
 
-    lines = way.lines(normal).sort(-1).values
+    lines = line_view.lines(normal).sort(-1).values
     falls = _order(lines.shape[0], lines, generator)[:, None] % 2 == 0
-    return way.back(torch.where(falls, lines.flip(-1), lines), normal)
+    return line_view.back(torch.where(falls, lines.flip(-1), lines), normal)
 
 
-def every(tensor: Tensor, bounds: tuple[int, int], turn: int, order: Generator) -> Tensor:
+def every(tensor: Tensor, bounds: tuple[int, int], step: int, order: Generator) -> Tensor:
     """Each of the numbers from the least to the largest in turn; of negative ones the least only,
     which may be a mark for what does not count. Then, in further turns, one number throughout a
     row: the mark may be any."""
@@ -252,10 +254,10 @@ def every(tensor: Tensor, bounds: tuple[int, int], turn: int, order: Generator) 
     values = torch.arange(first, max(high + 1, first), dtype=tensor.dtype, device=tensor.device)
     if low < 0:
         values = torch.cat([values, values.new_tensor([low])])
-    plain, alike = turns_of_every(tensor, values.numel())
-    whole = alike > 0 and turn >= plain
+    plain, alike = steps_of_every(tensor, values.numel())
+    whole = alike > 0 and step >= plain
     like = _first_of_rows(tensor) if whole else tensor
-    begun = (turn - plain if whole else turn) * like.numel()
+    begun = (step - plain if whole else step) * like.numel()
     number = torch.arange(like.numel(), device=tensor.device) + begun
     dealing = _order(values.numel(), tensor, order)
     if whole:  # what marks padding lies at either end most often: not left to chance
@@ -265,20 +267,20 @@ def every(tensor: Tensor, bounds: tuple[int, int], turn: int, order: Generator) 
     return values[dealt].view(like.shape).expand(tensor.shape)
 
 
-def turns_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
+def steps_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
     """Turns in which each of so many values comes up, and further ones for whole rows."""
     plain = math.ceil(values / max(1, tensor.numel()))
     if tensor.dim() < 2 or tensor.shape[-1] < 2:
         return plain, 0
-    return plain, min(math.ceil(values * tensor.shape[-1] / max(1, tensor.numel())), ROW_TURNS)
+    return plain, min(math.ceil(values * tensor.shape[-1] / max(1, tensor.numel())), ROW_STEPS)
 
 
-def _stations(lines: Tensor, turn: int, order: Generator) -> tuple[Tensor, Tensor, Tensor]:
+def _places_of_step(lines: Tensor, step: int, order: Generator) -> tuple[Tensor, Tensor, Tensor]:
     """For each line a place, another one, and the sign of what stands elsewhere."""
     import torch
 
     count, places = lines.shape
-    number = torch.arange(count, device=lines.device) + turn * count
+    number = torch.arange(count, device=lines.device) + step * count
     dealt = _order(places, lines, order)
     sign = 1 - 2 * ((number % places + number // places) % 2)
     return dealt[number % places], dealt[(number + places // 2) % places], sign

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from cuagent.verify.inputs import draws
-from cuagent.verify.inputs.draws import Way, axes
+from cuagent.verify.inputs.draws import LineView, axes
 from cuagent.verify.inputs.ranges import Ends, Range
 from cuagent.verify.inputs.varied import Fixed
 from cuagent.verify.trace import halves
@@ -156,7 +156,7 @@ SWEEPS = (
 )
 """Kinds of which several draws belong together: they have all but the low bits of the seed in
 common, and these say which turn it is."""
-TURNS = 1 << 8
+MAX_SWEEP = 1 << 8
 """More draws than may belong together."""
 MOST_VALUES = 1 << 22
 """Of an integer input, that are dealt out one by one."""
@@ -186,15 +186,15 @@ def derive(
     own: Sequence[Tensor],
     seed: int,
     ranges: Sequence[Range | None] = (),
-    ways: Sequence[Sequence[Way]] = (),
-    reach: float = draws.REACH,
+    line_views: Sequence[Sequence[LineView]] = (),
+    extreme_size: float = draws.EXTREME_SIZE,
     thresholds: Sequence[float] = (),
     edges: Sequence[float] = (),
     ends: Sequence[Ends] = (),
     fixed: Sequence[Fixed | None] = (),
     scales: Sequence[float] = (),
     *,
-    even: bool = False,
+    uniform_scale: bool = False,
 ) -> list[Tensor]:
     """Inputs of `kind` in the forms of the task's own.
 
@@ -212,22 +212,24 @@ def derive(
     bounded = list(zip(own, ranges or [None] * len(own), strict=True))
     if kind is Inputs.TAILS:
         free = [not tensor_ends for tensor_ends in ends or [()] * len(own)]
-        return draws.tails(own, free, seed % TURNS, generator)
+        return draws.tails(own, free, seed % MAX_SWEEP, generator)
     if kind is Inputs.HALVES:
         known = halves.cases(scales)
-        scale, case = known[seed % TURNS % len(known)]
+        scale, case = known[seed % MAX_SWEEP % len(known)]
         return [
             halves.halves(x, scale, case, generator) if x.is_floating_point() else x for x in own
         ]
     if kind is Inputs.VARIED:
-        return _other_fixed(own, fixed, seed % TURNS, generator)
+        return _other_fixed(own, fixed, seed % MAX_SWEEP, generator)
     if kind is Inputs.BRINK:
-        return _on_the_brink(own, edges or (0.0,), seed % TURNS, generator)
+        return _on_the_brink(own, edges or (0.0,), seed % MAX_SWEEP, generator)
     if kind in SWEEPS or kind is Inputs.SORTED:
-        sweep = Sweep(kind, seed % TURNS, generator, draws.seeded(own, seed // TURNS), reach)
+        sweep = Sweep(
+            kind, seed % MAX_SWEEP, generator, draws.seeded(own, seed // MAX_SWEEP), extreme_size
+        )
         return [
             sweep.drawn(tensor, bounds, known or axes(tensor))
-            for (tensor, bounds), known in zip(bounded, ways or [()] * len(own), strict=True)
+            for (tensor, bounds), known in zip(bounded, line_views or [()] * len(own), strict=True)
         ]
     match kind:
         case Inputs.EXTREMES:
@@ -241,7 +243,7 @@ def derive(
         case Inputs.ENDS:
             both = zip(own, ends or [()] * len(own), strict=True)
             return [draws.strewn(x, of, generator, 1 / 2) if of else x for x, of in both]
-    return _all_drawn(kind, own, generator, thresholds, even=even)
+    return _all_drawn(kind, own, generator, thresholds, uniform_scale=uniform_scale)
 
 
 @dataclass(frozen=True)
@@ -249,27 +251,27 @@ class Sweep:
     """One turn of the draws that belong together."""
 
     kind: Inputs
-    turn: int
+    step: int
     noise: Generator
     order: Generator
     """The same for all turns."""
-    reach: float
+    extreme_size: float
     """Of moving extremes."""
 
-    def drawn(self, tensor: Tensor, bounds: Range | None, ways: Sequence[Way]) -> Tensor:
+    def drawn(self, tensor: Tensor, bounds: Range | None, line_views: Sequence[LineView]) -> Tensor:
         """A tensor of another type than the kind is for stays as it is."""
-        way, turn = ways[self.turn % len(ways)], self.turn // len(ways)
+        line_view, step = line_views[self.step % len(line_views)], self.step // len(line_views)
         if self.kind is Inputs.EVERY:
             few = bounds is not None and bounds[1] - bounds[0] < MOST_VALUES
-            return draws.every(tensor, bounds, self.turn, self.order) if bounds and few else tensor
+            return draws.every(tensor, bounds, self.step, self.order) if bounds and few else tensor
         if self.kind is Inputs.SINGLE:
-            return draws.single(tensor, way, turn, self.order) if boolean(tensor) else tensor
+            return draws.single(tensor, line_view, step, self.order) if boolean(tensor) else tensor
         if not tensor.is_floating_point():
             return tensor
         normal = draws.randn(tensor, self.noise)
         if self.kind is Inputs.SORTED:
-            return draws.sorted_lines(normal, ways[0], self.order).to(tensor.dtype)
-        return draws.moving(normal, self.reach, way, turn, self.order).to(tensor.dtype)
+            return draws.sorted_lines(normal, line_views[0], self.order).to(tensor.dtype)
+        return draws.moving(normal, self.extreme_size, line_view, step, self.order).to(tensor.dtype)
 
 
 def boolean(tensor: Tensor) -> bool:
@@ -279,7 +281,7 @@ def boolean(tensor: Tensor) -> bool:
 
 
 def _other_fixed(
-    own: Sequence[Tensor], fixed: Sequence[Fixed | None], turn: int, generator: Generator
+    own: Sequence[Tensor], fixed: Sequence[Fixed | None], step: int, generator: Generator
 ) -> list[Tensor]:
     """One tensor changed; the tensors and their changes come by turns."""
     of_each = [known.changes if known else () for known in fixed]
@@ -287,25 +289,25 @@ def _other_fixed(
     pairs = [(n, changes[at]) for at in rounds for n, changes in enumerate(of_each) if changes[at:]]
     drawn = list(own)
     if pairs:
-        number, change = pairs[turn % len(pairs)]
+        number, change = pairs[step % len(pairs)]
         known = fixed[number]
         assert known is not None
         drawn[number] = known.changed(change, generator)
     return drawn
 
 
-def turns_on_the_brink(own: Sequence[Tensor], edges: Sequence[float]) -> int:
+def brink_steps(own: Sequence[Tensor], edges: Sequence[float]) -> int:
     """After which each tensor has stood there in every way."""
     floats = sum(x.is_floating_point() for x in own)
     return floats * min(floats, 2) * draws.BRINKS * len(edges)
 
 
 def _on_the_brink(
-    own: Sequence[Tensor], edges: Sequence[float], turn: int, generator: Generator
+    own: Sequence[Tensor], edges: Sequence[float], step: int, generator: Generator
 ) -> list[Tensor]:
     floats = [number for number, x in enumerate(own) if x.is_floating_point()]
-    turn, at = divmod(turn, len(floats))
-    others, case = divmod(turn, draws.BRINKS * len(edges))
+    step, at = divmod(step, len(floats))
+    others, case = divmod(step, draws.BRINKS * len(edges))
     drawn = [x.new_full(x.shape, others % 2) if x.is_floating_point() else x for x in own]
     drawn[floats[at]] = draws.brink(own[floats[at]], edges, case, generator)
     return drawn
@@ -317,7 +319,7 @@ def _all_drawn(
     generator: Generator,
     thresholds: Sequence[float],
     *,
-    even: bool,
+    uniform_scale: bool,
 ) -> list[Tensor]:
     """Every real tensor anew; what only one of several tells (a sum that cancels) by the first."""
     drawn: list[Tensor] = []
@@ -327,19 +329,19 @@ def _all_drawn(
             continue
         before = sum(other.is_floating_point() for other in own[: len(drawn)])
         what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and before else kind
-        one = _drawn(what, tensor, generator, even=even)
+        one = _drawn(what, tensor, generator, uniform_scale=uniform_scale)
         if kind is Inputs.TIES and thresholds:
             one = draws.strewn(one, thresholds, generator)
         drawn.append(one + OPPOSED_OFFSET * (-1) ** before if kind is Inputs.OPPOSED else one)
     return drawn
 
 
-def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, *, even: bool) -> Tensor:
+def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, *, uniform_scale: bool) -> Tensor:
     normal = draws.randn(tensor, generator)
     match kind:
-        case Inputs.LARGE if even:
+        case Inputs.LARGE if uniform_scale:
             drawn = normal * LARGE_SIZE
-        case Inputs.HUGE if even:
+        case Inputs.HUGE if uniform_scale:
             drawn = -HUGE_SIZE * (1 + normal.abs())
         case Inputs.TINY:
             drawn = draws.tiny(normal, generator)
@@ -368,12 +370,14 @@ def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, *, even: bool) ->
         case Inputs.FLAT:
             drawn = draws.flat(normal, generator)
         case Inputs.EDGES:
-            drawn = draws.edges(normal, draws.REACH)
+            drawn = draws.edges(normal, draws.EXTREME_SIZE)
         case Inputs.OTHER_EDGES:
-            drawn = draws.edges(normal, -draws.REACH)
+            drawn = draws.edges(normal, -draws.EXTREME_SIZE)
         case Inputs.FAR_EDGES:
             first = float(draws.randn(normal.new_empty(1), generator)) > 0
-            drawn = draws.edges(normal, draws.FAR_REACH if first else -draws.FAR_REACH)
+            drawn = draws.edges(
+                normal, draws.FAR_EXTREME_SIZE if first else -draws.FAR_EXTREME_SIZE
+            )
         case Inputs.CORNERS | Inputs.OTHER_CORNERS:
             drawn = draws.corners(normal, 1 if kind is Inputs.CORNERS else -1)
         case Inputs.INTEGER:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from cuagent.verify.inputs.kinds import TURNS
+from cuagent.verify.inputs.kinds import MAX_SWEEP
 
 BITS = 62
 
@@ -25,7 +25,11 @@ class Seeds:
 
     def draw_several(self, count: int) -> list[int]:
         """`count` seeds that differ in their low bits, or as many as in the earlier verdict."""
-        seed = self._again.pop() if self._again else secrets.randbits(BITS) // TURNS * TURNS + count
+        seed = (
+            self._again.pop()
+            if self._again
+            else secrets.randbits(BITS) // MAX_SWEEP * MAX_SWEEP + count
+        )
         self.drawn.append(seed)
-        first, count = seed - seed % TURNS, seed % TURNS
-        return [first + turn for turn in range(count)]
+        first, count = seed - seed % MAX_SWEEP, seed % MAX_SWEEP
+        return [first + step for step in range(count)]

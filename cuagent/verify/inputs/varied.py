@@ -32,7 +32,7 @@ EMPTIED = 0.3
 MOST_ROWS = 64
 """Rows that are changed one by one where all are alike."""
 
-Takes = Callable[["Tensor"], bool]
+Accepts = Callable[["Tensor"], bool]
 
 
 class Change(StrEnum):
@@ -149,25 +149,29 @@ def fixed_of(several: Sequence[Sequence[Tensor]], tables: Sequence[int]) -> list
     return found
 
 
-def taken(fixed: Fixed, takes: Takes, seed: int) -> tuple[Change, ...]:
+def accepted_changes(fixed: Fixed, accepts: Accepts, seed: int) -> tuple[Change, ...]:
     """Return the changes of the strongest kind that the reference takes, and those to nothing.
 
     A change counts if the reference takes all of its samples.
     """
-    strongest = (tuple(c for c in cs if _borne(fixed, c, takes, seed)) for cs in fixed.candidates())
+    strongest = (
+        tuple(c for c in cs if _is_accepted(fixed, c, accepts, seed)) for cs in fixed.candidates()
+    )
     found = next(filter(None, strongest), ())
-    further = (c for c in fixed.empties() if c not in found and _borne(fixed, c, takes, seed))
+    further = (
+        c for c in fixed.empties() if c not in found and _is_accepted(fixed, c, accepts, seed)
+    )
     return (*found, *further)
 
 
-def _borne(fixed: Fixed, change: Change, takes: Takes, seed: int) -> bool:
+def _is_accepted(fixed: Fixed, change: Change, accepts: Accepts, seed: int) -> bool:
     """True if samples of a change differ from the tensor and the reference takes them all."""
     import torch
 
     generator = draws.seeded([fixed.own], seed)
     samples = [fixed.changed(change, generator) for _ in range(TRIALS)]
     differs = any(not torch.equal(sample, fixed.own) for sample in samples)
-    return differs and all(takes(sample) for sample in samples)
+    return differs and all(accepts(sample) for sample in samples)
 
 
 def _by_rows(own: Tensor, change: Change, low: int, high: int, generator: Generator) -> Tensor:

@@ -51,7 +51,7 @@ class Weights(StrEnum):
     """-1, 0, 1; gains, slopes and biases -2 .. 2."""
 
 
-def shake(
+def derive_weights(
     kind: Weights,
     state: dict[str, Tensor],
     parameters: frozenset[str],
@@ -68,7 +68,7 @@ def shake(
         return state
     generator = draws.seeded(list(state.values()), seed)
     if kind in (Weights.GROWN, Weights.PAST):
-        shaken = shake(Weights.SHAKEN, state, parameters, seed)
+        shaken = derive_weights(Weights.SHAKEN, state, parameters, seed)
         return _grown(kind, shaken, roles or Roles(), generator, positive=positive)
     changed = dict(state)
     for name, tensor in state.items():
@@ -95,7 +95,7 @@ def _weighted(kind: Weights, name: str, tensor: Tensor, generator: Generator) ->
             gain = tensor.dim() < 2 and "bias" not in name
             return tensor if gain else tensor * SMALL
         case _:
-            return _shaken(tensor, generator)
+            return _noisy(tensor, generator)
 
 
 def _grown(
@@ -103,9 +103,9 @@ def _grown(
 ) -> dict[str, Tensor]:
     changed = dict(state)
     for name in sorted(roles.added):
-        tensor, clamped = state[name], name in roles.bounded and kind is Weights.PAST
+        tensor, clamped = state[name], name in roles.clamped and kind is Weights.PAST
         if tensor.numel() <= FEW_NUMBERS:
-            step = NUMBER_PAST if name in roles.bounded else NUMBER
+            step = NUMBER_PAST if name in roles.clamped else NUMBER
             by = tensor.new_full(tensor.shape, step if kind is Weights.GROWN else -step)
         elif tensor.dim() < 2 or tensor.numel() == max(tensor.shape):
             by = draws.dealt(PAST_CLAMPS if clamped else GROWTH, tensor, generator)
@@ -138,7 +138,7 @@ def _narrow(state: dict[str, Tensor]) -> None:
             state[name.removesuffix("running_var") + "weight"] = gain
 
 
-def _shaken(tensor: Tensor, generator: Generator) -> Tensor:
+def _noisy(tensor: Tensor, generator: Generator) -> Tensor:
     import torch
 
     noise, wide = draws.randn(tensor, generator), tensor.float()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cuagent.verify.tensors import BLOCK, UNIT, real, wide_dtype
+from cuagent.verify.tensors import BLOCK, UNIT, is_inexact, wide_dtype
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -22,7 +22,7 @@ def perturbed(
     are."""
     import torch
 
-    if not real(tensor):
+    if not is_inexact(tensor):
         return tensor
     kind = wide_dtype(tensor) if wide else tensor.dtype
     moved = tensor.to(kind, copy=True, memory_format=torch.contiguous_format)
@@ -86,7 +86,7 @@ def tilted(tensor: Tensor, reach: float) -> Tensor:
 
 def untied(tensor: Tensor) -> Tensor:
     """Zeros, which no factor moves, become tiny numbers."""
-    return tensor.masked_fill(tensor == 0, TINY) if real(tensor) else tensor
+    return tensor.masked_fill(tensor == 0, TINY) if is_inexact(tensor) else tensor
 
 
 def apart(these: Tensor, those: Tensor) -> Tensor:

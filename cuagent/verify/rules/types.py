@@ -15,48 +15,51 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """How far an answer moves within honest roundoff (`doubts`)."""
+class Sensitivity:
+    """Change of an answer within honest roundoff (`oracle.sensitivity`)."""
 
     furthest: Sequence[Tensor]
-    """Per element, fp64: the largest change under perturbation by `bounds.reach`."""
+    """Largest change of each element under perturbation by `bounds.reach`, in fp64."""
     carried: Sequence[float]
-    """For each tensor the rms change under roundoff in each operator, in units of u."""
+    """Rms change of each tensor under roundoff in every operator, in units of u."""
     tied: Sequence[Tensor] = ()
-    """Per element, fp64: the largest change where equals are chosen in another order; empty where
-    nothing is chosen."""
+    """Largest change of each element when equal elements are chosen in another order, in fp64; empty
+    if nothing is chosen."""
     undecided: bool = False
-    """Whether numbers decide that are not the same in both precisions: then a choice is a matter of
-    roundoff even where what is made of it is exact (the nearest of equally near codes)."""
+    """True if decisions depend on numbers that differ between the two precisions. Roundoff then
+    determines the choice, even if results computed from it are exact (the nearest of equally near
+    codes)."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the oracle says about one draw; one tensor each for every tensor of the output."""
+    """The oracle's answer to one draw: one tensor of each kind per tensor of the output."""
 
     declared: Sequence[Tensor]
     """The reference in its own precision."""
     precise: Sequence[Tensor]
     """The reference in fp64."""
     spread: Sequence[Tensor]
-    """Per element, in the type of `precise`: its rms change under perturbation by UNIT; of integers
-    and booleans the largest change under perturbation by `bounds.reach`."""
+    """Rms change of each element under perturbation by UNIT, in the dtype of `precise`. For integers
+    and booleans it is the largest change under perturbation by `bounds.reach`."""
     places: Sequence[Places | None] = ()
-    """What indices were chosen from, where the output holds some; empty where nowhere."""
-    moved: Moved | None = None
-    """Asked in doubt only."""
+    """Elements that the indices of an output were chosen from; None for outputs without indices,
+    empty if there are no indices."""
+    sensitivity: Sensitivity | None = None
+    """Known only after the first bounds refused the draw."""
     certain: bool = False
-    """On round inputs: whether something is decided, and all of it by the same numbers in both
-    precisions. Then roundoff chooses nothing, though what is made of it (a mean) is not exact."""
+    """True if, on round inputs, something is decided and always by the same numbers in both
+    precisions. Roundoff then changes no choice, though results computed from it (a mean) are not
+    exact."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The strict rule on one draw."""
+    """Result of the strict rule on one draw."""
 
     passed: bool
     ratio: float
-    """Largest error over its bound; inf where something is wrong that has no bound."""
+    """Largest ratio of an error to its bound; inf for an error that has no bound."""
     max_error: float
     rms_error: float
     precision: Precision | None
@@ -64,6 +67,6 @@ class Finding:
     note: str = ""
     rms_bound: float = math.nan
     hint: str = ""
-    """What to look for."""
-    steep: bool = False
-    """Refused, and by no more than each element moves within honest roundoff (`Moved`)."""
+    """Likely cause, for the reader of the verdict."""
+    within_sensitivity: bool = False
+    """True if refused, but with errors no larger than the sensitivity of each element."""
