@@ -54,10 +54,10 @@ MOST_BRINKS = 24
 MOST_HALVES = 24
 MOST_VARIED = 8
 """Turns of other fixed integers, unless there are more changes."""
-FURTHER = 2.0**40
+HUGE_MARGIN = 2.0**40
 """What the reference must bear beyond huge numbers: what squares them does not, and then an honest
 kernel may have to square something else."""
-LEFT = 1 / 16
+TINY_SHARE = 1 / 16
 """Of the rms of an output on usual inputs: what is less on tiny ones is tiny itself."""
 FAR = 1e-3
 
@@ -182,7 +182,7 @@ def with_fixed(
     suited: Repertoire,
     fixed: Sequence[Fixed | None],
     own: Sequence[Tensor],
-    takes: Callable[[list[Tensor]], bool] | None,
+    accepts: Callable[[list[Tensor]], bool] | None,
     call_s: float,
 ) -> Repertoire:
     """With draws that change the integers and masks which are always alike.
@@ -194,8 +194,8 @@ def with_fixed(
     found: list[Fixed | None] = []
     for number, (known, bounds) in enumerate(zip(fixed, suited.ranges, strict=True)):
         changes: tuple[Change, ...] = ()
-        if known and takes and not (bounds and ranged):
-            changes = accepted_changes(known, partial(_takes_at, takes, own, number), number)
+        if known and accepts and not (bounds and ranged):
+            changes = accepted_changes(known, partial(_accepts_at, accepts, own, number), number)
         found.append(replace(known, changes=changes) if known else None)
     count = sum(len(known.changes) for known in found if known)
     if not count:
@@ -206,12 +206,12 @@ def with_fixed(
     return replace(suited, fixed=tuple(found), sweep_counts=sweep_counts, kinds=kinds)
 
 
-def _takes_at(
-    takes: Callable[[list[Tensor]], bool], own: Sequence[Tensor], number: int, sample: Tensor
+def _accepts_at(
+    accepts: Callable[[list[Tensor]], bool], own: Sequence[Tensor], number: int, sample: Tensor
 ) -> bool:
     given = list(own)
     given[number] = sample
-    return takes(given)
+    return accepts(given)
 
 
 def _with_sweeps(
@@ -268,7 +268,7 @@ def _is_answered(
     """Whether the reference has an answer to inputs of the kind that others can be held to."""
     given = available.drawn(kind, own, 0)
     if kind is Inputs.HUGE:
-        given = _scaled(given, FURTHER)
+        given = _scaled(given, HUGE_MARGIN)
     try:
         results = runs.forward(given)
         for step in TAILS_TRIED if kind is Inputs.TAILS else ():
@@ -283,9 +283,11 @@ def _is_answered(
         return True
     if not runs.fits(given, results):
         return False
-    if kind is Inputs.FAINT and not _stays(results, runs.forward(_scaled(given, 1 / FAINT_SIZE))):
+    if kind is Inputs.FAINT and not _keeps_size(
+        results, runs.forward(_scaled(given, 1 / FAINT_SIZE))
+    ):
         return False
-    if kind is Inputs.HUGE and not _agree(results, runs.forward_fp64(given)):
+    if kind is Inputs.HUGE and not _agrees_with_fp64(results, runs.forward_fp64(given)):
         return False
     return runs.fills_hidden is None or runs.fills_hidden(given)
 
@@ -294,13 +296,13 @@ def _scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
     return [x * factor if x.is_floating_point() else x for x in tensors]
 
 
-def _stays(results: Sequence[Tensor], larger: Sequence[Tensor]) -> bool:
+def _keeps_size(results: Sequence[Tensor], larger: Sequence[Tensor]) -> bool:
     """Whether some output of tiny inputs is no tiny one, beside that of usual inputs.
 
     Where all are, whoever computes `exp(x) - 1` for an ELU errs by as much as they are worth.
     """
     return any(
-        _rms(small) > LEFT * _rms(large)
+        _rms(small) > TINY_SHARE * _rms(large)
         for small, large in zip(results, larger, strict=True)
         if is_inexact(small)
     )
@@ -325,7 +327,7 @@ def _squares(names: Iterable[str]) -> bool:
     return any(word in name for name in names for word in SQUARING)
 
 
-def _agree(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:
+def _agrees_with_fp64(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:
     """Whether no output is far from what fp64 gives, as where something overflowed on the way."""
     return all(
         bool(((r - y).abs().double() <= FAR * y.abs().double().max()).all())
