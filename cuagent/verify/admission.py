@@ -113,7 +113,7 @@ def _hidden(findings: dict[str, Any]) -> str:
     if findings["draws"]:
         return f"the reference draws random numbers ({', '.join(findings['draws'])})"
     changes = ", ".join(findings["changes"][:3])
-    match findings["hangs_on"]:
+    match findings["depends_on"]:
         case "":
             return ""
         case "construction":
@@ -136,7 +136,7 @@ def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
         notes.append("the reference changes its inputs; a candidate may not")
     if findings["fixed"]:
         notes.append("get_inputs() returns equal inputs at every call; a verdict draws others too")
-    if findings["changes"] and not findings["hangs_on"]:
+    if findings["changes"] and not findings["depends_on"]:
         names = ", ".join(findings["changes"][:3])
         calls = findings["calls"]
         notes.append(f"forward changes {names}; the output was the same in {calls} calls")

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Device, Precision, Task
 from cuagent.verify.inputs.kinds import EXACT, Inputs
-from cuagent.verify.inputs.repertoire import Turns
+from cuagent.verify.inputs.repertoire import SweepCount
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.client import SensitivityQuery
-from cuagent.verify.oracle.perturb import real
-from cuagent.verify.rules.bounds import round_numbers
+from cuagent.verify.rules.bounds import is_exact_probe
 from cuagent.verify.rules.ties import places_of
-from cuagent.verify.rules.tolerance import Expected, Finding, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import ROUNDS
+from cuagent.verify.tensors import is_inexact
 from cuagent.verify.trace.reductions import Terms
 from cuagent.worker import Arena, Layout
 
@@ -68,7 +69,7 @@ class VerifyContext:
     """Kinds of inputs that the reference accepts."""
     grown: tuple[Weights, ...]
     """Kinds of grown weights that change the model's behaviour."""
-    turns: Mapping[Inputs, Turns]
+    sweep_counts: Mapping[Inputs, SweepCount]
     """Number of draws of each sweep."""
     terms: Terms
     """Length of the longest sum."""
@@ -107,7 +108,7 @@ class VerifyContext:
             traced=frozenset(facts["traced"]),
             kinds=frozenset(Inputs(kind) for kind in facts["kinds"]),
             grown=tuple(Weights(kind) for kind in facts["grown"]),
-            turns={Inputs(kind): Turns(*n) for kind, n in facts["turns"].items()},
+            sweep_counts={Inputs(kind): SweepCount(*n) for kind, n in facts["turns"].items()},
             terms=Terms(*facts["terms"]),
         )
 
@@ -128,7 +129,7 @@ class VerifyContext:
         Every bound grows with the spread. But a zero-mean draw shows which precision was used,
         coarser arithmetic is compared with the spread, and near-ties are found by it.
         """
-        discrete = not all(real(view) for view in self.outputs.tensors())
+        discrete = not all(is_inexact(view) for view in self.outputs.tensors())
         return kind is Inputs.NORMAL or discrete or self.task.precision is not Precision.MATCH
 
     def expected(self, slot: int = 0) -> Expected:
@@ -160,7 +161,7 @@ class VerifyContext:
             return finding
         if finding.passed and not self._passes_by_choices(outputs, expected, kind):
             return finding
-        expected = replace(expected, moved=sensitivity.moved)
+        expected = replace(expected, sensitivity=sensitivity.moved)
         finding = self._strict(outputs, expected, kind)
         exact = self._exact_outputs(expected, kind)
         if finding.passed or not any(exact):
@@ -191,17 +192,17 @@ class VerifyContext:
     def _exact_outputs(self, expected: Expected, kind: Inputs) -> list[bool]:
         """Return for each output if roundoff excuses no error: exact values, and integers without
         traced indices."""
-        exact = round_numbers(kind, self.task.precision)
+        exact = is_exact_probe(kind, self.task.precision)
         both = zip(expected.declared, expected.precise, strict=True)
         return [
-            exact and bool((r == y).all()) if real(r) else number not in self.traced
+            exact and bool((r == y).all()) if is_inexact(r) else number not in self.traced
             for number, (r, y) in enumerate(both)
         ]
 
     def _strict(
         self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs, *, explain: bool = True
     ) -> Finding:
-        return strict(outputs, expected, kind, self.terms, self.task.precision, told=explain)
+        return strict(outputs, expected, kind, self.terms, self.task.precision, explain=explain)
 
 
 def _with_answer(expected: Expected, answer: Sequence[Tensor], where: Sequence[bool]) -> Expected:

@@ -44,7 +44,7 @@ class MemoryPlan:
         They hold the inputs, the worker's copy and the worker's own; the outputs, the worker's own,
         a snapshot and the ones to compare with repeated calls; and the oracle's answer.
         """
-        output_sets = 3 + max(part.again for part in ROUNDS)
+        output_sets = 3 + max(entry.repeats for entry in ROUNDS)
         return 3 * self.inputs + output_sets * self.outputs + self._answer
 
     def timing(self, arms: int) -> int:

@@ -29,7 +29,7 @@ from cuagent.verify.oracle.client import (
     PerturbationBudget,
     SensitivityQuery,
 )
-from cuagent.verify.plan import Planned
+from cuagent.verify.plan import PlannedRound
 from cuagent.verify.tally import Trial, When
 from cuagent.worker.memory.arena import settle
 
@@ -60,7 +60,7 @@ class OraclePrefetcher:
         context: VerifyContext,
         oracle: Oracle,
         seed: int,
-        planned: Sequence[Planned],
+        planned: Sequence[PlannedRound],
         *,
         eager: bool,
     ) -> None:
@@ -212,7 +212,7 @@ class OraclePrefetcher:
     def _post_weights(self, number: int) -> None:
         context = self._context
         slot = number % context.prepared_weights.count
-        kind = self.planned[number].planned_round.weights
+        kind = self.planned[number].round.weights
         for other in [
             n for n in self._weight_requests if n % context.prepared_weights.count == slot
         ]:
@@ -243,11 +243,11 @@ class OraclePrefetcher:
             self._free.append(self._slots.pop(trial))
 
 
-def _steps(planned: Sequence[Planned], block_size: int) -> list[Step]:
+def _steps(planned: Sequence[PlannedRound], block_size: int) -> list[Step]:
     """Return the steps in the order of need: the inputs of a block, then their right answers."""
     steps: list[Step] = []
     for planned_round in planned:
-        for trials in (planned_round.trials, planned_round.again, *planned_round.sweeps):
+        for trials in (planned_round.trials, planned_round.repeats, *planned_round.sweeps):
             for start in range(0, len(trials), block_size):
                 group = trials[start : start + block_size]
                 steps += [Step(trial, False) for trial in group]

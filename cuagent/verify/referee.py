@@ -43,9 +43,9 @@ from cuagent.verify.plan import plan
 from cuagent.verify.prefetch import OraclePrefetcher
 from cuagent.verify.processes import Processes
 from cuagent.verify.report import FORESEEN, build_failure, explain
-from cuagent.verify.rules.tolerance import Expected, Finding
+from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.run import VerificationRun
-from cuagent.verify.tally import Tally, most_calls
+from cuagent.verify.tally import Tally, call_count
 from cuagent.verify.versions import versions
 from cuagent.worker import Arena, ForkServer, ForkServerError
 from cuagent.worker.arms import CANDIDATE
@@ -166,7 +166,7 @@ class Referee:
             planned = plan(
                 pending.seeds,
                 self.context.kinds,
-                self.context.turns,
+                self.context.sweep_counts,
                 weights=self.context.state,
                 grown=self.context.grown,
             )
@@ -207,7 +207,7 @@ class Referee:
             pending.close()
             self._last_check = None
             self.make_room()
-        tally.spend("total", time.perf_counter() - since)
+        tally.add_seconds("total", time.perf_counter() - since)
         return Verdict(
             accepted=reason is Reason.ACCEPTED,
             reason=reason,
@@ -290,7 +290,7 @@ class Referee:
                 pending.prefetcher.suspend()
             with tally.clock("worker"):
                 session.import_model([library.path for library in build.libraries])
-            session.time_limit_s = self.time_limit_s(most_calls(self.context.turns))
+            session.time_limit_s = self.time_limit_s(call_count(self.context.sweep_counts))
             call_s = max(self.call_s, SLOWER * self.about["call_s"])
             VerificationRun(
                 self.context, pending.prefetcher, session, tally, call_s, pending.seeds

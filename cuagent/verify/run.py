@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 from cuagent.task import Device
 from cuagent.verdict import Reason
 from cuagent.verify.context import VerifyContext
-from cuagent.verify.inputs.kinds import LENIENT, SWEEPS, TURNS, Inputs
+from cuagent.verify.inputs.kinds import LENIENT, MAX_SWEEP, SWEEPS, Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.oracle.client import SensitivityQuery
-from cuagent.verify.plan import Planned
+from cuagent.verify.plan import PlannedRound
 from cuagent.verify.prefetch import OraclePrefetcher
-from cuagent.verify.rules.nonfinite import strays
-from cuagent.verify.rules.tolerance import Expected, Finding, constants
+from cuagent.verify.rules.nonfinite import nonfinite_differences
+from cuagent.verify.rules.tolerance import constants
+from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import Rejected, Tally, Trial, When
 from cuagent.worker import Session
 from cuagent.worker.memory.arena import POISONS, STRETCH, same_bytes
@@ -67,7 +68,7 @@ class _Result:
     def steep(self) -> bool:
         """True if the draw failed only where honest roundoff moves the answer by as much."""
         return not all(f.passed for f in self.findings) and all(
-            f.passed or f.steep for f in self.findings
+            f.passed or f.within_sensitivity for f in self.findings
         )
 
     def deferred(self) -> _Result:
@@ -114,21 +115,21 @@ class VerificationRun:
             with self.tally.clock("oracle"):
                 self.prefetcher.load_weights(number)
             with self.tally.clock("worker"):
-                self.session.load(self.context.weights, fresh=planned.part.fresh)
+                self.session.load(self.context.weights, fresh=planned.round.fresh)
             self._round(planned)
             if (worst := self.tally.worst_in_use()) is not None:
                 self._retry_in_new_model(worst)
             if self.tally.failed:
                 break  # the first round holds all draws that the lax rule needs
 
-    def _round(self, planned: Planned) -> None:
-        repeated = {trial.seed for trial in planned.again}
+    def _round(self, planned: PlannedRound) -> None:
+        repeated = {trial.seed for trial in planned.repeats}
         first: dict[int, list[Tensor]] = {}
         for group in self._groups(planned.trials):
             outputs = self._try(group)
             first |= {t.seed: o for t, o in zip(group, outputs, strict=True) if t.seed in repeated}
             del outputs
-        for group in self._groups(planned.again):
+        for group in self._groups(planned.repeats):
             if not self.tally.failed:
                 self._repeat(group, [first[trial.seed] for trial in group])
         for sweep in planned.sweeps:
@@ -149,9 +150,11 @@ class VerificationRun:
                 self._compare(group[slot], [output], POISONS[0])
             if self.tally.failed:
                 return
-        turns = self.context.turns[trials[0].kind]
-        if len(trials) < turns.needed:
-            covered = f"{len(trials)} of the {turns.needed} draws that would cover every position"
+        sweep_count = self.context.sweep_counts[trials[0].kind]
+        if len(trials) < sweep_count.needed:
+            covered = (
+                f"{len(trials)} of the {sweep_count.needed} draws that would cover every position"
+            )
             self.tally.add_note(f"{trials[0].kind}: {covered}")
 
     def _retry_in_new_model(self, trial: Trial) -> None:
@@ -234,9 +237,9 @@ class VerificationRun:
 
     def _compare(self, trial: Trial, distinct: Sequence[Sequence[Tensor]], poison: int) -> None:
         """Judge the outputs of one draw's calls. `poison` filled the output memory of the first."""
-        count = next(self.tally.to_perturb, 0)
+        count = next(self.tally.recorded_counts, 0)
         # A constant must fail despite the spread, so the spread is needed until one has failed.
-        spread = count > 0 or self.tally.trivial or self.context.needs_spread(trial.kind)
+        spread = count > 0 or self.tally.constant_passes or self.context.needs_spread(trial.kind)
         answer = self._judge(trial, distinct, count, spread=spread)
         if not spread and not all(finding.passed for finding in answer.findings):
             answer = self._judge(trial, distinct, count, spread=True)
@@ -259,7 +262,7 @@ class VerificationRun:
         self._in_extra_draws = True
         for _ in range(EXTRA_DRAWS):
             seed = self.seeds.draw()
-            turn = trial.seed % TURNS - seed % TURNS if trial.kind in SWEEPS else 0
+            turn = trial.seed % MAX_SWEEP - seed % MAX_SWEEP if trial.kind in SWEEPS else 0
             other = replace(trial, seed=seed + turn)
             self.prefetcher.insert(other, like=trial)
             self._try([other])
@@ -270,16 +273,18 @@ class VerificationRun:
     ) -> None:
         """Add the findings of one draw to the tally."""
         expected, findings = answer.expected, answer.findings
-        if trial.kind in LENIENT and (explain := strays(outputs[0], expected)):
-            self.tally.add_note(f"{trial.kind}: {explain}")
+        if trial.kind in LENIENT and (difference := nonfinite_differences(outputs[0], expected)):
+            self.tally.add_note(f"{trial.kind}: {difference}")
         unwritten = not findings[0].passed and _poisoned(outputs[0], poison)
         timed = findings[0].passed and not findings[-1].passed
         recorded = replace(trial, when=When.TIMED) if timed else trial
         self.tally.add(recorded, outputs, expected, findings, unwritten)
-        if self.tally.trivial:
+        if self.tally.constant_passes:
             if self.tally.constants is None:
                 self.tally.constants = constants(expected)
-            self.tally.trivial = self._constant_passes(self.tally.constants, expected, trial.kind)
+            self.tally.constant_passes = self._constant_passes(
+                self.tally.constants, expected, trial.kind
+            )
 
     def _judge(
         self, trial: Trial, outputs: Sequence[Sequence[Tensor]], count: int, *, spread: bool

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from cuagent.task import Precision
 from cuagent.verdict import Draw, Reason, RuleResult
 from cuagent.verify.inputs.kinds import EXACT, SWEEPS, Inputs
-from cuagent.verify.inputs.repertoire import Turns
+from cuagent.verify.inputs.repertoire import SweepCount
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.rules.bounds import UNITS
-from cuagent.verify.rules.tolerance import Expected, Finding, lax
+from cuagent.verify.rules.tolerance import lax
+from cuagent.verify.rules.types import Expected, Finding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,7 @@ class Round:
     fresh: bool = True
     """True if a model is constructed for the round; else the weights are loaded into the one in
     use."""
-    again: int = 0
+    repeats: int = 0
     """Number of draws that are repeated, in another order, after all others."""
     sweeps: tuple[Inputs, ...] = ()
     """Kinds of which several draws belong together; each draw is called once, in a block."""
@@ -74,7 +75,7 @@ ROUNDS = (
             Inputs.MASKS,
             Inputs.EMPTY,
         ),
-        again=3,
+        repeats=3,
         sweeps=SWEEPS,
     ),
     Round(Weights.GROWN, (Inputs.OWN,)),
@@ -91,11 +92,12 @@ ROUNDS = (
 """All rounds of a verdict in their order."""
 
 
-def most_calls(turns: Mapping[Inputs, Turns]) -> int:
-    """Return the number of calls of a verdict that uses every kind of draw, with `turns` draws per
-    sweep."""
-    swept = sum(turns[k].made for part in ROUNDS for k in part.sweeps if k in turns)
-    return swept + sum(2 * len(part.kinds) + part.again for part in ROUNDS)
+def call_count(sweep_counts: Mapping[Inputs, SweepCount]) -> int:
+    """Return the number of calls of a verdict that uses every kind of draw."""
+    swept = sum(
+        sweep_counts[kind].made for entry in ROUNDS for kind in entry.sweeps if kind in sweep_counts
+    )
+    return swept + sum(2 * len(entry.kinds) + entry.repeats for entry in ROUNDS)
 
 
 class When(StrEnum):
@@ -152,16 +154,16 @@ class Tally:
     def __init__(self, perturbations: Sequence[int] = ()) -> None:
         """`perturbations` are those of an earlier verdict that is repeated."""
         self.perturbations: list[int] = []
-        self.to_perturb = iter(perturbations)
+        self.recorded_counts = iter(perturbations)
         self.draws: list[Draw] = []
         self.seconds: dict[str, float] = {}
         self._lax: list[RuleResult] = []
         self._findings: list[tuple[Trial, Finding]] = []
         self._unwritten = False
-        self.trivial = True
+        self.constant_passes = True
         """True if the constant that fits the first draw would have passed on all draws so far."""
         self.constants: list[float] | None = None
-        self._unsteady: Trial | None = None
+        self._nondeterministic: Trial | None = None
         self._remarks: list[str] = []
 
     def add(
@@ -178,8 +180,8 @@ class Tally:
             results = [lax(outputs, expected.declared) for outputs in snapshots]
             self._lax.append(max(results, key=lambda result: result.worst))
         self._findings.append((trial, worst))
-        if findings[-1].passed and not findings[0].passed and self._unsteady is None:
-            self._unsteady = trial
+        if findings[-1].passed and not findings[0].passed and self._nondeterministic is None:
+            self._nondeterministic = trial
         self._unwritten |= unwritten
         self.draws.append(
             Draw(
@@ -212,7 +214,7 @@ class Tally:
         """Return the reason and a line of detail, after all draws."""
         failed = [(t, f) for t, f in self._findings if not f.passed]
         if not failed:
-            if self._findings and self.trivial:
+            if self._findings and self.constant_passes:
                 return Reason.NOT_CERTIFIABLE, "a constant passes on every draw"
             return (
                 Reason.ACCEPTED,
@@ -220,26 +222,26 @@ class Tally:
             )
         if self._unwritten:
             return Reason.NOT_WRITTEN, "part of the output was never written"
-        if self._unsteady is not None:
+        if self._nondeterministic is not None:
             return (
                 Reason.NOT_DETERMINISTIC,
-                f"right and wrong on the same {self._unsteady.kind} inputs",
+                f"right and wrong on the same {self._nondeterministic.kind} inputs",
             )
         trial, finding = max(failed, key=lambda pair: pair[1].ratio)
         times = f", {finding.ratio:.2g} times the bound" if math.isfinite(finding.ratio) else ""
         where = f"on {trial.kind} inputs: {finding.note}{times}"
         if all(t.when is When.AGAIN for t, _ in failed):
-            what = "right at first, wrong when the same inputs were repeated after others"
-            return Reason.NOT_DETERMINISTIC, f"{what}; {where}"
+            symptom = "right at first, wrong when the same inputs were repeated after others"
+            return Reason.NOT_DETERMINISTIC, f"{symptom}; {where}"
         if all(t.when is When.TIMED for t, _ in failed):
-            what = "right in a single call, wrong in a block of calls as in timing"
-            return Reason.WRONG_VALUES, f"{what}; {where}"
+            symptom = "right in a single call, wrong in a block of calls as in timing"
+            return Reason.WRONG_VALUES, f"{symptom}; {where}"
         if all(t.when is When.SWAPPED for t, _ in failed):
-            what = "right in a fresh model, wrong after load_state_dict into the model in use"
-            return Reason.WRONG_VALUES, f"{what}; new weights must take effect; {where}"
+            symptom = "right in a fresh model, wrong after load_state_dict into the model in use"
+            return Reason.WRONG_VALUES, f"{symptom}; new weights must take effect; {where}"
         if all(t.when is When.IN_USE for t, _ in failed):
-            what = "right in a fresh model, wrong in one that was called before"
-            return Reason.NOT_DETERMINISTIC, f"{what}; {where}"
+            symptom = "right in a fresh model, wrong in one that was called before"
+            return Reason.NOT_DETERMINISTIC, f"{symptom}; {where}"
         if all(t.kind in (Inputs.CANCELLATION, Inputs.FEW) for t, _ in failed):
             return Reason.LESS_PRECISE, f"sums that are exact in fp32 were not exact; {where}"
         coarsest = _coarsest([f for _, f in failed])
@@ -250,7 +252,7 @@ class Tally:
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes of the verdict."""
-        if self._findings and not self._judges_precision:
+        if self._findings and not self._has_zero_mean_draws:
             loose = (
                 "precision could not be judged tightly: the reference accepts no zero-mean inputs"
             )
@@ -272,41 +274,45 @@ class Tally:
         return RuleResult(passed, self._worst(), f"{len(self._findings)} draws")
 
     @property
-    def _judges_precision(self) -> bool:
+    def _has_zero_mean_draws(self) -> bool:
         return any(trial.kind is Inputs.NORMAL for trial, _ in self._findings)
 
     def precision(self) -> Precision | None:
         """Return the coarsest arithmetic seen, on zero-mean draws if there are any."""
-        tight = [f for t, f in self._findings if t.kind is Inputs.NORMAL]
-        own = [f for t, f in self._findings if t.kind is Inputs.OWN]
-        seen = _coarsest(tight or own)
-        if seen is None and self._findings and not (self.failed or tight):
+        zero_mean = [f for t, f in self._findings if t.kind is Inputs.NORMAL]
+        own_draws = [f for t, f in self._findings if t.kind is Inputs.OWN]
+        explained = _coarsest(zero_mean or own_draws)
+        if explained is None and self._findings and not (self.failed or zero_mean):
             return Precision.MATCH  # on one-signed sums fp32 in another order has this error too
-        return seen
+        return explained
 
     def _worst(self) -> float:
         return max(finding.ratio for _, finding in self._findings)
 
-    def remark(self, line: str) -> None:
+    def add_note(self, line: str) -> None:
         """Add a note that does not count against the candidate."""
         self._remarks.append(line)
 
-    def spend(self, what: str, seconds: float) -> None:
+    def add_seconds(self, part: str, seconds: float) -> None:
         """Add seconds to a part of the verdict's time."""
-        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     @contextmanager
-    def clock(self, what: str) -> Iterator[None]:
+    def clock(self, part: str) -> Iterator[None]:
         """Add the seconds of the context to a part of the verdict's time."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self.spend(what, time.perf_counter() - begun)
+            self.add_seconds(part, time.perf_counter() - start)
 
 
 def _coarsest(findings: Sequence[Finding]) -> Precision | None:
     """Return the coarsest arithmetic needed to explain all findings; None if one has no
     explanation."""
-    seen = [finding.precision for finding in findings if finding.precision is not None]
-    return max(seen, key=UNITS.__getitem__) if seen and len(seen) == len(findings) else None
+    explained = [finding.precision for finding in findings if finding.precision is not None]
+    return (
+        max(explained, key=UNITS.__getitem__)
+        if explained and len(explained) == len(findings)
+        else None
+    )

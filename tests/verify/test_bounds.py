@@ -13,8 +13,9 @@ from cuagent.verify import Referee
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle import sensitivity
-from cuagent.verify.rules.bounds import MOST_BIASED, sequential
-from cuagent.verify.rules.tolerance import Expected, Moved, strict
+from cuagent.verify.rules.bounds import MAX_BIASED, sequential
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected, Sensitivity
 from cuagent.verify.trace.reductions import Terms
 
 ATTENTION = """
@@ -64,7 +65,7 @@ def steps(kind: Inputs, jumps: bool = True) -> tuple[torch.Tensor, Expected]:
     own = y.float() if kind is Inputs.INTEGER else (y + 1e-9).float()
     spread = torch.full_like(y, 1e-7)
     known = Expected(
-        [own], [own.double()], [spread], moved=Moved([moved], [0.0]) if jumps else None
+        [own], [own.double()], [spread], sensitivity=Sensitivity([moved], [0.0]) if jumps else None
     )
     return own.clone(), known
 
@@ -93,8 +94,8 @@ def test_what_moves_in_proportion_is_judged_as_tightly_in_doubt() -> None:
     spread = torch.full_like(y, 1e-7)
     gate = 8 * math.sqrt(64) * 1e-7
     noise = torch.randn(1000, generator=generator, dtype=torch.float64)
-    for moved in (None, Moved([3 * gate * torch.ones_like(y)], [0.0])):
-        expected = Expected([y], [y], [spread], moved=moved)
+    for moved in (None, Sensitivity([3 * gate * torch.ones_like(y)], [0.0])):
+        expected = Expected([y], [y], [spread], sensitivity=moved)
         assert strict([y + 0.8 * gate * noise], expected, Inputs.NORMAL, Terms.of(64)).passed
         assert not strict([y + 1.5 * gate * noise], expected, Inputs.NORMAL, Terms.of(64)).passed
 
@@ -115,7 +116,7 @@ def test_a_kernel_may_round_to_the_type_of_its_outputs_before_a_jump() -> None:
         output, moved = own.clone(), torch.zeros(100, dtype=torch.float64)
         output[3] += size
         moved[3] = size
-        half = replace(expected, declared=[own.bfloat16()], moved=Moved([moved], [0.0]))
+        half = replace(expected, declared=[own.bfloat16()], sensitivity=Sensitivity([moved], [0.0]))
         assert strict([output.bfloat16()], half, Inputs.NORMAL, Terms.of(4)).passed is passes
 
 
@@ -144,8 +145,8 @@ def test_what_cancels_on_the_way_is_known_from_the_roundoff_of_each_step() -> No
     assert 800 < carried < 1200
     y, spread = far_and_back([x])[0], torch.zeros_like(x)
     rounded = (x.float() + 1000 - 1000).double()
-    for known, passes in ((None, False), (Moved([spread], [carried]), True)):
-        expected = Expected([y.float()], [y], [spread], moved=known)
+    for known, passes in ((None, False), (Sensitivity([spread], [carried]), True)):
+        expected = Expected([y.float()], [y], [spread], sensitivity=known)
         assert strict([rounded.float()], expected, Inputs.NORMAL, Terms.of(1)).passed is passes
         assert not strict([rounded.bfloat16().float()], expected, Inputs.NORMAL, Terms.of(1)).passed
 
@@ -159,7 +160,7 @@ def test_an_element_of_greater_sensitivity_is_no_jump_unless_it_had_jumped_alrea
     error[3] = 2 * 64e-5
     for far, passes in ((2 * 64e-5, False), (0.4 * 64e-5, True)):
         moved[3] = far
-        expected = Expected([y], [y], [spread], moved=Moved([moved], [0.0]))
+        expected = Expected([y], [y], [spread], sensitivity=Sensitivity([moved], [0.0]))
         found = strict([error * far / error[3]], expected, Inputs.NORMAL, Terms.of(64))
         assert found.passed is passes
 
@@ -170,15 +171,15 @@ def test_what_is_chosen_by_roundoff_may_be_another_though_it_is_exact() -> None:
     other = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
     moved = (y - other).abs().double()
     for undecided in (True, False):
-        known = Moved([moved], [0.0], undecided=undecided)
-        expected = Expected([y], [y.double()], [torch.zeros_like(moved)], moved=known)
+        known = Sensitivity([moved], [0.0], undecided=undecided)
+        expected = Expected([y], [y.double()], [torch.zeros_like(moved)], sensitivity=known)
         assert strict([other], expected, Inputs.FEW, Terms.of(8)).passed is undecided
         assert not strict([other.flip(0)], expected, Inputs.FEW, Terms.of(8)).passed
 
 
 def test_roundings_of_a_long_sum_may_add_up_where_its_terms_are_nearly_equal() -> None:
     assert sequential(3000, Inputs.FAR_EDGES) > 4 * sequential(3000)
-    assert sequential(1 << 24, Inputs.OPPOSED) == MOST_BIASED
+    assert sequential(1 << 24, Inputs.OPPOSED) == MAX_BIASED
     assert sequential(3000, Inputs.CORNERS) == sequential(3000, Inputs.NORMAL)
 
 
@@ -186,14 +187,14 @@ def test_a_choice_among_equals_excuses_nothing_that_does_not_hang_on_it() -> Non
     """Of four elements two are equal, and either may be the one that is kept."""
     y = torch.tensor([0.5, 0.25, 0.25, 0.0], dtype=torch.float64)
     hangs = torch.tensor([0.0, 0.0, 0.25, 0.25], dtype=torch.float64)
-    moved = Moved([hangs], [0.0], [hangs])
-    expected = Expected([y.float()], [y], [hangs / 2 + 1e-9], moved=moved)
+    moved = Sensitivity([hangs], [0.0], [hangs])
+    expected = Expected([y.float()], [y], [hangs / 2 + 1e-9], sensitivity=moved)
     other = torch.tensor([0.5, 0.25, 0.0, 0.25])
     assert strict([other], expected, Inputs.TIES, Terms.of(4)).passed
     both = torch.tensor([0.4, 0.2, 0.2, 0.2])
     found = strict([both], expected, Inputs.TIES, Terms.of(4))
     assert not found.passed
-    assert not found.steep
+    assert not found.within_sensitivity
 
 
 def test_one_number_that_the_reference_hits_by_luck_makes_no_long_sum_a_short_one() -> None:

@@ -9,7 +9,7 @@ import torch
 from regimes import Regime
 
 from cuagent.verify import Verdict
-from cuagent.verify.inputs.weights import Weights, shake
+from cuagent.verify.inputs.weights import Weights, derive_weights
 from cuagent.verify.trace.roles import changed_buffer, roles_of
 
 SCORES = Regime(
@@ -104,12 +104,12 @@ def test_what_is_no_factor_of_a_product_grows_and_stays_in_its_order() -> None:
     with torch.no_grad():
         roles = roles_of(model, lambda: [model(x)])
     assert roles.added == {"linear.bias", "gain", "temperature"}
-    assert roles.bounded == {"temperature"}
+    assert roles.clamped == {"temperature"}
     assert roles.buffers == {"edges", "count"}
     assert roles.unvaried == ("hidden",)  # not in the state dict
     names, state = frozenset(dict(model.named_parameters())), model.state_dict()
-    grown = shake(Weights.GROWN, state, names, 3, roles)
-    past = shake(Weights.PAST, state, names, 3, roles)
+    grown = derive_weights(Weights.GROWN, state, names, 3, roles)
+    past = derive_weights(Weights.PAST, state, names, 3, roles)
     assert grown["gain"].min() < -0.3
     assert grown["gain"].max() > 0.3
     assert grown["temperature"] > 5
@@ -117,7 +117,7 @@ def test_what_is_no_factor_of_a_product_grows_and_stays_in_its_order() -> None:
     assert (grown["edges"].diff() > 0).all()
     assert not torch.equal(grown["edges"], state["edges"])
     assert grown["linear.weight"].abs().max() < 1
-    upward = shake(Weights.PAST, state, names, 3, roles, positive=True)
+    upward = derive_weights(Weights.PAST, state, names, 3, roles, positive=True)
     assert upward["temperature"] > 5
 
 

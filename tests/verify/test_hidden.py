@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cuagent.task import load_task, open_reference
-from cuagent.verify.fitness.hidden import hidden
+from cuagent.verify.fitness.hidden import hidden_dependencies
 
 CLEAN = {"random": [], "changed_state": [], "noise": 0.0}
 SOURCE = """
@@ -48,7 +48,7 @@ def found(tmp_path: Path) -> Found:
             attributes=attributes,
         )
         path.write_text(text)
-        return hidden(open_reference(load_task(path, device="cpu")), CLEAN)
+        return hidden_dependencies(open_reference(load_task(path, device="cpu")), CLEAN)
 
     return examined
 
@@ -114,7 +114,7 @@ HANGS_ON = {
 @pytest.mark.parametrize("name", HANGS_ON)
 def test_what_the_output_hangs_on_is_found(found: Found, name: str) -> None:
     forward, construct, what = HANGS_ON[name]
-    assert found(forward, construct)["hangs_on"] == what
+    assert found(forward, construct)["depends_on"] == what
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_counter_is_found_wherever_it_is_kept(
     found: Found, parts: dict[str, str], changes: str
 ) -> None:
     findings = found(**parts)
-    assert findings["hangs_on"] == "later"
+    assert findings["depends_on"] == "later"
     assert findings["later"].startswith(changes)
 
 
@@ -188,7 +188,7 @@ BENIGN = {
 def test_what_changes_no_answer_is_no_reason_to_refuse(found: Found, name: str) -> None:
     forward, construct, prelude = BENIGN[name]
     findings = found(forward, construct, prelude)
-    assert findings["hangs_on"] == "", findings
+    assert findings["depends_on"] == "", findings
     assert findings["draws"] == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cuagent.verify.trace.hooks import watching
+from cuagent.verify.trace.hooks import intercept_operators
 
 
 class NoCompiler:
@@ -29,7 +29,7 @@ def test_operators_pass_by_and_torchs_compiler_is_not_imported(
         seen.append(function.overloadpacket.__name__)
         return -function(*args, **kwargs)
 
-    with watching(call):
+    with intercept_operators(call):
         result = torch.ones(3).exp()
     assert torch.equal(result, -torch.ones(3).neg().exp())
     assert seen[-2:] == ["ones", "exp"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuagent.verify.inputs.draws import Way
-from cuagent.verify.inputs.kinds import TURNS, Inputs, derive, turns_on_the_brink
+from cuagent.verify.inputs.draws import LineView
+from cuagent.verify.inputs.kinds import MAX_SWEEP, Inputs, brink_steps, derive
 from cuagent.verify.inputs.ranges import ends_of, ranges_of
 from cuagent.verify.inputs.seeds import Seeds
-from cuagent.verify.inputs.weights import Weights, shake
+from cuagent.verify.inputs.weights import Weights, derive_weights
 
 SEEDS = range(20)
 OTHER_TYPES = (
@@ -59,7 +59,7 @@ def test_shaken_weights_leave_no_identity_and_keep_constants() -> None:
     model = torch.nn.BatchNorm1d(64)
     model.register_buffer("mask", torch.tril(torch.ones(4, 4)))
     names = frozenset(name for name, _ in model.named_parameters())
-    state = shake(Weights.SHAKEN, model.state_dict(), names, 3)
+    state = derive_weights(Weights.SHAKEN, model.state_dict(), names, 3)
     for name in ("weight", "bias", "running_mean", "running_var"):
         assert not torch.equal(state[name], model.state_dict()[name])
     assert torch.equal(state["mask"], model.mask)
@@ -115,7 +115,7 @@ def test_of_several_tensors_every_second_is_offset_the_other_way() -> None:
 
 def test_whole_gains_and_slopes_are_sometimes_two() -> None:
     state = {"slope": torch.tensor([0.25]), "gain": torch.ones(40), "matrix": torch.ones(9, 9)}
-    drawn = shake(Weights.INTEGER, state, frozenset(state), 3)
+    drawn = derive_weights(Weights.INTEGER, state, frozenset(state), 3)
     assert drawn["slope"].tolist() == [2]
     assert set(drawn["gain"].tolist()) == {-2, -1, 0, 1, 2}
     assert set(drawn["matrix"].flatten().tolist()) == {-1, 0, 1}
@@ -129,43 +129,43 @@ def test_a_single_line_has_its_largest_value_first_or_last() -> None:
 @pytest.mark.parametrize(
     ("shape", "way"),
     [
-        ((5, 30), Way((5, 30), (1,))),
-        ((30, 4), Way((30, 4), (0,))),
-        ((3, 2, 4, 5), Way((3, 2, 4, 5), (1, 2, 3))),
-        ((6, 20), Way((12, 10), (1,))),
-        ((17,), Way((17,), (0,))),
+        ((5, 30), LineView((5, 30), (1,))),
+        ((30, 4), LineView((30, 4), (0,))),
+        ((3, 2, 4, 5), LineView((3, 2, 4, 5), (1, 2, 3))),
+        ((6, 20), LineView((12, 10), (1,))),
+        ((17,), LineView((17,), (0,))),
     ],
 )
 def test_extremes_stand_in_every_place_in_as_few_draws_as_can_be(
-    shape: tuple[int, ...], way: Way
+    shape: tuple[int, ...], line_view: LineView
 ) -> None:
     """A maximum that leaves out any one place then errs; twice the draws are for any and all."""
     largest, least, above, below = set(), set(), set(), set()
-    for turn in range(2 * way.turns):
-        lines = way.lines(
-            derive(Inputs.MOVING, [torch.empty(shape)], 5 * TURNS + turn, (), [[way]])[0]
+    for step in range(2 * line_view.steps):
+        lines = line_view.lines(
+            derive(Inputs.MOVING, [torch.empty(shape)], 5 * MAX_SWEEP + step, (), [[line_view]])[0]
         )
-        if turn < way.turns:
+        if step < line_view.steps:
             largest |= set(lines.argmax(1).tolist())
             least |= set(lines.argmin(1).tolist())
         above |= {int(line.argmax()) for line in lines if (line > 0).sum() == 1}
         below |= {int(line.argmin()) for line in lines if (line < 0).sum() == 1}
-    assert largest == least == above == below == set(range(way.places))
+    assert largest == least == above == below == set(range(line_view.places))
 
 
 def test_an_audit_makes_as_many_draws_of_a_sweep_as_the_verdict() -> None:
     first = Seeds()
     made = first.draw_several(7)
-    assert [seed % TURNS for seed in made] == list(range(7))
-    assert len({seed // TURNS for seed in made}) == 1
+    assert [seed % MAX_SWEEP for seed in made] == list(range(7))
+    assert len({seed // MAX_SWEEP for seed in made}) == 1
     assert Seeds(first.drawn).draw_several(99) == made
 
 
 def test_each_flag_is_once_set_alone_and_once_clear_alone() -> None:
     sets, clears = set(), set()
-    for turn in range(2 * 6):
+    for step in range(2 * 6):
         flags, values = derive(
-            Inputs.SINGLE, [torch.ones(2, 12).bool(), torch.ones(3)], 9 * TURNS + turn
+            Inputs.SINGLE, [torch.ones(2, 12).bool(), torch.ones(3)], 9 * MAX_SWEEP + step
         )
         sets |= {int(line.long().argmax()) for line in flags if line.sum() == 1}
         clears |= {int(line.long().argmin()) for line in flags if line.sum() == 11}
@@ -175,13 +175,13 @@ def test_each_flag_is_once_set_alone_and_once_clear_alone() -> None:
 
 def test_integers_take_on_every_value_and_of_negative_ones_the_least() -> None:
     own, ranges = [torch.zeros(4, 5).long()], [(-100, 50)]
-    seen = [derive(Inputs.EVERY, own, 7 * TURNS + turn, ranges)[0] for turn in range(3)]
+    seen = [derive(Inputs.EVERY, own, 7 * MAX_SWEEP + step, ranges)[0] for step in range(3)]
     assert set(torch.cat(seen).flatten().tolist()) == {-100, *range(51)}
 
 
 def test_rows_hold_one_index_throughout_once_all_have_come() -> None:
     own, ranges = [torch.zeros(4, 5).long(), torch.zeros(20).long()], [(0, 11), (0, 11)]
-    drawn = [derive(Inputs.EVERY, own, 7 * TURNS + turn, ranges) for turn in range(1, 4)]
+    drawn = [derive(Inputs.EVERY, own, 7 * MAX_SWEEP + step, ranges) for step in range(1, 4)]
     assert all(bool((rows == rows[:, :1]).all()) for rows, _ in drawn)
     assert set(torch.cat([rows[:, 0] for rows, _ in drawn]).tolist()) == set(range(12))
     assert all(set(labels.tolist()) == set(range(12)) for _, labels in drawn)
@@ -244,7 +244,7 @@ def test_masks_have_rows_that_are_full_and_rows_that_are_empty() -> None:
 def test_a_small_running_variance_comes_with_a_small_gain() -> None:
     model = torch.nn.BatchNorm1d(64)
     names = frozenset(name for name, _ in model.named_parameters())
-    state = shake(Weights.SHAKEN, model.state_dict(), names, 3)
+    state = derive_weights(Weights.SHAKEN, model.state_dict(), names, 3)
     assert float(state["running_var"].min()) < 1e-2
     x = torch.randn(50, 64) * state["running_var"].sqrt()
     model.load_state_dict(state)
@@ -266,14 +266,14 @@ def test_first_and_last_count_in_a_sum_over_any_block(shape: tuple[int, ...], si
 def test_biases_of_products_sink_and_those_of_norms_do_not() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8))
     names = frozenset(name for name, _ in model.named_parameters())
-    state = shake(Weights.SUNK, model.state_dict(), names, 3)
+    state = derive_weights(Weights.SUNK, model.state_dict(), names, 3)
     assert bool((state["0.bias"] < -9e3).all())
     assert all(bool((state[x].abs() < 9).all()) for x in ("0.weight", "1.weight", "1.bias"))
 
 
 def test_a_layer_scale_is_moved_as_one_that_was_learned() -> None:
     state = {"gamma": torch.full((16, 1, 1), 1e-6), "eps": torch.tensor(1e-6)}
-    shaken = shake(Weights.SHAKEN, state, frozenset(state), 3)
+    shaken = derive_weights(Weights.SHAKEN, state, frozenset(state), 3)
     assert float(shaken["gamma"].abs().max()) > 0.05
     assert float(shaken["eps"]) < 1e-5
 
@@ -282,7 +282,7 @@ def test_a_layer_scale_is_moved_as_one_that_was_learned() -> None:
 def test_rows_of_one_index_are_first_of_those_that_mark_padding_most_often(seed: int) -> None:
     own = [torch.randint(500, (24, 13))]
     plain = 2  # draws of 312 elements in which each of 500 comes up
-    drawn = derive(Inputs.EVERY, own, seed * TURNS + plain, [(0, 499)])[0]
+    drawn = derive(Inputs.EVERY, own, seed * MAX_SWEEP + plain, [(0, 499)])[0]
     rows = {int(row[0]) for row in drawn if len(row.unique()) == 1}
     assert {0, 1, 2, 499} <= rows
 
@@ -290,9 +290,9 @@ def test_rows_of_one_index_are_first_of_those_that_mark_padding_most_often(seed:
 def test_one_number_of_each_row_is_at_the_edge_and_the_others_on_one_side_of_it() -> None:
     own = [torch.randn(6, 30), torch.randn(6, 30)]
     seen = set()
-    for turn in range(turns_on_the_brink(own, (1.0,))):
-        drawn = derive(Inputs.BRINK, own, turn, edges=(1.0,))
-        at = turn % 2
+    for step in range(brink_steps(own, (1.0,))):
+        drawn = derive(Inputs.BRINK, own, step, edges=(1.0,))
+        at = step % 2
         assert ((drawn[at] == 1).sum(-1) == 1).all()
         others = drawn[at][drawn[at] != 1]
         (aside,) = drawn[1 - at].unique().tolist()

@@ -54,10 +54,10 @@ def test_a_mark_is_a_constant_whose_size_is_no_matter(model: nn.Module, marked: 
     def run(given: Tensor = x) -> list[Tensor]:
         return [model(given)]
 
-    assert mask_fills.find(run, model) is marked
+    assert mask_fills.has_mask_fills(run, model) is marked
     if marked:
         large = 1e10 * x
-        with mask_fills.further(model):
+        with mask_fills.enlarged_fills(model):
             beyond = run(large)
-        assert not mask_fills.alike(beyond, run(large))
-    assert mask_fills.alike(run(), run())
+        assert not mask_fills.equal_up_to_roundoff(beyond, run(large))
+    assert mask_fills.equal_up_to_roundoff(run(), run())

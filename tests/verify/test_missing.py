@@ -9,7 +9,7 @@ import torch
 from regimes import Regime
 
 from cuagent.verify import Verdict
-from cuagent.verify.trace.selections import follow
+from cuagent.verify.trace.selections import trace_reference
 
 REGIMES = {
     "mean of the others": Regime(
@@ -69,4 +69,4 @@ def test_a_reference_that_asks_for_nan_is_known(
     run: Callable[[torch.Tensor], torch.Tensor], asks: bool
 ) -> None:
     x = torch.randn(4, 5)
-    assert follow(lambda: [run(x)]).handles_nan is asks
+    assert trace_reference(lambda: [run(x)]).handles_nan is asks

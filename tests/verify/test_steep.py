@@ -13,7 +13,8 @@ import torch
 from cuagent.verify import Verdict
 from cuagent.verify.context import VerifyContext
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.rules.tolerance import Expected, Finding, Moved, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected, Finding, Sensitivity
 from cuagent.verify.trace.reductions import Terms
 
 HONEST = "return self.honest(x)"
@@ -30,10 +31,10 @@ def test_it_is_steep_where_every_error_past_its_bound_is_within_what_its_element
     declared = y.float()
     x = declared.clone()
     x[7] += error
-    expected = Expected([declared], [y], [spread], moved=Moved([moved], [0.0]))
+    expected = Expected([declared], [y], [spread], sensitivity=Sensitivity([moved], [0.0]))
     found = strict([x], expected, Inputs.NORMAL, Terms(4, 4))
     assert not found.passed
-    assert found.steep is steep
+    assert found.within_sensitivity is steep
 
 
 @pytest.mark.parametrize(("often", "accepted"), [(2, True), (math.inf, False)])
@@ -57,7 +58,7 @@ def test_two_more_draws_decide_about_a_steep_one(
         if kind is not Inputs.OFFSET or len(calls) >= often:
             return found
         calls.append(kind)  # without the spread and with it
-        return replace(found, passed=False, ratio=6.0, note="far", steep=True)
+        return replace(found, passed=False, ratio=6.0, note="far", within_sensitivity=True)
 
     monkeypatch.setattr(VerifyContext, "judged", steep)
     verdict = judged(HONEST)

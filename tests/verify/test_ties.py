@@ -13,9 +13,10 @@ from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.oracle.client import OPPOSITES
 from cuagent.verify.oracle.places import NearTies, find_places
-from cuagent.verify.rules.tolerance import Expected, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected
 from cuagent.verify.trace.reductions import Terms
-from cuagent.verify.trace.selections import follow
+from cuagent.verify.trace.selections import trace_reference
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 TIED = torch.tensor([[1.0, 3.0, 0.0, 3.0, 3.0], [2.0, 2.0, 5.0, 1.0, 2.0]])
@@ -23,9 +24,9 @@ TIED = torch.tensor([[1.0, 3.0, 0.0, 3.0, 3.0], [2.0, 2.0, 5.0, 1.0, 2.0]])
 
 def passes(run: Run, x: torch.Tensor, output: torch.Tensor) -> bool:
     """Whether the rule takes `output` for the indices that `run` gives."""
-    declared = follow(lambda: [run(x)])
-    exact = follow(lambda: [run(x.double())])
-    moved = [follow(lambda: [run(x.double() * (1 + 1e-6))])]
+    declared = trace_reference(lambda: [run(x)])
+    exact = trace_reference(lambda: [run(x.double())])
+    moved = [trace_reference(lambda: [run(x.double() * (1 + 1e-6))])]
     right = exact.outputs[0]
     expected = Expected(
         declared.outputs, [right], [torch.ones_like(right)], find_places(exact, declared, moved)
@@ -106,10 +107,15 @@ def test_a_count_of_what_is_exact_does_not_hang_on_roundoff() -> None:
         (lambda x: (x / 0.7 > 0.5 / 0.7).sum(-1), True),
         (lambda x: x.argmax(-1) + (x > 0.5).sum(-1), True),
     ):
-        exact, declared = follow(lambda r=run: [r(x.double())]), follow(lambda r=run: [r(x)])
+        exact, declared = (
+            trace_reference(lambda r=run: [r(x.double())]),
+            trace_reference(lambda r=run: [r(x)]),
+        )
         near, spread = NearTies(1, Precision.MATCH, OPPOSITES), [torch.zeros(1).long()]
         inputs = near.perturbed([x.double()], torch.Generator().manual_seed(1), exact)
-        near.settle(exact, declared, (follow(lambda w=w, r=run: [r(*w)]) for w in inputs), spread)
+        near.settle(
+            exact, declared, (trace_reference(lambda w=w, r=run: [r(*w)]) for w in inputs), spread
+        )
         assert bool(spread[0].any()) == moves
 
 
@@ -119,10 +125,10 @@ def test_a_count_of_what_is_exact_does_not_hang_on_roundoff() -> None:
 )
 def test_zeros_are_ties_for_an_index_and_none_for_a_count(run: Run, moves: bool) -> None:
     x = torch.tensor([[0.0, 0.0, -1.0, 0.0]])
-    exact, spread = follow(lambda: [run(x.double())]), [torch.zeros(1).long()]
+    exact, spread = trace_reference(lambda: [run(x.double())]), [torch.zeros(1).long()]
     near = NearTies(1, Precision.MATCH, OPPOSITES)
     inputs = near.perturbed([x.double()], torch.Generator().manual_seed(1), exact)
-    near.settle(exact, exact, (follow(lambda w=w: [run(*w)]) for w in inputs), spread)
+    near.settle(exact, exact, (trace_reference(lambda w=w: [run(*w)]) for w in inputs), spread)
     assert bool(spread[0].any()) == moves
 
 
@@ -131,7 +137,7 @@ def test_zeros_are_ties_for_an_index_and_none_for_a_count(run: Run, moves: bool)
 )
 def test_what_no_integer_holds_is_seen_when_it_is_made_one(number: float, defined: bool) -> None:
     x = torch.tensor([0.0, number])
-    seen = follow(lambda: [x.to(torch.int8).float()])
+    seen = trace_reference(lambda: [x.to(torch.int8).float()])
     assert seen.casts
     assert seen.defined is defined
-    assert not follow(lambda: [x > 0]).casts
+    assert not trace_reference(lambda: [x > 0]).casts

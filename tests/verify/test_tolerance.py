@@ -10,8 +10,9 @@ import torch
 
 from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.oracle.perturb import UNIT
-from cuagent.verify.rules.tolerance import Expected, lax, strict
+from cuagent.verify.rules.tolerance import lax, strict
+from cuagent.verify.rules.types import Expected
+from cuagent.verify.tensors import UNIT
 from cuagent.verify.trace.reductions import Terms, terms
 
 

@@ -10,7 +10,7 @@ from regimes import Regime
 
 from cuagent.verify import Referee, Verdict
 from cuagent.verify.admission import admit
-from cuagent.verify.inputs.varied import Change, Fixed, fixed_of, taken
+from cuagent.verify.inputs.varied import Change, Fixed, accepted_changes, fixed_of
 
 ROTARY = Regime(
     "torch.randn(2, 24, 16), torch.arange(24).expand(2, 24)",
@@ -166,7 +166,7 @@ def test_the_change_that_keeps_most_comes_first(
     tensor: torch.Tensor, table: int, changes: tuple[Change, ...]
 ) -> None:
     fixed = of(tensor, table)
-    assert taken(fixed, lambda sample: True, 3) == changes
+    assert accepted_changes(fixed, lambda sample: True, 3) == changes
     for change in changes:
         generator = torch.Generator().manual_seed(5)
         sample = fixed.changed(change, generator)
@@ -179,8 +179,8 @@ def test_the_change_that_keeps_most_comes_first(
 
 def test_a_weaker_change_is_tried_where_the_stronger_is_refused() -> None:
     fixed = of(torch.arange(10), 30)
-    assert taken(fixed, lambda sample: int(sample.max()) < 10, 3) == (Change.REPEATED,)
-    assert taken(fixed, lambda sample: False, 3) == ()
+    assert accepted_changes(fixed, lambda sample: int(sample.max()) < 10, 3) == (Change.REPEATED,)
+    assert accepted_changes(fixed, lambda sample: False, 3) == ()
 
 
 def test_masks_keep_rows_that_are_neither_empty_nor_full() -> None:

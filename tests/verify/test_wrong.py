@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.rules.tolerance import Expected, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected
 from cuagent.verify.rules.wrong import HINTS, describe
 from cuagent.verify.trace.reductions import Terms
 
@@ -132,5 +133,5 @@ def test_nothing_is_described_that_nobody_reads(value: float) -> None:
     y = torch.zeros(4, 8, dtype=torch.float64)
     known = Expected([y.float()], [y], [torch.zeros_like(y)])
     output = torch.full((), value).expand(4, 8)
-    found = strict([output], known, Inputs.OWN, Terms.of(1), told=False)
+    found = strict([output], known, Inputs.OWN, Terms.of(1), explain=False)
     assert (found.passed, found.note, found.hint) == (False, "", "")

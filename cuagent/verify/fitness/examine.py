@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from cuagent.verify.inputs.kinds import Inputs, derive
-from cuagent.verify.trace.hooks import watching
+from cuagent.verify.trace.hooks import intercept_operators
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -116,7 +116,7 @@ def _watched(run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], set[str]]:
             seen.add(name)
         return function(*args, **kwargs)
 
-    with watching(watch):
+    with intercept_operators(watch):
         return run(), seen
 
 

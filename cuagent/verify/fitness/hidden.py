@@ -52,7 +52,7 @@ FAILURES = (
 class Findings(TypedDict):
     """What the answer of a reference hangs on, beside its inputs."""
 
-    hangs_on: str
+    depends_on: str
     """`construction`, `clock`, `calls`, `later` or nothing."""
     read: list[str]
     """Clocks and process numbers that were asked."""
@@ -69,7 +69,7 @@ class Findings(TypedDict):
 
 
 NOTHING: Findings = {
-    "hangs_on": "",
+    "depends_on": "",
     "read": [],
     "changes": [],
     "later": "",
@@ -79,7 +79,7 @@ NOTHING: Findings = {
 }
 
 
-def hidden(reference: Reference, known: Mapping[str, Any]) -> Findings:
+def hidden_dependencies(reference: Reference, known: Mapping[str, Any]) -> Findings:
     """`known` is what `examine` found; where that is enough to refuse, nothing more is asked."""
     if known["random"] or known["changed_state"] or known["noise"] > NOISE:
         return NOTHING
@@ -133,11 +133,11 @@ class _Experiment:
         one(self.inputs, self.spec)  # what it sets up lazily is there now
         draws, before, after = self._watched(one)
         changes = changed(before, after)
-        hangs_on = self._on_calls(one) or self._on_the_clock(one)
-        later = "" if hangs_on else self._later(one, changes, before, after)
+        depends_on = self._on_calls(one) or self._on_the_clock(one)
+        later = "" if depends_on else self._later(one, changes, before, after)
         del one
         return {
-            "hangs_on": hangs_on or ("later" if later else self._on_the_past()),
+            "depends_on": depends_on or ("later" if later else self._on_the_past()),
             "read": sorted(self.environment.read),
             "changes": changes,
             "later": later,

@@ -13,33 +13,39 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cuagent.verify.inputs.draws import FAR_REACH, REACH, Way, axes, turns_of_every
+from cuagent.verify.inputs.draws import (
+    EXTREME_SIZE,
+    FAR_EXTREME_SIZE,
+    LineView,
+    axes,
+    steps_of_every,
+)
 from cuagent.verify.inputs.kinds import (
     FAINT_SIZE,
     LENIENT,
+    MAX_SWEEP,
     MOST_VALUES,
     PLACED,
     SWEEPS,
-    TURNS,
     Inputs,
     boolean,
+    brink_steps,
     derive,
-    turns_on_the_brink,
 )
 from cuagent.verify.inputs.ranges import Ends, Range
-from cuagent.verify.inputs.varied import Change, Fixed, taken
-from cuagent.verify.oracle.perturb import real
+from cuagent.verify.inputs.varied import Change, Fixed, accepted_changes
+from cuagent.verify.tensors import is_inexact
 from cuagent.verify.trace.halves import cases
-from cuagent.verify.trace.selections import POOLS, SHIFTED, Followed, Selection
+from cuagent.verify.trace.selections import POOLS, SHIFTED, ReferenceTrace, Selection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SWEEP_S = 0.4
 """About how long one sweep may take."""
-TURN_S, TURN_CALLS = 0.003, 8
+STEP_S, STEP_CALLS = 0.003, 8
 """What one draw of a sweep takes besides, and how many calls of the reference it is worth."""
-FEWEST_TURNS = 2
+FEWEST_STEPS = 2
 FEW_TAILS, MOST_TAILS = 3, 6
 """Turns of moderate tails on slow tasks, and on quick ones."""
 TAILS_TRIED = (3, 4, 8)
@@ -48,20 +54,20 @@ MOST_BRINKS = 24
 MOST_HALVES = 24
 MOST_VARIED = 8
 """Turns of other fixed integers, unless there are more changes."""
-FURTHER = 2.0**40
+HUGE_MARGIN = 2.0**40
 """What the reference must bear beyond huge numbers: what squares them does not, and then an honest
 kernel may have to square something else."""
-LEFT = 1 / 16
+TINY_SHARE = 1 / 16
 """Of the rms of an output on usual inputs: what is less on tiny ones is tiny itself."""
 FAR = 1e-3
 
 Forward = Callable[[list["Tensor"]], "list[Tensor]"]
-Meant = Callable[[list["Tensor"]], bool]
+FillsHidden = Callable[[list["Tensor"]], bool]
 Fits = Callable[[list["Tensor"], list["Tensor"]], bool]
 
 
 @dataclass(frozen=True)
-class Turns:
+class SweepCount:
     """Draws of a sweep: made, and those after which everything would have been everywhere."""
 
     made: int
@@ -73,10 +79,10 @@ class Repertoire:
     """What a task is tried on. `ranges` and `ways` are for each tensor of its inputs."""
 
     ranges: tuple[Range | None, ...]
-    ways: tuple[tuple[Way, ...], ...]
+    line_views: tuple[tuple[LineView, ...], ...]
     kinds: tuple[Inputs, ...]
-    turns: dict[Inputs, Turns]
-    reach: float = FAR_REACH
+    sweep_counts: dict[Inputs, SweepCount]
+    extreme_size: float = FAR_EXTREME_SIZE
     """How far moving extremes stand out."""
     thresholds: tuple[float, ...] = ()
     """What the reference compares with."""
@@ -88,7 +94,7 @@ class Repertoire:
     """Numbers by which the reference scales."""
     fixed: tuple[Fixed | None, ...] = ()
     """What is known of the tensors that are always alike, with the changes that are possible."""
-    even: bool = False
+    uniform_scale: bool = False
     """Whether integers hang on what is chosen: whose size differs from row to row, a sum in another
     order swallows what decides."""
 
@@ -99,14 +105,14 @@ class Repertoire:
             own,
             seed,
             self.ranges,
-            self.ways,
-            self.reach,
+            self.line_views,
+            self.extreme_size,
             self.thresholds,
             self.edges,
             self.ends,
             self.fixed,
             self.scales,
-            even=self.even,
+            uniform_scale=self.uniform_scale,
         )
 
 
@@ -115,68 +121,68 @@ SQUARING = ("var", "std", "norm", "dist", "hypot", "complex abs")
 
 
 @dataclass(frozen=True)
-class Runs:
+class ReferenceRuns:
     """How a reference may be run, and what it is."""
 
     forward: Forward
     """In its own precision."""
-    exactly: Forward
+    forward_fp64: Forward
     """In fp64."""
     discrete: bool
     """Whether integers are among its outputs."""
     fits: Fits
     """Whether results are finite, and within what admitted arithmetic holds all the way."""
-    meant: Meant | None = None
+    fills_hidden: FillsHidden | None = None
     """Whether it means its answer, where it has marks (`marks`)."""
 
 
 def repertoire(
     own: Sequence[Tensor],
     ranges: Sequence[Range | None],
-    seen: Followed,
-    runs: Runs,
+    seen: ReferenceTrace,
+    runs: ReferenceRuns,
     call_s: float,
     ends: Sequence[Ends] = (),
 ) -> Repertoire:
     """What suits a reference: `seen` is a run of it, `call_s` how long a call takes."""
     selections = seen.selections
-    ways = tuple(_ways(tensor, selections) for tensor in own)
+    line_views = tuple(_line_views(tensor, selections) for tensor in own)
     all_kinds = Repertoire(
         tuple(ranges),
-        ways,
+        line_views,
         tuple(Inputs),
         {},
         thresholds=seen.thresholds,
         edges=seen.edges,
         scales=seen.scales,
         ends=tuple(ends),
-        even=_hangs_on_choices(seen),
+        uniform_scale=_computes_with_indices(seen),
     )
 
-    if not _bears(runs, all_kinds, Inputs.MOVING, own):
-        all_kinds = replace(all_kinds, reach=REACH)
+    if not _is_answered(runs, all_kinds, Inputs.MOVING, own):
+        all_kinds = replace(all_kinds, extreme_size=EXTREME_SIZE)
     discrete = runs.discrete or bool(seen.thresholds)
     selects = any(chosen.name not in SHIFTED for chosen in selections)
     kinds = tuple(
         kind
         for kind in Inputs
-        if _concerns(kind, own, ranges, discrete=discrete, selects=selects)
+        if _applies(kind, own, ranges, discrete=discrete, selects=selects)
         and not (kind is Inputs.BRINK and not seen.edges)
         and not (kind is Inputs.HALVES and not seen.rounds)
         and not (kind is Inputs.MISSING and not seen.handles_nan)
         and not (kind is Inputs.ENDS and not any(ends))
-        and not (kind in (Inputs.TINY, Inputs.FAINT) and all_kinds.even)
+        and not (kind in (Inputs.TINY, Inputs.FAINT) and all_kinds.uniform_scale)
         and not (kind is Inputs.HUGE and _squares(seen.names))
-        and (kind is Inputs.OWN or _bears(runs, all_kinds, kind, own, selects=selects))
+        and (kind is Inputs.OWN or _is_answered(runs, all_kinds, kind, own, selects=selects))
     )
-    return _with_turns(replace(all_kinds, kinds=kinds), own, seen, call_s)
+    return _with_sweeps(replace(all_kinds, kinds=kinds), own, seen, call_s)
 
 
 def with_fixed(
     suited: Repertoire,
     fixed: Sequence[Fixed | None],
     own: Sequence[Tensor],
-    takes: Callable[[list[Tensor]], bool] | None,
+    accepts: Callable[[list[Tensor]], bool] | None,
     call_s: float,
 ) -> Repertoire:
     """With draws that change the integers and masks which are always alike.
@@ -188,39 +194,39 @@ def with_fixed(
     found: list[Fixed | None] = []
     for number, (known, bounds) in enumerate(zip(fixed, suited.ranges, strict=True)):
         changes: tuple[Change, ...] = ()
-        if known and takes and not (bounds and ranged):
-            changes = taken(known, partial(_takes_at, takes, own, number), number)
+        if known and accepts and not (bounds and ranged):
+            changes = accepted_changes(known, partial(_accepts_at, accepts, own, number), number)
         found.append(replace(known, changes=changes) if known else None)
     count = sum(len(known.changes) for known in found if known)
     if not count:
         return replace(suited, fixed=tuple(found))
-    made = max(count, min(2 * count, MOST_VARIED, int(SWEEP_S / (TURN_S + TURN_CALLS * call_s))))
-    turns = suited.turns | {Inputs.VARIED: Turns(made, made)}
+    made = max(count, min(2 * count, MOST_VARIED, int(SWEEP_S / (STEP_S + STEP_CALLS * call_s))))
+    sweep_counts = suited.sweep_counts | {Inputs.VARIED: SweepCount(made, made)}
     kinds = (*suited.kinds, Inputs.VARIED)
-    return replace(suited, fixed=tuple(found), turns=turns, kinds=kinds)
+    return replace(suited, fixed=tuple(found), sweep_counts=sweep_counts, kinds=kinds)
 
 
-def _takes_at(
-    takes: Callable[[list[Tensor]], bool], own: Sequence[Tensor], number: int, sample: Tensor
+def _accepts_at(
+    accepts: Callable[[list[Tensor]], bool], own: Sequence[Tensor], number: int, sample: Tensor
 ) -> bool:
     given = list(own)
     given[number] = sample
-    return takes(given)
+    return accepts(given)
 
 
-def _with_turns(
-    suited: Repertoire, own: Sequence[Tensor], seen: Followed, call_s: float
+def _with_sweeps(
+    suited: Repertoire, own: Sequence[Tensor], seen: ReferenceTrace, call_s: float
 ) -> Repertoire:
-    ranges, ways = suited.ranges, suited.ways
-    turns: dict[Inputs, Turns] = {
-        kind: _turns(kind, own, ranges, ways, seen, call_s)
+    ranges, line_views = suited.ranges, suited.line_views
+    sweep_counts: dict[Inputs, SweepCount] = {
+        kind: _sweep_count(kind, own, ranges, line_views, seen, call_s)
         for kind in SWEEPS
         if kind is not Inputs.VARIED
     }
-    return replace(suited, turns=turns)
+    return replace(suited, sweep_counts=sweep_counts)
 
 
-def _concerns(
+def _applies(
     kind: Inputs,
     own: Sequence[Tensor],
     ranges: Sequence[Range | None],
@@ -251,8 +257,8 @@ def _concerns(
     return sum(map(_is_float, own)) > (kind is Inputs.OPPOSED)
 
 
-def _bears(
-    runs: Runs,
+def _is_answered(
+    runs: ReferenceRuns,
     available: Repertoire,
     kind: Inputs,
     own: Sequence[Tensor],
@@ -262,41 +268,43 @@ def _bears(
     """Whether the reference has an answer to inputs of the kind that others can be held to."""
     given = available.drawn(kind, own, 0)
     if kind is Inputs.HUGE:
-        given = _scaled(given, FURTHER)
+        given = _scaled(given, HUGE_MARGIN)
     try:
         results = runs.forward(given)
-        for turn in TAILS_TRIED if kind is Inputs.TAILS else ():
-            runs.forward(available.drawn(kind, own, turn))
+        for step in TAILS_TRIED if kind is Inputs.TAILS else ():
+            runs.forward(available.drawn(kind, own, step))
     except (RuntimeError, ValueError, IndexError):
         return False  # outside what the reference accepts (probabilities, say)
     if kind is Inputs.MISSING and selects:
         return all(bool(x.isfinite().all()) for x in results)  # else it sorts them in somewhere
     if kind in LENIENT:
-        return runs.meant is None  # an infinity goes beyond any mark
+        return runs.fills_hidden is None  # an infinity goes beyond any mark
     if kind in PLACED:
         return True
     if not runs.fits(given, results):
         return False
-    if kind is Inputs.FAINT and not _stays(results, runs.forward(_scaled(given, 1 / FAINT_SIZE))):
+    if kind is Inputs.FAINT and not _keeps_size(
+        results, runs.forward(_scaled(given, 1 / FAINT_SIZE))
+    ):
         return False
-    if kind is Inputs.HUGE and not _agree(results, runs.exactly(given)):
+    if kind is Inputs.HUGE and not _agrees_with_fp64(results, runs.forward_fp64(given)):
         return False
-    return runs.meant is None or runs.meant(given)
+    return runs.fills_hidden is None or runs.fills_hidden(given)
 
 
 def _scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
     return [x * factor if x.is_floating_point() else x for x in tensors]
 
 
-def _stays(results: Sequence[Tensor], larger: Sequence[Tensor]) -> bool:
+def _keeps_size(results: Sequence[Tensor], larger: Sequence[Tensor]) -> bool:
     """Whether some output of tiny inputs is no tiny one, beside that of usual inputs.
 
     Where all are, whoever computes `exp(x) - 1` for an ELU errs by as much as they are worth.
     """
     return any(
-        _rms(small) > LEFT * _rms(large)
+        _rms(small) > TINY_SHARE * _rms(large)
         for small, large in zip(results, larger, strict=True)
-        if real(small)
+        if is_inexact(small)
     )
 
 
@@ -305,11 +313,12 @@ def _rms(tensor: Tensor) -> float:
     return float(numbers.square().mean().sqrt()) if numbers.numel() else 0.0
 
 
-def _hangs_on_choices(seen: Followed) -> bool:
+def _computes_with_indices(seen: ReferenceTrace) -> bool:
     """Whether integers among the outputs are computed from indices of what was chosen."""
     whole = zip(seen.outputs, seen.traced, strict=True)
     return any(chosen.indexed for chosen in seen.selections) and any(
-        not real(output) and not boolean(output) and traced is None for output, traced in whole
+        not is_inexact(output) and not boolean(output) and traced is None
+        for output, traced in whole
     )
 
 
@@ -318,64 +327,69 @@ def _squares(names: Iterable[str]) -> bool:
     return any(word in name for name in names for word in SQUARING)
 
 
-def _agree(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:
+def _agrees_with_fp64(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:
     """Whether no output is far from what fp64 gives, as where something overflowed on the way."""
     return all(
         bool(((r - y).abs().double() <= FAR * y.abs().double().max()).all())
         for r, y in zip(results, exact, strict=True)
-        if r.numel() and real(r)
+        if r.numel() and is_inexact(r)
     )
 
 
-def _ways(tensor: Tensor, selections: Sequence[Selection]) -> tuple[Way, ...]:
+def _line_views(tensor: Tensor, selections: Sequence[Selection]) -> tuple[LineView, ...]:
     """The lines of this input among which something is chosen; none where that is not known.
 
     What has as many elements as the input is taken for it: most often it is, in another shape or
     after something that was done to each element.
     """
-    found: dict[Way, None] = {}
+    found: dict[LineView, None] = {}
     for chosen in selections:
         if chosen.operand.numel() == tensor.numel() and chosen.places > 1:
             dims = chosen.dims[-1:] if chosen.name in POOLS else chosen.dims
-            found[Way(tuple(chosen.operand.shape), dims)] = None
+            found[LineView(tuple(chosen.operand.shape), dims)] = None
     # Where lines are parts of longer ones, an extreme of the one is one of the other.
     return tuple(
-        way
-        for way in found
-        if not any(other.shape == way.shape and set(other.dims) < set(way.dims) for other in found)
+        line_view
+        for line_view in found
+        if not any(
+            other.shape == line_view.shape and set(other.dims) < set(line_view.dims)
+            for other in found
+        )
     )
 
 
-def _turns(
+def _sweep_count(
     kind: Inputs,
     own: Sequence[Tensor],
     ranges: Sequence[Range | None],
-    ways: Sequence[Sequence[Way]],
-    seen: Followed,
+    line_views: Sequence[Sequence[LineView]],
+    seen: ReferenceTrace,
     call_s: float,
-) -> Turns:
-    most, selections = int(SWEEP_S / (TURN_S + TURN_CALLS * call_s)), seen.selections
+) -> SweepCount:
+    most, selections = int(SWEEP_S / (STEP_S + STEP_CALLS * call_s)), seen.selections
     if kind is Inputs.TAILS:
         made = max(FEW_TAILS, min(MOST_TAILS, most))
-        return Turns(made, made)
+        return SweepCount(made, made)
     if kind is Inputs.HALVES:
         needed = len(cases(seen.scales))
-        return Turns(max(1, min(needed, most, MOST_HALVES)), needed)
+        return SweepCount(max(1, min(needed, most, MOST_HALVES)), needed)
     if kind is Inputs.BRINK:
-        needed = turns_on_the_brink(own, seen.edges)
-        return Turns(max(1, min(needed, most, MOST_BRINKS)), needed)
+        needed = brink_steps(own, seen.edges)
+        return SweepCount(max(1, min(needed, most, MOST_BRINKS)), needed)
     if kind is Inputs.EVERY:
         values = zip(own, map(_values, ranges), strict=True)
-        needed = max((sum(turns_of_every(x, count)) for x, count in values), default=0)
-        return Turns(max(1, min(needed, most, TURNS - 1)), needed)
+        needed = max((sum(steps_of_every(x, count)) for x, count in values), default=0)
+        return SweepCount(max(1, min(needed, most, MAX_SWEEP - 1)), needed)
     of_kind = boolean if kind is Inputs.SINGLE else _is_float
-    lines = [known or axes(x) for x, known in zip(own, ways, strict=True) if of_kind(x)]
-    needed = max((len(all_) * max(way.turns for way in all_) for all_ in lines), default=0)
+    lines = [known or axes(x) for x, known in zip(own, line_views, strict=True) if of_kind(x)]
+    needed = max(
+        (len(all_) * max(line_view.steps for line_view in all_) for all_ in lines), default=0
+    )
     if kind is Inputs.SINGLE or any(chosen.name in ("any", "all") for chosen in selections):
         needed *= 2  # once with all else below zero, or clear, and once the other way
-    if kind is Inputs.MOVING and not any(ways):
-        needed = min(needed, FEWEST_TURNS)  # nothing is chosen, or from what one cannot reach
-    return Turns(max(FEWEST_TURNS, min(needed, most, TURNS - 1)), needed)
+    if kind is Inputs.MOVING and not any(line_views):
+        needed = min(needed, FEWEST_STEPS)  # nothing is chosen, or from what one cannot reach
+    return SweepCount(max(FEWEST_STEPS, min(needed, most, MAX_SWEEP - 1)), needed)
 
 
 def _values(bounds: Range | None) -> int:

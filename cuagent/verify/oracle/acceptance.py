@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cuagent.task import Device, TaskError
-from cuagent.verify.oracle.perturb import FAILURES, real
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
+from cuagent.verify.tensors import FAILURES, is_inexact
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,7 +43,7 @@ class Acceptance:
         return len(results) == len(self.usual) and all(
             x.shape == y.shape and bool((x.isfinite() | ~y.isfinite()).all())
             for x, y in zip(results, self.usual, strict=True)
-            if real(y) or x.shape != y.shape
+            if is_inexact(y) or x.shape != y.shape
         )
 
 

@@ -24,7 +24,7 @@ from cuagent.task import Task, TaskError
 from cuagent.verify.inputs.kinds import LENIENT, PLACED, Inputs
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.tie_orders import ORDERS
-from cuagent.verify.rules.tolerance import Moved
+from cuagent.verify.rules.types import Sensitivity
 from cuagent.worker import Arena, ForkServer, ForkServerError
 from cuagent.worker.arms import task_to_json
 from cuagent.worker.channel import receive_message, send_message
@@ -102,7 +102,7 @@ class SensitivityQuery:
     """Slot where the answer lies."""
 
     @cached_property
-    def moved(self) -> Moved:
+    def moved(self) -> Sensitivity:
         """How far the answer moves within honest roundoff."""
         self.ready()
         return self.oracle.sensitivity(
@@ -250,7 +250,7 @@ class Oracle:
         target: int,
         seed: int,
         pairs: int,
-    ) -> Moved:
+    ) -> Sensitivity:
         """How far the answer in slot `target` moves when honest roundoff moves what it is made of;
         fill `answers` (moved, tied)."""
         names = ("precise", "moved", "tied")
@@ -259,7 +259,7 @@ class Oracle:
         message = {"do": "doubt", "inputs": self._lent[inputs], "slot": slot, "target": target}
         answer = self._ask(message | lent | {"seed": seed, "pairs": pairs})
         moved, tied = (answers[name].tensors() for name in ("moved", "tied"))
-        return Moved(moved, answer["carried"], tied, answer["undecided"])
+        return Sensitivity(moved, answer["carried"], tied, answer["undecided"])
 
     def reorder(self, inputs: Arena, slot: int, answers: dict[str, Arena], order: int) -> bool:
         """Fill `answers` (reordered) where equals are chosen in that order; whether it ran."""

@@ -17,17 +17,17 @@ from cuagent.task import Device, Reference, TaskError, check_runs, flatten, trai
 from cuagent.task.memory import large
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.ranges import ends_of, ranges_of
-from cuagent.verify.inputs.repertoire import Repertoire, Runs, repertoire, with_fixed
+from cuagent.verify.inputs.repertoire import ReferenceRuns, Repertoire, repertoire, with_fixed
 from cuagent.verify.inputs.varied import fixed_of
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.acceptance import Acceptance, acceptance
-from cuagent.verify.oracle.perturb import real
 from cuagent.verify.oracle.places import find_places
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
 from cuagent.verify.rules.bounds import coarsest, reach
+from cuagent.verify.tensors import is_inexact
 from cuagent.verify.trace.reductions import Terms, terms
 from cuagent.verify.trace.roles import Roles, roles_of
-from cuagent.verify.trace.selections import Followed, follow
+from cuagent.verify.trace.selections import ReferenceTrace, trace_reference
 from cuagent.verify.trace.tables import tables
 from cuagent.worker.memory.arena import layout_of, settle
 
@@ -89,11 +89,11 @@ def describe(given: Reference) -> Described:
     unit = coarsest(results, given.task.precision)
     reference.reach = reach(first.terms.signed, unit)
     reference.look(inputs, results)
-    followed = follow(lambda: reference.forward(inputs))
+    followed = trace_reference(lambda: reference.forward(inputs))
     reference.casts = followed.casts
     reference.look_for_marks(inputs)
     call_s = _seconds(reference, inputs)
-    runs = Runs(
+    runs = ReferenceRuns(
         reference.forward,
         lambda inputs: reference.exactly(inputs).outputs,
         reference.discrete,
@@ -123,7 +123,7 @@ def describe(given: Reference) -> Described:
         "unvaried": _unvaried(suited, several),
         "unvaried_buffers": roles.unvaried,
         "grown": _grown(roles, model.state_dict()),
-        "turns": {kind: astuple(n) for kind, n in suited.turns.items()},
+        "turns": {kind: astuple(n) for kind, n in suited.sweep_counts.items()},
     } | _layouts(model, inputs, results, followed)
     return Described(reference, first.terms, unit, much, suited, roles, takes, about)
 
@@ -172,7 +172,7 @@ def _init_form(reference: Reference) -> Any:
 
 
 def _layouts(
-    model: nn.Module, inputs: list[Tensor], results: list[Tensor], followed: Followed
+    model: nn.Module, inputs: list[Tensor], results: list[Tensor], followed: ReferenceTrace
 ) -> dict[str, Any]:
     """What memory the referee is to lend for everything, and the names of the weights."""
     state = model.state_dict()
@@ -204,7 +204,7 @@ def _seconds(reference: TwoPrecisions, inputs: list[Tensor]) -> float:
 
 def _grown(roles: Roles, state: dict[str, Tensor]) -> list[Weights]:
     """Kinds of grown weights in which something is another number than in the others."""
-    past = bool(roles.bounded) or roles.has_few_numbers(state)
+    past = bool(roles.clamped) or roles.has_few_numbers(state)
     return [Weights.GROWN] * roles.grows + [Weights.PAST] * past
 
 
@@ -237,7 +237,7 @@ def _several(reference: TwoPrecisions, inputs: Sequence[Tensor]) -> list[list[Te
     """Own draws, in which ranges are looked for; two at most where nothing tells of a range."""
     domains = any(ends_of([inputs]))
     numbers = max(1, sum(tensor.numel() for tensor in inputs))
-    if all(real(tensor) for tensor in inputs) and not domains:
+    if all(is_inexact(tensor) for tensor in inputs) and not domains:
         few = numbers <= LOOKED_AT
         return [list(inputs), reference.own(1)] if few else [list(inputs)]
     count = max(RANGE_DRAWS, min(MOST_DRAWS, LOOKED_AT // numbers))

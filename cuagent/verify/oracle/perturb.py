@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Generator, Tensor, dtype
+from cuagent.verify.tensors import BLOCK, UNIT, is_inexact, wide_dtype
 
-UNIT = 2.0**-24
-"""Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
-FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a module may raise on inputs that are a little off: probabilities above one, say."""
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
 TINY = 1e-30
 LARGEST_WHOLE = 2.0**24
 """Up to which fp32 holds whole numbers."""
-BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Elements that are gone through at a time, so that a tensor of gigabytes needs no second ones: on
-the CPU as many as stay in its caches."""
 
 
 def perturbed(
@@ -27,9 +22,9 @@ def perturbed(
     are."""
     import torch
 
-    if not real(tensor):
+    if not is_inexact(tensor):
         return tensor
-    kind = _wide(tensor) if wide else tensor.dtype
+    kind = wide_dtype(tensor) if wide else tensor.dtype
     moved = tensor.to(kind, copy=True, memory_format=torch.contiguous_format)
     perturb(moved, generator, reach)
     return moved
@@ -91,7 +86,7 @@ def tilted(tensor: Tensor, reach: float) -> Tensor:
 
 def untied(tensor: Tensor) -> Tensor:
     """Zeros, which no factor moves, become tiny numbers."""
-    return tensor.masked_fill(tensor == 0, TINY) if real(tensor) else tensor
+    return tensor.masked_fill(tensor == 0, TINY) if is_inexact(tensor) else tensor
 
 
 def apart(these: Tensor, those: Tensor) -> Tensor:
@@ -101,34 +96,3 @@ def apart(these: Tensor, those: Tensor) -> Tensor:
     dtype = these.dtype
     most = 1 if dtype is torch.bool else torch.iinfo(dtype).max
     return (these.long() - those.long()).abs().clamp(max=most)
-
-
-def widened(tensor: Tensor) -> Tensor:
-    """In fp64, unless it holds integers."""
-    return tensor.to(_wide(tensor)) if real(tensor) else tensor
-
-
-def _wide(tensor: Tensor) -> dtype:
-    import torch
-
-    return torch.complex128 if tensor.is_complex() else torch.float64
-
-
-def pairs(tensor: Tensor) -> Tensor:
-    """Complex numbers as two real ones."""
-    import torch
-
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same stretch of each tensor, BLOCK elements at most, complex numbers as pairs."""
-    flat = [pairs(tensor).reshape(-1) for tensor in tensors]
-    size = BLOCK[flat[0].device.type]
-    for begin in range(0, flat[0].numel(), size):
-        yield tuple(tensor[begin : begin + size] for tensor in flat)
-
-
-def real(tensor: Tensor) -> bool:
-    """Whether its elements can move a little."""
-    return tensor.is_floating_point() or tensor.is_complex()

@@ -12,12 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
-from cuagent.verify.oracle.perturb import UNIT, apart, opposites, real, tilted, untied
+from cuagent.verify.oracle.perturb import apart, opposites, tilted, untied
 from cuagent.verify.rules import bounds
 from cuagent.verify.rules.bounds import LOCAL, OWN_ERROR, UNITS
 from cuagent.verify.rules.ties import Places, places_of
-from cuagent.verify.trace.magnitude_gaps import beyond
-from cuagent.verify.trace.selections import BOUNDED, DISTINCT, Followed, Selection, Traced
+from cuagent.verify.tensors import UNIT, is_inexact
+from cuagent.verify.trace.magnitude_gaps import least_fill_sizes
+from cuagent.verify.trace.selections import (
+    BOUNDED,
+    DISTINCT,
+    ReferenceTrace,
+    Selection,
+    TracedIndices,
+)
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -41,12 +48,12 @@ class NearTies:
         return bounds.reach(self.longest_sum, UNIT)
 
     def perturbed(
-        self, inputs: Sequence[Tensor], generator: Generator, run: Followed
+        self, inputs: Sequence[Tensor], generator: Generator, run: ReferenceTrace
     ) -> Iterator[list[Tensor]]:
         """The inputs perturbed. Each perturbation comes with its opposite, and where integers of
         the output could not be followed so do ramps: a tie falls one way and the other."""
         opaque = any(
-            traced is None and not real(output)
+            traced is None and not is_inexact(output)
             for traced, output in zip(run.traced, run.outputs, strict=True)
         )
         pairs = self.opposites if opaque else max(1, self.opposites // KNOWN)
@@ -60,9 +67,9 @@ class NearTies:
 
     def settle(
         self,
-        exact: Followed,
-        declared: Followed,
-        runs: Iterable[Followed],
+        exact: ReferenceTrace,
+        declared: ReferenceTrace,
+        runs: Iterable[ReferenceTrace],
         spread: Sequence[Tensor],
     ) -> list[Places]:
         """What indices were chosen from; in `spread`, how far other integers move.
@@ -73,15 +80,15 @@ class NearTies:
         import torch
 
         for view, base in zip(spread, exact.outputs, strict=True):
-            if not real(base):
+            if not is_inexact(base):
                 view.zero_()
         indexed = any(chosen.indexed for chosen in exact.selections)
         firm = self.admitted is Precision.MATCH and not indexed and certain(exact, declared)
 
-        def seen() -> Iterator[Followed]:
+        def seen() -> Iterator[ReferenceTrace]:
             for run in runs:
                 for view, base, other in zip(spread, exact.outputs, run.outputs, strict=True):
-                    if not real(base) and not firm:
+                    if not is_inexact(base) and not firm:
                         view.copy_(torch.maximum(view.long(), apart(other, base)))
                 yield run
 
@@ -90,7 +97,7 @@ class NearTies:
         return find_places(exact, declared, seen(), 1 + coarse, one_signed)
 
 
-def certain(exact: Followed, declared: Followed) -> bool:
+def certain(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
     """Whether two runs, in two precisions, decided by equal numbers."""
     import torch
 
@@ -103,9 +110,9 @@ def certain(exact: Followed, declared: Followed) -> bool:
 
 
 def find_places(
-    exact: Followed,
-    declared: Followed,
-    runs: Iterable[Followed],
+    exact: ReferenceTrace,
+    declared: ReferenceTrace,
+    runs: Iterable[ReferenceTrace],
     gate: float = 1.0,
     one_signed: float = 0.0,
 ) -> list[Places]:
@@ -127,7 +134,7 @@ def find_places(
     for traced, value, spread in zip(outputs, values, spreads, strict=True):
         chosen = exact.selections[traced.selection]
         own = _apart(value, declared, traced)
-        marks = beyond(value)
+        marks = least_fill_sizes(value)
         usual = value.abs() < marks[:, None]
         sides = [
             gate * _rms(spread, among)
@@ -157,11 +164,11 @@ def tell_places(places: Sequence[Places], target: Sequence[Tensor]) -> None:
 
 
 def _places(
-    chosen: Selection, traced: Traced, values: Tensor, slack: Tensor, marks: Tensor
+    chosen: Selection, traced: TracedIndices, values: Tensor, slack: Tensor, marks: Tensor
 ) -> Places:
     import torch
 
-    flat = traced.numbers.long()
+    flat = traced.positions.long()
     low = high = values.new_zeros(0, dtype=torch.int64)
     if chosen.name in BOUNDED:
         low, high = (_windows(chosen)[end].view(-1, len(chosen.dims))[flat] for end in (0, 1))
@@ -169,7 +176,7 @@ def _places(
     return Places(
         values=values,
         slack=slack,
-        marks=marks,
+        fill_sizes=marks,
         line=_line_numbers(chosen, traced.shape).reshape(-1)[flat],
         sizes=torch.tensor([chosen.operand.shape[d] for d in chosen.dims], device=values.device),
         low=low,
@@ -207,7 +214,7 @@ def _windows(chosen: Selection) -> tuple[Tensor, Tensor]:
         ramp = torch.arange(shape[dim], device=chosen.operand.device, dtype=torch.float64)
         ramp = ramp.view([-1 if axis == dim else 1 for axis in range(len(shape))]).expand(shape)
         up, down = (
-            chosen.function(side.contiguous(), *chosen.rest, **chosen.options)[0].long()
+            chosen.function(side.contiguous(), *chosen.other_args, **chosen.kwargs)[0].long()
             for side in (ramp, -ramp)
         )
         ends.append((up.minimum(-down), up.maximum(-down)))
@@ -215,7 +222,7 @@ def _windows(chosen: Selection) -> tuple[Tensor, Tensor]:
     return torch.stack(low, dim=-1), torch.stack(high, dim=-1)
 
 
-def _apart(values: Tensor, run: Followed, traced: Traced) -> Tensor:
+def _apart(values: Tensor, run: ReferenceTrace, traced: TracedIndices) -> Tensor:
     """How far the same elements lie apart in another run; zero where it went another way."""
     import torch
 

@@ -15,18 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.oracle.perturb import (
-    FAILURES,
-    UNIT,
-    in_blocks,
-    opposites,
-    perturb,
-    real,
-    within,
-)
+from cuagent.verify.oracle.perturb import opposites, perturb, within
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
-from cuagent.verify.trace.hooks import watching
-from cuagent.verify.trace.reductions import moves
+from cuagent.verify.tensors import FAILURES, UNIT, in_blocks, is_inexact
+from cuagent.verify.trace.hooks import intercept_operators
+from cuagent.verify.trace.reductions import is_exact_operator
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -88,7 +81,7 @@ def _spread(reference: Reference, runs: Iterable[Answers | None], views: Sequenc
         view.zero_()
     for results in runs:
         for view, result, before in zip(views, results or base, base, strict=True):
-            for most, *both in in_blocks(view, result, before) if real(before) else ():
+            for most, *both in in_blocks(view, result, before) if is_inexact(before) else ():
                 torch.maximum(most, _change(*both), out=most)
         del results, result  # before the next run is made
 
@@ -103,7 +96,7 @@ def carried(reference: Reference, runs: int) -> list[float]:
     for _ in range(runs):
         results = attempted(reference.again, _rounded(UNIT, reference.generator)) or base
         for index, (result, before) in enumerate(zip(results, base, strict=True)):
-            for both in in_blocks(result, before) if real(before) else ():
+            for both in in_blocks(result, before) if is_inexact(before) else ():
                 squares[index] += float(_change(*both).double().square().sum()) / result.numel()
         del results, result
     return [math.sqrt(square / runs) / UNIT for square in squares]
@@ -151,19 +144,19 @@ def _rounded(step: float, generator: Generator) -> AbstractContextManager[Any]:
 
     def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = function(*args, **kwargs)
-        if not moves(function):
+        if not is_exact_operator(function):
             for tensor in result if isinstance(result, tuple | list) else (result,):
                 if _moving(tensor):
                     perturb(tensor, generator, step, steady=True)
         return result
 
-    return watching(call)
+    return intercept_operators(call)
 
 
 def _moving(value: Any) -> bool:
     import torch
 
-    return isinstance(value, torch.Tensor) and real(value)
+    return isinstance(value, torch.Tensor) and is_inexact(value)
 
 
 def _change(result: Tensor, before: Tensor) -> Tensor:

@@ -23,16 +23,16 @@ from cuagent.sandbox import harden
 from cuagent.task import Device, Precision, TaskError, TreeError, flatten, open_reference
 from cuagent.task.memory import shortage
 from cuagent.verify.fitness.examine import examine
-from cuagent.verify.fitness.hidden import hidden
-from cuagent.verify.inputs.kinds import AMONG_OWN, SWEEPS, TURNS, Inputs
-from cuagent.verify.inputs.weights import Weights, shake
+from cuagent.verify.fitness.hidden import hidden_dependencies
+from cuagent.verify.inputs.kinds import AMONG_OWN, MAX_SWEEP, SWEEPS, Inputs
+from cuagent.verify.inputs.weights import Weights, derive_weights
 from cuagent.verify.oracle import sensitivity
 from cuagent.verify.oracle.describe import describe
 from cuagent.verify.oracle.places import NearTies, tell_places
 from cuagent.verify.oracle.spread import Spread
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
 from cuagent.verify.rules.bounds import reach, sequential
-from cuagent.verify.trace.selections import Followed
+from cuagent.verify.trace.selections import ReferenceTrace
 from cuagent.worker.arms import set_precision, task_from_json
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.memory.arena import Arena, fill, settle
@@ -111,7 +111,7 @@ class _Oracle:
             case "examine":
                 reference = self.reference
                 found = examine(reference.declared, reference.as_it_is, reference.own)
-                return {**found, **hidden(reference.opened, found)}
+                return {**found, **hidden_dependencies(reference.opened, found)}
             case "attach":
                 self.arenas[message["arena"]] = Arena.attach(message["description"], descriptors)
             case "detach":
@@ -142,10 +142,10 @@ class _Oracle:
         model = self.reference.opened.model(seed)
         parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
         given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        state = shake(kind, given, parameters, seed, self.known.roles)
+        state = derive_weights(kind, given, parameters, seed, self.known.roles)
         model.load_state_dict(state)
         if kind in (Weights.GROWN, Weights.PAST) and not self._finite(model, seed):
-            state = shake(kind, given, parameters, seed, self.known.roles, positive=True)
+            state = derive_weights(kind, given, parameters, seed, self.known.roles, positive=True)
             model.load_state_dict(state)
         self.spread = Spread(self.reference, seed)
         self.reference.take(model)
@@ -175,7 +175,7 @@ class _Oracle:
         if kind not in AMONG_OWN and all(tensor.is_floating_point() for tensor in target):
             return target
         if kind in SWEEPS:
-            seed //= TURNS
+            seed //= MAX_SWEEP
             if self.swept is not None and self.swept[0] == seed:
                 return self.swept[1]
         own, spec = flatten(self.reference.opened.inputs(seed), "inputs")
@@ -264,7 +264,7 @@ def _copy(results: list[Tensor], target: list[Tensor]) -> None:
         view.copy_(tensor)
 
 
-def _told(run: Followed, target: list[Tensor]) -> Followed:
+def _told(run: ReferenceTrace, target: list[Tensor]) -> ReferenceTrace:
     """The run, its outputs in an arena and nowhere else."""
     _copy(run.outputs, target)
     return replace(run, outputs=target)

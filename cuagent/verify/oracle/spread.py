@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cuagent.verify.oracle.perturb import in_blocks, perturbed, real, within
+from cuagent.verify.oracle.perturb import perturbed, within
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
+from cuagent.verify.tensors import in_blocks, is_inexact
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -46,7 +47,7 @@ class Spread:
         """
         reference, model = self.reference, self.reference.precise
         given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        moving = [index for index, base in enumerate(exact) if real(base)]
+        moving = [index for index, base in enumerate(exact) if is_inexact(base)]
         for index in moving:
             spread[index].zero_()
         try:

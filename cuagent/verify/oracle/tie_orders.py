@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.trace.hooks import watching
-from cuagent.verify.trace.magnitude_gaps import beyond
+from cuagent.verify.trace.hooks import intercept_operators
+from cuagent.verify.trace.magnitude_gaps import least_fill_sizes
 from cuagent.verify.trace.selections import POOLS, Selection, index_of, selection
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def ordered(order: TieOrder, slack: float = 0.0) -> AbstractContextManager[Any]:
             return function(*args, **kwargs)
         return result if index is result else (_named(chosen, index), index)
 
-    return watching(call)
+    return intercept_operators(call)
 
 
 def _keys(chosen: Selection, order: TieOrder, slack: float) -> Tensor:
@@ -81,7 +81,7 @@ def _sizes(chosen: Selection, wide: Tensor) -> Tensor:
     last = tuple(range(-len(chosen.dims), 0))
     seen = wide.movedim(chosen.dims, last)
     lines = seen.reshape(-1, chosen.places).abs().nan_to_num(0.0, 0.0)
-    usual = lines < beyond(lines)[:, None]
+    usual = lines < least_fill_sizes(lines)[:, None]
     most = torch.where(
         usual, lines.where(usual, 0).amax(-1, keepdim=True), lines.amax(-1, keepdim=True)
     )

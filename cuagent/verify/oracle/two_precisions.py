@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Precision, Reference, Task, TaskError, flatten, unflatten
 from cuagent.verify.oracle import sensitivity
-from cuagent.verify.oracle.perturb import FAILURES, real, widened
 from cuagent.verify.oracle.places import certain
+from cuagent.verify.tensors import FAILURES, is_inexact, to_fp64
 from cuagent.verify.trace import mask_fills
-from cuagent.verify.trace.reductions import largest, size
-from cuagent.verify.trace.selections import Followed, follow
+from cuagent.verify.trace.reductions import largest_intermediate, largest_magnitude
+from cuagent.verify.trace.selections import ReferenceTrace, trace_reference
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -63,7 +63,7 @@ class TwoPrecisions:
         """Find out what it runs in, and whether outputs are integers. `results` are declared."""
         self.fp64 = self._runs_in_fp64(inputs, results)
         self.take(self.declared)
-        self.discrete = not all(real(result) for result in results)
+        self.discrete = not all(is_inexact(result) for result in results)
         self.infinities = _infinities(results) or frozenset()
         fp16 = self.task.precision is Precision.FP16
         # Beyond it on the task's own inputs, the range is no matter (marks, say).
@@ -71,7 +71,7 @@ class TwoPrecisions:
 
     def look_for_marks(self, inputs: list[Tensor]) -> None:
         """`inputs` are the task's own."""
-        self.marked = mask_fills.find(lambda: self.exactly(inputs).outputs, self.precise)
+        self.marked = mask_fills.has_mask_fills(lambda: self.exactly(inputs).outputs, self.precise)
 
     def take(self, model: nn.Module) -> None:
         """Be this model from now on, in both precisions."""
@@ -94,11 +94,11 @@ class TwoPrecisions:
         """The outputs of another model that takes the same inputs."""
         return self._forward(model, inputs)
 
-    def followed(self, inputs: list[Tensor]) -> Followed:
+    def followed(self, inputs: list[Tensor]) -> ReferenceTrace:
         """The same; where outputs are integers, their origin is known."""
         return self._followed(self.declared, inputs)
 
-    def exactly(self, inputs: list[Tensor]) -> Followed:
+    def exactly(self, inputs: list[Tensor]) -> ReferenceTrace:
         """In fp64, where it runs in that."""
         with self._default_dtype():
             return self._followed(self.precise, self.wide(inputs))
@@ -115,12 +115,12 @@ class TwoPrecisions:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            exact = follow(lambda: self._forward(model, [widened(x) for x in inputs]))
+            exact = trace_reference(lambda: self._forward(model, [to_fp64(x) for x in inputs]))
         except FAILURES:
             return None
         finally:
             torch.set_default_dtype(before)
-        declared = follow(lambda: self.forward(inputs))
+        declared = trace_reference(lambda: self.forward(inputs))
         same = certain(exact, declared)
         # Where indices are chosen, equals are chosen among, however certain they are.
         chosen = same and any(selection.indexed for selection in exact.selections)
@@ -134,7 +134,7 @@ class TwoPrecisions:
 
     def wide(self, inputs: list[Tensor]) -> list[Tensor]:
         """As `exactly` is run on them."""
-        return [widened(tensor) for tensor in inputs] if self.fp64 else inputs
+        return [to_fp64(tensor) for tensor in inputs] if self.fp64 else inputs
 
     def meant(self, inputs: list[Tensor]) -> bool:
         """Whether the reference means its answer to these inputs."""
@@ -145,17 +145,19 @@ class TwoPrecisions:
         """Whether it means the answer `exact`: the same where its marks stand further out."""
         if not self.marked:
             return True
-        with mask_fills.further(self.precise):
+        with mask_fills.enlarged_fills(self.precise):
             moved = sensitivity.attempted(lambda: self.exactly(inputs).outputs, nullcontext())
         if moved is None:
             return False
-        return mask_fills.alike([x.to(y.dtype) for x, y in zip(moved, exact, strict=True)], exact)
+        return mask_fills.equal_up_to_roundoff(
+            [x.to(y.dtype) for x, y in zip(moved, exact, strict=True)], exact
+        )
 
     def fits(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
         """Whether `results` are finite, and all on the way to them within the range of arithmetic
         that the task admits. Where the task's own inputs lead to infinities (scores that are
         hidden), to such as well, if they surely stand where they do."""
-        finite = all(_finite(x) for x in results if real(x))
+        finite = all(_finite(x) for x in results if is_inexact(x))
         return (finite or self._surely_infinite(inputs, results)) and (
             not self.narrow or self._largest(inputs) <= LARGEST_HALF
         )
@@ -186,7 +188,9 @@ class TwoPrecisions:
         return torch.Generator(device=self.task.device.value).manual_seed(seed)
 
     def _largest(self, inputs: list[Tensor]) -> float:
-        return max([*map(size, inputs), largest(lambda: self.forward(inputs))])
+        return max(
+            [*map(largest_magnitude, inputs), largest_intermediate(lambda: self.forward(inputs))]
+        )
 
     def _forward(self, model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
         # Cloned, so that a reference that writes to its inputs does not change what is judged.
@@ -197,11 +201,11 @@ class TwoPrecisions:
             raise TaskError(f"{self.task.path}: forward writes to its inputs on some draws only")
         return results
 
-    def _followed(self, model: nn.Module, inputs: list[Tensor]) -> Followed:
+    def _followed(self, model: nn.Module, inputs: list[Tensor]) -> ReferenceTrace:
         if self.discrete or self.casts:
-            return follow(lambda: self._forward(model, inputs))
+            return trace_reference(lambda: self._forward(model, inputs))
         outputs = self._forward(model, inputs)
-        return Followed(outputs, [], [None] * len(outputs))
+        return ReferenceTrace(outputs, [], [None] * len(outputs))
 
     def _runs_in_fp64(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
         import torch
@@ -213,7 +217,9 @@ class TwoPrecisions:
         except (RuntimeError, TypeError, ValueError):
             return False  # a module that fixes its dtype inside; the declared one must do
         wide = (torch.float64, torch.complex128)
-        return all(not real(r) or x.dtype in wide for x, r in zip(exact, results, strict=True))
+        return all(
+            not is_inexact(r) or x.dtype in wide for x, r in zip(exact, results, strict=True)
+        )
 
     @contextmanager
     def _default_dtype(self) -> Iterator[None]:
@@ -231,7 +237,7 @@ class TwoPrecisions:
 def _infinities(tensors: list[Tensor]) -> frozenset[float] | None:
     """Which of the two there are; None where there is a NaN. Of complex numbers none is known."""
     found: set[float] = set()
-    for tensor in filter(real, tensors):
+    for tensor in filter(is_inexact, tensors):
         if _finite(tensor):
             continue
         if tensor.is_complex() or bool(tensor.isnan().any()):
@@ -243,7 +249,7 @@ def _infinities(tensors: list[Tensor]) -> frozenset[float] | None:
 def _same_infinities(first: Tensor, second: Tensor) -> bool:
     import torch
 
-    if not real(first) or first.is_complex():
+    if not is_inexact(first) or first.is_complex():
         return True
     where = ~second.isfinite()
     same_places = torch.equal(~first.isfinite(), where)

@@ -11,7 +11,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 
-def watching(call: Callable[[Any, Any, dict[str, Any]], Any]) -> AbstractContextManager[Any]:
+def intercept_operators(
+    call: Callable[[Any, Any, dict[str, Any]], Any],
+) -> AbstractContextManager[Any]:
     """A context in which `call(operator, args, kwargs)` calls each operator and gives its result.
 
     torch's own modes import torch._dynamo at their first operator, to keep their frames from being

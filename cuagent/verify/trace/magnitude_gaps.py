@@ -17,7 +17,7 @@ VOID = 1e3
 """No numbers of one kind leave so wide a gap, as a factor, between one size and the next."""
 
 
-def beyond(lines: Tensor) -> Tensor:
+def least_fill_sizes(lines: Tensor) -> Tensor:
     """[lines] of [lines, places]: the least size of a mark in each; inf where there are none."""
     import torch
 

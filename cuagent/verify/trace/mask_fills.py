@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.oracle.perturb import FAILURES, real
-from cuagent.verify.trace.hooks import watching
+from cuagent.verify.tensors import FAILURES, is_inexact
+from cuagent.verify.trace.hooks import intercept_operators
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,18 +33,18 @@ SAME = 1e-6
 Answers = list["Tensor"]
 
 
-def find(run: Callable[[], Answers], model: nn.Module) -> bool:
+def has_mask_fills(run: Callable[[], Answers], model: nn.Module) -> bool:
     """Whether the reference has marks, as seen on the task's own inputs."""
     try:
-        with further(model) as found:
+        with enlarged_fills(model) as found:
             moved = run()
     except FAILURES:
         return False  # a number like others: the size of a table, say
-    return bool(found) and alike(moved, run())
+    return bool(found) and equal_up_to_roundoff(moved, run())
 
 
 @contextmanager
-def further(model: nn.Module) -> Iterator[list[float]]:
+def enlarged_fills(model: nn.Module) -> Iterator[list[float]]:
     """Where it is entered, large constants and those in buffers are further out; some of them."""
     found: list[float] = []
 
@@ -62,20 +62,20 @@ def further(model: nn.Module) -> Iterator[list[float]]:
             marked = (buffer.abs() >= LEAST) & (buffer.abs() < MOST)
             found.extend(buffer[marked].tolist()[:1])
             buffer[marked] *= FURTHER
-        with watching(call):
+        with intercept_operators(call):
             yield found
     finally:
         for buffer, values in kept.items():
             buffer.copy_(values)
 
 
-def alike(these: Sequence[Tensor], those: Sequence[Tensor]) -> bool:
+def equal_up_to_roundoff(these: Sequence[Tensor], those: Sequence[Tensor]) -> bool:
     """Whether two answers are one but for roundoff; integers and NaN must be equal."""
     import torch
 
     return all(
         torch.allclose(x, y, rtol=SAME, atol=SAME * _largest(y), equal_nan=True)
-        if real(x)
+        if is_inexact(x)
         else torch.equal(x, y)
         for x, y in zip(these, those, strict=True)
     )
@@ -87,7 +87,9 @@ def _whole(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
     if (dtype := kwargs.get("dtype")) is not None:
         return not dtype.is_floating_point
-    return not any(real(x) if isinstance(x, torch.Tensor) else isinstance(x, float) for x in args)
+    return not any(
+        is_inexact(x) if isinstance(x, torch.Tensor) else isinstance(x, float) for x in args
+    )
 
 
 def _largest(tensor: Tensor) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cuagent.verify.trace.hooks import watching
+from cuagent.verify.trace.hooks import intercept_operators
 from cuagent.verify.trace.selections import SHIFTED
 
 _PRODUCTS = {"mm": 0, "bmm": 0, "dot": 0, "vdot": 0, "mv": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
@@ -50,7 +50,7 @@ _POINTWISE = (
 """Operators whose elements are made by themselves, and that torch does not tag so."""
 
 
-def moves(function: Any) -> bool:
+def is_exact_operator(function: Any) -> bool:
     """Whether an operator is a view, or moves, chooses or creates: no roundoff worth the name."""
     return function.is_view or function.overloadpacket.__name__.rstrip("_") in _MOVING
 
@@ -99,27 +99,27 @@ def terms(run: Callable[[], Any]) -> Terms:
                 signed = max(signed, found)
         return result
 
-    with watching(count):
+    with intercept_operators(count):
         run()
     return Terms(longest, signed, prefix)
 
 
-def largest(run: Callable[[], Any]) -> float:
+def largest_intermediate(run: Callable[[], Any]) -> float:
     """Call `run`: the size of the largest finite number that it computes on the way."""
     sizes = [0.0]
 
     def measure(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = function(*args, **kwargs)
-        if not moves(function):
-            sizes.extend(size(tensor) for tensor in _tensors([result]))
+        if not is_exact_operator(function):
+            sizes.extend(largest_magnitude(tensor) for tensor in _tensors([result]))
         return result
 
-    with watching(measure):
+    with intercept_operators(measure):
         run()
     return max(sizes)
 
 
-def size(tensor: Any) -> float:
+def largest_magnitude(tensor: Any) -> float:
     """Of its largest finite number; 0 of integers."""
     if not (tensor.is_floating_point() and tensor.numel()):
         return 0.0

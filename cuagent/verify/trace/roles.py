@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.inputs import draws
 from cuagent.verify.inputs.varied import Fixed
-from cuagent.verify.oracle.perturb import real
-from cuagent.verify.trace.hooks import watching
+from cuagent.verify.tensors import is_inexact
+from cuagent.verify.trace.hooks import intercept_operators
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -38,7 +38,7 @@ class Roles:
 
     added: frozenset[str] = frozenset()
     """Floating parameters that are no factor of a product."""
-    bounded: frozenset[str] = frozenset()
+    clamped: frozenset[str] = frozenset()
     """Those of them that are clamped, or of which a clamped tensor is made."""
     buffers: frozenset[str] = frozenset()
     """Buffers that the reference takes otherwise, with another output."""
@@ -59,7 +59,7 @@ class Roles:
 def roles_of(model: nn.Module, run: Callable[[], list[Tensor]]) -> Roles:
     """`run` calls the model on the task's own inputs."""
     named = dict(model.named_parameters(remove_duplicate=False))
-    factors, bounded = _used(named, run)
+    factors, clamped = _used(named, run)
     added = {n for n, x in named.items() if x.is_floating_point() and n not in factors}
     state = model.state_dict()
     buffers = dict(model.named_buffers(remove_duplicate=False))
@@ -67,7 +67,7 @@ def roles_of(model: nn.Module, run: Callable[[], list[Tensor]]) -> Roles:
     tried = {n: _influence(b, run) if n in state else None for n, b in ours.items()}
     varied = {n for n, influence in tried.items() if influence}
     unvaried = tuple(sorted(n for n, influence in tried.items() if influence is None))
-    return Roles(frozenset(added), frozenset(bounded & added), frozenset(varied), unvaried)
+    return Roles(frozenset(added), frozenset(clamped & added), frozenset(varied), unvaried)
 
 
 def changed_buffer(buffer: Tensor, generator: Generator) -> Tensor:
@@ -77,7 +77,7 @@ def changed_buffer(buffer: Tensor, generator: Generator) -> Tensor:
     """
     import torch
 
-    if not real(buffer):
+    if not is_inexact(buffer):
         fixed = Fixed(buffer, 0)
         changed = (fixed.changed(cs[0], generator) for cs in fixed.candidates() if cs)
         return next((c for c in changed if not torch.equal(c, buffer)), buffer)
@@ -133,7 +133,7 @@ def _used(
     places = {x.untyped_storage().data_ptr(): name for name, x in named.items()}
     sizes = {x.numel(): name for name, x in named.items()}
     factors: set[str] = set()
-    bounded: set[str] = set()
+    clamped: set[str] = set()
 
     def name_of(tensor: Any) -> str | None:
         if not isinstance(tensor, torch.Tensor):
@@ -149,12 +149,12 @@ def _used(
             tensors = _tensors(args)
             factors.update(filter(None, (name_of(x) for x in tensors if x.dim() > 1)))
         elif name in BOUNDING and args[0].numel() in sizes:
-            bounded.add(name_of(args[0]) or sizes[args[0].numel()])
+            clamped.add(name_of(args[0]) or sizes[args[0].numel()])
         return function(*args, **kwargs)
 
-    with watching(call):
+    with intercept_operators(call):
         run()
-    return factors, bounded
+    return factors, clamped
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.oracle.perturb import real
-from cuagent.verify.trace.hooks import watching
+from cuagent.verify.tensors import is_inexact
+from cuagent.verify.trace.hooks import intercept_operators
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -75,7 +75,7 @@ NAN_AWARE = frozenset(
     ("isnan", "isinf", "isfinite", "nan_to_num", "nansum", "nanmean", "nanmedian", "fmax", "fmin")
 )
 """Which are there for inputs that hold NaN or infinities."""
-KEPT = 1 << 22
+MOST_DECIDING = 1 << 22
 """Elements of what decides; more are taken for what roundoff may move."""
 FINEST, LARGEST_ROUND = 2.0**-4, 2.0**8
 COPIES = ("clone", "_to_copy", "_unsafe_view", "flip")
@@ -91,9 +91,9 @@ class Selection:
     dims: tuple[int, ...]
     """Over which it chose."""
     function: Any
-    rest: tuple[Any, ...]
+    other_args: tuple[Any, ...]
     """Its arguments but the first."""
-    options: dict[str, Any]
+    kwargs: dict[str, Any]
 
     @property
     def places(self) -> int:
@@ -116,24 +116,24 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedIndices:
     """An output tensor whose elements are indices of one selection."""
 
     selection: int
     """Its number, in the order in which they ran."""
-    numbers: Tensor
+    positions: Tensor
     """Like the output: which element of the selection's own indices each is."""
     shape: tuple[int, ...]
     """Of the selection's own indices."""
 
 
 @dataclass(frozen=True)
-class Followed:
+class ReferenceTrace:
     """One run of the reference."""
 
     outputs: list[Tensor]
     selections: list[Selection]
-    traced: list[Traced | None]
+    traced: list[TracedIndices | None]
     """For each output."""
     names: frozenset[str] = frozenset()
     """Of all operators that ran."""
@@ -160,7 +160,7 @@ class Followed:
         return self.casts or bool(ROUNDED & {name.rstrip("_") for name in self.names})
 
 
-def follow(run: Callable[[], list[Tensor]]) -> Followed:
+def trace_reference(run: Callable[[], list[Tensor]]) -> ReferenceTrace:
     """Run the reference and follow what it chooses."""
     import torch
 
@@ -172,10 +172,10 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
     edges: set[float] = set()
     scales: set[float] = set()
     itself = False
-    known: dict[int, tuple[Tensor, Traced]] = {}
+    known_indices: dict[int, tuple[Tensor, TracedIndices]] = {}
     """By identity; the tensor is kept, so that its number is not given to another."""
 
-    def pursue(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def record(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         nonlocal itself
         names.add(_name(function, args))
         itself |= _is_one_of(EQUALITY, function) and len(args) > 1 and args[0] is args[1]
@@ -189,27 +189,31 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         if _casts(function, args, result):
             casts.append(_holds(result.dtype, args[0]))
         if _decides(function, result):
-            reals = [x for x in args if isinstance(x, torch.Tensor) and real(x)]
-            decided.extend(x.detach().clone() if x.numel() <= KEPT else x[:0] for x in reals)
+            reals = [x for x in args if isinstance(x, torch.Tensor) and is_inexact(x)]
+            decided.extend(
+                x.detach().clone() if x.numel() <= MOST_DECIDING else x[:0] for x in reals
+            )
         if chosen is not None:
             index = index_of(chosen.name, result)
             if index is not None:
-                known[id(index)] = index, _untouched(len(selections), index)
+                known_indices[id(index)] = index, _own_indices(len(selections), index)
             selections.append(chosen)
-        elif args and id(args[0]) in known:
+        elif args and id(args[0]) in known_indices:
             if function._schema.is_mutable:
-                del known[id(args[0])]
+                del known_indices[id(args[0])]
             else:
-                _pass_on(known, function, args, kwargs, result)
+                _propagate(known_indices, function, args, kwargs, result)
         return result
 
-    with watching(pursue):
+    with intercept_operators(record):
         outputs = run()
     traced = [
-        known[id(output)][1] if id(output) in known and not real(output) else None
+        known_indices[id(output)][1]
+        if id(output) in known_indices and not is_inexact(output)
+        else None
         for output in outputs
     ]
-    return Followed(
+    return ReferenceTrace(
         outputs,
         selections,
         traced,
@@ -276,7 +280,7 @@ def _casts(function: Any, args: Sequence[Any], result: Any) -> bool:
 
     if function.overloadpacket.__name__ != "_to_copy" or not args[0].is_floating_point():
         return False
-    return not real(result) and result.dtype is not torch.bool
+    return not is_inexact(result) and result.dtype is not torch.bool
 
 
 def _holds(dtype: dtype, tensor: Tensor) -> bool:
@@ -293,7 +297,7 @@ def _decides(function: Any, result: Any) -> bool:
     import torch
 
     results = result if isinstance(result, tuple | list) else (result,)
-    whole = any(isinstance(x, torch.Tensor) and not real(x) for x in results)
+    whole = any(isinstance(x, torch.Tensor) and not is_inexact(x) for x in results)
     return whole or function.overloadpacket.__name__.rstrip("_") in ROUNDINGS
 
 
@@ -337,15 +341,15 @@ def index_of(name: str, result: Any) -> Tensor | None:
     return result if name in ("argmax", "argmin") else None
 
 
-def _untouched(number: int, index: Tensor) -> Traced:
+def _own_indices(number: int, index: Tensor) -> TracedIndices:
     import torch
 
     numbers = torch.arange(index.numel(), device=index.device).view(index.shape)
-    return Traced(number, numbers, tuple(index.shape))
+    return TracedIndices(number, numbers, tuple(index.shape))
 
 
-def _pass_on(
-    known: dict[int, tuple[Tensor, Traced]],
+def _propagate(
+    known_indices: dict[int, tuple[Tensor, TracedIndices]],
     function: Any,
     args: Sequence[Any],
     kwargs: dict[str, Any],
@@ -355,13 +359,13 @@ def _pass_on(
     name = function.overloadpacket.__name__
     if not (function.is_view or name in COPIES):
         return
-    traced = known[id(args[0])][1]
+    traced = known_indices[id(args[0])][1]
     if name == "_to_copy":
-        known[id(result)] = result, traced
+        known_indices[id(result)] = result, traced
         return
-    numbers = function(traced.numbers, *args[1:], **kwargs)
+    numbers = function(traced.positions, *args[1:], **kwargs)
     if isinstance(result, tuple | list):
         for part, of_part in zip(result, numbers, strict=True):
-            known[id(part)] = part, replace(traced, numbers=of_part)
+            known_indices[id(part)] = part, replace(traced, positions=of_part)
     else:
-        known[id(result)] = result, replace(traced, numbers=numbers)
+        known_indices[id(result)] = result, replace(traced, positions=numbers)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.oracle.perturb import real
-from cuagent.verify.trace.hooks import watching
+from cuagent.verify.tensors import is_inexact
+from cuagent.verify.trace.hooks import intercept_operators
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ def tables(run: Callable[[], object], inputs: Sequence[Tensor]) -> list[int]:
     import torch
 
     sizes = [0] * len(inputs)
-    wholes = {n: x.reshape(-1) for n, x in enumerate(inputs) if not real(x)}
+    wholes = {n: x.reshape(-1) for n, x in enumerate(inputs) if not is_inexact(x)}
     if not wholes:
         return sizes
 
@@ -43,7 +43,7 @@ def tables(run: Callable[[], object], inputs: Sequence[Tensor]) -> list[int]:
                     sizes[number] = min(size, sizes[number] or size)
         return function(*args, **kwargs)
 
-    with watching(call):
+    with intercept_operators(call):
         run()
     return sizes
 
