@@ -78,9 +78,9 @@ def admit(referee: Referee) -> Admission:
         task=referee.task.digest,
         reasons=tuple(reasons),
         notes=tuple(notes),
-        kinds=tuple(kind.value for kind in Inputs if kind in referee.context.kinds),
-        longest_sum=referee.context.terms.longest,
-        fp64=referee.about["fp64"],
+        kinds=tuple(kind.value for kind in Inputs if kind in referee.facts.kinds),
+        longest_sum=referee.facts.terms.longest,
+        fp64=referee.facts.fp64,
     )
 
 
@@ -129,7 +129,7 @@ def _hidden(findings: dict[str, Any]) -> str:
 
 
 def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
-    notes = [referee.about["training"]] if referee.about["training"] else []
+    notes = [referee.facts.training] if referee.facts.training else []
     if 0 < findings["noise"] <= NOISE:
         notes.append("the reference is deterministic only up to roundoff")
     if findings["changed_inputs"]:
@@ -144,17 +144,17 @@ def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
         notes.append(f"forward opens files ({', '.join(findings['opens'][:3])})")
     for index in [] if findings["constant"] else findings["ignored"]:
         notes.append(f"input {index} has no influence on the output")
-    for index in referee.about["unvaried"]:
+    for index in referee.facts.unvaried:
         notes.append(
             f"input {index} was never varied: get_inputs() always returns the same one, and the "
             "reference rejects all others that were tried; a candidate that ignores it may pass"
         )
-    if names := ", ".join(referee.about["unvaried_buffers"]):
+    if names := ", ".join(referee.facts.unvaried_buffers):
         notes.append(
             f"the buffers {names} were never varied: they are not in the state_dict, or the "
             "reference rejects all other values that were tried"
         )
-    if numbers := _constants(referee.about["inputs"]):
+    if numbers := _constants(referee.facts.inputs):
         notes.append(
             f"the numbers among the inputs ({numbers}) were never varied: they are part of the task"
         )
@@ -162,9 +162,9 @@ def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
         notes.append(
             f"output {index} has NaN or Inf on the task's own inputs; their positions are compared"
         )
-    if not referee.about["fp64"]:
+    if not referee.facts.fp64:
         notes.append("the reference does not run in fp64: its own precision is compared with")
-    if Inputs.NORMAL not in referee.context.kinds:
+    if Inputs.NORMAL not in referee.facts.kinds:
         notes.append(
             "the reference accepts no zero-mean inputs: precision cannot be judged tightly"
         )
@@ -189,7 +189,7 @@ def _unsteady(referee: Referee) -> str:
     """Return the kind of inputs on which the reference rejects its own earlier answer, or ""."""
     seeds = Seeds()
     for kind in (Inputs.OWN, Inputs.NORMAL):
-        if kind not in referee.context.kinds:
+        if kind not in referee.facts.kinds:
             continue
         seed, draw = seeds.draw(), seeds.draw()
         earlier, _ = referee.ask(Weights.OWN, seed, kind, draw)
@@ -207,7 +207,7 @@ def _passing(referee: Referee) -> list[str]:
     seeds = Seeds()
     seed = seeds.draw()
     for weights, kind in TRIALS:
-        if kind not in referee.context.kinds:
+        if kind not in referee.facts.kinds:
             continue
         draw = seeds.draw()
         expected, inputs = referee.ask(weights, seed, kind, draw)

@@ -7,22 +7,20 @@ answer would be rejected.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cuagent.task import Device, Precision, Task
 from cuagent.verify.inputs.kinds import EXACT, Inputs
-from cuagent.verify.inputs.repertoire import SweepCount
-from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.client import SensitivityQuery
+from cuagent.verify.oracle.facts import TaskFacts
 from cuagent.verify.rules.bounds import is_exact_probe
 from cuagent.verify.rules.ties import places_of
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import ROUNDS
 from cuagent.verify.tensors import is_inexact
-from cuagent.verify.trace.reductions import Terms
 from cuagent.worker import Arena, Layout
 
 if TYPE_CHECKING:
@@ -61,55 +59,41 @@ class VerifyContext:
     answers: dict[str, Arena]
     """Arenas declared, precise, spread and places for several draws; moved, tied and reordered for
     sensitivity queries."""
-    state: tuple[str, ...]
-    """Names of the weights."""
-    traced: frozenset[int]
-    """Outputs whose indices can be traced to the elements that they were chosen from."""
-    kinds: frozenset[Inputs]
-    """Kinds of inputs that the reference accepts."""
-    grown: tuple[Weights, ...]
-    """Kinds of grown weights that change the model's behaviour."""
-    sweep_counts: Mapping[Inputs, SweepCount]
-    """Number of draws of each sweep."""
-    terms: Terms
-    """Length of the longest sum."""
+    facts: TaskFacts
 
     @staticmethod
-    def open(task: Task, facts: Mapping[str, Any]) -> VerifyContext:
-        """Return the context of a task with its memory, from the facts that the oracle
-        describes."""
-        device, layouts = task.device, layouts_of(facts)
-        calls = max(1, min(BLOCK_DRAWS, BLOCK_BYTES // max(1, bytes_per_call(layouts))))
-        answers = ("output", "precise", "precise", "places")
-        slots = _slots_ahead(device, *(layouts[name] for name in answers))
+    def open(task: Task, facts: TaskFacts) -> VerifyContext:
+        """Allocate the arenas for a task with these facts."""
+        device, layouts = task.device, facts.layouts
+        calls = max(1, min(BLOCK_DRAWS, BLOCK_BYTES // max(1, layouts.bytes_per_call)))
+        output, precise, places, state = (
+            layouts.output,
+            layouts.precise,
+            layouts.places,
+            layouts.state,
+        )
+        slots = _slots_ahead(device, output, precise, precise, places)
 
-        def memory(name: str, count: int) -> Arena:
-            return Arena.create(layouts[name], count, device.value)
+        def arena(layout: Layout, count: int) -> Arena:
+            return Arena.create(layout, count, device.value)
 
         return VerifyContext(
             task=task,
-            inputs=memory("inputs", max(calls, _slots_ahead(device, layouts["inputs"]))),
-            lent=memory("inputs", calls),
-            outputs=memory("output", calls),
-            weights=memory("state", 1),
-            prepared_weights=memory(
-                "state", min(len(ROUNDS), _slots_ahead(device, layouts["state"]))
-            ),
+            inputs=arena(layouts.inputs, max(calls, _slots_ahead(device, layouts.inputs))),
+            lent=arena(layouts.inputs, calls),
+            outputs=arena(output, calls),
+            weights=arena(state, 1),
+            prepared_weights=arena(state, min(len(ROUNDS), _slots_ahead(device, state))),
             answers={
-                "declared": memory("output", slots),
-                "precise": memory("precise", slots),
-                "spread": memory("precise", slots),
-                "places": memory("places", slots),
-                "moved": memory("precise", 1),
-                "tied": memory("tied", 1),
-                "reordered": memory("reordered", 1),
+                "declared": arena(output, slots),
+                "precise": arena(precise, slots),
+                "spread": arena(precise, slots),
+                "places": arena(places, slots),
+                "moved": arena(precise, 1),
+                "tied": arena(layouts.tied, 1),
+                "reordered": arena(layouts.reordered, 1),
             },
-            state=tuple(facts["state"]),
-            traced=frozenset(facts["traced"]),
-            kinds=frozenset(Inputs(kind) for kind in facts["kinds"]),
-            grown=tuple(Weights(kind) for kind in facts["grown"]),
-            sweep_counts={Inputs(kind): SweepCount(*n) for kind, n in facts["turns"].items()},
-            terms=Terms(*facts["terms"]),
+            facts=facts,
         )
 
     @property
@@ -139,7 +123,7 @@ class VerifyContext:
         )
         found = iter(places_of(chosen))
         outputs = range(len(declared))
-        places = [next(found) if number in self.traced else None for number in outputs]
+        places = [next(found) if number in self.facts.traced else None for number in outputs]
         return Expected(declared, precise, spread, places)
 
     def judged(
@@ -195,14 +179,16 @@ class VerifyContext:
         exact = is_exact_probe(kind, self.task.precision)
         both = zip(expected.declared, expected.precise, strict=True)
         return [
-            exact and bool((r == y).all()) if is_inexact(r) else number not in self.traced
+            exact and bool((r == y).all()) if is_inexact(r) else number not in self.facts.traced
             for number, (r, y) in enumerate(both)
         ]
 
     def _strict(
         self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs, *, explain: bool = True
     ) -> Finding:
-        return strict(outputs, expected, kind, self.terms, self.task.precision, explain=explain)
+        return strict(
+            outputs, expected, kind, self.facts.terms, self.task.precision, explain=explain
+        )
 
 
 def _with_answer(expected: Expected, answer: Sequence[Tensor], where: Sequence[bool]) -> Expected:
@@ -214,17 +200,6 @@ def _with_answer(expected: Expected, answer: Sequence[Tensor], where: Sequence[b
     return replace(
         expected, declared=replaced(expected.declared), precise=replaced(expected.precise)
     )
-
-
-def layouts_of(facts: Mapping[str, Any]) -> dict[str, Layout]:
-    """Return the layouts that the oracle describes, by name."""
-    names = ("inputs", "output", "precise", "places", "tied", "reordered", "state")
-    return {name: Layout.from_json(facts[f"{name}_layout"]) for name in names}
-
-
-def bytes_per_call(layouts: Mapping[str, Layout]) -> int:
-    """Return the bytes of one input set and its outputs, each twice."""
-    return 2 * (layouts["inputs"].size + layouts["output"].size)
 
 
 def _slots_ahead(device: Device, *layouts: Layout) -> int:

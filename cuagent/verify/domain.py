@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cuagent.task import Task
-from cuagent.worker import Layout
+from cuagent.verify.oracle.facts import TaskFacts
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,14 @@ def packed(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(max(n, 1) for n in shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def domain_of(task: Task, about: Mapping[str, Any]) -> Domain:
+def domain_of(task: Task, facts: TaskFacts) -> Domain:
     """Return the domain of every verdict on `task`, from its oracle's facts."""
-    leaves = Layout.from_json(about["inputs_layout"]).leaves
     return Domain(
         device=task.device.value,
-        names=tuple(about["names"]),
-        nesting=json.dumps(about["inputs"]),
-        tensors=tuple(TensorForm(leaf.dtype, leaf.shape, leaf.stride) for leaf in leaves),
-        init=json.dumps(about["init"]),
+        names=facts.names,
+        nesting=json.dumps(facts.inputs),
+        tensors=tuple(
+            TensorForm(leaf.dtype, leaf.shape, leaf.stride) for leaf in facts.layouts.inputs.leaves
+        ),
+        init=json.dumps(facts.init),
     )

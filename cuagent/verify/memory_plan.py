@@ -7,13 +7,12 @@ is too much, the device's allocator raises the error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cuagent.task import Task, TaskError
 from cuagent.task.memory import free, size
+from cuagent.verify.oracle.facts import Layouts
 from cuagent.verify.tally import ROUNDS
-from cuagent.worker import Layout
 
 FP64_OVER_FP32 = 2
 """Size of fp64 divided by the size of fp32."""
@@ -33,9 +32,9 @@ class MemoryPlan:
     """Bytes of the outputs in fp64."""
 
     @staticmethod
-    def of(layouts: Mapping[str, Layout]) -> MemoryPlan:
+    def of(layouts: Layouts) -> MemoryPlan:
         """Return the plan for the layouts that the oracle describes."""
-        return MemoryPlan(*(layouts[name].size for name in ("inputs", "output", "precise")))
+        return MemoryPlan(layouts.inputs.size, layouts.output.size, layouts.precise.size)
 
     @property
     def verdict(self) -> int:

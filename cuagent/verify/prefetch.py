@@ -21,9 +21,9 @@ from cuagent.task import Device, TaskError
 from cuagent.verify.context import FEW_OPPOSITES, LOGIC_SPREAD_S, SPREAD_S, VerifyContext
 from cuagent.verify.inputs.kinds import ROUND, SWEEPS, Inputs
 from cuagent.verify.oracle.client import (
-    OPPOSITES,
-    TOLD,
-    Answered,
+    ANSWER_ARENAS,
+    TIE_PAIRS,
+    AnswerInfo,
     Oracle,
     OracleLost,
     PerturbationBudget,
@@ -87,7 +87,9 @@ class OraclePrefetcher:
         self._rounds_loaded = 0
         """Number of rounds whose weights the worker has received."""
         oracle.lend(
-            context.inputs, context.prepared_weights, *(context.answers[name] for name in TOLD)
+            context.inputs,
+            context.prepared_weights,
+            *(context.answers[name] for name in ANSWER_ARENAS),
         )
         self._send_ahead()
 
@@ -120,7 +122,7 @@ class OraclePrefetcher:
         """Return the slot of a trial's inputs, which have arrived already."""
         return self._slots[trial]
 
-    def answer(self, trial: Trial, *, spread: bool, count: int) -> tuple[Answered, int]:
+    def answer(self, trial: Trial, *, spread: bool, count: int) -> tuple[AnswerInfo, int]:
         """Return the oracle's reply for a trial and the slot of the right answer.
 
         With `spread` the slot holds the spread too. `count` is the number of perturbations of an
@@ -134,7 +136,7 @@ class OraclePrefetcher:
             self._send_up_to(step, spread=spread, count=count)
         reply = self._oracle.wait(self._sent.pop(step))
         self._send_ahead()
-        return Answered.of(reply), self._answers[trial]
+        return AnswerInfo.from_json(reply), self._answers[trial]
 
     def sensitivity(self, trial: Trial, pairs: int) -> SensitivityQuery:
         """Return the query that must run before an error in this trial rejects a candidate."""
@@ -257,10 +259,10 @@ def _steps(planned: Sequence[PlannedRound], block_size: int) -> list[Step]:
 
 
 def _budget(trial: Trial, count: int, *, spread: bool) -> PerturbationBudget:
-    opposites = FEW_OPPOSITES if trial.kind in SWEEPS else OPPOSITES
-    decided = trial.kind in ROUND
+    opposites = FEW_OPPOSITES if trial.kind in SWEEPS else TIE_PAIRS
+    check_decisions = trial.kind in ROUND
     return PerturbationBudget(
-        _perturbation_seconds(trial) if spread else None, opposites, count, decided
+        _perturbation_seconds(trial) if spread else None, opposites, count, check_decisions
     )
 
 

@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import ExitStack
 from functools import cached_property
-from typing import Any
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.sandbox import Tier, memory_bound
 from cuagent.task import Device, Task
-from cuagent.verify.context import layouts_of
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.client import Oracle
@@ -46,8 +44,8 @@ class Processes:
 
             self.oracle = Oracle(self.fork_server, task)
             self._ending.callback(lambda: self.oracle.close())
-            self.about: dict[str, Any] = self.oracle.describe()
-            state = layouts_of(self.about)["state"]
+            self.facts = self.oracle.describe()
+            state = self.facts.layouts.state
             self._timed_weights = Arena.create(state, 1, task.device.value)
             self._lent_weights = Arena.create(state, 1, task.device.value)
             self._timed_seed = Seeds().draw()
@@ -129,10 +127,10 @@ class Processes:
             arm=arm,
             device=self.task.device,
             precision=self.task.precision,
-            inputs=self.about["inputs"],
-            output=self.about["output"],
-            state=tuple(self.about["state"]),
-            init=self.about["init"],
+            inputs=self.facts.inputs,
+            output=self.facts.output,
+            state=self.facts.state,
+            init=self.facts.init,
             seed=seed,
             task=None if arm == CANDIDATE else self.task,
             device_bytes=self._device_bytes if arm == CANDIDATE else None,
@@ -145,7 +143,7 @@ class Processes:
             return None
         import torch
 
-        return device_use.memory_limit(self.about["peak"], torch.cuda.mem_get_info()[1])
+        return device_use.memory_limit(self.facts.peak, torch.cuda.mem_get_info()[1])
 
     def close(self) -> None:
         """End every process and release the memory of the weights. Idempotent."""

@@ -25,14 +25,14 @@ from cuagent.sandbox import Policy, Tier, harden, probe_forked, stamp
 from cuagent.task import Device, Task, TaskError
 from cuagent.verdict import Reason, RuleResult, Verdict
 from cuagent.verify.batch import Batch
-from cuagent.verify.context import LOGIC_SPREAD_S, VerifyContext, bytes_per_call, layouts_of
+from cuagent.verify.context import LOGIC_SPREAD_S, VerifyContext
 from cuagent.verify.domain import Domain, domain_of
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.memory_plan import MemoryPlan
 from cuagent.verify.oracle.client import (
-    Answered,
+    AnswerInfo,
     Oracle,
     OracleLost,
     PerturbationBudget,
@@ -99,12 +99,11 @@ class Referee:
             raise
 
     def _open(self) -> None:
-        self.about = self.processes.about
-        self._layouts = layouts_of(self.about)
-        self.room = MemoryPlan.of(self._layouts)
+        self.facts = self.processes.facts
+        self.room = MemoryPlan.of(self.facts.layouts)
         self.room.assure(self.task, "a verdict", self.room.verdict)
-        self.context = VerifyContext.open(self.task, self.about)
-        self._last_check: tuple[int, Answered] | None = None
+        self.context = VerifyContext.open(self.task, self.facts)
+        self._last_check: tuple[int, AnswerInfo] | None = None
         """Seed of the draw that was checked last, and the oracle's reply; the context holds the
         answer."""
         self.processes.load_timed_weights()
@@ -112,17 +111,17 @@ class Referee:
     @property
     def domain(self) -> Domain:
         """Domain of calls that the verdicts cover."""
-        return domain_of(self.task, self.about)
+        return domain_of(self.task, self.facts)
 
     @property
     def bytes_per_call(self) -> int:
         """Bytes of one input set and its outputs, each twice, from which a batch's size is
         chosen."""
-        return bytes_per_call(self._layouts)
+        return self.facts.layouts.bytes_per_call
 
     def time_limit_s(self, calls: int) -> float:
         """Return the seconds that a candidate may take for `calls` calls before it is ended."""
-        return VERDICT_S + SLOWER * calls * self.about["call_s"]
+        return VERDICT_S + SLOWER * calls * self.facts.call_s
 
     @property
     def folder(self) -> Path:
@@ -165,10 +164,10 @@ class Referee:
             self.processes.mend()
             planned = plan(
                 pending.seeds,
-                self.context.kinds,
-                self.context.sweep_counts,
-                weights=self.context.state,
-                grown=self.context.grown,
+                self.facts.kinds,
+                self.facts.sweep_counts,
+                weights=self.facts.state,
+                grown=self.facts.grown,
             )
             # A repeated verdict sets the number of perturbations. Without a sandbox the compiled
             # code could read the answers.
@@ -265,7 +264,7 @@ class Referee:
     @property
     def large(self) -> bool:
         """True if the task's tensors are so large that unused memory must be released."""
-        return self.about["large"]
+        return self.facts.large
 
     def make_room(self) -> None:
         """Release the memory of a large task until the next verdict."""
@@ -290,8 +289,8 @@ class Referee:
                 pending.prefetcher.suspend()
             with tally.clock("worker"):
                 session.import_model([library.path for library in build.libraries])
-            session.time_limit_s = self.time_limit_s(call_count(self.context.sweep_counts))
-            call_s = max(self.call_s, SLOWER * self.about["call_s"])
+            session.time_limit_s = self.time_limit_s(call_count(self.facts.sweep_counts))
+            call_s = max(self.call_s, SLOWER * self.facts.call_s)
             VerificationRun(
                 self.context, pending.prefetcher, session, tally, call_s, pending.seeds
             ).run()
@@ -305,7 +304,7 @@ class Referee:
         With `filled` the inputs are drawn with `refill`.
         """
         device = self.task.device.value
-        inputs, output = self._layouts["inputs"], self._layouts["output"]
+        inputs, output = self.facts.layouts.inputs, self.facts.layouts.output
         batch = Batch(
             Arena.create(inputs, count, device),
             Arena.create(inputs, count, device),

@@ -150,7 +150,7 @@ class VerificationRun:
                 self._compare(group[slot], [output], POISONS[0])
             if self.tally.failed:
                 return
-        sweep_count = self.context.sweep_counts[trials[0].kind]
+        sweep_count = self.context.facts.sweep_counts[trials[0].kind]
         if len(trials) < sweep_count.needed:
             covered = (
                 f"{len(trials)} of the {sweep_count.needed} draws that would cover every position"

@@ -40,7 +40,7 @@ def test_a_place_computed_in_floating_point_is_no_jump() -> None:
 
     again = lambda: interpolated([x])  # noqa: E731
     moved = torch.full_like(x, 7.0)
-    reference = sensitivity.Reference(interpolated, [x], {}, generator, again)
-    sensitivity.move(reference, 1e-6, 1e-7, 4, [moved])
+    reference = sensitivity.PerturbedReference(interpolated, [x], {}, generator, again)
+    sensitivity.measure_change(reference, 1e-6, 1e-7, 4, [moved])
     assert 0 < float(moved.max()) < 1e-3
     assert sensitivity.carried(reference, 2)[0] < 100

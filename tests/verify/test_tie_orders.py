@@ -85,7 +85,7 @@ def test_a_perturbed_run_that_fails_is_tried_within_the_range_and_else_no_motion
         return [tensors[0] * 2]
 
     for run, moves in ((probabilities, True), (only_these, False)):
-        reference = sensitivity.Reference(run, [x], {}, generator, lambda r=run: r([x]))
-        sensitivity.move(reference, 1e-3, 1e-7, 4, [moved])
+        reference = sensitivity.PerturbedReference(run, [x], {}, generator, lambda r=run: r([x]))
+        sensitivity.measure_change(reference, 1e-3, 1e-7, 4, [moved])
         assert bool(moved.all()) == bool(moved.any()) == moves
         assert float(moved.max()) < 1e-2

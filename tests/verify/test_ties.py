@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.oracle.client import OPPOSITES
+from cuagent.verify.oracle.client import TIE_PAIRS
 from cuagent.verify.oracle.places import NearTies, find_places
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected
@@ -111,9 +111,9 @@ def test_a_count_of_what_is_exact_does_not_hang_on_roundoff() -> None:
             trace_reference(lambda r=run: [r(x.double())]),
             trace_reference(lambda r=run: [r(x)]),
         )
-        near, spread = NearTies(1, Precision.MATCH, OPPOSITES), [torch.zeros(1).long()]
+        near, spread = NearTies(1, Precision.MATCH, TIE_PAIRS), [torch.zeros(1).long()]
         inputs = near.perturbed([x.double()], torch.Generator().manual_seed(1), exact)
-        near.settle(
+        near.find(
             exact, declared, (trace_reference(lambda w=w, r=run: [r(*w)]) for w in inputs), spread
         )
         assert bool(spread[0].any()) == moves
@@ -126,9 +126,9 @@ def test_a_count_of_what_is_exact_does_not_hang_on_roundoff() -> None:
 def test_zeros_are_ties_for_an_index_and_none_for_a_count(run: Run, moves: bool) -> None:
     x = torch.tensor([[0.0, 0.0, -1.0, 0.0]])
     exact, spread = trace_reference(lambda: [run(x.double())]), [torch.zeros(1).long()]
-    near = NearTies(1, Precision.MATCH, OPPOSITES)
+    near = NearTies(1, Precision.MATCH, TIE_PAIRS)
     inputs = near.perturbed([x.double()], torch.Generator().manual_seed(1), exact)
-    near.settle(exact, exact, (trace_reference(lambda w=w: [run(*w)]) for w in inputs), spread)
+    near.find(exact, exact, (trace_reference(lambda w=w: [run(*w)]) for w in inputs), spread)
     assert bool(spread[0].any()) == moves
 
 

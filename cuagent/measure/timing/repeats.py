@@ -171,7 +171,7 @@ class Repeats:
 
     def _surprise(self, slots: Sequence[int]) -> str:
         """A block like any other to the candidate, on inputs of other kinds, held to the rules."""
-        kinds = [kind for kind in self.referee.context.kinds if kind not in EXACT]
+        kinds = [kind for kind in self.referee.facts.kinds if kind not in EXACT]
         self.random.shuffle(kinds)
         drawn = dict(zip(slots, itertools.cycle(kinds), strict=False))
         for slot, kind in drawn.items():
