@@ -82,9 +82,10 @@ def package_of(path: Path) -> tuple[Path, str]:
 
 
 def imported_digest(path: Path) -> str:
-    """Return the sha256 over the files that `path` imports from its own folder or package.
+    """Return the sha256 over the files that `path` imports, also indirectly, from its folder or
+    package.
 
-    It covers the files that these import in turn; "" if there are none.
+    "" if there are none.
     """
     texts = sorted(imported_texts(path).items())
     return hashlib.sha256(repr(texts).encode()).hexdigest() if texts else ""

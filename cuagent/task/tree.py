@@ -1,9 +1,9 @@
 """Convert trees of tensors to a flat list and a JSON description, and back.
 
-A tree is what a module takes and returns: tensors in nested lists, tuples, named tuples and dicts,
-with plain scalars. The description crosses process boundaries as text, so nothing is unpickled.
-torch.utils._pytree is not used: its JSON form is private, names Python classes to import, and
-accepts any registered class.
+A tree is the arguments or the result of a module: tensors in nested lists, tuples, named tuples and
+dicts, with plain scalars. The description crosses process boundaries as text, so nothing is
+unpickled. torch.utils._pytree is not used: its JSON form is private, names Python classes to
+import, and accepts any registered class.
 
 Invariant: `unflatten(*flatten(tree))` equals `tree`, with dict keys in sorted order. So two equal
 dicts have equal descriptions in whichever order they were filled.

@@ -71,7 +71,7 @@ def admit(referee: Referee) -> Admission:
     try:
         findings = referee.examine()
         notes = _notes(findings, referee)
-        reasons = _reasons(findings, referee) or _tried(referee)
+        reasons = _reasons(findings, referee) or _answer_faults(referee)
     except TaskError as error:  # it ran when it was opened, but fails on some inputs
         reasons = [str(error)]
     return Admission(
@@ -178,14 +178,14 @@ def _constants(spec: dict[str, Any]) -> str:
     return ", ".join(filter(None, map(_constants, spec.get("items", ()))))
 
 
-def _tried(referee: Referee) -> list[str]:
+def _answer_faults(referee: Referee) -> list[str]:
     """Return the faults of the answers themselves, by the rule for candidates."""
-    if kind := _unsteady(referee):
+    if kind := _nondeterministic_kind(referee):
         return [f"the reference's own answers to equal inputs differ too much to pass ({kind})"]
     return [f"a trivial answer would pass: {name}" for name in _passing(referee)]
 
 
-def _unsteady(referee: Referee) -> str:
+def _nondeterministic_kind(referee: Referee) -> str:
     """Return the kind of inputs on which the reference rejects its own earlier answer, or ""."""
     seeds = Seeds()
     for kind in (Inputs.OWN, Inputs.NORMAL):
@@ -193,17 +193,17 @@ def _unsteady(referee: Referee) -> str:
             continue
         seed, draw = seeds.draw(), seeds.draw()
         earlier, _ = referee.ask(Weights.OWN, seed, kind, draw)
-        before = [tensor.clone() for tensor in earlier.declared]
+        previous = [tensor.clone() for tensor in earlier.declared]
         expected, _ = referee.ask(Weights.OWN, seed, kind, draw)
-        if not referee.judged(before, expected, kind, draw).passed:
+        if not referee.judged(previous, expected, kind, draw).passed:
             return f"{kind} inputs"
     return ""
 
 
 def _passing(referee: Referee) -> list[str]:
     """Return the names of the trivial answers that the strict rule accepts on every draw."""
-    standing: list[str] | None = None
-    before: list[Tensor] | None = None
+    passing: list[str] | None = None
+    previous: list[Tensor] | None = None
     seeds = Seeds()
     seed = seeds.draw()
     for weights, kind in TRIALS:
@@ -211,22 +211,22 @@ def _passing(referee: Referee) -> list[str]:
             continue
         draw = seeds.draw()
         expected, inputs = referee.ask(weights, seed, kind, draw)
-        standing = [
+        passing = [
             name
-            for name, answer in _nulls(expected.declared, inputs, before).items()
-            if standing is None or name in standing
+            for name, answer in _trivial_answers(expected.declared, inputs, previous).items()
+            if passing is None or name in passing
             if referee.judged(answer, expected, kind, draw, ONE_PAIR).passed
         ]
-        if before is None:
-            standing.append(EARLIER)  # there is no earlier answer yet
-        if not standing:
+        if previous is None:
+            passing.append(EARLIER)  # there is no earlier answer yet
+        if not passing:
             break
-        before = [tensor.clone() for tensor in expected.declared]
-    return standing or []
+        previous = [tensor.clone() for tensor in expected.declared]
+    return passing or []
 
 
-def _nulls(
-    right: Sequence[Tensor], inputs: Sequence[Tensor], before: Sequence[Tensor] | None
+def _trivial_answers(
+    right: Sequence[Tensor], inputs: Sequence[Tensor], previous: Sequence[Tensor] | None
 ) -> dict[str, list[Tensor]]:
     """Return the trivial answers, in the form of the right one."""
     import torch
@@ -235,11 +235,11 @@ def _nulls(
         "zero": [torch.zeros_like(tensor) for tensor in right],
         "one": [torch.ones_like(tensor) for tensor in right],
     }
-    if before is not None:
-        answers[EARLIER] = list(before)
+    if previous is not None:
+        answers[EARLIER] = list(previous)
     if len(right) == 1:
         for index, tensor in enumerate(inputs):
             if tensor.numel() == right[0].numel() and tensor.dtype == right[0].dtype:
-                handed = tensor.reshape(-1).view_as(right[0])
-                answers[f"input {index} itself"] = [handed]
+                reshaped = tensor.reshape(-1).view_as(right[0])
+                answers[f"input {index} itself"] = [reshaped]
     return answers

@@ -64,7 +64,7 @@ class OraclePrefetcher:
         *,
         eager: bool,
     ) -> None:
-        """With `eager` requests are sent before their results are needed."""
+        """Send requests before their results are needed if `eager`."""
         self.planned = planned
         self._context, self._oracle, self._seed = context, oracle, seed
         self._eager = eager
@@ -126,7 +126,7 @@ class OraclePrefetcher:
         """Return the oracle's reply for a trial and the slot of the right answer.
 
         With `spread` the slot holds the spread too. `count` is the number of perturbations of an
-        earlier verdict, or 0 for as many as the time allows.
+        earlier verdict, or 0 to let the time decide.
         """
         step = Step(trial, True)
         if spread and not self._spread.get(trial, True):

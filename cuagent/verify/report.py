@@ -17,9 +17,9 @@ from cuagent.worker import ForkServerError, SessionEnded, Status
 # candidate's code runs in another process.
 MACHINE = (ForkServerError, OracleLost, SandboxError, MemoryError, OSError, RuntimeError)
 FORESEEN = (Rejected, SessionEnded, TaskError, *MACHINE)
-SHOWN = 5
+MAX_MESSAGES = 5
 """Number of compiler messages in a verdict."""
-LONGEST = 300
+MAX_CHARACTERS = 300
 """Characters of a machine fault's message."""
 REASONS = {
     Status.IMPORT_FAILED: Reason.IMPORT_FAILED,
@@ -44,7 +44,7 @@ def explain(failure: BaseException) -> tuple[Reason, str, str]:
             return REASONS[failure.status], failure.detail, failure.output
         case TaskError():
             return Reason.NOT_CERTIFIABLE, str(failure), ""
-    return Reason.INFRASTRUCTURE, " ".join(str(failure).split())[:LONGEST], ""
+    return Reason.INFRASTRUCTURE, " ".join(str(failure).split())[:MAX_CHARACTERS], ""
 
 
 def build_failure(build: Build) -> Rejected:
@@ -53,7 +53,7 @@ def build_failure(build: Build) -> Rejected:
     shown = [
         f"{message.file}:{message.line}: {message.severity}: {message.message}"
         + (f"\n    {message.source_line.strip()}" if message.source_line.strip() else "")
-        for message in build.diagnostics[:SHOWN]
+        for message in build.diagnostics[:MAX_MESSAGES]
     ]
     first = build.diagnostics[0] if build.diagnostics else None
     detail = f"{first.file}:{first.line}: {first.message}" if first else "no library was built"

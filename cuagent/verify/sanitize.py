@@ -37,18 +37,18 @@ from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.referee import Referee
-from cuagent.worker.fork_server import kept_environment
+from cuagent.worker.fork_server import inherited_environment
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 FOUND = 99
 """Exit code that the tool returns if it found an error."""
 DEADLINE_S = 120.0
 """Seconds that one tool may run."""
-LOOK_S = 0.05
+POLL_S = 0.05
 """Seconds between two checks for the end of the tool."""
-LINES = 12
+MAX_LINES = 12
 """Number of lines of a report that are shown."""
-MOST_READ = 1 << 20
+MAX_READ = 1 << 20
 """Characters of a report that are read."""
 PROGRAM = Path(__file__).parents[1] / "worker" / "single.py"
 TRAMPOLINE = "/usr/bin/env"
@@ -142,7 +142,7 @@ def sanitize(
         return ()
     folder = Path(tempfile.mkdtemp(prefix="sanitize-", dir=referee.folder))
     try:
-        lay_down(referee, attempt, folder)
+        write_debug_folder(referee, attempt, folder)
         reports: list[Report] = []
         for tool in tools:
             command = sandboxed(program, tool, folder, build, referee.tier)
@@ -205,7 +205,7 @@ def sandboxed(program: Path, tool: str, folder: Path, build: Build, tier: Tier) 
     return wrap(command, policy, Tier.NONE if tier is Tier.NONE else Tier.LANDLOCK)
 
 
-def lay_down(referee: Referee, attempt: Attempt, folder: Path) -> None:
+def write_debug_folder(referee: Referee, attempt: Attempt, folder: Path) -> None:
     """Write the attempt, its model spec, and one set of weights and inputs to `folder`."""
     import torch
 
@@ -231,28 +231,28 @@ def run(command: list[str], folder: Path, deadline_s: float) -> tuple[int | None
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=kept_environment(),
+            env=inherited_environment(),
             stdin=subprocess.DEVNULL,
             stdout=report,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        ended = None
-        while ended is None and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
+        exited = None
+        while exited is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
             # Not reaped yet, so that the group's number stays reserved until it is killed.
-            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            exited = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         os.killpg(process.pid, signal.SIGKILL)
         status = process.wait()
         report.seek(0)
-        return (status if ended else None), report.read(MOST_READ)
+        return (status if exited else None), report.read(MAX_READ)
 
 
 def _shown(text: str) -> str:
     """Return the findings without the tool's frame, or the last lines of the text."""
     found = [line.removeprefix("=========").strip() for line in text.splitlines() if "====" in line]
     lines = [line for line in found if line and line != "COMPUTE-SANITIZER"]
-    return "\n".join(lines[:LINES] or text.splitlines()[-LINES:])
+    return "\n".join(lines[:MAX_LINES] or text.splitlines()[-MAX_LINES:])
 
 
 def _note(report: Report) -> str:

@@ -107,13 +107,12 @@ class When(StrEnum):
     AGAIN = "again"
     """The same inputs came before with others in between, which shows state kept between calls."""
     TIMED = "as timed"
-    """In a block of calls without poison, as in timing, which shows code that detects the
-    timing."""
+    """Call in a block without poison, as in timing, which shows code that detects the timing."""
     SWAPPED = "weights swapped"
     """The weights were loaded into a model in use, which shows values derived from the old
     weights."""
     IN_USE = "model in use"
-    """As SWAPPED for a model without weights that was not constructed anew."""
+    """Same as SWAPPED for a model without weights that was not constructed anew."""
 
 
 class Rejected(Exception):

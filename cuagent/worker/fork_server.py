@@ -114,7 +114,7 @@ class ForkServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=kept_environment(),
+            env=inherited_environment(),
             cwd="/",
             start_new_session=True,
         )
@@ -147,7 +147,7 @@ class ForkServer:
             "do": "fork",
             "program": program,
             "folder": str(folder),
-            "environment": kept_environment() | environment,
+            "environment": inherited_environment() | environment,
             "policy": None if policy is None else policy.to_json(),
             "tier": tier,
         }
@@ -255,7 +255,7 @@ class ForkServer:
         return lines[-1] if lines else f"exit status {self._process.poll()}"
 
 
-def kept_environment() -> dict[str, str]:
+def inherited_environment() -> dict[str, str]:
     """Return the environment variables that a child may see; never a key or a token."""
     return _SPINS | {
         name: os.environ[name] for name in (*_INHERITED, *_SPINS) if name in os.environ

@@ -1,4 +1,4 @@
-"""The task is judged first: what has no right answer, or one that anybody has, is refused."""
+"""Tests of admission: a task without a well-defined or with a trivial answer is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RANDOM = "torch.rand(16, 33)"
 REFUSED = {
     "return torch.nn.functional.dropout(x + y)": "random numbers (bernoulli_)",
     "self.count += 1; return (x + y) * self.count": "changes the reference's state (count)",
-    "return x - x": "does not depend on the inputs: on the task's own it is 0 everywhere",
+    "return x - x": "does not depend on the inputs: on the task's own inputs it is 0 everywhere",
     "return (x + y).softmax(-1).sum(-1)": "a trivial answer would pass: one",
     "return x + 0 * y": "a trivial answer would pass: input 0 itself",
     "import time; return (x + y) * (1 + time.perf_counter_ns() % 997)": "for equal inputs",
@@ -47,7 +47,7 @@ REFUSED = {
 
 @pytest.fixture
 def admission(tmp_path: Path, fork_server: ForkServer) -> Admitted:
-    """What is found about a task, given by its forward and its second input."""
+    """Return a function that examines a task, given by its forward and its inputs."""
 
     def admitted(forward: str, first: str = RANDOM, second: str = RANDOM) -> Admission:
         path = tmp_path / "task.py"
@@ -59,7 +59,7 @@ def admission(tmp_path: Path, fork_server: ForkServer) -> Admitted:
 
 
 @pytest.mark.parametrize("forward", REFUSED)
-def test_a_task_without_an_answer_to_be_found_is_not_certifiable(
+def test_task_without_a_well_defined_answer_is_not_certifiable(
     admission: Admitted, forward: str
 ) -> None:
     found = admission(forward)
@@ -67,7 +67,7 @@ def test_a_task_without_an_answer_to_be_found_is_not_certifiable(
     assert REFUSED[forward] in found.refusal
 
 
-def test_an_ordinary_task_is_certifiable_and_what_limits_its_verdicts_is_said(
+def test_certifiable_task_has_notes_on_the_limits_of_its_verdicts(
     admission: Admitted,
 ) -> None:
     counts = "self.n = getattr(self, 'n', 0) + 1"
@@ -86,7 +86,7 @@ def test_an_ordinary_task_is_certifiable_and_what_limits_its_verdicts_is_said(
     )
 
 
-def test_inputs_that_are_always_the_same_are_no_reason_to_refuse(admission: Admitted) -> None:
+def test_constant_inputs_are_certifiable(admission: Admitted) -> None:
     found = admission("return torch.tanh(x * y)", "torch.ones(16, 33)", "torch.ones(1)")
     assert found.certifiable, found.refusal
     assert found.notes == (
@@ -94,5 +94,5 @@ def test_inputs_that_are_always_the_same_are_no_reason_to_refuse(admission: Admi
     )
 
 
-def test_a_task_without_tensors_is_not_certifiable(admission: Admitted) -> None:
+def test_task_without_tensors_is_not_certifiable(admission: Admitted) -> None:
     assert "takes no tensors" in admission("return torch.full((4,), x * y)", "3.0", "4.0").refusal

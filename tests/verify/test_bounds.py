@@ -140,7 +140,9 @@ def test_what_cancels_on_the_way_is_known_from_the_roundoff_of_each_step() -> No
 
     x = torch.randn(4096, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     generator = torch.Generator().manual_seed(2)
-    reference = sensitivity.PerturbedReference(far_and_back, [x], {}, generator, lambda: far_and_back([x]))
+    reference = sensitivity.PerturbedReference(
+        far_and_back, [x], {}, generator, lambda: far_and_back([x])
+    )
     (carried,) = sensitivity.carried(reference, 8)
     assert 800 < carried < 1200
     y, spread = far_and_back([x])[0], torch.zeros_like(x)

@@ -61,7 +61,8 @@ class AnswerInfo(NamedTuple):
     perturbations: int
     """Number of perturbations from which the spread was measured."""
     certain: bool
-    """As in `rules.types.Expected`."""
+    """True if, on round inputs, all decisions depend on equal numbers in both precisions
+    (`rules.types.Expected`)."""
 
     @classmethod
     def from_json(cls, reply: dict[str, Any]) -> AnswerInfo:
@@ -85,8 +86,8 @@ class PerturbationBudget:
     opposites: int = TIE_PAIRS
     """Pairs of opposite perturbations that search for ties."""
     count: int = 0
-    """Number of perturbations in an earlier verdict that is repeated; 0 for as many as the time
-    allows, 2 to 8."""
+    """Number of perturbations in an earlier verdict that is repeated; 0 lets the time decide, 2 to
+    8."""
     check_decisions: bool = False
     """True to check if decisions depend on equal numbers in both precisions."""
 

@@ -44,7 +44,7 @@ MAX_RANGE_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True)
 class Described:
-    """A task whose reference has run, with what the oracle needs to answer."""
+    """A task whose reference has run, with all that the oracle needs to answer."""
 
     reference: TwoPrecisions
     """The reference, with the model of seed 0 so far."""
