@@ -240,14 +240,14 @@ class VerificationRun:
         count = next(self.tally.recorded_counts, 0)
         # A constant must fail despite the spread, so the spread is needed until one has failed.
         spread = count > 0 or self.tally.constant_passes or self.context.needs_spread(trial.kind)
-        answer = self._judge(trial, distinct, count, spread=spread)
-        if not spread and not all(finding.passed for finding in answer.findings):
-            answer = self._judge(trial, distinct, count, spread=True)
-        self.tally.perturbations.append(answer.perturbations)
-        defer = answer.steep and not self._in_extra_draws and not self.tally.failed
-        if answer.findings:
+        result = self._judge(trial, distinct, count, spread=spread)
+        if not spread and not all(finding.passed for finding in result.findings):
+            result = self._judge(trial, distinct, count, spread=True)
+        self.tally.perturbations.append(result.perturbations)
+        defer = result.steep and not self._in_extra_draws and not self.tally.failed
+        if result.findings:
             with self.tally.clock("compare"):
-                self._add_to_tally(trial, distinct, answer.deferred() if defer else answer, poison)
+                self._add_to_tally(trial, distinct, result.deferred() if defer else result, poison)
         self.prefetcher.done(trial)
         if defer:
             self._make_extra_draws(trial)
@@ -269,10 +269,10 @@ class VerificationRun:
         self._in_extra_draws = False
 
     def _add_to_tally(
-        self, trial: Trial, outputs: Sequence[Sequence[Tensor]], answer: _Result, poison: int
+        self, trial: Trial, outputs: Sequence[Sequence[Tensor]], result: _Result, poison: int
     ) -> None:
         """Add the findings of one draw to the tally."""
-        expected, findings = answer.expected, answer.findings
+        expected, findings = result.expected, result.findings
         if trial.kind in LENIENT and (difference := nonfinite_differences(outputs[0], expected)):
             self.tally.add_note(f"{trial.kind}: {difference}")
         unwritten = not findings[0].passed and _poisoned(outputs[0], poison)
@@ -292,15 +292,15 @@ class VerificationRun:
         """Return the oracle's answer and the findings on `outputs`; no findings if the answer is
         not decisive."""
         with self.tally.clock("oracle"):
-            answered, slot = self.prefetcher.answer(trial, spread=spread, count=count)
-        expected = replace(self.context.expected(slot), certain=answered.certain)
-        if not answered.is_decisive(trial.kind, trial.weights):
-            return _Result(expected, [], answered.perturbations)
+            info, slot = self.prefetcher.answer(trial, spread=spread, count=count)
+        expected = replace(self.context.expected(slot), certain=info.certain)
+        if not info.is_decisive(trial.kind, trial.weights):
+            return _Result(expected, [], info.perturbations)
         may_query = spread and not self.tally.failed
-        sensitivity = self._sensitivity(trial, answered.perturbations) if may_query else None
+        sensitivity = self._sensitivity(trial, info.perturbations) if may_query else None
         with self.tally.clock("compare"):
             findings = [self.context.judged(x, expected, trial.kind, sensitivity) for x in outputs]
-            return _Result(expected, findings, answered.perturbations)
+            return _Result(expected, findings, info.perturbations)
 
     def _sensitivity(self, trial: Trial, perturbations: int) -> SensitivityQuery:
         """Return a sensitivity query with more pairs the quicker the reference is; an audit repeats
@@ -338,11 +338,11 @@ class VerificationRun:
                 what = f"a call changed its {trial.kind} inputs"
                 raise Rejected(Reason.CHANGED_INPUT, what, self.session.output())
             raise Rejected(
-                Reason.WROTE_OUTSIDE, "wrote past the end of an input", self.session.output()
+                Reason.WROTE_OUTSIDE, "wrote outside an input tensor", self.session.output()
             )
         if not self.context.outputs.guards_hold():
             raise Rejected(
-                Reason.WROTE_OUTSIDE, "wrote past the end of an output", self.session.output()
+                Reason.WROTE_OUTSIDE, "wrote outside an output tensor", self.session.output()
             )
 
 

@@ -153,9 +153,7 @@ class _Worker:
                 self._deliver(output, targets.tensors(target))
             claims = watch.nanoseconds()
         if allocations.overrun():
-            raise Refusal(
-                Status.WROTE_OUTSIDE, "wrote past the end of a tensor made with torch.empty"
-            )
+            raise Refusal(Status.WROTE_OUTSIDE, "wrote outside a tensor made with torch.empty")
         return claims
 
     @contextlib.contextmanager

@@ -16,7 +16,15 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.sandbox import Tier, probe
 from cuagent.verify import Referee
-from cuagent.verify.sanitize import FOUND, Outcome, write_debug_folder, own_kernels, read, run, sandboxed
+from cuagent.verify.sanitize import (
+    FOUND,
+    Outcome,
+    own_kernels,
+    read,
+    run,
+    sandboxed,
+    write_debug_folder,
+)
 
 STAND_IN = """#!/bin/sh
 while [ "$1" != /usr/bin/env ]; do shift; done
