@@ -228,7 +228,7 @@ def derive(
     if kind is Inputs.BRINK:
         return _on_the_brink(own, edges or (0.0,), seed % MAX_SWEEP, generator)
     if kind in SWEEPS or kind is Inputs.SORTED:
-        sweep = Sweep(
+        sweep = SweepStep(
             kind, seed % MAX_SWEEP, generator, draws.seeded(own, seed // MAX_SWEEP), extreme_size
         )
         return [
@@ -251,7 +251,7 @@ def derive(
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepStep:
     """One step of a sweep."""
 
     kind: Inputs
