@@ -27,7 +27,7 @@ PROCESS_NUMBERS = ("getpid", "getppid")
 
 @dataclass
 class Environment:
-    """Offset of clocks and process numbers, and the recorded reads; `folder` has the user's files."""
+    """Offset of clocks and process numbers, and recorded reads by the files in `folder`."""
 
     folder: Path
     offset_s: int = 0

@@ -131,7 +131,7 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference relative to the largest value; inf if NaN or Inf are elsewhere."""
+    """Return the largest difference over the largest value; inf if NaN or Inf are elsewhere."""
     import torch
 
     if not a.numel():

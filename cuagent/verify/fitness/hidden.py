@@ -261,7 +261,7 @@ class _Experiment:
             return True
 
     def _dependence_on_clock(self, model: _Model) -> str:
-        """Return "clock" if the model answers differently, twice, under a shifted clock, else ""."""
+        """Return "clock" if the answer differs, twice, under a shifted clock, else ""."""
         for offset_s in (SHIFT_S, *(SHIFTS_S if self.environment.read else ())):
             with self._clock_shifted(offset_s):
                 if not (self._agrees(model) or self._agrees(model)):

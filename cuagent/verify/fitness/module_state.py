@@ -49,7 +49,7 @@ class ModuleState:
 def module_state(
     model: nn.Module, modules: Iterable[ModuleType], folder: Path
 ) -> dict[str, ModuleState]:
-    """Return the state by the name that the author would use: `self.n`, `Model.n`, a global's name."""
+    """Return the state by the name that the author would use: `self.n`, `Model.n` or a global."""
     walk = _Walk(folder, {module.__name__ for module in modules})
     walk.visit("self", model, None, 0)
     classes = {base: None for part in model.modules() for base in type(part).__mro__}

@@ -67,7 +67,7 @@ class LineView:
         return tensor.reshape(self.shape).movedim(self.dims, last).reshape(-1, self.places)
 
     def back(self, lines: Tensor, like: Tensor) -> Tensor:
-        """Return the tensor of the shape of `like` whose lines are `lines`; inverse of `lines()`."""
+        """Return the tensor of the shape of `like` that has these lines."""
         others = [side for dim, side in enumerate(self.shape) if dim not in self.dims]
         wide = lines.reshape([*others, *(self.shape[dim] for dim in self.dims)])
         last = tuple(range(-len(self.dims), 0))
@@ -274,7 +274,7 @@ def every(tensor: Tensor, bounds: tuple[int, int], step: int, order: Generator) 
 
 
 def steps_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
-    """Return the number of steps in which each of `values` occurs, and of steps for whole rows."""
+    """Return the number of steps until each value occurred, and of further steps for whole rows."""
     plain = math.ceil(values / max(1, tensor.numel()))
     if tensor.dim() < 2 or tensor.shape[-1] < 2:
         return plain, 0

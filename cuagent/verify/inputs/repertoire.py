@@ -46,7 +46,7 @@ SWEEP_S = 0.4
 STEP_S, STEP_CALLS = 0.003, 8
 """Cost of one draw of a sweep: seconds, plus calls of the reference."""
 FEWEST_STEPS = 2
-"""Least number of draws of a sweep, whatever a call takes."""
+"""Least number of draws of a sweep, even if calls are slow."""
 FEW_TAILS, MOST_TAILS = 3, 6
 """Draws of moderate tails on slow tasks, and on fast ones."""
 TAILS_TRIED = (3, 4, 8)
@@ -57,7 +57,7 @@ MOST_HALVES = 24
 MOST_VARIED = 8
 """Draws of changed fixed integers, unless there are more changes than this."""
 HUGE_MARGIN = 2.0**40
-"""Factor beyond huge numbers that the reference must accept. A reference that squares them does not,
+"""Factor beyond huge numbers that the reference must accept. A reference that squares fails there,
 and an honest kernel may then square something else."""
 TINY_SHARE = 1 / 16
 """Share of an output's rms on usual inputs, below which its rms on tiny inputs is itself tiny."""
@@ -134,7 +134,7 @@ class ReferenceRuns:
     discrete: bool
     """True if the outputs contain integers or booleans."""
     fits: Fits
-    """Return True if results are finite, and intermediates are in the range of the admitted dtype."""
+    """Return True if results are finite and intermediates fit the admitted dtype."""
     fills_hidden: FillsHidden | None = None
     """Return True if mask fills stay hidden; None without mask fills (`trace.mask_fills`)."""
 

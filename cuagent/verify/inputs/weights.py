@@ -45,8 +45,8 @@ class Weights(StrEnum):
     SMALL = "small"
     """Weights except gains scaled by 2^-8: a norm after them divides mostly by its epsilon."""
     SUNK = "sunk"
-    """Shaken weights, with 1e4 subtracted from all biases except those of norms: results of products
-    are very negative, and their mean is far larger than their variation."""
+    """Shaken weights, with 1e4 subtracted from all biases except those of norms: products become
+    very negative, and their mean is far larger than their variation."""
     GROWN = "grown"
     """Shaken weights; parameters that are not a factor of a product are changed by 0.5 to 4 of both
     signs, and buffers are replaced, so that added scores, gains and thresholds have an effect."""

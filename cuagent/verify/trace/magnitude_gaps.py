@@ -1,4 +1,4 @@
-"""Find mask fills, such as -1e9 for hidden elements, by the size gap to the other numbers of a line.
+"""Find mask fills, such as -1e9 for hidden elements, by a gap between sizes in their line.
 
 The distance at which numbers count as equal is relative to the size of their line. A mask fill
 must not widen it for the other numbers: within roundoff of 1e9 all of them would be equal.
