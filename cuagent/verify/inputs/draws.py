@@ -340,7 +340,7 @@ def balanced(tensor: Tensor, generator: Generator) -> Tensor:
 
 
 def dealt(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
-    """Return a tensor that holds each of `values` equally often; the first if it has one element."""
+    """Return a tensor with each of `values` equally often; the first if it has one element."""
     import torch
 
     table = torch.tensor(list(values), device=tensor.device)

@@ -79,7 +79,7 @@ class SweepCount:
 
 @dataclass(frozen=True)
 class Repertoire:
-    """Kinds of inputs for one task; `ranges` and `line_views` have an item for each input tensor."""
+    """Kinds of inputs for one task; `ranges` and `line_views` have an item per input tensor."""
 
     ranges: tuple[Range | None, ...]
     line_views: tuple[tuple[LineView, ...], ...]

@@ -53,7 +53,7 @@ class Roles:
         return bool(self.added or self.buffers)
 
     def has_few_numbers(self, state: dict[str, Tensor]) -> bool:
-        """Return True if a parameter is a number; it needs two kinds of weights to grow both ways."""
+        """Return True if a parameter is a number; two kinds of weights grow it both ways."""
         return any(state[name].numel() <= FEW_NUMBERS for name in self.added)
 
 
