@@ -269,8 +269,8 @@ def every(tensor: Tensor, bounds: tuple[int, int], step: int, order: Generator) 
     if row_sweep:  # values at either end most often mark padding, so they come first
         likely = (dealing < LIKELY_MARKS) | (dealing >= values.numel() - LIKELY_MARKS)
         dealing = torch.cat([dealing[likely], dealing[~likely]])
-    shuffled_values = dealing[number % values.numel()]
-    return values[shuffled_values].view(like.shape).expand(tensor.shape)
+    chosen = dealing[number % values.numel()]
+    return values[chosen].view(like.shape).expand(tensor.shape)
 
 
 def steps_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
@@ -287,9 +287,9 @@ def _places_of_step(lines: Tensor, step: int, order: Generator) -> tuple[Tensor,
 
     count, places = lines.shape
     number = torch.arange(count, device=lines.device) + step * count
-    shuffled_values = _permutation(places, lines, order)
+    order_of_places = _permutation(places, lines, order)
     sign = 1 - 2 * ((number % places + number // places) % 2)
-    return shuffled_values[number % places], shuffled_values[(number + places // 2) % places], sign
+    return order_of_places[number % places], order_of_places[(number + places // 2) % places], sign
 
 
 def few(normal: Tensor, generator: Generator) -> Tensor:
