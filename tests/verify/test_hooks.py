@@ -1,4 +1,4 @@
-"""Operators are seen one by one, and nothing that compiles is imported for it."""
+"""Interception of operators, without an import of torch's compiler."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cuagent.verify.trace.hooks import intercept_operators
 
 
 class NoCompiler:
-    """Refuses torch._dynamo to whoever wants to import it."""
+    """Import hook that fails on torch._dynamo."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         assert name != "torch._dynamo", "imported, which takes a second"
 
 
-def test_operators_pass_by_and_torchs_compiler_is_not_imported(
+def test_operators_are_intercepted_without_importing_torch_dynamo(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)

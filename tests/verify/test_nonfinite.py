@@ -1,4 +1,4 @@
-"""Draws with NaN and infinities: what is held against a candidate, and what is only told."""
+"""Draws with NaN and infinities: differences that fail, and differences that are only reported."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def passes(output: torch.Tensor, places: torch.Tensor = PLACES) -> bool:
     return strict([output, places], expected(), Inputs.NAN, Terms.of(1)).passed
 
 
-def test_a_wrong_number_among_numbers_is_refused() -> None:
+def test_wrong_finite_element_fails() -> None:
     for place in ((0, 1), (1, 2)):
         output = RIGHT.clone()
         output[place] += 1
         assert not passes(output)
 
 
-def test_what_becomes_of_nan_and_infinities_is_told_and_not_held_against_anybody() -> None:
+def test_differences_in_nan_and_inf_are_reported_but_pass() -> None:
     output = RIGHT.clone()
     assert passes(output)
     assert not nonfinite_differences([output, PLACES], expected())

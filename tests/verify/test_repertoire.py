@@ -1,4 +1,4 @@
-"""Which kinds of inputs a task is tried on, and how often."""
+"""Selection of kinds of inputs, and of the number of draws in a sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def suited(
     call_s: float = 0,
     ranges: tuple[Range | None, ...] = (),
 ) -> Repertoire:
-    """What a reference of one output is tried on."""
+    """Return the repertoire of a reference with one output."""
     seen = trace_reference(lambda: [run(*own)])
     runs = ReferenceRuns(
         lambda inputs: [run(*inputs)],
@@ -31,7 +31,7 @@ def suited(
     return repertoire(own, ranges or [None] * len(own), seen, runs, call_s)
 
 
-def test_lines_are_those_that_the_reference_chooses_from() -> None:
+def test_line_views_match_the_lines_that_the_reference_chooses_from() -> None:
     x = torch.randn(4, 6, 50)
     for run, line_view in (
         (lambda x: x.amax(1), LineView((4, 6, 50), (1,))),
@@ -48,14 +48,14 @@ def test_lines_are_those_that_the_reference_chooses_from() -> None:
         )
 
 
-def test_a_long_sweep_is_cut_off_where_calls_take_long_and_says_so() -> None:
+def test_sweep_is_shortened_for_slow_calls_and_records_the_needed_draws() -> None:
     x = torch.randn(2, 600)
     assert suited(lambda x: x.amax(1), x, call_s=0.01).sweep_counts[Inputs.MOVING] == SweepCount(
         4, 300
     )
 
 
-def test_what_chooses_nothing_is_tried_twice() -> None:
+def test_reference_without_choices_gets_two_moving_draws() -> None:
     found = suited(lambda x: F.linear(x, x), torch.randn(8, 600))
     assert found.sweep_counts[Inputs.MOVING].made == 2
     assert Inputs.SORTED not in found.kinds
@@ -64,14 +64,14 @@ def test_what_chooses_nothing_is_tried_twice() -> None:
     assert Inputs.NAN not in suited(lambda x: x.sort(-1).values, torch.randn(8, 60)).kinds
 
 
-def test_any_and_all_are_swept_with_the_rest_below_and_above() -> None:
+def test_any_and_all_need_twice_the_draws() -> None:
     found = suited(lambda x: (x > 0).any(1).float(), torch.randn(10, 60))
     assert found.sweep_counts[Inputs.MOVING].needed == 12
     masked = suited(lambda x, m: (x * m).sum(1), torch.randn(10, 60), torch.ones(10, 60).bool())
     assert masked.sweep_counts[Inputs.SINGLE] == SweepCount(24, 24)  # along either axis
 
 
-def test_huge_numbers_are_for_what_squares_nothing() -> None:
+def test_huge_numbers_are_used_if_the_reference_squares_nothing() -> None:
     x = torch.randn(6, 40)
     for run in (lambda x: x.softmax(-1), lambda x: x.amax(-1), lambda x: x.sum(-1)):
         assert Inputs.HUGE in suited(run, x).kinds
@@ -83,7 +83,7 @@ def test_huge_numbers_are_for_what_squares_nothing() -> None:
         assert Inputs.HUGE not in suited(run, x).kinds
 
 
-def test_what_is_tiny_throughout_is_for_what_does_not_shrink_with_it() -> None:
+def test_faint_numbers_are_used_if_outputs_keep_their_size() -> None:
     x, bias = torch.randn(6, 40), torch.ones(40)
     for run in (lambda x: (x - x.mean()) / (x.std() + 1e-8), lambda x: x + bias):
         assert Inputs.FAINT in suited(run, x).kinds
@@ -91,7 +91,7 @@ def test_what_is_tiny_throughout_is_for_what_does_not_shrink_with_it() -> None:
         assert Inputs.FAINT not in suited(run, x).kinds
 
 
-def test_what_a_task_may_draw_by_itself_is_tried_though_the_reference_is_not_finite_there() -> None:
+def test_kinds_that_a_task_may_draw_are_used_even_if_the_reference_is_not_finite() -> None:
     x, labels, mask = torch.randn(6, 5), torch.randint(5, (6,)), torch.ones(6, 5).bool()
     loss = suited(F.cross_entropy, x, labels, ranges=(None, (-100, 4)))
     assert {Inputs.ALIKE, Inputs.EXTREMES, Inputs.EVERY} <= set(loss.kinds)
@@ -100,7 +100,7 @@ def test_what_a_task_may_draw_by_itself_is_tried_though_the_reference_is_not_fin
     assert Inputs.FLAT not in suited(lambda x: x / x.norm(dim=-1, keepdim=True), x).kinds
 
 
-def test_extremes_stand_out_as_far_as_the_reference_bears() -> None:
+def test_extremes_are_smaller_if_the_reference_overflows() -> None:
     x = torch.randn(6, 40)
     assert suited(lambda x: x.logsumexp(-1), x).extreme_size == FAR_EXTREME_SIZE
     assert suited(lambda x: x.exp().sum(-1), x).extreme_size == EXTREME_SIZE

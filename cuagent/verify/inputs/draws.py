@@ -67,7 +67,7 @@ class LineView:
         return tensor.reshape(self.shape).movedim(self.dims, last).reshape(-1, self.places)
 
     def back(self, lines: Tensor, like: Tensor) -> Tensor:
-        """Return the tensor of the shape of `like` whose lines are `lines`; inverse of `lines()`."""
+        """Return the tensor of the shape of `like` that has these lines."""
         others = [side for dim, side in enumerate(self.shape) if dim not in self.dims]
         wide = lines.reshape([*others, *(self.shape[dim] for dim in self.dims)])
         last = tuple(range(-len(self.dims), 0))
@@ -83,12 +83,12 @@ def axes(tensor: Tensor) -> list[LineView]:
 
 def mixed(normal: Tensor, generator: Generator) -> Tensor:
     """Scale rows and whole blocks by powers of two."""
-    return normal * _dealt(EXPONENTS, normal, generator).exp2()
+    return normal * _row_values(EXPONENTS, normal, generator).exp2()
 
 
 def tiny(normal: Tensor, generator: Generator) -> Tensor:
     """Scale rows and whole blocks to tiny numbers; one level, if there are several, stays."""
-    return normal * _dealt((*TINY_EXPONENTS, 0), normal, generator).exp2()
+    return normal * _row_values((*TINY_EXPONENTS, 0), normal, generator).exp2()
 
 
 def brink(tensor: Tensor, edges: Sequence[float], case: int, generator: Generator) -> Tensor:
@@ -131,7 +131,7 @@ def missing(normal: Tensor, generator: Generator) -> Tensor:
     """Put one NaN, several NaN, only NaN or none into rows and whole blocks."""
     import torch
 
-    level = _dealt(range(4), normal, generator)
+    level = _row_values(range(4), normal, generator)
     one = planted(normal, (math.nan,), generator).isnan()
     some = randn(normal, generator) > 0
     lost = (level == 3) | ((level == 2) & some) | ((level == 0) & one)
@@ -140,14 +140,14 @@ def missing(normal: Tensor, generator: Generator) -> Tensor:
 
 def levels(normal: Tensor, offset: float, generator: Generator) -> Tensor:
     """Shift rows and whole blocks by plus or minus `offset`."""
-    return normal + offset * _dealt(SIGNS, normal, generator)
+    return normal + offset * _row_values(SIGNS, normal, generator)
 
 
 def large(normal: Tensor, size: float, generator: Generator) -> Tensor:
     """Make rows and whole blocks all below -`size`, of that size, or leave them unchanged."""
     import torch
 
-    level = _dealt(range(3), normal, generator)
+    level = _row_values(range(3), normal, generator)
     below = -size * (1 + normal.abs())
     return torch.where(level == 0, below, torch.where(level == 1, size * normal, normal))
 
@@ -156,7 +156,7 @@ def planted(normal: Tensor, values: Sequence[float], generator: Generator) -> Te
     """Set one element of each row to one of `values`, by row or by block; zero sets none."""
     import torch
 
-    level = _dealt(range(len(values)), normal, generator).long()
+    level = _row_values(range(len(values)), normal, generator).long()
     width = normal.shape[-1] if normal.dim() else 1
     places = torch.arange(width, device=normal.device).view(normal.shape[-1:])
     place = (torch.special.ndtr(randn(_first_of_rows(normal), generator)) * width).long()
@@ -172,7 +172,7 @@ def flat(normal: Tensor, generator: Generator) -> Tensor:
     """
     import torch
 
-    level = _dealt(range(FLAT_LEVELS), normal, generator)
+    level = _row_values(range(FLAT_LEVELS), normal, generator)
     like = _first_of_rows(normal)
     value = randn(like, generator).round().clamp(-2, 2).exp2() * randn(like, generator).sign()
     return torch.where(level == 0, torch.zeros_like(normal), torch.where(level == 1, value, normal))
@@ -243,7 +243,7 @@ def sorted_lines(normal: Tensor, line_view: LineView, generator: Generator) -> T
     import torch
 
     lines = line_view.lines(normal).sort(-1).values
-    falls = _order(lines.shape[0], lines, generator)[:, None] % 2 == 0
+    falls = _permutation(lines.shape[0], lines, generator)[:, None] % 2 == 0
     return line_view.back(torch.where(falls, lines.flip(-1), lines), normal)
 
 
@@ -265,16 +265,16 @@ def every(tensor: Tensor, bounds: tuple[int, int], step: int, order: Generator) 
     like = _first_of_rows(tensor) if row_sweep else tensor
     offset = (step - plain if row_sweep else step) * like.numel()
     number = torch.arange(like.numel(), device=tensor.device) + offset
-    dealing = _order(values.numel(), tensor, order)
+    dealing = _permutation(values.numel(), tensor, order)
     if row_sweep:  # values at either end most often mark padding, so they come first
         likely = (dealing < LIKELY_MARKS) | (dealing >= values.numel() - LIKELY_MARKS)
         dealing = torch.cat([dealing[likely], dealing[~likely]])
-    dealt = dealing[number % values.numel()]
-    return values[dealt].view(like.shape).expand(tensor.shape)
+    chosen = dealing[number % values.numel()]
+    return values[chosen].view(like.shape).expand(tensor.shape)
 
 
 def steps_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
-    """Return the number of steps in which each of `values` occurs, and of steps for whole rows."""
+    """Return the number of steps until each value occurred, and of further steps for whole rows."""
     plain = math.ceil(values / max(1, tensor.numel()))
     if tensor.dim() < 2 or tensor.shape[-1] < 2:
         return plain, 0
@@ -287,9 +287,9 @@ def _places_of_step(lines: Tensor, step: int, order: Generator) -> tuple[Tensor,
 
     count, places = lines.shape
     number = torch.arange(count, device=lines.device) + step * count
-    dealt = _order(places, lines, order)
+    order_of_places = _permutation(places, lines, order)
     sign = 1 - 2 * ((number % places + number // places) % 2)
-    return dealt[number % places], dealt[(number + places // 2) % places], sign
+    return order_of_places[number % places], order_of_places[(number + places // 2) % places], sign
 
 
 def few(normal: Tensor, generator: Generator) -> Tensor:
@@ -315,7 +315,7 @@ def uniform(normal: Tensor) -> Tensor:
 
 def masked(tensor: Tensor, generator: Generator) -> Tensor:
     """Set or clear rows and whole blocks of a boolean tensor; others stay unchanged."""
-    level = _dealt(range(3), tensor, generator)
+    level = _row_values(range(3), tensor, generator)
     return (tensor & (level != 0)) | (level == 1)
 
 
@@ -334,26 +334,26 @@ def extreme(tensor: Tensor, bounds: tuple[int, int], generator: Generator) -> Te
 
 
 def balanced(tensor: Tensor, generator: Generator) -> Tensor:
-    """Return equal numbers of +1 and -1 along the last axis, in random order."""
+    """Return as many +1 as -1 along the last axis, in random order."""
     width = tensor.shape[-1] if tensor.dim() else 1
-    return (_order(width, tensor, generator) % 2 * 2 - 1).to(tensor.dtype)
+    return (_permutation(width, tensor, generator) % 2 * 2 - 1).to(tensor.dtype)
 
 
-def dealt(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
-    """Return a tensor that holds each of `values` equally often; the first if it has one element."""
+def shuffled_values(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
+    """Return a tensor with each of `values` equally often; the first if it has one element."""
     import torch
 
     table = torch.tensor(list(values), device=tensor.device)
-    return table[_order(tensor.numel(), tensor, generator) % len(values)].view(tensor.shape)
+    return table[_permutation(tensor.numel(), tensor, generator) % len(values)].view(tensor.shape)
 
 
-def strewn(
+def with_values(
     tensor: Tensor, values: Sequence[float], generator: Generator, share: float = 1 / 4
 ) -> Tensor:
     """Replace a share of the elements by `values`."""
     import torch
 
-    these = dealt(values, tensor, generator).to(tensor.dtype)
+    these = shuffled_values(values, tensor, generator).to(tensor.dtype)
     chosen = torch.rand(tuple(tensor.shape), generator=generator, device=tensor.device)
     return torch.where(chosen < share, these, tensor)
 
@@ -367,16 +367,16 @@ def randn(tensor: Tensor, generator: Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=dtype, device=tensor.device)
 
 
-def _dealt(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
+def _row_values(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
     """Return one of `values` for every row, as [..., 1]; the first if there is one row."""
     import torch
 
     rows = _first_of_rows(tensor)
-    ranks = _order(rows.numel(), tensor, generator).view(rows.shape)
+    ranks = _permutation(rows.numel(), tensor, generator).view(rows.shape)
     blocks = next((axis for axis, size in enumerate(rows.shape) if size > 1), 0)
     if any(size > 1 for size in rows.shape[blocks + 1 :]):
         shape = [size if axis == blocks else 1 for axis, size in enumerate(rows.shape)]
-        order = _order(rows.shape[blocks], tensor, generator).view(shape)
+        order = _permutation(rows.shape[blocks], tensor, generator).view(shape)
         ranks = torch.where(order % 2 == 0, order // 2, ranks)
     table = torch.tensor(list(values), device=tensor.device, dtype=torch.float32)
     return table[ranks % len(values)]
@@ -386,7 +386,7 @@ def _first_of_rows(tensor: Tensor) -> Tensor:
     return tensor[..., :1] if tensor.dim() else tensor
 
 
-def _order(count: int, tensor: Tensor, generator: Generator) -> Tensor:
+def _permutation(count: int, tensor: Tensor, generator: Generator) -> Tensor:
     import torch
 
     return torch.randperm(count, generator=generator, device=tensor.device)

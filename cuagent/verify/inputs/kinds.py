@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LARGE_OFFSET = 1e4
 """Mean of large offsets. An offset of 500 is too small to reveal a one-pass variance in fp32."""
 OPPOSED_OFFSET = 1e3
-"""Mean of tensors of opposed signs, by size."""
+"""Absolute mean of tensors with opposed signs."""
 LARGE_SIZE, HUGE_SIZE, FAINT_SIZE = 2.0**20, 2.0**60, 2.0**-14
 """Sizes of large, huge and faint numbers. The fourth power of the first is finite in fp32, so that
 no honest formula overflows."""
@@ -228,7 +228,7 @@ def derive(
     if kind is Inputs.BRINK:
         return _on_the_brink(own, edges or (0.0,), seed % MAX_SWEEP, generator)
     if kind in SWEEPS or kind is Inputs.SORTED:
-        sweep = Sweep(
+        sweep = SweepStep(
             kind, seed % MAX_SWEEP, generator, draws.seeded(own, seed // MAX_SWEEP), extreme_size
         )
         return [
@@ -246,12 +246,12 @@ def derive(
             return [x & False if boolean(x) else x for x in own]
         case Inputs.ENDS:
             both = zip(own, ends or [()] * len(own), strict=True)
-            return [draws.strewn(x, of, generator, 1 / 2) if of else x for x, of in both]
+            return [draws.with_values(x, of, generator, 1 / 2) if of else x for x, of in both]
     return _all_drawn(kind, own, generator, thresholds, uniform_scale=uniform_scale)
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepStep:
     """One step of a sweep."""
 
     kind: Inputs
@@ -336,7 +336,7 @@ def _all_drawn(
         what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and before else kind
         one = _drawn(what, tensor, generator, uniform_scale=uniform_scale)
         if kind is Inputs.TIES and thresholds:
-            one = draws.strewn(one, thresholds, generator)
+            one = draws.with_values(one, thresholds, generator)
         drawn.append(one + OPPOSED_OFFSET * (-1) ** before if kind is Inputs.OPPOSED else one)
     return drawn
 

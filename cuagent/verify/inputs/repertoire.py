@@ -1,9 +1,9 @@
-"""Which kinds of inputs a task is tried on, and how often those that go through all places.
+"""Select the kinds of inputs for a task, and the number of draws in each sweep.
 
-An operator that chooses among the elements of a line shows no more than what it chose: one output
-of a maximum tells of one place. So the largest stands in another place from line to line and from
-draw to draw, until it has stood everywhere, or until that would take too long: of a line of n
-places in R lines, D draws reach min(1, D R / n).
+An operator that chooses among the elements of a line shows only the chosen element: one output of a
+maximum depends on one place. So the largest element moves from line to line and from draw to draw
+until it has been in every place, or until a time limit: of a line of n places in R lines, D draws
+reach min(1, D R / n).
 """
 
 from __future__ import annotations
@@ -42,24 +42,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SWEEP_S = 0.4
-"""About how long one sweep may take."""
+"""Approximate time limit of one sweep, in seconds."""
 STEP_S, STEP_CALLS = 0.003, 8
-"""What one draw of a sweep takes besides, and how many calls of the reference it is worth."""
+"""Cost of one draw of a sweep: seconds, plus calls of the reference."""
 FEWEST_STEPS = 2
+"""Least number of draws of a sweep, even if calls are slow."""
 FEW_TAILS, MOST_TAILS = 3, 6
-"""Turns of moderate tails on slow tasks, and on quick ones."""
+"""Draws of moderate tails on slow tasks, and on fast ones."""
 TAILS_TRIED = (3, 4, 8)
-"""Turns of them that the reference must take: the farthest."""
+"""Steps of moderate tails that the reference must accept: those farthest from zero."""
 MOST_BRINKS = 24
 MOST_HALVES = 24
+"""Largest number of draws of these sweeps."""
 MOST_VARIED = 8
-"""Turns of other fixed integers, unless there are more changes."""
+"""Draws of changed fixed integers, unless there are more changes than this."""
 HUGE_MARGIN = 2.0**40
-"""What the reference must bear beyond huge numbers: what squares them does not, and then an honest
-kernel may have to square something else."""
+"""Factor beyond huge numbers that the reference must accept. A reference that squares fails there,
+and an honest kernel may then square something else."""
 TINY_SHARE = 1 / 16
-"""Of the rms of an output on usual inputs: what is less on tiny ones is tiny itself."""
+"""Share of an output's rms on usual inputs, below which its rms on tiny inputs is itself tiny."""
 FAR = 1e-3
+"""Largest error against fp64, relative to the largest value, without an overflow on the way."""
 
 Forward = Callable[[list["Tensor"]], "list[Tensor]"]
 FillsHidden = Callable[[list["Tensor"]], bool]
@@ -68,7 +71,7 @@ Fits = Callable[[list["Tensor"], list["Tensor"]], bool]
 
 @dataclass(frozen=True)
 class SweepCount:
-    """Draws of a sweep: made, and those after which everything would have been everywhere."""
+    """Number of draws that a sweep makes, and that it needs to reach every place."""
 
     made: int
     needed: int
@@ -76,30 +79,30 @@ class SweepCount:
 
 @dataclass(frozen=True)
 class Repertoire:
-    """What a task is tried on. `ranges` and `ways` are for each tensor of its inputs."""
+    """Kinds of inputs for one task; `ranges` and `line_views` have an item per input tensor."""
 
     ranges: tuple[Range | None, ...]
     line_views: tuple[tuple[LineView, ...], ...]
     kinds: tuple[Inputs, ...]
     sweep_counts: dict[Inputs, SweepCount]
     extreme_size: float = FAR_EXTREME_SIZE
-    """How far moving extremes stand out."""
+    """Size of moving extremes."""
     thresholds: tuple[float, ...] = ()
-    """What the reference compares with."""
+    """Numbers that the reference compares with."""
     edges: tuple[float, ...] = ()
-    """Those where its result jumps."""
+    """Thresholds at which the reference's result jumps."""
     ends: tuple[Ends, ...] = ()
-    """Of the range of each tensor."""
+    """Ends of the domain of each tensor."""
     scales: tuple[float, ...] = ()
     """Numbers by which the reference scales."""
     fixed: tuple[Fixed | None, ...] = ()
-    """What is known of the tensors that are always alike, with the changes that are possible."""
+    """Tensors that are the same in all own draws, with the changes that the reference accepts."""
     uniform_scale: bool = False
-    """Whether integers hang on what is chosen: whose size differs from row to row, a sum in another
-    order swallows what decides."""
+    """True if output integers are computed from indices. If sizes then differed from row to row, a
+    sum in another order could absorb the numbers that decide."""
 
     def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int) -> list[Tensor]:
-        """Inputs of `kind` in the forms of the task's own."""
+        """Return inputs of `kind` with the shapes and dtypes of the task's own."""
         return derive(
             kind,
             own,
@@ -117,65 +120,68 @@ class Repertoire:
 
 
 SQUARING = ("var", "std", "norm", "dist", "hypot", "complex abs")
-"""In the names of operators whose formula, as it is written out, squares."""
+"""Parts of the names of operators whose formula squares."""
 
 
 @dataclass(frozen=True)
 class ReferenceRuns:
-    """How a reference may be run, and what it is."""
+    """Functions that run a reference and check its results."""
 
     forward: Forward
-    """In its own precision."""
+    """Run the reference in its own precision."""
     forward_fp64: Forward
-    """In fp64."""
+    """Run the reference in fp64."""
     discrete: bool
-    """Whether integers are among its outputs."""
+    """True if the outputs contain integers or booleans."""
     fits: Fits
-    """Whether results are finite, and within what admitted arithmetic holds all the way."""
+    """Return True if results are finite and intermediates fit the admitted dtype."""
     fills_hidden: FillsHidden | None = None
-    """Whether it means its answer, where it has marks (`marks`)."""
+    """Return True if mask fills stay hidden; None without mask fills (`trace.mask_fills`)."""
 
 
 def repertoire(
     own: Sequence[Tensor],
     ranges: Sequence[Range | None],
-    seen: ReferenceTrace,
+    trace: ReferenceTrace,
     runs: ReferenceRuns,
     call_s: float,
     ends: Sequence[Ends] = (),
 ) -> Repertoire:
-    """What suits a reference: `seen` is a run of it, `call_s` how long a call takes."""
-    selections = seen.selections
+    """Return the kinds of inputs that suit a reference.
+
+    `trace` is a trace of one run, `call_s` the seconds of one call, `ends` from `ends_of`.
+    """
+    selections = trace.selections
     line_views = tuple(_line_views(tensor, selections) for tensor in own)
     all_kinds = Repertoire(
         tuple(ranges),
         line_views,
         tuple(Inputs),
         {},
-        thresholds=seen.thresholds,
-        edges=seen.edges,
-        scales=seen.scales,
+        thresholds=trace.thresholds,
+        edges=trace.edges,
+        scales=trace.scales,
         ends=tuple(ends),
-        uniform_scale=_computes_with_indices(seen),
+        uniform_scale=_computes_with_indices(trace),
     )
 
     if not _is_answered(runs, all_kinds, Inputs.MOVING, own):
         all_kinds = replace(all_kinds, extreme_size=EXTREME_SIZE)
-    discrete = runs.discrete or bool(seen.thresholds)
+    discrete = runs.discrete or bool(trace.thresholds)
     selects = any(chosen.name not in SHIFTED for chosen in selections)
     kinds = tuple(
         kind
         for kind in Inputs
         if _applies(kind, own, ranges, discrete=discrete, selects=selects)
-        and not (kind is Inputs.BRINK and not seen.edges)
-        and not (kind is Inputs.HALVES and not seen.rounds)
-        and not (kind is Inputs.MISSING and not seen.handles_nan)
+        and not (kind is Inputs.BRINK and not trace.edges)
+        and not (kind is Inputs.HALVES and not trace.rounds)
+        and not (kind is Inputs.MISSING and not trace.handles_nan)
         and not (kind is Inputs.ENDS and not any(ends))
         and not (kind in (Inputs.TINY, Inputs.FAINT) and all_kinds.uniform_scale)
-        and not (kind is Inputs.HUGE and _squares(seen.names))
+        and not (kind is Inputs.HUGE and _squares(trace.names))
         and (kind is Inputs.OWN or _is_answered(runs, all_kinds, kind, own, selects=selects))
     )
-    return _with_sweeps(replace(all_kinds, kinds=kinds), own, seen, call_s)
+    return _with_sweeps(replace(all_kinds, kinds=kinds), own, trace, call_s)
 
 
 def with_fixed(
@@ -185,10 +191,10 @@ def with_fixed(
     accepts: Callable[[list[Tensor]], bool] | None,
     call_s: float,
 ) -> Repertoire:
-    """With draws that change the integers and masks which are always alike.
+    """Return the repertoire with draws that change the fixed integers and masks.
 
-    Tensors whose integers other kinds change already are left out. `takes` says whether the
-    reference accepts inputs; without it nothing is changed.
+    Integers that other kinds change already are left out. `accepts` returns True if the reference
+    accepts inputs; if it is None, nothing changes.
     """
     ranged = {Inputs.EXTREMES, Inputs.EVERY} & set(suited.kinds)
     found: list[Fixed | None] = []
@@ -215,11 +221,11 @@ def _accepts_at(
 
 
 def _with_sweeps(
-    suited: Repertoire, own: Sequence[Tensor], seen: ReferenceTrace, call_s: float
+    suited: Repertoire, own: Sequence[Tensor], trace: ReferenceTrace, call_s: float
 ) -> Repertoire:
     ranges, line_views = suited.ranges, suited.line_views
     sweep_counts: dict[Inputs, SweepCount] = {
-        kind: _sweep_count(kind, own, ranges, line_views, seen, call_s)
+        kind: _sweep_count(kind, own, ranges, line_views, trace, call_s)
         for kind in SWEEPS
         if kind is not Inputs.VARIED
     }
@@ -234,12 +240,12 @@ def _applies(
     discrete: bool,
     selects: bool,
 ) -> bool:
-    """Whether the kind changes anything about these inputs that this reference could show."""
+    """Return True if the kind changes these inputs in a way that can affect this reference."""
     match kind:
         case Inputs.OWN:
             return True
         case Inputs.VARIED:
-            return False  # added once it is known what the reference takes (`with_fixed`)
+            return False  # `with_fixed` adds it
         case Inputs.EXTREMES | Inputs.ALIKE:
             return any(ranges)
         case Inputs.EVERY:
@@ -253,7 +259,7 @@ def _applies(
         case Inputs.MISSING:
             return any(map(_is_float, own))
         case Inputs.NAN if selects:
-            return False  # by how they compare it, sorts put numbers into other places
+            return False  # honest sorts place numbers differently next to NaN
     return sum(map(_is_float, own)) > (kind is Inputs.OPPOSED)
 
 
@@ -265,7 +271,7 @@ def _is_answered(
     *,
     selects: bool = False,
 ) -> bool:
-    """Whether the reference has an answer to inputs of the kind that others can be held to."""
+    """Return True if the reference gives an answer to the kind that candidates must match."""
     given = available.drawn(kind, own, 0)
     if kind is Inputs.HUGE:
         given = _scaled(given, HUGE_MARGIN)
@@ -274,11 +280,11 @@ def _is_answered(
         for step in TAILS_TRIED if kind is Inputs.TAILS else ():
             runs.forward(available.drawn(kind, own, step))
     except (RuntimeError, ValueError, IndexError):
-        return False  # outside what the reference accepts (probabilities, say)
+        return False  # outside the domain, for example of probabilities
     if kind is Inputs.MISSING and selects:
-        return all(bool(x.isfinite().all()) for x in results)  # else it sorts them in somewhere
+        return all(bool(x.isfinite().all()) for x in results)  # else it sorts NaN among the numbers
     if kind in LENIENT:
-        return runs.fills_hidden is None  # an infinity goes beyond any mark
+        return runs.fills_hidden is None  # an infinity exceeds any mask fill
     if kind in PLACED:
         return True
     if not runs.fits(given, results):
@@ -297,9 +303,9 @@ def _scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
 
 
 def _keeps_size(results: Sequence[Tensor], larger: Sequence[Tensor]) -> bool:
-    """Whether some output of tiny inputs is no tiny one, beside that of usual inputs.
+    """Return True if some output keeps its size when the inputs become tiny.
 
-    Where all are, whoever computes `exp(x) - 1` for an ELU errs by as much as they are worth.
+    If all outputs become tiny, an honest `exp(x) - 1` in an ELU has an error of their size.
     """
     return any(
         _rms(small) > TINY_SHARE * _rms(large)
@@ -313,22 +319,22 @@ def _rms(tensor: Tensor) -> float:
     return float(numbers.square().mean().sqrt()) if numbers.numel() else 0.0
 
 
-def _computes_with_indices(seen: ReferenceTrace) -> bool:
-    """Whether integers among the outputs are computed from indices of what was chosen."""
-    whole = zip(seen.outputs, seen.traced, strict=True)
-    return any(chosen.indexed for chosen in seen.selections) and any(
+def _computes_with_indices(trace: ReferenceTrace) -> bool:
+    """Return True if output integers are computed from indices of chosen elements."""
+    outputs = zip(trace.outputs, trace.traced, strict=True)
+    return any(chosen.indexed for chosen in trace.selections) and any(
         not is_inexact(output) and not boolean(output) and traced is None
-        for output, traced in whole
+        for output, traced in outputs
     )
 
 
 def _squares(names: Iterable[str]) -> bool:
-    """Whether an operator squares what it is given, in fp64 perhaps, where nothing overflows."""
+    """Return True if an operator squares its input, perhaps in fp64, which does not overflow."""
     return any(word in name for name in names for word in SQUARING)
 
 
 def _agrees_with_fp64(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:
-    """Whether no output is far from what fp64 gives, as where something overflowed on the way."""
+    """Return True if all outputs are near those in fp64: no intermediate result overflowed."""
     return all(
         bool(((r - y).abs().double() <= FAR * y.abs().double().max()).all())
         for r, y in zip(results, exact, strict=True)
@@ -337,17 +343,16 @@ def _agrees_with_fp64(results: Sequence[Tensor], exact: Sequence[Tensor]) -> boo
 
 
 def _line_views(tensor: Tensor, selections: Sequence[Selection]) -> tuple[LineView, ...]:
-    """The lines of this input among which something is chosen; none where that is not known.
+    """Return the lines of this input among which the reference chooses; none if unknown.
 
-    What has as many elements as the input is taken for it: most often it is, in another shape or
-    after something that was done to each element.
+    An operand with as many elements as the input is assumed to derive from it elementwise.
     """
     found: dict[LineView, None] = {}
     for chosen in selections:
         if chosen.operand.numel() == tensor.numel() and chosen.places > 1:
             dims = chosen.dims[-1:] if chosen.name in POOLS else chosen.dims
             found[LineView(tuple(chosen.operand.shape), dims)] = None
-    # Where lines are parts of longer ones, an extreme of the one is one of the other.
+    # An extreme of a long line is also one of the shorter line inside it: keep the shorter.
     return tuple(
         line_view
         for line_view in found
@@ -363,18 +368,18 @@ def _sweep_count(
     own: Sequence[Tensor],
     ranges: Sequence[Range | None],
     line_views: Sequence[Sequence[LineView]],
-    seen: ReferenceTrace,
+    trace: ReferenceTrace,
     call_s: float,
 ) -> SweepCount:
-    most, selections = int(SWEEP_S / (STEP_S + STEP_CALLS * call_s)), seen.selections
+    most, selections = int(SWEEP_S / (STEP_S + STEP_CALLS * call_s)), trace.selections
     if kind is Inputs.TAILS:
         made = max(FEW_TAILS, min(MOST_TAILS, most))
         return SweepCount(made, made)
     if kind is Inputs.HALVES:
-        needed = len(cases(seen.scales))
+        needed = len(cases(trace.scales))
         return SweepCount(max(1, min(needed, most, MOST_HALVES)), needed)
     if kind is Inputs.BRINK:
-        needed = brink_steps(own, seen.edges)
+        needed = brink_steps(own, trace.edges)
         return SweepCount(max(1, min(needed, most, MOST_BRINKS)), needed)
     if kind is Inputs.EVERY:
         values = zip(own, map(_values, ranges), strict=True)
@@ -386,14 +391,14 @@ def _sweep_count(
         (len(all_) * max(line_view.steps for line_view in all_) for all_ in lines), default=0
     )
     if kind is Inputs.SINGLE or any(chosen.name in ("any", "all") for chosen in selections):
-        needed *= 2  # once with all else below zero, or clear, and once the other way
+        needed *= 2  # once with the rest below zero or clear, once the opposite
     if kind is Inputs.MOVING and not any(line_views):
-        needed = min(needed, FEWEST_STEPS)  # nothing is chosen, or from what one cannot reach
+        needed = min(needed, FEWEST_STEPS)  # no choice, or none among inputs
     return SweepCount(max(FEWEST_STEPS, min(needed, most, MAX_SWEEP - 1)), needed)
 
 
 def _values(bounds: Range | None) -> int:
-    """How many values of an integer input are dealt out one by one."""
+    """Return the number of values of an integer input that a sweep visits one by one."""
     if bounds is None or bounds[1] - bounds[0] >= MOST_VALUES:
         return 0
     return max(bounds[1] - max(bounds[0], 0) + 1, 0) + (bounds[0] < 0)

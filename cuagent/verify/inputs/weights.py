@@ -45,8 +45,8 @@ class Weights(StrEnum):
     SMALL = "small"
     """Weights except gains scaled by 2^-8: a norm after them divides mostly by its epsilon."""
     SUNK = "sunk"
-    """Shaken weights, with 1e4 subtracted from all biases except those of norms: results of products
-    are very negative, and their mean is far larger than their variation."""
+    """Shaken weights, with 1e4 subtracted from all biases except those of norms: products become
+    very negative, and their mean is far larger than their variation."""
     GROWN = "grown"
     """Shaken weights; parameters that are not a factor of a product are changed by 0.5 to 4 of both
     signs, and buffers are replaced, so that added scores, gains and thresholds have an effect."""
@@ -94,7 +94,7 @@ def derive_weights(
 def _weighted(kind: Weights, name: str, tensor: Tensor, generator: Generator) -> Tensor:
     match kind:
         case Weights.INTEGER if tensor.dim() < 2:
-            return draws.dealt(WHOLE, tensor, generator).to(tensor.dtype)
+            return draws.shuffled_values(WHOLE, tensor, generator).to(tensor.dtype)
         case Weights.INTEGER:
             return draws.randn(tensor, generator).round().clamp(-1, 1).to(tensor.dtype)
         case Weights.SMALL:
@@ -114,7 +114,7 @@ def _grown(
             step = NUMBER_PAST if name in roles.clamped else NUMBER
             by = tensor.new_full(tensor.shape, step if kind is Weights.GROWN else -step)
         elif tensor.dim() < 2 or tensor.numel() == max(tensor.shape):
-            by = draws.dealt(PAST_CLAMPS if clamped else GROWTH, tensor, generator)
+            by = draws.shuffled_values(PAST_CLAMPS if clamped else GROWTH, tensor, generator)
         else:
             by = GROWN_SIZE * draws.randn(tensor, generator)
         changed[name] = (tensor + (by.abs() if positive else by)).to(tensor.dtype)

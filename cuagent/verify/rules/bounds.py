@@ -42,7 +42,7 @@ PRECISION_GATE = 8.0
 LOCAL = 5.0
 """Ratio of the bound on one element to the bound on the rms."""
 MAX_SEQUENTIAL = 1e-4
-"""Largest relative error of a sum of one sign, whatever its length."""
+"""Largest relative error of a sum of one sign, at any length."""
 MAX_BIASED = 1e-3
 """The same on kinds of inputs whose rounding errors add up (`BIASED`)."""
 LANES = 4
@@ -50,7 +50,7 @@ LANES = 4
 halves of a rounding. 94,000 nearly equal terms in one lane of 16 erred by 1.8e-3; u K is 5.6e-3."""
 COARSE_GATE = 2.5
 """Gate of TF32, fp16 or bf16 in units of rms(s) scaled to that roundoff. Rounding the factors of
-products errs by 0.7, truncating by about 2, the next coarser type by 6. There is no sqrt(K), since
+products errs by 0.7, truncating by about 2, the next coarser type by 6. It omits sqrt(K), since
 the perturbation models this rounding itself."""
 UNEVEN = 30.0
 """Ratio of largest to rms error above which the error is a wrong element, not roundoff."""
@@ -212,7 +212,7 @@ def sequential(longest: int, kind: Inputs = Inputs.NORMAL) -> float:
 
 
 def without_jumps(x: Tensor, y: Tensor, s: Tensor, moved: Tensor, limit: JumpLimit) -> Tensor:
-    """Return `x` with its error reduced by `moved` wherever `moved` is a jump, not roundoff.
+    """Return `x` with its error reduced by `moved` where `moved` is a jump, not roundoff.
 
     A jump exceeds `limit.gate` and is not proportional to s: above five times the change that s
     predicts, or below half of it (then perturbations by u had crossed the jump already).

@@ -41,7 +41,7 @@ SHORTEST = 64
 """Least length of a line that has bounds of its own; the rms of fewer errors is too noisy."""
 CHANCE = 2.0
 """Factor for chance differences between lines."""
-KNOWN_MOVES = 5
+WITH_SENSITIVITY = 5
 """Number of tensors used once the sensitivity is known: x, r, y, s and m."""
 
 
@@ -64,7 +64,7 @@ def worst_line(
     factor = 1.0 if kind is Inputs.NORMAL else USUAL_FACTOR if kind in USUAL else LOGIC_FACTOR
     gate = PRECISION_GATE * math.sqrt(terms.signed) + coarse(unit) / UNIT
     relative = sequential(terms.longest, kind) + info.eps / 2
-    worst, where, begun = 0.0, 0, 0
+    worst, where, start = 0.0, 0, 0
     for block in _lines(tensors, axes[-1]):
         x, r, y, s, *moved = (part.double() for part in block)
         finite = x.isfinite() & r.isfinite() & y.isfinite()
@@ -78,18 +78,18 @@ def worst_line(
         ratio = error / (bound + max(info.tiny, LEAST))
         line = int(ratio.argmax())
         if (found := number(ratio[line])) > worst:
-            worst, where = found, begun + line
-        begun += x.shape[0]
+            worst, where = found, start + line
+        start += x.shape[0]
     return worst, where
 
 
 def _lines(tensors: Sequence[Tensor], axis: int) -> Iterator[list[Tensor]]:
     """Yield about a block of lines of each tensor at a time, as [lines, places]."""
     length = tensors[0].shape[axis]
-    flat = [tensor.movedim(axis, -1).reshape(-1, length) for tensor in tensors[:KNOWN_MOVES]]
+    flat = [tensor.movedim(axis, -1).reshape(-1, length) for tensor in tensors[:WITH_SENSITIVITY]]
     count = max(1, BLOCK[tensors[0].device.type] // length)
-    for begun in range(0, flat[0].shape[0], count):
-        yield [tensor[begun : begun + count] for tensor in flat]
+    for start in range(0, flat[0].shape[0], count):
+        yield [tensor[start : start + count] for tensor in flat]
 
 
 def _rms(lines: Tensor) -> Tensor:

@@ -34,8 +34,8 @@ class Places:
     values: Tensor
     """Elements by line: [lines, places], fp64."""
     slack: Tensor
-    """[lines, 2], fp64: distance that counts as equal between two usual elements, and between two of
-    which one is a mask fill. Negative if only the reference's own index is right."""
+    """[lines, 2], fp64: distance that counts as equal between usual elements, and if a mask fill is
+    involved. Negative if only the reference's own index is right."""
     fill_sizes: Tensor
     """[lines], fp64: the least size of a mask fill (`magnitude_gaps`)."""
     line: Tensor

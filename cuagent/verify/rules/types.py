@@ -23,8 +23,8 @@ class Sensitivity:
     carried: Sequence[float]
     """Rms change of each tensor under roundoff in every operator, in units of u."""
     tied: Sequence[Tensor] = ()
-    """Largest change of each element when equal elements are chosen in another order, in fp64; empty
-    if nothing is chosen."""
+    """Largest change of each element when equals are chosen in another order, in fp64; empty if
+    nothing is chosen."""
     undecided: bool = False
     """True if decisions depend on numbers that differ between the two precisions. Roundoff then
     determines the choice, even if results computed from it are exact (the nearest of equally near
@@ -40,11 +40,11 @@ class Expected:
     precise: Sequence[Tensor]
     """The reference in fp64."""
     spread: Sequence[Tensor]
-    """Rms change of each element under perturbation by UNIT, in the dtype of `precise`. For integers
-    and booleans it is the largest change under perturbation by `bounds.reach`."""
+    """Rms change of each element under perturbation by UNIT, in the dtype of `precise`; of integers
+    and booleans the largest change under perturbation by `bounds.reach`."""
     places: Sequence[Places | None] = ()
-    """Elements that the indices of an output were chosen from; None for outputs without indices,
-    empty if there are no indices."""
+    """Elements that the indices of an output were chosen from; None for other outputs; empty
+    if no output holds indices."""
     sensitivity: Sensitivity | None = None
     """Known only after the first bounds refused the draw."""
     certain: bool = False

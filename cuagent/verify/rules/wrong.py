@@ -32,7 +32,7 @@ NEARLY_ALL = 0.99
 STEPS = (2, 4, 8, 16, 32)
 """Strides of vectors, unrolled loops and warps."""
 HINTS = {
-    "zero": "they are 0: look for missing work (a grid or loop that is too short, an early return).",
+    "zero": "they are 0: look for missing work (a short grid or loop, an early return).",
     "sign": "their sign is flipped: look at the order of a subtraction, or a missing minus.",
     "factor": "they are off by one factor: look for a missing scale, or a mean over another count.",
     "offset": "they are off by one amount: look for a bias, an epsilon or a shift that is missing "
@@ -41,8 +41,8 @@ HINTS = {
     "same": "they all have one value: look at an index that does not advance, or a broadcast.",
     "nan": "they are NaN or Inf: look for 0 / 0, log or sqrt of a negative number, exp without its "
     "maximum subtracted, or memory that was never written.",
-    "tail": "only the end of a dimension is wrong: check the remainder of a loop whose length is not "
-    "a multiple of the vector, tile or block.",
+    "tail": "only the end of a dimension is wrong: check the remainder of a loop whose length is "
+    "not a multiple of the vector, tile or block.",
     "head": "only the beginning of a dimension is wrong: check the first iteration, padding and "
     "initial values.",
     "one": "only one index of a dimension is wrong: check its special cases (an edge, padding, its "
@@ -86,7 +86,7 @@ def describe(
     said = f"{place}: got {_number(given, right)}, expected {_number(right, given)}"
     if not count:
         return Wrong(
-            f"{said}; no single element is far off, but together they are less precise than allowed",
+            f"{said}; no element is far off, but together they are less precise than allowed",
             "the errors are small and everywhere: sum in fp32 or wider, in more than one "
             "accumulator, and avoid approximate functions.",
         )
