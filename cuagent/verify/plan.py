@@ -69,7 +69,10 @@ def _round(
     if repeats:
         random.Random(seeds.draw()).shuffle(repeats)
     sweeps = [
-        tuple(Trial(k, entry.weights, seed) for seed in seeds.draw_several(sweep_counts[k].made))
+        tuple(
+            Trial(k, entry.weights, seed, step=step)
+            for step, seed in enumerate(seeds.draw_several(sweep_counts[k].made))
+        )
         for k in entry.sweeps
         if k in kinds and trials
     ]

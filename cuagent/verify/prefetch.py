@@ -194,7 +194,9 @@ class OraclePrefetcher:
         context, trial = self._context, step.trial
         if not step.answer:
             slot = self._slots[trial] = self._free.pop()
-            number = self._oracle.post_draw(trial.kind, trial.seed, context.inputs, slot)
+            number = self._oracle.post_draw(
+                trial.kind, trial.seed, context.inputs, slot, trial.step
+            )
         else:
             if self._oracle.weights != (trial.weights, self._seed):
                 self._post_weights(self._rounds[trial])

@@ -27,7 +27,7 @@ from cuagent.verdict import Reason, RuleResult, Verdict
 from cuagent.verify.batch import Batch
 from cuagent.verify.context import LOGIC_SPREAD_S, VerifyContext
 from cuagent.verify.domain import Domain, domain_of
-from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.kinds import MAX_SWEEP, SWEEPS, Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.memory_plan import MemoryPlan
@@ -319,7 +319,8 @@ class Referee:
         """Draw slots of a batch anew, from secret seeds."""
         for slot in slots:
             batch.seeds[slot] = Seeds().draw()
-            self.oracle.draw(kind, batch.seeds[slot], batch.inputs, slot)
+            step = secrets.randbelow(MAX_SWEEP) if kind in SWEEPS else 0
+            self.oracle.draw(kind, batch.seeds[slot], batch.inputs, slot, step)
             # As in a verdict: the guard bytes around an input must not identify it.
             batch.inputs.mend_guards(slot, secrets.choice(POISONS))
             batch.lay_out(CANDIDATE, [slot])

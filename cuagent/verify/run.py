@@ -262,8 +262,9 @@ class VerificationRun:
         self._in_extra_draws = True
         for _ in range(EXTRA_DRAWS):
             seed = self.seeds.draw()
-            turn = trial.seed % MAX_SWEEP - seed % MAX_SWEEP if trial.kind in SWEEPS else 0
-            other = replace(trial, seed=seed + turn)
+            if trial.kind in SWEEPS:
+                seed += trial.step - seed % MAX_SWEEP
+            other = replace(trial, seed=seed)
             self.prefetcher.insert(other, like=trial)
             self._try([other])
         self._in_extra_draws = False

@@ -132,6 +132,8 @@ class Trial:
     weights: Weights
     seed: int
     when: When = When.FIRST
+    step: int = 0
+    """Number of the draw within its sweep."""
 
     @property
     def name(self) -> str:

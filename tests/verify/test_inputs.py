@@ -143,7 +143,14 @@ def test_moving_extremes_visit_every_place_in_the_least_number_of_draws(
     largest, least, above, below = set(), set(), set(), set()
     for step in range(2 * line_view.steps):
         lines = line_view.lines(
-            derive(Inputs.MOVING, [torch.empty(shape)], 5 * MAX_SWEEP + step, (), [[line_view]])[0]
+            derive(
+                Inputs.MOVING,
+                [torch.empty(shape)],
+                5 * MAX_SWEEP + step,
+                (),
+                [[line_view]],
+                step=step,
+            )[0]
         )
         if step < line_view.steps:
             largest |= set(lines.argmax(1).tolist())
@@ -165,7 +172,10 @@ def test_single_masks_set_and_clear_each_place_alone() -> None:
     sets, clears = set(), set()
     for step in range(2 * 6):
         flags, values = derive(
-            Inputs.SINGLE, [torch.ones(2, 12).bool(), torch.ones(3)], 9 * MAX_SWEEP + step
+            Inputs.SINGLE,
+            [torch.ones(2, 12).bool(), torch.ones(3)],
+            9 * MAX_SWEEP + step,
+            step=step,
         )
         sets |= {int(line.long().argmax()) for line in flags if line.sum() == 1}
         clears |= {int(line.long().argmin()) for line in flags if line.sum() == 11}
@@ -175,13 +185,17 @@ def test_single_masks_set_and_clear_each_place_alone() -> None:
 
 def test_every_index_visits_all_values_and_only_the_least_negative_one() -> None:
     own, ranges = [torch.zeros(4, 5).long()], [(-100, 50)]
-    seen = [derive(Inputs.EVERY, own, 7 * MAX_SWEEP + step, ranges)[0] for step in range(3)]
+    seen = [
+        derive(Inputs.EVERY, own, 7 * MAX_SWEEP + step, ranges, step=step)[0] for step in range(3)
+    ]
     assert set(torch.cat(seen).flatten().tolist()) == {-100, *range(51)}
 
 
 def test_every_index_ends_with_rows_of_one_index() -> None:
     own, ranges = [torch.zeros(4, 5).long(), torch.zeros(20).long()], [(0, 11), (0, 11)]
-    drawn = [derive(Inputs.EVERY, own, 7 * MAX_SWEEP + step, ranges) for step in range(1, 4)]
+    drawn = [
+        derive(Inputs.EVERY, own, 7 * MAX_SWEEP + step, ranges, step=step) for step in range(1, 4)
+    ]
     assert all(bool((rows == rows[:, :1]).all()) for rows, _ in drawn)
     assert set(torch.cat([rows[:, 0] for rows, _ in drawn]).tolist()) == set(range(12))
     assert all(set(labels.tolist()) == set(range(12)) for _, labels in drawn)
@@ -284,7 +298,7 @@ def test_shaken_weights_change_a_tiny_layer_scale_to_usual_size() -> None:
 def test_rows_of_one_index_start_with_likely_padding_indices(seed: int) -> None:
     own = [torch.randint(500, (24, 13))]
     plain = 2  # steps of 312 elements in which each of 500 values occurs
-    drawn = derive(Inputs.EVERY, own, seed * MAX_SWEEP + plain, [(0, 499)])[0]
+    drawn = derive(Inputs.EVERY, own, seed * MAX_SWEEP + plain, [(0, 499)], step=plain)[0]
     rows = {int(row[0]) for row in drawn if len(row.unique()) == 1}
     assert {0, 1, 2, 499} <= rows
 
@@ -293,7 +307,7 @@ def test_brink_puts_one_number_of_each_row_at_the_edge() -> None:
     own = [torch.randn(6, 30), torch.randn(6, 30)]
     seen = set()
     for step in range(brink_steps(own, (1.0,))):
-        drawn = derive(Inputs.BRINK, own, step, edges=(1.0,))
+        drawn = derive(Inputs.BRINK, own, step, edges=(1.0,), step=step)
         at = step % 2
         assert ((drawn[at] == 1).sum(-1) == 1).all()
         others = drawn[at][drawn[at] != 1]

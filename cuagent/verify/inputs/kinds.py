@@ -157,9 +157,10 @@ SWEEPS = (
     Inputs.EVERY,
     Inputs.BRINK,
 )
-"""Kinds whose draws form a sweep. Their seeds share all but the low bits, which hold the step."""
+"""Kinds whose draws form a sweep, in which each draw has a step."""
 MAX_SWEEP = 1 << 8
-"""Exclusive upper limit of the draws of a sweep; a seed modulo this is the step."""
+"""Exclusive upper limit of the draws of a sweep. Their seeds are consecutive numbers from a
+multiple of this, so that sweeps do not overlap."""
 MOST_VALUES = 1 << 22
 """Largest number of values of an integer input that a sweep visits one by one."""
 
@@ -183,6 +184,11 @@ LENIENT = (Inputs.INFINITE, Inputs.NAN)
 """Kinds on which only finite elements count against a candidate (`rules.nonfinite`)."""
 
 
+def sweep_seed(seed: int, step: int) -> int:
+    """Return the seed that all draws of a sweep share, from the seed and the step of one draw."""
+    return (seed - step) // MAX_SWEEP
+
+
 def derive(
     kind: Inputs,
     own: Sequence[Tensor],
@@ -196,6 +202,7 @@ def derive(
     fixed: Sequence[Fixed | None] = (),
     scales: Sequence[float] = (),
     *,
+    step: int = 0,
     uniform_scale: bool = False,
 ) -> list[Tensor]:
     """Return inputs of `kind` with the shapes and dtypes of the task's own.
@@ -208,6 +215,7 @@ def derive(
     ends: ends of each tensor's domain (`ends_of`).
     fixed: tensors that are the same in all own draws (`varied`).
     scales: numbers by which the reference scales.
+    step: number of the draw within its sweep.
     uniform_scale: large and huge numbers have one size throughout instead of one per row.
     """
     if kind is Inputs.OWN:
@@ -216,21 +224,20 @@ def derive(
     bounded = list(zip(own, ranges or [None] * len(own), strict=True))
     if kind is Inputs.TAILS:
         free = [not tensor_ends for tensor_ends in ends or [()] * len(own)]
-        return draws.tails(own, free, seed % MAX_SWEEP, generator)
+        return draws.tails(own, free, step, generator)
     if kind is Inputs.HALVES:
         known = halves.cases(scales)
-        scale, case = known[seed % MAX_SWEEP % len(known)]
+        scale, case = known[step % len(known)]
         return [
             halves.halves(x, scale, case, generator) if x.is_floating_point() else x for x in own
         ]
     if kind is Inputs.VARIED:
-        return _other_fixed(own, fixed, seed % MAX_SWEEP, generator)
+        return _other_fixed(own, fixed, step, generator)
     if kind is Inputs.BRINK:
-        return _on_the_brink(own, edges or (0.0,), seed % MAX_SWEEP, generator)
+        return _on_the_brink(own, edges or (0.0,), step, generator)
     if kind in SWEEPS or kind is Inputs.SORTED:
-        sweep = SweepStep(
-            kind, seed % MAX_SWEEP, generator, draws.seeded(own, seed // MAX_SWEEP), extreme_size
-        )
+        order = draws.seeded(own, sweep_seed(seed, step))
+        sweep = SweepStep(kind, step, generator, order, extreme_size)
         return [
             sweep.drawn(tensor, bounds, known or axes(tensor))
             for (tensor, bounds), known in zip(bounded, line_views or [()] * len(own), strict=True)

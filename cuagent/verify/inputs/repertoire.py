@@ -101,7 +101,7 @@ class Repertoire:
     """True if output integers are computed from indices. If sizes then differed from row to row, a
     sum in another order could absorb the numbers that decide."""
 
-    def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int) -> list[Tensor]:
+    def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int, step: int = 0) -> list[Tensor]:
         """Return inputs of `kind` with the shapes and dtypes of the task's own."""
         return derive(
             kind,
@@ -115,6 +115,7 @@ class Repertoire:
             self.ends,
             self.fixed,
             self.scales,
+            step=step,
             uniform_scale=self.uniform_scale,
         )
 
@@ -278,7 +279,7 @@ def _is_answered(
     try:
         results = runs.forward(given)
         for step in TAILS_TRIED if kind is Inputs.TAILS else ():
-            runs.forward(available.drawn(kind, own, step))
+            runs.forward(available.drawn(kind, own, step, step))
     except (RuntimeError, ValueError, IndexError):
         return False  # outside the domain, for example of probabilities
     if kind is Inputs.MISSING and selects:

@@ -26,9 +26,9 @@ class Seeds:
         return seed
 
     def draw_several(self, count: int) -> list[int]:
-        """Return `count` seeds that differ only in their low bits.
+        """Return the seeds of a sweep: `count` consecutive numbers from a multiple of MAX_SWEEP.
 
-        In an audit, `count` is that of the earlier verdict, which the recorded seed contains.
+        One number is recorded for all: the first seed plus `count`. An audit takes both from it.
         """
         seed = (
             self._replay.pop()

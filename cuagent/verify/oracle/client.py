@@ -170,10 +170,10 @@ class Oracle:
         self.lend(arena)
         self.wait(self.post_weights(kind, seed, arena))
 
-    def draw(self, kind: Inputs, seed: int, arena: Arena, slot: int = 0) -> None:
-        """Write inputs of `kind` from `seed` to a slot."""
+    def draw(self, kind: Inputs, seed: int, arena: Arena, slot: int = 0, step: int = 0) -> None:
+        """Write inputs of `kind` from `seed` to a slot; `step` is the number within a sweep."""
         self.lend(arena)
-        self.wait(self.post_draw(kind, seed, arena, slot))
+        self.wait(self.post_draw(kind, seed, arena, slot, step))
 
     def answer(
         self,
@@ -199,10 +199,10 @@ class Oracle:
         self.weights = kind, seed
         return request
 
-    def post_draw(self, kind: Inputs, seed: int, arena: Arena, slot: int) -> int:
+    def post_draw(self, kind: Inputs, seed: int, arena: Arena, slot: int, step: int = 0) -> int:
         """Request `draw` and return the request's number."""
         message = {"kind": kind, "seed": seed, "arena": self._lent[arena], "slot": slot}
-        return self._post({"do": "draw"} | message)
+        return self._post({"do": "draw", "step": step} | message)
 
     def post_answer(
         self,

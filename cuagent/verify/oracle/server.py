@@ -24,7 +24,7 @@ from cuagent.task import Device, Precision, TaskError, TreeError, flatten, open_
 from cuagent.task.memory import shortage
 from cuagent.verify.fitness.examine import examine
 from cuagent.verify.fitness.hidden import hidden_dependencies
-from cuagent.verify.inputs.kinds import AMONG_OWN, MAX_SWEEP, SWEEPS, Inputs
+from cuagent.verify.inputs.kinds import AMONG_OWN, SWEEPS, Inputs, sweep_seed
 from cuagent.verify.inputs.weights import Weights, derive_weights
 from cuagent.verify.oracle import sensitivity
 from cuagent.verify.oracle.describe import describe
@@ -126,7 +126,7 @@ class _Oracle:
                 self.load_weights(Weights(message["kind"]), message["seed"], target)
             case "draw":
                 target = self.arenas[message["arena"]].tensors(message["slot"])
-                self.draw(Inputs(message["kind"]), message["seed"], target)
+                self.draw(Inputs(message["kind"]), message["seed"], message["step"], target)
             case "answer":
                 return self.answer(message)
             case "sensitivity":
@@ -165,10 +165,10 @@ class _Oracle:
         results = self.reference.run(model, self.reference.own_inputs(seed))
         return all(bool(x.isfinite().all()) for x in results)
 
-    def draw(self, kind: Inputs, seed: int, target: list[Tensor]) -> None:
+    def draw(self, kind: Inputs, seed: int, step: int, target: list[Tensor]) -> None:
         """Write inputs of `kind` from `seed` to `target`."""
-        base = self._base_inputs(kind, seed, target)
-        drawn = self.description.repertoire.drawn(kind, base, seed)
+        base = self._base_inputs(kind, seed, step, target)
+        drawn = self.description.repertoire.drawn(kind, base, seed, step)
         if kind is Inputs.VARIED and not (
             self.description.accepts and self.description.accepts(drawn)
         ):
@@ -176,7 +176,9 @@ class _Oracle:
         for view, tensor in zip(target, drawn, strict=True):
             fill(view, tensor)
 
-    def _base_inputs(self, kind: Inputs, seed: int, target: list[Tensor]) -> list[Tensor]:
+    def _base_inputs(
+        self, kind: Inputs, seed: int, step: int, target: list[Tensor]
+    ) -> list[Tensor]:
         """Return the inputs that a draw of `kind` is derived from.
 
         That is one of the task's own draws, which takes time. If only its shapes matter, `target`
@@ -186,7 +188,7 @@ class _Oracle:
         if kind not in AMONG_OWN and all(tensor.is_floating_point() for tensor in target):
             return target
         if kind in SWEEPS:
-            seed //= MAX_SWEEP
+            seed = sweep_seed(seed, step)
             if self.sweep_base is not None and self.sweep_base[0] == seed:
                 return self.sweep_base[1]
         own, spec = flatten(self.reference.opened.inputs(seed), "inputs")
