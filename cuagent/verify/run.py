@@ -138,8 +138,8 @@ class VerificationRun:
 
     def _groups(self, trials: Sequence[Trial]) -> Iterator[Sequence[Trial]]:
         """Yield the trials whose calls are made in one block."""
-        most = self.context.lent.count
-        return (trials[start : start + most] for start in range(0, len(trials), most))
+        size = self.context.lent.count
+        return (trials[start : start + size] for start in range(0, len(trials), size))
 
     def _sweep(self, trials: Sequence[Trial]) -> None:
         """Run the draws of a sweep until one fails."""
@@ -264,9 +264,9 @@ class VerificationRun:
             seed = self.seeds.draw()
             if trial.kind in SWEEPS:
                 seed += trial.step - seed % MAX_SWEEP
-            other = replace(trial, seed=seed)
-            self.prefetcher.insert(other, like=trial)
-            self._try([other])
+            extra = replace(trial, seed=seed)
+            self.prefetcher.insert(extra, like=trial)
+            self._try([extra])
         self._in_extra_draws = False
 
     def _add_to_tally(

@@ -192,10 +192,10 @@ class _CpuWatch:
         self.claims: list[int] = []
 
     def start(self) -> None:
-        self.begun = time.perf_counter_ns()
+        self.started = time.perf_counter_ns()
 
     def stop(self) -> None:
-        self.claims.append(time.perf_counter_ns() - self.begun)
+        self.claims.append(time.perf_counter_ns() - self.started)
 
     def nanoseconds(self) -> list[int]:
         return self.claims

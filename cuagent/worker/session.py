@@ -321,12 +321,12 @@ class Session:
         seconds = min(seconds, max(self.time_limit_s, 0))
         if self._device is not None:
             self._device.begin()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self._resume()
         try:
             send_message(self._child.channel, message | {"nonce": nonce}, descriptors)
             records = self._records(nonce, expected, time.monotonic() + seconds)
-            wall = time.perf_counter() - begun
+            wall = time.perf_counter() - start
             self._suspend()
             self._check_holdings()
             if self._device is not None:

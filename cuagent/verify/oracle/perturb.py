@@ -1,4 +1,4 @@
-"""Small changes to the oracle's inputs and weights, by which it learns how firm its answers are."""
+"""Perturb the oracle's inputs and weights slightly, to measure how firm its answers are."""
 
 from __future__ import annotations
 

@@ -63,11 +63,11 @@ class NearTies:
         count = self.pairs if untraced else max(1, self.pairs // TRACED_DIVISOR)
         # Without index selections zeros stay zero, because a kernel must not count them.
         indexed = any(selection.indexed for selection in run.selections)
-        firm = [without_zeros(tensor) for tensor in inputs] if indexed else list(inputs)
+        varied = [without_zeros(tensor) for tensor in inputs] if indexed else list(inputs)
         for _ in range(count):
-            yield from antithetic(firm, generator, self.reach)
+            yield from antithetic(varied, generator, self.reach)
         for sign in (1, -1) if untraced else ():
-            yield [tilted(tensor, sign * self.reach) for tensor in firm]
+            yield [tilted(tensor, sign * self.reach) for tensor in varied]
 
     def find(
         self,
@@ -88,7 +88,7 @@ class NearTies:
             if not is_inexact(base):
                 view.zero_()
         indexed = any(selection.indexed for selection in exact.selections)
-        firm = (
+        fixed = (
             self.admitted is Precision.MATCH
             and not indexed
             and traces_decide_equally(exact, declared)
@@ -97,7 +97,7 @@ class NearTies:
         def observed() -> Iterator[ReferenceTrace]:
             for run in runs:
                 for view, base, other in zip(spread, exact.outputs, run.outputs, strict=True):
-                    if not is_inexact(base) and not firm:
+                    if not is_inexact(base) and not fixed:
                         view.copy_(torch.maximum(view.long(), integer_distance(other, base)))
                 yield run
 

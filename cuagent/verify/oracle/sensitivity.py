@@ -87,8 +87,8 @@ def _write_largest_changes(
         view.zero_()
     for results in runs:
         for view, result, before in zip(views, results or base, base, strict=True):
-            for most, *both in in_blocks(view, result, before) if is_inexact(before) else ():
-                torch.maximum(most, _change(*both), out=most)
+            for largest, *both in in_blocks(view, result, before) if is_inexact(before) else ():
+                torch.maximum(largest, _change(*both), out=largest)
         del results, result  # free the memory before the next run
 
 

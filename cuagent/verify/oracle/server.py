@@ -96,7 +96,7 @@ class _Oracle:
         task = task_from_json(json.loads((folder / "task.json").read_text()))
         if task.device is Device.CPU:
             harden()
-        # The oracle is as exact as the task's dtypes allow, whatever precision a candidate may use.
+        # The oracle is as exact as the task's dtypes allow, for any precision of the candidate.
         set_precision(Precision.MATCH)
         torch.set_grad_enabled(False)
         self.task = task
