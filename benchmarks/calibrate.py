@@ -27,8 +27,9 @@ from torch import Tensor
 from variants import Function
 
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.oracle.perturb import UNIT
-from cuagent.verify.rules.tolerance import Expected, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected
+from cuagent.verify.tensors import UNIT
 from cuagent.verify.trace.reductions import terms as terms_of
 
 PERTURBATIONS = 8

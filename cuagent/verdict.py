@@ -1,4 +1,5 @@
-"""The Verdict: accepted, or rejected with a named reason, with what was measured on the way."""
+"""The Verdict: an attempt is accepted, or rejected with a named reason, with the measured
+errors."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from cuagent.task.task import Precision
 
 
 class Reason(StrEnum):
-    """Why a verdict is what it is. INFRASTRUCTURE is nobody's fault and no score."""
+    """Reason for a verdict. INFRASTRUCTURE is a fault of the machine and gives no score."""
 
     ACCEPTED = "accepted"
     BUILD_FAILED = "build failed"
@@ -35,15 +36,16 @@ class Reason(StrEnum):
 
 
 WHILE_TIMED = "while it was timed: "
-"""How the detail of a verdict begins that timing took back."""
+"""Prefix of the detail of a verdict that was accepted and then rejected while the attempt was
+timed."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One set of inputs and how far the candidate was from the fp64 oracle on it.
+    """One set of inputs, and the candidate's error against the fp64 oracle on it.
 
-    Errors and bounds are absolute, in the units of the output; `ratio` is the largest of
-    error / bound, so at most 1 is a pass. The seed is revealed after the verdict.
+    Errors and bounds are absolute, in the units of the output. `ratio` is the largest error divided
+    by its bound; at most 1 passes. The seed is published only after the verdict.
     """
 
     kind: str
@@ -53,65 +55,69 @@ class Draw:
     ratio: float
     passed: bool
     note: str = ""
-    """Where it was refused: the worst element with what was got and expected, the share of wrong
-    elements and where they lie."""
+    """Reason why the draw failed: the worst element with its value and the expected one, and the
+    share and position of the wrong elements."""
     rms_bound: float = math.nan
-    """Of the rms error; NaN where outputs must be equal."""
+    """Bound of the rms error; NaN if outputs must be equal."""
     hint: str = ""
-    """What the wrong elements suggest to look for; a sentence, or nothing."""
+    """Sentence on the likely cause of the wrong elements, or ""."""
 
 
 @dataclass(frozen=True)
 class RuleResult:
-    """Opinion of one rule: `lax` (5 inputs, allclose at 1e-2) or `strict` (reference/rules.md)."""
+    """Result of one rule: `lax` (5 inputs, allclose at 1e-2) or `strict`
+    (docs/reference/rules.md)."""
 
     passed: bool
     worst: float
-    """Largest error over its bound; at most 1 is a pass."""
+    """Largest error divided by its bound; at most 1 passes."""
     detail: str = ""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judge's word on one attempt."""
+    """The judge's decision on one attempt."""
 
     accepted: bool
     reason: Reason
     detail: str
-    """One line that says what happened, and where. An expected value in it is of a draw that is
-    never used again."""
+    """One line that says what happened and where. If it holds an expected value, that value's draw
+    is never used again."""
     task: str
+    """Digest of the task."""
     attempt: str
-    """Digests."""
+    """Digest of the attempt."""
     lax: RuleResult | None = None
     strict: RuleResult | None = None
     precision: Precision | None = None
-    """The arithmetic that was measured, coarsest first that explains the error."""
+    """Coarsest arithmetic that is needed to explain the measured errors."""
     draws: tuple[Draw, ...] = ()
     tier: str = "none"
-    """Isolation that held while it was judged."""
+    """Isolation in force during the verification."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Where the time went: worker start, oracle, candidate, compare."""
+    """Seconds by part: worker start, oracle, candidate, compare."""
     notes: tuple[str, ...] = ()
-    """What could not be judged, and what was looked at besides, a line each."""
+    """Limits of the verdict and further observations, one line each."""
     seeds: tuple[int, ...] = ()
-    """All that was drawn, in order, so that the verdict can be given again (`cuagent audit`)."""
+    """All secret seeds in the order of their drawing, from which `cuagent audit` repeats the
+    verdict."""
     perturbations: tuple[int, ...] = ()
-    """How many there were for each answer, in order; the clock decides it, and bounds follow."""
+    """Number of perturbations for each answer, in order. The clock decides it and bounds depend on
+    it."""
     output: str = ""
-    """What the compiler said where the build failed, else what the candidate printed, capped;
-    feedback only, nothing is read from it."""
+    """Compiler messages if the build failed, else the candidate's printed text, capped. Feedback
+    only; no program reads it."""
     versions: dict[str, str] = field(default_factory=dict)
 
-    def more(self, draw: Draw) -> str:
-        """The note of a draw, unless the detail says as much: of another element, the same."""
-        rest = draw.note.partition("; ")[2]
-        known = draw.note in self.detail or (rest and rest in self.detail)
-        return "" if known else draw.note
+    def extra_note(self, draw: Draw) -> str:
+        """Return the note of a draw, or "" if the detail says the same."""
+        where = draw.note.partition("; ")[2]
+        repeated = draw.note in self.detail or (where and where in self.detail)
+        return "" if repeated else draw.note
 
     @property
     def hint(self) -> str:
-        """What the wrong elements of the worst draw suggest to look for; "" where nothing."""
+        """Hint of the draw that failed worst; "" if no values were wrong."""
         failed = [draw for draw in self.draws if not draw.passed]
         if self.reason is not Reason.WRONG_VALUES or not failed:
             return ""

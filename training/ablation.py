@@ -1,9 +1,12 @@
-"""Run the arms of docs/research/ablations.md: each leaves one part out or replaces it by a wrong one.
+"""Run the arms of docs/research/ablations.md.
+
+Each arm leaves one part out or replaces it by a wrong one.
 
 Each arm is compared with the full method, seed by seed, in a folder that `--seeds` filled. Stages
 that an arm does not change are copied from the full arm of its seed, so that arms differ in the
 named part only. Tasks, demonstrations and judgements are shared.
-Not covered: the declared end points and expectations (docs/research/ablations.md); the training loops.
+Not covered: the declared end points and expectations (docs/research/ablations.md); the training
+loops.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def _rejected(n: int, verdict: Verdict, build: Build | None) -> Iterator[str]:
     elif verdict.detail:
         yield verdict.detail
     for draw in _worst_by_kind(verdict.draws)[:4]:
-        note = f" ({more})" if (more := verdict.more(draw)) else ""
+        note = f" ({more})" if (more := verdict.extra_note(draw)) else ""
         error = f"largest error {draw.max_error:.3g}, {draw.ratio:.3g} times what is allowed"
         yield f"{draw.kind} inputs: {error}{note}"
     if verdict.output.strip():

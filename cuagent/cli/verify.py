@@ -56,7 +56,7 @@ def verify(
         options.activity(f"judging {candidate} on {opened.device}", silent=json) as emit,
         Judge(opened, settings.isolation, emit) as judge,
     ):
-        if note := judge.referee.about["training"]:
+        if note := judge.referee.facts.training:
             emit(Notice(note, "warning"))
         judgement = judge.judge(attempt, effort)
     if evidence is not None:

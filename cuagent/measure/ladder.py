@@ -30,8 +30,8 @@ from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, Task, TaskError
 from cuagent.task.memory import free
 from cuagent.timing import Effort, Floor, Ratio, Timing
-from cuagent.verify.oracle.perturb import in_blocks
 from cuagent.verify.referee import Referee
+from cuagent.verify.tensors import in_blocks
 from cuagent.worker import SessionEnded
 from cuagent.worker.arms import COMPILE, EAGER
 

@@ -1,4 +1,5 @@
-"""What is to be made faster: `Task` describes, `load_task` reads, `open_reference` opens."""
+"""The module to make faster: `Task` describes it, `load_task` reads it, `open_reference` opens
+it."""
 
 from cuagent.task.load import load_task
 from cuagent.task.reference import Reference, check_runs, open_reference, training_note

@@ -1,7 +1,8 @@
-"""The files beside the user's that a task imports: what they say is part of the task.
+"""Find the files next to the user's that a task imports; their text is part of the task.
 
-Read, never run. Also what a user can do where an import fails. Not covered: names that are put
-together at run time, data files, and what is installed, which the versions stand for.
+Files are read, never run. This module also tells users how to fix a failed import. Not covered:
+names that are computed at run time, data files, and installed packages, which the recorded versions
+identify.
 """
 
 from __future__ import annotations
@@ -21,30 +22,31 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-"""What pip calls a package whose module has another name."""
+"""Names on PyPI of packages whose module has another name."""
 
 
 def advice(error: BaseException, path: Path) -> str:
-    """What to do where importing the file `path` raised `error`; "" where nothing is known."""
+    """Return what to do after importing the file `path` raised `error`; "" if nothing is known."""
     if isinstance(error, ImportError) and "no known parent package" in str(error):
-        return f"; the file is in no package: put an empty __init__.py into {path.parent}"
+        return f"; the file is not in a package: create an empty __init__.py in {path.parent}"
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     top = error.name.partition(".")[0]
     place = _above(path.parent, top)
     if place is not None and (missing := _without_init(path.parent, place)):
         return (
-            f"; {top} lies in {place}, from where it can be imported once there is an empty "
-            f"__init__.py in {' and in '.join(missing)}"
+            f"; {top} is in {place}: create an empty __init__.py in {' and in '.join(missing)} "
+            "to make it importable"
         )
     if top != error.name and _installed(top):
-        return f"; the installed {top} has no such module: does this file need another version?"
+        return f"; the installed {top} has no such module: install the version that it needs"
     install = shlex.join([sys.executable, "-m", "pip", "install", DISTRIBUTIONS.get(top, top)])
-    return f"; {top} is not installed for this Python: {install}"
+    return f"; {top} is not installed in this Python: run {install}"
 
 
 def _above(folder: Path, name: str) -> Path | None:
-    """The nearest folder above `folder`, inside its repository, that holds a module `name`."""
+    """Return the nearest folder above `folder`, in the same repository, that holds a module
+    `name`."""
     if not any((place / ".git").exists() for place in (folder, *folder.parents)):
         return None
     while not (folder / ".git").exists():
@@ -55,7 +57,7 @@ def _above(folder: Path, name: str) -> Path | None:
 
 
 def _without_init(folder: Path, place: Path) -> list[str]:
-    """The folders from `place` down to `folder` that are no packages."""
+    """Return the folders from `place` down to `folder` that lack an __init__.py."""
     below = folder.relative_to(place).parts
     folders = [place.joinpath(*below[: n + 1]) for n in range(len(below))]
     return [str(f) for f in folders if not (f / "__init__.py").is_file()]
@@ -69,7 +71,8 @@ def _installed(name: str) -> bool:
 
 
 def package_of(path: Path) -> tuple[Path, str]:
-    """The folder to import from, and the package the file belongs to ("" for a lone file)."""
+    """Return the folder to import from, and the file's package ("" for a file outside any
+    package)."""
     folder = path.parent
     names: list[str] = []
     while (folder / "__init__.py").is_file():
@@ -79,14 +82,18 @@ def package_of(path: Path) -> tuple[Path, str]:
 
 
 def imported_digest(path: Path) -> str:
-    """sha256 over every file that `path` imports from its own folder or package, and what those
-    import; "" where there is none."""
+    """Return the sha256 over the files that `path` imports, also indirectly, from its folder or
+    package.
+
+    "" if there are none.
+    """
     texts = sorted(imported_texts(path).items())
     return hashlib.sha256(repr(texts).encode()).hexdigest() if texts else ""
 
 
 def imported_texts(path: Path) -> dict[str, str]:
-    """The files that `imported_digest` covers: path below the folder to import from, and text."""
+    """Return the text of each file that `imported_digest` covers, by its path below the import
+    folder."""
     root = package_of(path)[0]
     left, seen = [path], {path}
     while left:
@@ -97,10 +104,11 @@ def imported_texts(path: Path) -> dict[str, str]:
 
 
 def _imports(path: Path, root: Path) -> Iterator[Path]:
-    """Files under `root` that one file imports, the packages that they lie in too."""
+    """Yield the files under `root` that one file imports, with the __init__.py of their
+    packages."""
     try:
         tree = ast.parse(_text(path))
-    except (SyntaxError, ValueError):  # it says so when it is imported
+    except (SyntaxError, ValueError):  # importing it will raise the error
         return
     for node in ast.walk(tree):
         match node:
@@ -115,7 +123,7 @@ def _imports(path: Path, root: Path) -> Iterator[Path]:
 
 
 def _files(folder: Path, names: list[str]) -> Iterator[Path]:
-    """What `folder` holds of a dotted name, as far as that is modules."""
+    """Yield the files in `folder` that make up a dotted name."""
     every = [folder / "__init__.py"]
     for name in names:
         folder = folder / name

@@ -1,9 +1,9 @@
-"""From what the user typed to a Task, by reading the file and never by running it.
+"""Build a Task from the user's arguments by reading the file, without running it.
 
 Two forms: `path.py` with `Model`, `get_inputs` and `get_init_inputs` (KernelBench), and
-`path.py:ClassName` with `--inputs` for a module that has none of that. What can be told from the
-text (a missing file, class or `get_inputs`, a syntax error) is told here, before torch is imported;
-whether the module runs is for `cuagent.task.reference`.
+`path.py:ClassName` with `--inputs` for any other module. Errors that the text shows (a missing
+file, class or `get_inputs`, a syntax error) are reported here, before torch is imported.
+`cuagent.task.reference` checks that the module runs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from cuagent.task.spec import parse_init, parse_inputs
 from cuagent.task.task import Device, Precision, Task, TaskError
 
 ENTRY = "Model"
-"""Class that a file in the KernelBench form defines."""
+"""Name of the class that a file in the KernelBench form defines."""
 Choice = TypeVar("Choice", bound=StrEnum)
 
 LARGEST_FILE = 4 << 20
-"""Bytes; a task is source text."""
+"""Bytes of the largest accepted file; a task is source text."""
 
 
 def load_task(
@@ -37,10 +37,10 @@ def load_task(
     device: str = "auto",
     precision: str = "match",
 ) -> Task:
-    """Read `path.py` or `path.py:ClassName`. Raises TaskError; imports neither file nor torch.
+    """Read `path.py` or `path.py:ClassName`. Imports neither the file nor torch.
 
-    `inputs` and `init` (grammar in `cuagent.task.spec`) go before what the file itself says.
-    `device="auto"` is CUDA where torch and the machine have it.
+    `inputs` and `init` (grammar in `cuagent.task.spec`) override the file's own. `device="auto"`
+    means CUDA if torch and the machine support it. Raises TaskError.
     """
     path, named = _split(str(spec))
     source = _read(path)
@@ -50,7 +50,7 @@ def load_task(
         raise TaskError(_missing(path, named, names))
     if inputs is None and not names.may_hold("get_inputs"):
         raise TaskError(
-            f"{path}: no get_inputs() and no --inputs; say what {entry} is fed, "
+            f"{path}: no get_inputs() and no --inputs; give the inputs of {entry}, "
             'for instance --inputs "f32[8,512]"'
         )
     if inputs is not None:
@@ -70,7 +70,8 @@ def load_task(
 
 
 def cuda_here() -> bool:
-    """Whether torch is built for CUDA and this machine shows a device; torch stays unimported."""
+    """Return True if torch is built for CUDA and this machine has a device, without importing
+    torch."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     if not (Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()):
@@ -83,20 +84,21 @@ def cuda_here() -> bool:
 
 
 class _Names:
-    """What a module binds at its top level, as far as its text tells."""
+    """Names that a module defines at its top level, as far as its text shows."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.classes: list[str] = []
         self.imported: list[str] = []
-        """Of these, what may be a class: `from package import Net`."""
+        """Imported names that may be classes, as in `from package import Net`."""
         self.modules: dict[str, int] = {}
-        """Top-level names of imported modules, each with its line."""
+        """Top-level names of the imported modules, each with its line."""
         self._others: set[str] = set()
         self._open = False
         self._collect(tree.body)
 
     def may_hold(self, name: str) -> bool:
-        """True also where only running the file could tell (`from x import *`)."""
+        """Return True if the module defines `name`, or only running it could tell (`from x import
+        *`)."""
         return self._open or name in self.classes or name in self._others
 
     def _collect(self, body: list[ast.stmt]) -> None:
@@ -139,23 +141,25 @@ def _split(spec: str) -> tuple[Path, str | None]:
     if colon and name.isidentifier():
         return Path(path), name
     if colon and path.endswith(".py"):
-        raise TaskError(f'{spec}: "{name}" is no class name; write path.py:ClassName')
+        raise TaskError(f'{spec}: "{name}" is not a class name; write path.py:ClassName')
     return Path(spec), None
 
 
 def _read(path: Path) -> str:
     if path.is_dir():
-        raise TaskError(f"{path} is a folder; name the Python file in it that defines the module")
+        raise TaskError(f"{path} is a folder; give the Python file in it that defines the module")
     if not path.exists():
         near = difflib.get_close_matches(path.stem, [f.stem for f in path.parent.glob("*.py")], n=1)
         hint = f"; did you mean {path.with_name(near[0])}.py?" if near else ""
         raise TaskError(f"{path}: no such file{hint}")
     try:
         if path.stat().st_size > LARGEST_FILE:
-            raise TaskError(f"{path}: larger than {LARGEST_FILE >> 20} MiB; keep data out of it")
+            raise TaskError(
+                f"{path}: larger than {LARGEST_FILE >> 20} MiB; move data to another file"
+            )
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: not a Python file (no UTF-8 text)") from error
+        raise TaskError(f"{path}: not a Python file (not UTF-8 text)") from error
     except OSError as error:
         raise TaskError(f"{path}: cannot be read ({error.strerror or error})") from error
 
@@ -171,13 +175,13 @@ def _names(source: str, path: Path) -> _Names:
 
 
 def _missing(path: Path, named: str | None, names: _Names) -> str:
-    """The line for a class that is not there, with the nearest that is."""
+    """Return the error line for a missing class, with the most similar class that exists."""
     classes = names.classes or names.imported
     for module, line in names.modules.items():
         if not (classes or _importable(module, path)):
             return f"{path}:{line}: defines no class, and imports {module}, which is not installed"
     if not classes:
-        return f"{path}: defines no class; it should define the module that is to be made faster"
+        return f"{path}: defines no class; it must define the torch.nn.Module to optimize"
     if named is None:
         return (
             f"{path}: no class {ENTRY}; name the class after a colon, "
@@ -189,8 +193,8 @@ def _missing(path: Path, named: str | None, names: _Names) -> str:
 
 
 def _importable(module: str, path: Path) -> bool:
-    beside = [path.with_name(f"{module}.py"), path.with_name(module)]
-    return any(place.exists() for place in beside) or importlib.util.find_spec(module) is not None
+    siblings = [path.with_name(f"{module}.py"), path.with_name(module)]
+    return any(place.exists() for place in siblings) or importlib.util.find_spec(module) is not None
 
 
 def _device(given: str) -> Device:
@@ -203,5 +207,5 @@ def _choice(kind: type[Choice], given: str, flag: str, *others: str) -> Choice:
     try:
         return kind(given)
     except ValueError as error:
-        known = ", ".join([*others, *kind])
-        raise TaskError(f"{flag} {given}: not known; choose one of {known}") from error
+        choices = ", ".join([*others, *kind])
+        raise TaskError(f"{flag} {given}: unknown value; choose one of {choices}") from error

@@ -1,7 +1,7 @@
-"""Whether an error is a want of memory, and how much was asked for where how much is free.
+"""Detect out-of-memory errors and report how much memory was needed and how much is free.
 
-A task that is too large for the machine is a mistake of the user's like any other, and an
-allocator's own words ("enforce fail at alloc_cpu.cpp") do not say so.
+A task that is too large for the machine is a mistake of the user, but an allocator's message
+("enforce fail at alloc_cpu.cpp") does not say so.
 """
 
 from __future__ import annotations
@@ -13,30 +13,34 @@ from pathlib import Path
 _CPU = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 _CUDA = re.compile(r"CUDA out of memory\. Tried to allocate ([\d.]+ \w+)")
 SHARE = 1 / 32
-"""Of a device's memory: a verdict and a timing hold some twenty times the inputs and outputs."""
+"""Share of a device's memory above which inputs and outputs count as large, since a verdict and a
+timing hold about twenty times their size."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def shortage(error: BaseException) -> str | None:
-    """What was asked for and what there is, in one line; None for an error of another kind."""
+    """Return one line with the needed and the free memory; None for an error of another kind."""
     text = str(error)
     if asked := _CPU.search(text):
-        return f"needs {size(int(asked[1]))} at once, and {size(free())} of memory are free"
+        return f"needs {size(int(asked[1]))} of memory, but only {size(free())} are free"
     if asked := _CUDA.search(text):
-        return f"needs {asked[1]} at once, more than the GPU has free"
+        return f"needs {asked[1]} of GPU memory, more than is free"
     if isinstance(error, MemoryError):
-        return f"needs more than the {size(free())} of memory that are free"
+        return f"needs more memory than the {size(free())} that are free"
     return None
 
 
 def large(count: int, device: str) -> bool:
-    """Whether so many bytes of inputs and outputs are a share of the device's memory that counts:
-    what is held of them then must be asked back, and what is copied must be spared."""
+    """Return True if `count` bytes of inputs and outputs are more than SHARE of the device's
+    memory.
+
+    Memory for such a task must be released when it is idle, and copies must be avoided.
+    """
     return count > SHARE * total(device)
 
 
 def total(device: str) -> int:
-    """Bytes of memory that the machine has, or its GPU."""
+    """Return the bytes of memory of the machine, or of its GPU."""
     if device != "cpu":
         import torch
 
@@ -45,7 +49,7 @@ def total(device: str) -> int:
 
 
 def free(device: str = "cpu") -> int:
-    """Bytes of memory that this machine can still give, or its GPU."""
+    """Return the bytes of memory that are free on the machine, or on its GPU."""
     if device != "cpu":
         import torch
 
@@ -55,7 +59,7 @@ def free(device: str = "cpu") -> int:
 
 
 def size(count: float) -> str:
-    """A number of bytes for a reader: `3.6 TiB`."""
+    """Return a number of bytes as text, such as `3.6 TiB`."""
     step = 0
     while count >= 1024 and step < len(_UNITS) - 1:
         count, step = count / 1024, step + 1

@@ -1,9 +1,9 @@
-"""A Task opened: the user's module imported, models built and inputs drawn from seeds.
+"""Open a Task: import the user's module, build models and draw inputs from seeds.
 
-Everything here runs the user's own code in the calling process, so it is for trusted processes
-(the referee's oracle, the profiler, the expert), never for the one that runs a candidate.
-Invariant: the text that runs is `Task.source` as it was loaded, the global random state is left as
-found, and no file is written (no .pyc beside the user's).
+Everything here runs the user's code in the calling process. So it is for trusted processes (the
+referee's oracle, the profiler, the expert), never for the one that runs a candidate. Invariant: the
+code that runs is `Task.source` as it was loaded, the global random state does not change, and no
+file is written (no .pyc next to the user's).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     import torch
 
 SHOWN = 3
-"""Parts of a module that one line names."""
+"""Number of submodules that one line names."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The user's module, imported. Make one with `open_reference`."""
+    """The user's module, imported. Construct with `open_reference`."""
 
     task: Task
     module: ModuleType
@@ -43,7 +43,10 @@ class Reference:
     """Positional and named arguments of the constructor."""
 
     def model(self, seed: int = 0) -> torch.nn.Module:
-        """A model with parameters drawn from `seed`, in eval mode, on the task's device."""
+        """Return a model with parameters drawn from `seed`, in eval mode, on the task's device.
+
+        Raises TaskError.
+        """
         args, named = self.init_args
         what = f"{self.task.entry}({_call(args, named)})"
         hint = "" if self.task.init is not None else "; give its arguments with --init"
@@ -54,12 +57,16 @@ class Reference:
             return model.to(self.task.device.value)
 
     def inputs(self, seed: int = 0) -> list[Any]:
-        """The positional arguments of one call, drawn from `seed`, tensors on the task's device."""
+        """Return the positional arguments of one call, drawn from `seed`, with tensors on the
+        task's device.
+
+        Raises TaskError.
+        """
         drawn = self._drawn(seed)
         if not isinstance(drawn, list | tuple):
             raise TaskError(
-                f"{self.task.path}: get_inputs() gives a {type(drawn).__name__}; "
-                "it should give a list of the arguments of forward()"
+                f"{self.task.path}: get_inputs() returns a {type(drawn).__name__}; "
+                "it must return a list of the arguments of forward()"
             )
         try:
             leaves, spec = flatten(list(drawn), "inputs")
@@ -68,10 +75,11 @@ class Reference:
         return unflatten([leaf.to(self.task.device.value) for leaf in leaves], spec)
 
     def _drawn(self, seed: int) -> Any:
-        """Drawn on the GPU where the task runs there: a CPU takes a second for a gigabyte.
+        """Draw the inputs on the GPU if the task runs there, because a CPU takes a second for a
+        gigabyte.
 
-        Code that does not bear that (it goes through numpy, or has a generator of its own) draws
-        on the CPU.
+        Code that fails with a default device (it uses numpy, or a generator on the CPU) draws on
+        the CPU.
         """
         import torch
 
@@ -100,20 +108,22 @@ def open_reference(task: Task) -> Reference:
         )
     module = ModuleType(f"cuagent_task_{task.digest[:12]}")
     module.__file__ = str(task.path)
-    with _user_code(task, "importing it", lambda error, task: advice(error, task.path)):
+    with _user_code(task, "the import", lambda error, task: advice(error, task.path)):
         module.__package__ = package_of(task.path)[1]
         sys.modules[module.__name__] = module
         exec(compile(task.source, str(task.path), "exec"), module.__dict__)
     cls = getattr(module, task.entry, None)
     if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
-        raise TaskError(f"{task.path}: {task.entry} is not a class of torch.nn.Module")
+        raise TaskError(f"{task.path}: {task.entry} is not a subclass of torch.nn.Module")
     if task.inputs is None and not callable(getattr(module, "get_inputs", None)):
-        raise TaskError(f'{task.path}: no get_inputs(); use --inputs "f32[8,512]" or the like')
+        raise TaskError(
+            f'{task.path}: no get_inputs(); give the inputs, for instance --inputs "f32[8,512]"'
+        )
     return Reference(task, module, cls, _init_args(task, module))
 
 
 def check_runs(reference: Reference, seed: int = 0) -> None:
-    """One forward under no_grad; raises TaskError with what does not fit, and where."""
+    """Run one forward under no_grad. Raises TaskError that says what does not fit, and where."""
     import torch
 
     task = reference.task
@@ -133,35 +143,35 @@ def check_runs(reference: Reference, seed: int = 0) -> None:
     except TreeError as error:
         raise TaskError(f"{task.path}: {task.entry}: {error}") from error
     if not leaves:
-        raise TaskError(f"{task.path}: {task.entry} gives no tensor ({_shape(output)})")
+        raise TaskError(f"{task.path}: {task.entry} returns no tensor ({_shape(output)})")
     for leaf in leaves:
         if leaf.device.type != task.device:
             raise TaskError(
-                f"{task.path}: {task.entry} gives a tensor on {leaf.device} although its inputs "
+                f"{task.path}: {task.entry} returns a tensor on {leaf.device} although its inputs "
                 f"are on {task.device}; create tensors on the device of an input"
             )
     _can_be_compared(task, leaves, fed)
 
 
 def training_note(task: Task, model: torch.nn.Module) -> str:
-    """One line on what training mode would change; "" where the module has no such part.
+    """Return one line on submodules that act differently in training mode; "" if there are none.
 
-    A task is judged in eval mode, whatever mode its module is left in by its constructor.
+    A task is judged in eval mode, whichever mode its constructor leaves it in.
     """
-    found = [f"{path} ({type(module).__name__})" for path, module in _moody(model)]
+    found = [f"{path} ({type(module).__name__})" for path, module in _mode_dependent(model)]
     if re.search(r"\bself\.training\b|\bF\.(alpha_|feature_alpha_)?dropout", task.source):
         found.append("forward")
     if not found:
         return ""
     shown = ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" * (len(found) > SHOWN))
     return (
-        f"judged in eval mode: {shown} may do something else in training mode, for which nothing "
-        "is verified or timed"
+        f"judged in eval mode: {shown} may act differently in training mode, which is neither "
+        "verified nor timed"
     )
 
 
-def _moody(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The parts of a module that compute something else in training mode."""
+def _mode_dependent(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the submodules that compute something else in training mode."""
     import torch
 
     drops = torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU
@@ -181,23 +191,23 @@ def _has_values(task: Task, model: torch.nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_meta:
             raise TaskError(
-                f"{task.path}: {name} of {task.entry} is made on the meta device and has no "
-                "values; create it on a real one"
+                f"{task.path}: {name} of {task.entry} is on the meta device and has no values; "
+                "create it on a real device"
             )
 
 
 def _can_be_compared(task: Task, leaves: list[torch.Tensor], fed: str) -> None:
-    """Raises TaskError where there is not one number that an answer could be held to."""
+    """Raise TaskError if the outputs hold no finite number to compare with."""
     forms = ", ".join(map(_shape, leaves))
     if not any(leaf.numel() for leaf in leaves):
         raise TaskError(
-            f"{task.path}: {task.entry}.forward({fed}) gives empty tensors only ({forms}); "
-            "feed it something"
+            f"{task.path}: {task.entry}.forward({fed}) returns only empty tensors ({forms}); "
+            "use inputs that are not empty"
         )
     if not any(bool(leaf.isfinite().any()) for leaf in leaves):
         raise TaskError(
-            f"{task.path}: {task.entry}.forward({fed}) gives nothing but NaN and infinities "
-            f"({forms}); are all parameters initialised, and do the inputs fit?"
+            f"{task.path}: {task.entry}.forward({fed}) returns only NaN and infinities ({forms}); "
+            "check that all parameters are initialised and that the inputs fit"
         )
 
 
@@ -211,19 +221,20 @@ def _init_args(task: Task, module: ModuleType) -> tuple[tuple[Any, ...], dict[st
     match given:
         case dict():
             return (), given
-        # KernelBook and other sets of KernelBench's form give [[positional], {named}].
+        # KernelBook and other data sets in KernelBench's form return [[positional], {named}].
         case [list() | tuple() as args, dict() as named]:
             return tuple(args), named
         case list() | tuple():
             return tuple(given), {}
     raise TaskError(
-        f"{task.path}: get_init_inputs() gives a {type(given).__name__}; "
-        f"it should give a list of the arguments of {task.entry}"
+        f"{task.path}: get_init_inputs() returns a {type(given).__name__}; "
+        f"it must return a list of the arguments of {task.entry}"
     )
 
 
 def _draw(entry: Any) -> Any:
-    """A value for one entry of the `--inputs` grammar, from torch's global state."""
+    """Return a value for one entry of the `--inputs` grammar, drawn from torch's global random
+    state."""
     import torch
 
     match entry:
@@ -247,7 +258,7 @@ def _draw(entry: Any) -> Any:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Random numbers of torch, numpy and Python from `seed`; their state is restored after."""
+    """Seed the random numbers of torch, numpy and Python, and restore their state afterwards."""
     import numpy
     import torch
 
@@ -267,7 +278,8 @@ def _seeded(seed: int) -> Iterator[None]:
 def _user_code(
     task: Task, what: str, hint: str | Callable[[BaseException, Task], str] = ""
 ) -> Iterator[None]:
-    """Run the user's code: siblings importable, no .pyc written, an error is one TaskError."""
+    """Run the user's code with siblings importable and no .pyc written; an error becomes one
+    TaskError."""
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     folder = str(package_of(task.path)[0])
     sys.path.insert(0, folder)
@@ -280,7 +292,7 @@ def _user_code(
         if short := shortage(error):
             raise TaskError(f"{place}: {what} {short}; make the task smaller") from error
         advice = hint if isinstance(hint, str) else hint(error, task)
-        raise TaskError(f"{place}: {what} failed: {_say(error)}{advice}") from error
+        raise TaskError(f"{place}: {what} failed: {_one_line(error)}{advice}") from error
     finally:
         sys.dont_write_bytecode = bytecode
         if folder in sys.path:
@@ -288,25 +300,25 @@ def _user_code(
 
 
 def root_folder(task: Task) -> Path:
-    """The folder that holds the user's file, or the package it belongs to."""
+    """Return the folder that holds the user's file, or the package that the file belongs to."""
     return package_of(task.path)[0]
 
 
 def _place_of(error: BaseException, task: Task) -> str:
-    """`file:line` of the innermost frame in the user's folder."""
+    """Return `file:line` of the innermost frame in the user's folder."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     place, folder = str(task.path), task.path.parent
     for frame in traceback.extract_tb(error.__traceback__):
         file = Path(frame.filename)
-        # An environment may live beside the user's file; its lines would tell the user nothing.
+        # A virtual environment may be next to the user's file; skip its lines.
         if file.is_relative_to(folder) and "site-packages" not in file.relative_to(folder).parts:
             place = f"{file}:{frame.lineno}"
     return place
 
 
-def _say(error: BaseException) -> str:
-    """The error in one line."""
+def _one_line(error: BaseException) -> str:
+    """Return the error's type and message in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
@@ -317,7 +329,7 @@ def _forward_hint(error: BaseException, task: Task) -> str:
         return f"; the task runs on {task.device}: create tensors on the device of an input"
     if isinstance(error, TypeError | RuntimeError | ValueError | IndexError):
         source = "--inputs" if task.inputs is not None else "get_inputs()"
-        return f"; does {source} fit?"
+        return f"; check that {source} fits"
     return ""
 
 
@@ -327,7 +339,8 @@ def _call(args: tuple[Any, ...], named: dict[str, Any]) -> str:
 
 
 def _shape(value: Any) -> str:
-    """A value as an error shows it: `f32[8,512]` style for tensors, short for the rest."""
+    """Return a value in short form for an error: `float32[8,512]` for tensors, a short repr for the
+    rest."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -1,12 +1,12 @@
-"""The grammar of `--inputs` and `--init`, parsed without torch.
+"""Parse the grammar of `--inputs` and `--init`, without torch.
 
     --inputs "f32[8,128,512]"             standard normal
     --inputs "f32[8,512] i64[8]<1000"     integers 0..999; `f32[8]<1` is uniform in [0, 1)
     --inputs "[f32[4,4], f32[4]]; 0.5"    nested lists, tuples, dicts; plain Python literals
     --init   "512, 2048, bias=True"       the constructor's arguments as Python literals
 
-Positional arguments are separated by `;`, `,` or spaces. Each of them is a Python expression by
-syntax, read from its tree: nothing is ever evaluated.
+`;`, `,` or spaces separate positional arguments. Each is a Python expression, read from its syntax
+tree; nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ DTYPES = {
     "int": "int32",
     "long": "int64",
 }
-"""Short name to torch's name; torch's own names are accepted too."""
+"""Torch's dtype name for each short name; torch's own names are accepted too."""
 
 UNBOUNDED_INTEGERS = 10
-"""An integer tensor without `<` holds 0..9: small enough to index most tables."""
+"""Exclusive upper bound of an integer tensor without `<`; 0..9 is a valid index for most tables."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One random tensor; `below` asks for a uniform draw from [0, below)."""
+    """One random tensor; `below` requests a uniform draw from [0, below)."""
 
     dtype: str
     """torch's name, e.g. "bfloat16"."""
@@ -55,15 +55,18 @@ class TensorSpec:
 
 
 def parse_inputs(text: str) -> tuple[Any, ...]:
-    """One entry per positional argument: TensorSpec, literal, or list/tuple/dict of these."""
+    """Return one entry per positional argument: TensorSpec, literal, or list/tuple/dict of these.
+
+    Raises TaskError.
+    """
     entries = tuple(_entry(part, text) for part in _split(text))
     if not entries:
-        raise TaskError('--inputs is empty; say for instance --inputs "f32[8,512]"')
+        raise TaskError('--inputs is empty; write for instance --inputs "f32[8,512]"')
     return entries
 
 
 def parse_init(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named constructor arguments. Raises TaskError."""
+    """Return the positional and named constructor arguments. Raises TaskError."""
     hint = 'write Python literals as in --init "512, 2048, bias=True"'
     try:
         call = ast.parse(f"f({text})", mode="eval").body
@@ -74,12 +77,12 @@ def parse_init(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     except (SyntaxError, ValueError) as error:
         raise TaskError(f'--init "{text}" is not a list of literals; {hint}') from error
     if len(named) != len(call.keywords):
-        raise TaskError(f'--init "{text}": ** is not understood; {hint}')
+        raise TaskError(f'--init "{text}": ** is not supported; {hint}')
     return args, named
 
 
 def _split(text: str) -> list[str]:
-    """Cut at `;`, `,` and spaces that stand outside of brackets and quotes."""
+    """Split at `;`, `,` and spaces outside brackets and quotes."""
     text = re.sub(r"\s*<\s*", "<", text)
     parts, depth, quote = [""], 0, ""
     for character in text:
@@ -100,7 +103,7 @@ def _split(text: str) -> list[str]:
 
 def _entry(part: str, text: str) -> Any:
     try:
-        # `f32[]`, a tensor without dimensions, is the one form that Python's grammar lacks.
+        # `f32[]`, a tensor without dimensions, is not valid Python.
         tree = ast.parse(re.sub(r"(\w)\[\s*\]", r"\1[()]", part), mode="eval")
         return _value(tree.body, part)
     except SyntaxError as error:

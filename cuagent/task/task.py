@@ -1,7 +1,7 @@
-"""The Task: what is to be made faster, frozen and with a content hash.
+"""The Task: the module to make faster, frozen and with a content hash.
 
-A Task only describes. Opening it (importing the user's module, building the model, drawing
-inputs) is `cuagent.task.reference`. Nothing here imports torch.
+A Task only describes. `cuagent.task.reference` opens it: imports the user's module, builds the
+model, draws inputs. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 
 
 class TaskError(Exception):
-    """The task cannot be used as given. One line: what, where, and what to do about it."""
+    """The task cannot be used as given. One line: the fault, its place and the remedy."""
 
 
 class Precision(StrEnum):
-    """What arithmetic the task admits in place of its own."""
+    """Arithmetic that the task admits instead of the reference's own."""
 
     MATCH = "match"
-    """As the reference: its dtypes, fp32 products in fp32."""
+    """The reference's own arithmetic: its dtypes, fp32 products in fp32."""
     TF32 = "tf32"
     BF16 = "bf16"
     FP16 = "fp16"
@@ -34,9 +34,9 @@ class Device(StrEnum):
 
 @dataclass(frozen=True)
 class Task:
-    """A reference module, how it is constructed and what it is fed.
+    """A reference module, its constructor arguments and its inputs.
 
-    `inputs` and `init` are None for a file in the KernelBench form, which says both itself
+    `inputs` and `init` are None for a file in the KernelBench form, which defines both
     (`get_inputs`, `get_init_inputs`).
     """
 
@@ -52,7 +52,7 @@ class Task:
     device: Device = Device.CPU
     precision: Precision = Precision.MATCH
     imported: str = ""
-    """sha256 over the files beside it that it imports, when it was loaded."""
+    """sha256 over the neighbouring files that the file imports, when the task was loaded."""
 
     @property
     def name(self) -> str:
@@ -60,7 +60,7 @@ class Task:
 
     @property
     def digest(self) -> str:
-        """sha256 over everything that changes what the right answer is, or on what it runs."""
+        """sha256 over all fields that change the right answer or the device."""
         parts = [self.source, self.entry, self.inputs, self.init, self.device, self.precision]
         parts += [self.imported] if self.imported else []
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

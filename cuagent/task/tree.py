@@ -1,12 +1,12 @@
-"""Trees of tensors as a flat list and a description that is plain JSON.
+"""Convert trees of tensors to a flat list and a JSON description, and back.
 
-What a module takes and gives: tensors in nested lists, tuples, named tuples and dicts, with plain
-scalars among them. The description crosses process boundaries as text, so nothing has to be
-unpickled. torch.utils._pytree is not used: its JSON form is private, names Python classes to be
-imported, and lets any registered class through.
+A tree is the arguments or the result of a module: tensors in nested lists, tuples, named tuples and
+dicts, with plain scalars. The description crosses process boundaries as text, so nothing is
+unpickled. torch.utils._pytree is not used: its JSON form is private, names Python classes to
+import, and accepts any registered class.
 
-Invariant: `unflatten(*flatten(tree))` equals `tree`, with dict keys in sorted order, so that two
-equal dicts have equal descriptions whatever order they were filled in.
+Invariant: `unflatten(*flatten(tree))` equals `tree`, with dict keys in sorted order. So two equal
+dicts have equal descriptions in whichever order they were filled.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ Spec = dict[str, Any]
 """{"kind": "tensor" | "const" | "list" | "tuple" | "namedtuple" | "dict", ...}; JSON-able."""
 
 DEEPEST = 64
+"""Largest depth of nesting."""
 
 
 class TreeError(TypeError):
-    """The value is not a tree of tensors. One line that says which part is not."""
+    """The value is not a tree of tensors. One line that names the offending part."""
 
 
 def flatten(tree: Any, name: str = "value") -> tuple[list[Tensor], Spec]:
-    """The tensors from left to right, and what stood around them. Raises TreeError.
+    """Return the tensors from left to right, and the spec of the tree around them. Raises
+    TreeError.
 
-    `name` is what an error calls the tree, e.g. `output[1]['x'] is a set`.
+    `name` is the tree's name in an error, e.g. `output[1]['x'] is a set`.
     """
     leaves: list[Tensor] = []
     return leaves, _describe(tree, leaves, name, 0)
 
 
 def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:
-    """Put `leaves` where `flatten` found tensors. Raises TreeError when the count differs."""
+    """Put `leaves` where `flatten` found tensors. Raises TreeError if the count differs."""
     wanted = count(spec)
     if len(leaves) != wanted:
         raise TreeError(f"{len(leaves)} tensors for a tree of {wanted}")
@@ -46,7 +48,7 @@ def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:
 
 
 def count(spec: Spec) -> int:
-    """How many tensors the tree holds."""
+    """Return the number of tensors in the tree."""
     return 1 if spec["kind"] == "tensor" else sum(map(count, spec.get("items", ())))
 
 
@@ -74,7 +76,7 @@ def _describe(value: Any, leaves: list[Tensor], name: str, depth: int) -> Spec:
         if fields := getattr(value, "_fields", None):
             kind = type(value).__name__
             return {"kind": "namedtuple", "name": kind, "fields": list(fields), "items": items}
-        # torch.return_types (of torch.max and the like) are tuples as far as a caller can tell.
+        # torch.return_types (of torch.max and others) act as tuples for a caller.
         return {"kind": "list" if isinstance(value, list) else "tuple", "items": items}
     raise TreeError(f"{name} is a {type(value).__name__}, not a tensor or a container of tensors")
 

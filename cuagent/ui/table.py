@@ -118,7 +118,7 @@ def verdict_lines(
     if verdict.detail:
         lines += _paragraph(verdict.detail, width)
     for draw in _worst_of_each_kind(verdict.draws):
-        note = f", {more}" if (more := verdict.more(draw)) else ""
+        note = f", {more}" if (more := verdict.extra_note(draw)) else ""
         text = f"{draw.kind}: error {draw.max_error:.3g}, {times(draw.ratio)} the bound{note}"
         lines += _paragraph(text, width, "red")
     if verdict.hint:

@@ -1,4 +1,7 @@
-"""Right or wrong, and why: `Referee.verify` gives a `Verdict`. See docs/concepts/verifier.md."""
+"""Decide if an attempt is right: `Referee.verify` returns a `Verdict`.
+
+See docs/concepts/verifier.md.
+"""
 
 from cuagent.verdict import Draw, Reason, RuleResult, Verdict
 from cuagent.verify.batch import Batch

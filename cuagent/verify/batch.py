@@ -1,7 +1,7 @@
-"""Input sets for timed calls and the buffers that their outputs go to, in the referee's memory.
+"""Input sets for timed calls and the buffers for their outputs, in the referee's memory.
 
-Who may see what is decided here: what the oracle drew and what trusted arms gave is lent to no
-candidate. Drawing inputs and judging outputs is the referee's (`referee.py`).
+This module decides who may see them: the oracle's draws and the outputs of trusted arms are lent to
+no candidate. The referee draws inputs and judges outputs (`referee.py`).
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ class Batch:
     """Input sets for timed calls and output buffers for them."""
 
     inputs: Arena
-    """As the oracle drew them; no candidate is ever lent these."""
+    """Original inputs as the oracle drew them; no candidate is ever lent these."""
     lent: Arena
-    """What arms are called on, laid out anew for each."""
+    """Inputs that arms are called on, copied from the originals for each arm."""
     outputs: Arena
-    """Of trusted arms: what lies here is right, and no candidate is ever lent it."""
+    """Outputs of trusted arms. They are right, so no candidate is ever lent them."""
     untrusted: Arena
-    """Of the candidate."""
+    """Outputs of the candidate."""
     seeds: dict[int, int] = field(default_factory=dict)
-    """Of what lies in each slot."""
+    """Seed of the inputs in each slot."""
 
     def outputs_of(self, arm: str) -> Arena:
+        """Return the output buffers for `arm`."""
         return self.untrusted if arm == CANDIDATE else self.outputs
 
     def lay_out(self, arm: str, slots: Sequence[int]) -> None:
-        """Inputs as they were drawn and poison in the outputs, whatever the arm before did."""
+        """Copy the original inputs to the lent slots and poison the outputs, before an arm is
+        called."""
         outputs = self.outputs_of(arm)
         for slot in slots:
             self.lent.lay(self.inputs, slot)

@@ -1,134 +1,129 @@
-"""What a task is judged with, and the strict rule with the doubts that come before a refusal.
+"""The memory and facts that a task is judged with, and the strict rule with its sensitivity query.
 
-The rule itself is `tolerance`'s; the oracle is asked only where an answer would be refused.
+The rule itself is in `rules/tolerance.py`. The oracle is asked for the sensitivity only if an
+answer would be rejected.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cuagent.task import Device, Precision, Task
 from cuagent.verify.inputs.kinds import EXACT, Inputs
-from cuagent.verify.inputs.repertoire import Turns
-from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.client import SensitivityQuery
-from cuagent.verify.oracle.perturb import real
-from cuagent.verify.rules.bounds import round_numbers
+from cuagent.verify.oracle.facts import TaskFacts
+from cuagent.verify.rules.bounds import is_exact_probe
 from cuagent.verify.rules.ties import places_of
-from cuagent.verify.rules.tolerance import Expected, Finding, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import ROUNDS
-from cuagent.verify.trace.reductions import Terms
+from cuagent.verify.tensors import is_inexact
 from cuagent.worker import Arena, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SPREAD_S, LOGIC_SPREAD_S = 0.1, 0.02
-"""About how long the oracle may perturb for one draw; those that judge logic have wide bounds."""
+"""Approximate seconds that the oracle may perturb for one draw: a thorough one, and one that judges
+logic, whose bounds are wide."""
 FEW_OPPOSITES = 2
-"""Pairs of perturbations by which a draw of a sweep, one of many, looks for ties."""
-KEPT_BYTES = 1 << 30
-"""Of inputs and outputs that the draws of a block need; it is of one call whatever its size."""
-TOGETHER = 4
-"""Draws whose calls are made in one block."""
+"""Pairs of perturbations that search for ties in one of the many draws of a sweep."""
+BLOCK_BYTES = 1 << 30
+"""Bytes of inputs and outputs for the draws of one block; a block has one call at least."""
+BLOCK_DRAWS = 4
+"""Largest number of draws whose calls are made in one block."""
 AHEAD_BYTES = {Device.CPU: 1 << 28, Device.CUDA: 1 << 29}
-"""Of inputs, of answers and of weights that the oracle makes before they are needed, each."""
-MOST_AHEAD = 40
+"""Bytes that the oracle may fill before they are needed, for inputs, answers and weights each."""
+MAX_AHEAD = 40
+"""Largest number of slots that the oracle may fill before they are needed."""
 
 
 @dataclass(frozen=True)
 class VerifyContext:
-    """What a task is judged with: the referee's memory and what the oracle said about the task."""
+    """The referee's memory for a task and the oracle's facts about it."""
 
     task: Task
     inputs: Arena
-    """As the oracle drew them, more sets than are called at a time; no worker is lent these."""
+    """Original inputs as the oracle drew them, more sets than one block needs; no worker borrows
+    these."""
     lent: Arena
-    """The worker's copy."""
+    """Copy of the inputs that the worker borrows."""
     outputs: Arena
     weights: Arena
-    """The worker's copy."""
+    """Copy of the weights that the worker borrows."""
     prepared_weights: Arena
-    """As the oracle made them, a slot for each round where there is room for that."""
+    """Original weights as the oracle made them, with a slot for each round if memory allows."""
     answers: dict[str, Arena]
-    """declared, precise, spread, places, of several sets; moved, tied and reordered, which are
-    asked for in doubt only."""
-    state: tuple[str, ...]
-    """Names of the weights."""
-    traced: frozenset[int]
-    """Outputs whose indices can be followed to what they were chosen from."""
-    kinds: frozenset[Inputs]
-    grown: tuple[Weights, ...]
-    """Kinds of grown weights that the model has a use for."""
-    turns: Mapping[Inputs, Turns]
-    terms: Terms
+    """Arenas declared, precise, spread and places for several draws; moved, tied and reordered for
+    sensitivity queries."""
+    facts: TaskFacts
 
     @staticmethod
-    def open(task: Task, about: Mapping[str, Any]) -> VerifyContext:
-        """The memory for a task, and what its oracle's `describe` says."""
-        device, layouts = task.device, layouts_of(about)
-        calls = max(1, min(TOGETHER, KEPT_BYTES // max(1, bytes_per_call(layouts))))
-        answers = ("output", "precise", "precise", "places")
-        prefetcher = _ahead(device, *(layouts[name] for name in answers))
+    def open(task: Task, facts: TaskFacts) -> VerifyContext:
+        """Allocate the arenas for a task with these facts."""
+        device, layouts = task.device, facts.layouts
+        calls = max(1, min(BLOCK_DRAWS, BLOCK_BYTES // max(1, layouts.bytes_per_call)))
+        output, precise, places, state = (
+            layouts.output,
+            layouts.precise,
+            layouts.places,
+            layouts.state,
+        )
+        slots = _slots_ahead(device, output, precise, precise, places)
 
-        def memory(name: str, slots: int) -> Arena:
-            return Arena.create(layouts[name], slots, device.value)
+        def arena(layout: Layout, count: int) -> Arena:
+            return Arena.create(layout, count, device.value)
 
         return VerifyContext(
             task=task,
-            inputs=memory("inputs", max(calls, _ahead(device, layouts["inputs"]))),
-            lent=memory("inputs", calls),
-            outputs=memory("output", calls),
-            weights=memory("state", 1),
-            prepared_weights=memory("state", min(len(ROUNDS), _ahead(device, layouts["state"]))),
+            inputs=arena(layouts.inputs, max(calls, _slots_ahead(device, layouts.inputs))),
+            lent=arena(layouts.inputs, calls),
+            outputs=arena(output, calls),
+            weights=arena(state, 1),
+            prepared_weights=arena(state, min(len(ROUNDS), _slots_ahead(device, state))),
             answers={
-                "declared": memory("output", prefetcher),
-                "precise": memory("precise", prefetcher),
-                "spread": memory("precise", prefetcher),
-                "places": memory("places", prefetcher),
-                "moved": memory("precise", 1),
-                "tied": memory("tied", 1),
-                "reordered": memory("reordered", 1),
+                "declared": arena(output, slots),
+                "precise": arena(precise, slots),
+                "spread": arena(precise, slots),
+                "places": arena(places, slots),
+                "moved": arena(precise, 1),
+                "tied": arena(layouts.tied, 1),
+                "reordered": arena(layouts.reordered, 1),
             },
-            state=tuple(about["state"]),
-            traced=frozenset(about["traced"]),
-            kinds=frozenset(Inputs(kind) for kind in about["kinds"]),
-            grown=tuple(Weights(kind) for kind in about["grown"]),
-            turns={Inputs(kind): Turns(*n) for kind, n in about["turns"].items()},
-            terms=Terms(*about["terms"]),
+            facts=facts,
         )
 
     @property
     def arenas(self) -> list[Arena]:
-        """All of its memory."""
+        """All arenas."""
         lent = (self.inputs, self.lent, self.outputs, self.weights, self.prepared_weights)
         return [*lent, *self.answers.values()]
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         for arena in self.arenas:
             arena.close()
 
-    def wants_spread(self, kind: Inputs) -> bool:
-        """Whether more hangs on the spread than the passing of what passes without it as well.
+    def needs_spread(self, kind: Inputs) -> bool:
+        """Return True if the spread is needed for more than to pass what passes without it.
 
-        Every bound grows with it. But a zero-mean draw tells what precision was seen, coarser
-        arithmetic is held against it, and near-ties are found by it.
+        Every bound grows with the spread. But a zero-mean draw shows which precision was used,
+        coarser arithmetic is compared with the spread, and near-ties are found by it.
         """
-        discrete = not all(real(view) for view in self.outputs.tensors())
+        discrete = not all(is_inexact(view) for view in self.outputs.tensors())
         return kind is Inputs.NORMAL or discrete or self.task.precision is not Precision.MATCH
 
     def expected(self, slot: int = 0) -> Expected:
-        """What the oracle answered into a slot; views, which its next answer there overwrites."""
+        """Return the oracle's answer in a slot, as views that its next answer there overwrites."""
         declared, precise, spread, chosen = (
             self.answers[name].tensors(slot) for name in ("declared", "precise", "spread", "places")
         )
         found = iter(places_of(chosen))
         outputs = range(len(declared))
-        places = [next(found) if number in self.traced else None for number in outputs]
+        places = [next(found) if number in self.facts.traced else None for number in outputs]
         return Expected(declared, precise, spread, places)
 
     def judged(
@@ -138,76 +133,77 @@ class VerifyContext:
         kind: Inputs,
         sensitivity: SensitivityQuery | None = None,
         *,
-        told: bool = True,
+        explain: bool = True,
     ) -> Finding:
-        """The strict rule; an error is held against nobody before `doubt` says what moves.
+        """Apply the strict rule; an error rejects only after the sensitivity query.
 
-        Nor is a choice among equals: of what is exact here, or whole, the answer as a whole may be
-        the reference's in any one order of equals.
+        Nor is a choice among equal elements rejected. For exact and integer outputs, the whole
+        answer may be the reference's in any one order of equal elements.
         """
-        finding = self._strict(outputs, expected, kind, told=told)
+        finding = self._strict(outputs, expected, kind, explain=explain)
         if sensitivity is None or (math.isinf(finding.ratio) and not self.chooses):
             return finding
-        if finding.passed and not self._by_choices(outputs, expected, kind):
+        if finding.passed and not self._passes_by_choices(outputs, expected, kind):
             return finding
-        expected = replace(expected, moved=sensitivity.moved)
+        expected = replace(expected, sensitivity=sensitivity.moved)
         finding = self._strict(outputs, expected, kind)
-        firm = self._firm(expected, kind)
-        if finding.passed or not any(firm):
+        exact = self._exact_outputs(expected, kind)
+        if finding.passed or not any(exact):
             return finding
-        others = (_instead(expected, other, firm) for other in sensitivity.reordered())
-        findings = (self._strict(outputs, other, kind, told=False) for other in others)
-        return next((other for other in findings if other.passed), finding)
+        reordered = (_with_answer(expected, answer, exact) for answer in sensitivity.reordered())
+        findings = (self._strict(outputs, answer, kind, explain=False) for answer in reordered)
+        return next((found for found in findings if found.passed), finding)
 
-    def _by_choices(self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs) -> bool:
-        """Whether what passes may do so only because choices among equals widen the bounds, for
-        what does not hang on them too."""
+    def _passes_by_choices(
+        self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs
+    ) -> bool:
+        """Return True if outputs may pass only because choices among equal elements widen the
+        bounds.
+
+        The wider bounds also apply to elements that do not depend on such choices.
+        """
         if not self.chooses or kind not in EXACT:
             return False
-        firm = replace(expected, spread=[s.new_zeros(()).expand(s.shape) for s in expected.spread])
-        return not self._strict(outputs, firm, kind, told=False).passed
+        zeros = [s.new_zeros(()).expand(s.shape) for s in expected.spread]
+        narrow = replace(expected, spread=zeros)
+        return not self._strict(outputs, narrow, kind, explain=False).passed
 
     @property
     def chooses(self) -> bool:
-        """Whether operators choose among elements of which some may be equal."""
+        """True if operators choose among elements of which some may be equal."""
         return bool(self.answers["reordered"].layout.leaves)
 
-    def _firm(self, expected: Expected, kind: Inputs) -> list[bool]:
-        """Which outputs no roundoff excuses: integers but for traced indices, and what is exact."""
-        exact = round_numbers(kind, self.task.precision)
+    def _exact_outputs(self, expected: Expected, kind: Inputs) -> list[bool]:
+        """Return for each output if roundoff excuses no error: exact values, and integers without
+        traced indices."""
+        exact = is_exact_probe(kind, self.task.precision)
         both = zip(expected.declared, expected.precise, strict=True)
         return [
-            exact and bool((r == y).all()) if real(r) else number not in self.traced
+            exact and bool((r == y).all()) if is_inexact(r) else number not in self.facts.traced
             for number, (r, y) in enumerate(both)
         ]
 
     def _strict(
-        self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs, *, told: bool = True
+        self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs, *, explain: bool = True
     ) -> Finding:
-        return strict(outputs, expected, kind, self.terms, self.task.precision, told=told)
+        return strict(
+            outputs, expected, kind, self.facts.terms, self.task.precision, explain=explain
+        )
 
 
-def _instead(expected: Expected, other: Sequence[Tensor], where: Sequence[bool]) -> Expected:
-    """What is expected, with another answer of the reference for some outputs."""
+def _with_answer(expected: Expected, answer: Sequence[Tensor], where: Sequence[bool]) -> Expected:
+    """Return `expected` with another answer of the reference for the outputs in `where`."""
 
-    def chosen(tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [o if w else t for t, o, w in zip(tensors, other, where, strict=True)]
+    def replaced(tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [o if w else t for t, o, w in zip(tensors, answer, where, strict=True)]
 
-    return replace(expected, declared=chosen(expected.declared), precise=chosen(expected.precise))
-
-
-def layouts_of(about: Mapping[str, Any]) -> dict[str, Layout]:
-    """The forms that the oracle describes, by name."""
-    names = ("inputs", "output", "precise", "places", "tied", "reordered", "state")
-    return {name: Layout.from_json(about[f"{name}_layout"]) for name in names}
+    return replace(
+        expected, declared=replaced(expected.declared), precise=replaced(expected.precise)
+    )
 
 
-def bytes_per_call(layouts: Mapping[str, Layout]) -> int:
-    """Of one input set and its outputs, all twice."""
-    return 2 * (layouts["inputs"].size + layouts["output"].size)
-
-
-def _ahead(device: Device, *layouts: Layout) -> int:
-    """How many slots of these the oracle may fill before they are needed; one where few fit."""
+def _slots_ahead(device: Device, *layouts: Layout) -> int:
+    """Return how many slots of these layouts the oracle may fill before they are needed; at least
+    1."""
     size = max(1, sum(layout.size for layout in layouts))
-    return max(1, min(MOST_AHEAD, AHEAD_BYTES[device] // size))
+    return max(1, min(MAX_AHEAD, AHEAD_BYTES[device] // size))

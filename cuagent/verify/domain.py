@@ -1,25 +1,24 @@
-"""The calls that a verdict covers: what an exported kernel may be used for.
+"""The domain of calls that a verdict covers, for which an exported kernel may be used.
 
 A candidate is verified on one form of call: the same shapes, dtypes, strides, plain arguments and
-constructor arguments in every draw. Nothing is known about other calls, so an exported kernel runs
-for these alone (`cuagent.package.guard`). Not covered: the values in the tensors.
+constructor arguments in every draw. Other calls are not verified, so an exported kernel runs only
+for these (`cuagent.package.guard`). Not covered: the values in the tensors.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cuagent.task import Task
-from cuagent.worker import Layout
+from cuagent.verify.oracle.facts import TaskFacts
 
 
 @dataclass(frozen=True)
 class TensorForm:
-    """One input tensor; `stride` counts elements."""
+    """Form of one input tensor; `stride` counts elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -28,13 +27,14 @@ class TensorForm:
 
 @dataclass(frozen=True)
 class Domain:
-    """The form of the calls that were judged: eval mode, without gradients, on `device`."""
+    """Form of the calls that were judged: eval mode, without gradients, on `device`."""
 
     device: str
     names: tuple[str, ...]
-    """Parameters of the reference's forward that can be given by position."""
+    """Parameters of the reference's forward that a call can give by position."""
     nesting: str
-    """JSON (`cuagent.task.Spec`) of the list of arguments; text, because a log has no infinity."""
+    """JSON (`cuagent.task.Spec`) of the list of arguments. It is text because a log cannot hold
+    infinity."""
     tensors: tuple[TensorForm, ...]
     """The tensors in `nesting`, from left to right."""
     init: str
@@ -42,17 +42,18 @@ class Domain:
 
 
 def packed(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     return tuple(math.prod(max(n, 1) for n in shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def domain_of(task: Task, about: Mapping[str, Any]) -> Domain:
-    """The domain of every verdict on `task`, from what its oracle describes."""
-    leaves = Layout.from_json(about["inputs_layout"]).leaves
+def domain_of(task: Task, facts: TaskFacts) -> Domain:
+    """Return the domain of every verdict on `task`, from its oracle's facts."""
     return Domain(
         device=task.device.value,
-        names=tuple(about["names"]),
-        nesting=json.dumps(about["inputs"]),
-        tensors=tuple(TensorForm(leaf.dtype, leaf.shape, leaf.stride) for leaf in leaves),
-        init=json.dumps(about["init"]),
+        names=facts.names,
+        nesting=json.dumps(facts.inputs),
+        tensors=tuple(
+            TensorForm(leaf.dtype, leaf.shape, leaf.stride) for leaf in facts.layouts.inputs.leaves
+        ),
+        init=json.dumps(facts.init),
     )

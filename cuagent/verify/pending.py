@@ -18,16 +18,16 @@ class PendingVerdict:
     attempt: Attempt
     seeds: Seeds
     again: Verdict | None = None
-    """An earlier verdict that is to be given once more."""
+    """Earlier verdict that is repeated."""
     seed: int = 0
-    """For the weights."""
+    """Seed of the weights."""
     prefetcher: OraclePrefetcher | None = None
     session: Session | None = None
     failure: Exception | None = None
-    """Why there is no session: what the verdict will say."""
+    """Error that prevented the session; `Referee.complete` turns it into the verdict."""
 
     def close(self) -> None:
-        """End what was begun. Idempotent."""
+        """Close the prefetcher and the session. Idempotent."""
         if self.prefetcher is not None:
             self.prefetcher.close()
         if self.session is not None:

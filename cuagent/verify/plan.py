@@ -1,6 +1,6 @@
-"""What a verdict will try, laid down from its seeds before anything is tried.
+"""Plan all draws of a verdict from its seeds, before any candidate code runs.
 
-Seeds are drawn in the order of the rounds, so that an earlier verdict's give the same plan again.
+Seeds are drawn in the order of the rounds, so an earlier verdict's seeds give the same plan.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.inputs.repertoire import Turns
+from cuagent.verify.inputs.repertoire import SweepCount
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.tally import ROUNDS, Round, Trial, When
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One round, its draws in order."""
+class PlannedRound:
+    """One round with its draws in order."""
 
-    part: Round
+    round: Round
     trials: tuple[Trial, ...]
-    again: tuple[Trial, ...]
-    """Some of the trials once more, in another order."""
+    repeats: tuple[Trial, ...]
+    """Some of the trials a second time, in another order."""
     sweeps: tuple[tuple[Trial, ...], ...]
 
     @property
     def draws(self) -> Iterator[Trial]:
-        """All of them."""
-        yield from (*self.trials, *self.again)
+        """All draws of the round, in order."""
+        yield from (*self.trials, *self.repeats)
         for sweep in self.sweeps:
             yield from sweep
 
@@ -37,37 +37,43 @@ class Planned:
 def plan(
     seeds: Seeds,
     kinds: Collection[Inputs],
-    turns: Mapping[Inputs, Turns],
+    sweep_counts: Mapping[Inputs, SweepCount],
     *,
     weights: Collection[str],
     grown: Collection[Weights] = (),
-) -> tuple[Planned, ...]:
-    """The rounds in which something is tried; `weights` are the names of the model's, `grown` the
-    kinds of grown weights that it has a use for."""
+) -> tuple[PlannedRound, ...]:
+    """Return the rounds that apply to the task.
+
+    `weights` are the names of the model's weights; `grown` are the kinds of grown weights that
+    change its behaviour.
+    """
     biased = any("bias" in name for name in weights)
     without = {Weights.GROWN, Weights.PAST} - set(grown)
     without |= set() if biased else {Weights.SUNK}
-    parts = (part for part in ROUNDS if part.weights not in without)
-    rounds = (_round(part, seeds, kinds, turns, bool(weights)) for part in parts)
+    parts = (entry for entry in ROUNDS if entry.weights not in without)
+    rounds = (_round(entry, seeds, kinds, sweep_counts, bool(weights)) for entry in parts)
     return tuple(planned for planned in rounds if planned.trials)
 
 
 def _round(
-    part: Round,
+    entry: Round,
     seeds: Seeds,
     kinds: Collection[Inputs],
-    turns: Mapping[Inputs, Turns],
+    sweep_counts: Mapping[Inputs, SweepCount],
     weights: bool,
-) -> Planned:
+) -> PlannedRound:
     in_use = When.SWAPPED if weights else When.IN_USE
-    when = When.FIRST if part.fresh else in_use
-    trials = [Trial(k, part.weights, seeds.draw(), when) for k in part.kinds if k in kinds]
-    again = [replace(trial, when=When.AGAIN) for trial in trials[: part.again]]
-    if again:
-        random.Random(seeds.draw()).shuffle(again)
+    when = When.FIRST if entry.fresh else in_use
+    trials = [Trial(k, entry.weights, seeds.draw(), when) for k in entry.kinds if k in kinds]
+    repeats = [replace(trial, when=When.AGAIN) for trial in trials[: entry.repeats]]
+    if repeats:
+        random.Random(seeds.draw()).shuffle(repeats)
     sweeps = [
-        tuple(Trial(k, part.weights, seed) for seed in seeds.draw_several(turns[k].made))
-        for k in part.sweeps
+        tuple(
+            Trial(k, entry.weights, seed, step=step)
+            for step, seed in enumerate(seeds.draw_several(sweep_counts[k].made))
+        )
+        for k in entry.sweeps
         if k in kinds and trials
     ]
-    return Planned(part, tuple(trials), tuple(again), tuple(sweeps))
+    return PlannedRound(entry, tuple(trials), tuple(repeats), tuple(sweeps))

@@ -1,12 +1,12 @@
-"""The referee: it holds the seeds, the memory, the clock and the decision.
+"""The referee: it holds the seeds, the memory and the clock, and decides the verdict.
 
-It opens a task once (warm process, oracle, arenas) and then judges attempts, each in processes of
-its own (`processes.py`). It runs neither the candidate's code nor the user's. Seeds come from
-os.urandom after the attempt is frozen; outputs lie in its own memory, poisoned before a call and
-copied away at once after it; nothing that a worker sends is more than "done, at this time by my
-clock".
+It opens a task once (fork server, oracle, arenas) and then judges attempts, each in separate
+processes (`processes.py`). It runs neither the candidate's code nor the user's. Seeds come from
+os.urandom after the attempt is frozen. Outputs are in the referee's own memory, which is poisoned
+before a call and copied immediately after it. A worker only reports that a call is done and the
+time by its own clock.
 
-One thread at a time.
+Not thread-safe: use it from one thread at a time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from cuagent.sandbox import Policy, Tier, harden, probe_forked, stamp
 from cuagent.task import Device, Task, TaskError
 from cuagent.verdict import Reason, RuleResult, Verdict
 from cuagent.verify.batch import Batch
-from cuagent.verify.context import LOGIC_SPREAD_S, VerifyContext, bytes_per_call, layouts_of
+from cuagent.verify.context import LOGIC_SPREAD_S, VerifyContext
 from cuagent.verify.domain import Domain, domain_of
-from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.kinds import MAX_SWEEP, SWEEPS, Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.memory_plan import MemoryPlan
 from cuagent.verify.oracle.client import (
-    Answered,
+    AnswerInfo,
     Oracle,
     OracleLost,
     PerturbationBudget,
@@ -43,9 +43,9 @@ from cuagent.verify.plan import plan
 from cuagent.verify.prefetch import OraclePrefetcher
 from cuagent.verify.processes import Processes
 from cuagent.verify.report import FORESEEN, build_failure, explain
-from cuagent.verify.rules.tolerance import Expected, Finding
+from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.run import VerificationRun
-from cuagent.verify.tally import Tally, most_calls
+from cuagent.verify.tally import Tally, call_count
 from cuagent.verify.versions import versions
 from cuagent.worker import Arena, ForkServer, ForkServerError
 from cuagent.worker.arms import CANDIDATE
@@ -58,21 +58,23 @@ if TYPE_CHECKING:
 Isolation = Literal["auto", "landlock", "none"]
 
 CALL_S = 30.0
-"""Deadline of one call, if the reference's takes no longer."""
+"""Least time limit of one call in seconds; a slow reference raises it (SLOWER)."""
 VERDICT_S = 60.0
-"""That a candidate's calls and weights may take together in one verdict, beside SLOWER times what
-the reference's would: time for what compiles at its first call, and for a slow first draft."""
+"""Seconds that a candidate's calls and loads may take in one verdict, in addition to SLOWER times
+the reference's time. They cover compilation at the first call and a slow first draft."""
 SLOWER = 10.0
+"""Factor by which a candidate may be slower than the reference."""
 FEW_PAIRS = 8
-"""Of perturbations in doubt, where no verdict hangs on it alone."""
+"""Pairs of perturbations in a sensitivity query if no verdict depends on this query alone."""
 
 
 class Referee:
-    """Opens `task` once; a context manager. Raises TaskError (TooLarge where the device has no room
-    for a verdict), ForkServerError, OracleLost.
+    """Verify attempts at `task`. A context manager.
 
-    `isolation`: "auto" is the firmest tier that this machine holds. `fork_server`: a warm process that
-    several referees share, and that outlives them; else it starts its own.
+    `isolation`: "auto" is the strongest tier that this machine supports. `fork_server` may be
+    shared by several referees and is not closed by them; by default the referee starts one. Raises
+    TaskError (TooLarge if a verdict does not fit in the device's memory), ForkServerError,
+    OracleLost.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Referee:
         self.call_s = call_s
         self.tier = _tier(isolation)
         if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
-            harden()  # a worker under the same user id must not read the seeds out of /proc
+            harden()  # a worker under the same user id must not read the seeds from /proc
         self._closed = False
         self.processes = Processes(task, self.tier, fork_server)
         try:
@@ -97,76 +99,78 @@ class Referee:
             raise
 
     def _open(self) -> None:
-        self.about = self.processes.about
-        self._layouts = layouts_of(self.about)
-        self.room = MemoryPlan.of(self._layouts)
+        self.facts = self.processes.facts
+        self.room = MemoryPlan.of(self.facts.layouts)
         self.room.assure(self.task, "a verdict", self.room.verdict)
-        self.context = VerifyContext.open(self.task, self.about)
-        self._told: tuple[int, Answered] | None = None
-        """Of what was checked last, the seed and what was said; the answer lies on the stage."""
+        self.context = VerifyContext.open(self.task, self.facts)
+        self._last_check: tuple[int, AnswerInfo] | None = None
+        """Seed of the draw that was checked last, and the oracle's reply; the context holds the
+        answer."""
         self.processes.load_timed_weights()
 
     @property
     def domain(self) -> Domain:
-        """The calls that its verdicts cover."""
-        return domain_of(self.task, self.about)
+        """Domain of calls that the verdicts cover."""
+        return domain_of(self.task, self.facts)
 
     @property
     def bytes_per_call(self) -> int:
-        """Of one input set and its outputs, all twice, to choose the size of a batch by."""
-        return bytes_per_call(self._layouts)
+        """Bytes of one input set and its outputs, each twice, from which a batch's size is
+        chosen."""
+        return self.facts.layouts.bytes_per_call
 
     def time_limit_s(self, calls: int) -> float:
-        """Seconds that a candidate may take for so many calls: then it is ended, wherever it is."""
-        return VERDICT_S + SLOWER * calls * self.about["call_s"]
+        """Return the seconds that a candidate may take for `calls` calls before it is ended."""
+        return VERDICT_S + SLOWER * calls * self.facts.call_s
 
     @property
     def folder(self) -> Path:
-        """Where everything that is judged lies while it is judged."""
+        """Folder that holds the files of all attempts while they are judged."""
         return self.fork_server.folder
 
     @property
     def oracle(self) -> Oracle:
-        """As it is now: one that died is started anew."""
+        """The current oracle; one that died is replaced."""
         return self.processes.oracle
 
     @property
     def fork_server(self) -> ForkServer:
-        """For trusted children of those who measure."""
+        """Fork server, for trusted processes that measure."""
         return self.processes.fork_server
 
     # -- verdicts
 
     def verify(self, attempt: Attempt, build: Build, *, again: Verdict | None = None) -> Verdict:
-        """Judge one frozen attempt. Never raises for a candidate's fault, and never hangs.
+        """Judge one frozen attempt. Raises no error for a candidate's fault, and never hangs.
 
-        `again` is an earlier verdict, to be given once more on its seeds; secret ones are drawn
-        else.
+        `again` is an earlier verdict to repeat with its seeds; by default seeds are drawn from
+        os.urandom.
         """
         return self.complete(self.begin(attempt, again=again), build)
 
     def begin(self, attempt: Attempt, *, again: Verdict | None = None) -> PendingVerdict:
-        """What of a verdict can be done while a compiler makes the libraries.
+        """Start a verdict while a compiler builds the libraries.
 
-        The attempt is frozen, so that its seeds may be drawn. None of its code runs before
-        `complete`, and what compiles it is held in a sandbox. Raises ForkServerError where the referee
-        was closed; what else is lost meanwhile the verdict says.
+        The attempt is frozen, so its seeds may be drawn. None of its code runs before `complete`,
+        and the compiler runs in a sandbox. Raises ForkServerError if the referee was closed; the
+        verdict reports any other fault.
         """
         if self._closed:
-            raise ForkServerError("the judge was closed")
-        self._told = None
+            raise ForkServerError("the referee was closed")
+        self._last_check = None
         pending = PendingVerdict(attempt, Seeds(again.seeds if again else ()), again)
         pending.seed = pending.seeds.draw()
         try:
             self.processes.mend()
             planned = plan(
                 pending.seeds,
-                self.context.kinds,
-                self.context.turns,
-                weights=self.context.state,
-                grown=self.context.grown,
+                self.facts.kinds,
+                self.facts.sweep_counts,
+                weights=self.facts.state,
+                grown=self.facts.grown,
             )
-            # An earlier verdict says how often to perturb, and what is not confined could look.
+            # A repeated verdict sets the number of perturbations. Without a sandbox the compiled
+            # code could read the answers.
             eager = again is None and self.tier is not Tier.NONE
             pending.prefetcher = OraclePrefetcher(
                 self.context, self.oracle, pending.seed, planned, eager=eager
@@ -177,16 +181,17 @@ class Referee:
         return pending
 
     def refuse(self, attempt: Attempt, build: Build) -> Verdict:
-        """The verdict on a build that failed, for which no process is needed."""
-        assert not build.ok, "it has to be judged"
+        """Return the verdict on a build that failed, for which no process is needed."""
+        assert not build.ok, "the build succeeded; verify it instead"
         return self.complete(PendingVerdict(attempt, Seeds()), build)
 
     def complete(self, pending: PendingVerdict, build: Build) -> Verdict:
-        """The verdict. Raises ValueError if the build is of another attempt than was begun."""
+        """Return the verdict. Raises ValueError if the build is of another attempt than
+        `pending`."""
         attempt, again, seeds = pending.attempt, pending.again, pending.seeds
         if build.attempt != attempt.digest:
             pending.close()
-            raise ValueError("the build is of another attempt than the verdict was begun for")
+            raise ValueError("the build is of another attempt than the pending verdict")
         since = time.perf_counter()
         tally = Tally(again.perturbations if again else ())
         output = ""
@@ -199,9 +204,9 @@ class Referee:
             reason, detail, output = explain(failure)
         finally:
             pending.close()
-            self._told = None
+            self._last_check = None
             self.make_room()
-        tally.spend("total", time.perf_counter() - since)
+        tally.add_seconds("total", time.perf_counter() - since)
         return Verdict(
             accepted=reason is Reason.ACCEPTED,
             reason=reason,
@@ -222,16 +227,19 @@ class Referee:
         )
 
     def examine(self) -> dict[str, Any]:
-        """What the oracle finds out about the reference (`cuagent.verify.fitness.examine`)."""
+        """Return the oracle's examination of the reference (`cuagent.verify.fitness.examine`)."""
         self.processes.mend()
         return self.oracle.examine()
 
     def ask(
         self, weights: Weights, seed: int, kind: Inputs, draw: int
     ) -> tuple[Expected, list[Tensor]]:
-        """What is right for one draw, and the inputs; both valid until the next draw."""
+        """Return the right answer for one draw, and its inputs; both are valid until the next draw.
+
+        Raises TaskError, OracleLost.
+        """
         context = self.context
-        self._told = None
+        self._last_check = None
         self.oracle.load_weights(weights, seed, context.weights)
         self.oracle.draw(kind, draw, context.inputs)
         self.oracle.answer(context.inputs, 0, context.answers, draw, PerturbationBudget(0.0))
@@ -245,30 +253,33 @@ class Referee:
         draw: int,
         pairs: int = FEW_PAIRS,
     ) -> Finding:
-        """The strict rule on an answer to what was last asked; `pairs` are perturbed in doubt."""
+        """Apply the strict rule to an answer to the draw of the last `ask`.
+
+        `pairs` is the number of perturbation pairs if an error needs a sensitivity query.
+        """
         context = self.context
         sensitivity = SensitivityQuery(self.oracle, context.inputs, 0, context.answers, draw, pairs)
         return context.judged(outputs, expected, kind, sensitivity)
 
     @property
     def large(self) -> bool:
-        """Whether the task's tensors are so large that there is no room for what is not in use."""
-        return self.about["large"]
+        """True if the task's tensors are so large that unused memory must be released."""
+        return self.facts.large
 
     def make_room(self) -> None:
-        """Of a large task, have no memory for verdicts until the next one."""
+        """Release the memory of a large task until the next verdict."""
         if not self.large:
             return
-        self._told = None
+        self._last_check = None
         for arena in self.context.arenas:
             if self.oracle.alive:
-                with suppress(OracleLost, TaskError):  # told where it is asked next
+                with suppress(OracleLost, TaskError):  # the next request raises it again
                     self.oracle.forget(arena)
             arena.give_back()
         give_back(self.task.device.value)
 
     def _judge(self, pending: PendingVerdict, build: Build, tally: Tally) -> str:
-        """Go through the rounds; what the candidate printed. Raises Rejected, SessionEnded."""
+        """Run all rounds and return the candidate's printed text. Raises Rejected, SessionEnded."""
         if pending.failure is not None:
             raise pending.failure
         assert pending.session is not None
@@ -278,19 +289,22 @@ class Referee:
                 pending.prefetcher.suspend()
             with tally.clock("worker"):
                 session.import_model([library.path for library in build.libraries])
-            session.time_limit_s = self.time_limit_s(most_calls(self.context.turns))
-            call_s = max(self.call_s, SLOWER * self.about["call_s"])
+            session.time_limit_s = self.time_limit_s(call_count(self.facts.sweep_counts))
+            call_s = max(self.call_s, SLOWER * self.facts.call_s)
             VerificationRun(
                 self.context, pending.prefetcher, session, tally, call_s, pending.seeds
             ).run()
             return session.output()
 
-    # -- batches, for measuring
+    # -- batches, for timing
 
     def batch(self, count: int, *, filled: bool = True) -> Batch:
-        """Room for `count` secret input sets, `filled` by `refill`; close it with `discard`."""
+        """Allocate `count` secret input sets and their outputs; close the batch with `discard`.
+
+        With `filled` the inputs are drawn with `refill`.
+        """
         device = self.task.device.value
-        inputs, output = self._layouts["inputs"], self._layouts["output"]
+        inputs, output = self.facts.layouts.inputs, self.facts.layouts.output
         batch = Batch(
             Arena.create(inputs, count, device),
             Arena.create(inputs, count, device),
@@ -305,8 +319,9 @@ class Referee:
         """Draw slots of a batch anew, from secret seeds."""
         for slot in slots:
             batch.seeds[slot] = Seeds().draw()
-            self.oracle.draw(kind, batch.seeds[slot], batch.inputs, slot)
-            # As in a verdict: what lies beside an input does not tell which it is.
+            step = secrets.randbelow(MAX_SWEEP) if kind in SWEEPS else 0
+            self.oracle.draw(kind, batch.seeds[slot], batch.inputs, slot, step)
+            # As in a verdict: the guard bytes around an input must not identify it.
             batch.inputs.mend_guards(slot, secrets.choice(POISONS))
             batch.lay_out(CANDIDATE, [slot])
             batch.outputs.poison(POISONS[0], slot)
@@ -318,23 +333,26 @@ class Referee:
         outputs: Sequence[Tensor] | None = None,
         kind: Inputs = Inputs.OWN,
     ) -> RuleResult:
-        """The strict rule on `outputs` for one slot of `kind`, a trusted arm's where not given."""
+        """Apply the strict rule to `outputs` for one slot with inputs of `kind`.
+
+        By default `outputs` are those of the trusted arm that ran last on this slot.
+        """
         self.processes.load_timed_weights()
         seed, answers = batch.seeds[slot], self.context.answers
-        if self._told is None or self._told[0] != seed:
-            answered = self.oracle.answer(
+        if self._last_check is None or self._last_check[0] != seed:
+            reply = self.oracle.answer(
                 batch.inputs, slot, answers, seed, PerturbationBudget(LOGIC_SPREAD_S)
             )
-            self._told = seed, answered
-        if not self._told[1].is_decisive(kind):
-            return RuleResult(True, 0.0, "the reference has no answer here")
+            self._last_check = seed, reply
+        if not self._last_check[1].is_decisive(kind):
+            return RuleResult(True, 0.0, "the reference has no finite answer on these inputs")
         given = batch.outputs.tensors(slot) if outputs is None else outputs
         sensitivity = SensitivityQuery(self.oracle, batch.inputs, slot, answers, seed, FEW_PAIRS)
         finding = self.context.judged(given, self.context.expected(), kind, sensitivity)
         return RuleResult(finding.passed, finding.ratio, finding.note)
 
     def discard(self, batch: Batch) -> None:
-        """Give the memory of a batch back. Sessions that were lent it must be closed before."""
+        """Release the memory of a batch. Close all sessions that borrowed it first."""
         self.oracle.forget(batch.inputs)
         for arena in (batch.inputs, batch.lent, batch.outputs, batch.untrusted):
             arena.close()
@@ -344,7 +362,7 @@ class Referee:
         return stamp(self.tier, Policy(gpu=on_gpu, memory_bytes=self.processes.memory_bytes))
 
     def close(self) -> None:
-        """End every process and give all memory back."""
+        """End every process and release all memory. Idempotent."""
         self._closed = True
         self.processes.close()
         self.context.close()

@@ -1,6 +1,6 @@
-"""What a verdict says of whatever broke it off: whose fault it was, and in one line what happened.
+"""Turn an error that ended a verdict into a reason, a detail line and the output.
 
-Invariant: what a candidate can bring about is its own fault, and nothing else is.
+Invariant: a fault that a candidate can cause is the candidate's, and no other fault is.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from cuagent.verify.oracle.client import OracleLost
 from cuagent.verify.tally import Rejected
 from cuagent.worker import ForkServerError, SessionEnded, Status
 
-# What torch and the system raise in the referee comes from its own process and memory: the
-# candidate's code runs in another one.
+# Errors of torch and the system in the referee concern its own process and memory, because the
+# candidate's code runs in another process.
 MACHINE = (ForkServerError, OracleLost, SandboxError, MemoryError, OSError, RuntimeError)
 FORESEEN = (Rejected, SessionEnded, TaskError, *MACHINE)
-SHOWN = 5
-"""Messages of the compiler in a verdict."""
-LONGEST = 300
-"""Characters of a fault of the machine's."""
+MAX_MESSAGES = 5
+"""Number of compiler messages in a verdict."""
+MAX_CHARACTERS = 300
+"""Characters of a machine fault's message."""
 REASONS = {
     Status.IMPORT_FAILED: Reason.IMPORT_FAILED,
     Status.CONSTRUCT_FAILED: Reason.CONSTRUCT_FAILED,
@@ -36,7 +36,7 @@ REASONS = {
 
 
 def explain(failure: BaseException) -> tuple[Reason, str, str]:
-    """Reason, detail and the candidate's output, for one of FORESEEN."""
+    """Return reason, detail and the candidate's output for one of FORESEEN."""
     match failure:
         case Rejected():
             return failure.reason, str(failure), failure.output
@@ -44,16 +44,17 @@ def explain(failure: BaseException) -> tuple[Reason, str, str]:
             return REASONS[failure.status], failure.detail, failure.output
         case TaskError():
             return Reason.NOT_CERTIFIABLE, str(failure), ""
-    return Reason.INFRASTRUCTURE, " ".join(str(failure).split())[:LONGEST], ""
+    return Reason.INFRASTRUCTURE, " ".join(str(failure).split())[:MAX_CHARACTERS], ""
 
 
 def build_failure(build: Build) -> Rejected:
-    """The first message as the detail, the first few as output."""
+    """Return the rejection with the first compiler message as detail and the first few as
+    output."""
     shown = [
         f"{message.file}:{message.line}: {message.severity}: {message.message}"
         + (f"\n    {message.source_line.strip()}" if message.source_line.strip() else "")
-        for message in build.diagnostics[:SHOWN]
+        for message in build.diagnostics[:MAX_MESSAGES]
     ]
     first = build.diagnostics[0] if build.diagnostics else None
-    detail = f"{first.file}:{first.line}: {first.message}" if first else "no library"
+    detail = f"{first.file}:{first.line}: {first.message}" if first else "no library was built"
     return Rejected(Reason.BUILD_FAILED, detail, "\n".join(shown))

@@ -1,10 +1,10 @@
-"""The course of one verdict: rounds of draws, two calls each, and what the referee sees of them.
+"""Run one verification: rounds of draws, two calls per draw, and the referee's checks.
 
-Inputs come from the oracle, and the worker is lent a copy; outputs lie in the referee's memory,
-poisoned before a call and copied away at once after it; only then is the oracle asked what was
-right. Of the two calls one is made by itself, with poison wherever the candidate finds memory; the
-other in a block with those of other draws, in the very form in which calls are timed. Either comes
-first by turns. The referee opens and closes all that is used here.
+Inputs come from the oracle, and the worker gets a copy. Outputs are in the referee's memory, which
+is poisoned before a call and copied immediately after it; only then is the oracle asked for the
+right answer. One of the two calls is single, with poison in all memory that the candidate
+allocates. The other is in a block with the calls of other draws, in the form in which calls are
+timed. They alternate in which comes first. The referee opens and closes all objects used here.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 from cuagent.task import Device
 from cuagent.verdict import Reason
 from cuagent.verify.context import VerifyContext
-from cuagent.verify.inputs.kinds import LENIENT, SWEEPS, TURNS, Inputs
+from cuagent.verify.inputs.kinds import LENIENT, MAX_SWEEP, SWEEPS, Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.oracle.client import SensitivityQuery
-from cuagent.verify.plan import Planned
+from cuagent.verify.plan import PlannedRound
 from cuagent.verify.prefetch import OraclePrefetcher
-from cuagent.verify.rules.nonfinite import strays
-from cuagent.verify.rules.tolerance import Expected, Finding, constants
+from cuagent.verify.rules.nonfinite import nonfinite_differences
+from cuagent.verify.rules.tolerance import constants
+from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import Rejected, Tally, Trial, When
 from cuagent.worker import Session
 from cuagent.worker.memory.arena import POISONS, STRETCH, same_bytes
@@ -33,43 +34,54 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PAIRS_PER_PERTURBATION = 3
-"""Pairs of perturbations in doubt for each of the spread: 24 where the reference is quick."""
+"""Pairs of perturbations in a sensitivity query for each perturbation of the spread: 24 pairs if
+the reference is quick."""
 FLUSH = 256 << 20
-"""Bytes: overwrites the L2 of every GPU so far, and takes long enough to hide the launch's latency,
-without which a kernel of 10 us measures as 12."""
+"""Bytes to overwrite before a call. They exceed the L2 of every GPU so far, and overwriting takes
+long enough to hide the launch latency, without which a kernel of 10 us measures as 12 us."""
 FEW_ELEMENTS = 1 << 22
-"""Below this many, comparing on the CPU takes one thread: a pool that must share its cores with
-other processes waits for itself (measured: 65 s for what one thread does in 0.1 s)."""
+"""Number of output elements below which comparisons on the CPU use one thread.
+
+A thread pool that shares its cores with other processes waits for itself (measured: 65 s for work
+that one thread does in 0.1 s).
+"""
 
 
-OTHERS = 2
-"""Further draws of a kind that decide where one was refused by no more than its elements move."""
-LEFT = f"past its bound by no more than roundoff may move it; {OTHERS} other draws decide"
+EXTRA_DRAWS = 2
+"""Number of further draws that decide if a draw failed by no more than roundoff may move its
+elements."""
+DEFERRED = (
+    f"past its bound, but not by more than roundoff can cause; {EXTRA_DRAWS} other draws decide"
+)
+"""Note on a draw whose failure does not count."""
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _Result:
+    """The oracle's answer to one draw and the findings on the candidate's outputs."""
+
     expected: Expected
     findings: list[Finding]
     perturbations: int
 
     @property
     def steep(self) -> bool:
-        """Refused, but only where the answer is so steep that honest roundoff moves it as far."""
+        """True if the draw failed only where honest roundoff moves the answer by as much."""
         return not all(f.passed for f in self.findings) and all(
-            f.passed or f.steep for f in self.findings
+            f.passed or f.within_sensitivity for f in self.findings
         )
 
-    def left(self) -> _Judged:
-        """The same, with nothing held against anybody: other draws decide."""
+    def deferred(self) -> _Result:
+        """Return a copy in which failures do not count, because other draws decide."""
         findings = [
-            f if f.passed else replace(f, passed=True, ratio=1.0, note=LEFT) for f in self.findings
+            f if f.passed else replace(f, passed=True, ratio=1.0, note=DEFERRED)
+            for f in self.findings
         ]
         return replace(self, findings=findings)
 
 
 class VerificationRun:
-    """One verdict's way through the rounds. Raises Rejected, SessionEnded, OracleLost."""
+    """The rounds of one verdict. Raises Rejected, SessionEnded, OracleLost."""
 
     def __init__(
         self,
@@ -80,12 +92,12 @@ class VerificationRun:
         call_s: float,
         seeds: Seeds,
     ) -> None:
-        """`seeds` are those of the plan, for draws that nobody could foresee."""
+        """`seeds` are the plan's, for draws that the plan does not hold."""
         self.context = context
         self.prefetcher = prefetcher
         self.seeds = seeds
-        self._deciding = False
-        """Whether draws are made to decide about another one."""
+        self._in_extra_draws = False
+        """True while further draws are made to decide about a draw."""
         self.session = session
         self.tally = tally
         self.call_s = call_s
@@ -93,7 +105,7 @@ class VerificationRun:
         self._block_first = itertools.cycle((False, True))
 
     def run(self) -> None:
-        """The weights come from the seed that was the session's at its construction."""
+        """Run all rounds. The session's construction seed is also the seed of the weights."""
         self.context.outputs.mend_guards()
         with self._threads():
             self._rounds()
@@ -103,87 +115,95 @@ class VerificationRun:
             with self.tally.clock("oracle"):
                 self.prefetcher.load_weights(number)
             with self.tally.clock("worker"):
-                self.session.load(self.context.weights, fresh=planned.part.fresh)
+                self.session.load(self.context.weights, fresh=planned.round.fresh)
             self._round(planned)
             if (worst := self.tally.worst_in_use()) is not None:
-                self._in_a_fresh_model(worst)
+                self._retry_in_new_model(worst)
             if self.tally.failed:
-                break  # the first round has all that the lax rule needs
+                break  # the first round holds all draws that the lax rule needs
 
-    def _round(self, planned: Planned) -> None:
-        wanted = {trial.seed for trial in planned.again}
+    def _round(self, planned: PlannedRound) -> None:
+        repeated = {trial.seed for trial in planned.repeats}
         first: dict[int, list[Tensor]] = {}
         for group in self._groups(planned.trials):
             outputs = self._try(group)
-            first |= {t.seed: o for t, o in zip(group, outputs, strict=True) if t.seed in wanted}
+            first |= {t.seed: o for t, o in zip(group, outputs, strict=True) if t.seed in repeated}
             del outputs
-        for group in self._groups(planned.again):
+        for group in self._groups(planned.repeats):
             if not self.tally.failed:
-                self._try_again(group, [first[trial.seed] for trial in group])
+                self._repeat(group, [first[trial.seed] for trial in group])
         for sweep in planned.sweeps:
             if not self.tally.failed:
                 self._sweep(sweep)
 
     def _groups(self, trials: Sequence[Trial]) -> Iterator[Sequence[Trial]]:
-        """Those whose calls are made in one block."""
-        most = self.context.lent.count
-        return (trials[begun : begun + most] for begun in range(0, len(trials), most))
+        """Yield the trials whose calls are made in one block."""
+        size = self.context.lent.count
+        return (trials[start : start + size] for start in range(0, len(trials), size))
 
     def _sweep(self, trials: Sequence[Trial]) -> None:
-        """Draws that belong together, until one fails."""
+        """Run the draws of a sweep until one fails."""
         for group in self._groups(trials):
             for trial in group:
-                self.context.inputs.mend_guards(self._drawn(trial), next(self._poisons))
+                self.context.inputs.mend_guards(self._input_slot(trial), next(self._poisons))
             for slot, output in enumerate(self._block(group)):
                 self._compare(group[slot], [output], POISONS[0])
             if self.tally.failed:
                 return
-        turns = self.context.turns[trials[0].kind]
-        if len(trials) < turns.needed:
-            reached = f"{len(trials)} of the {turns.needed} draws that would reach every place"
-            self.tally.remark(f"{trials[0].kind}: {reached}")
+        sweep_count = self.context.facts.sweep_counts[trials[0].kind]
+        if len(trials) < sweep_count.needed:
+            covered = (
+                f"{len(trials)} of the {sweep_count.needed} draws that would cover every position"
+            )
+            self.tally.add_note(f"{trials[0].kind}: {covered}")
 
-    def _in_a_fresh_model(self, trial: Trial) -> None:
-        """What went wrong in the model in use once more: is it the use, or are it the inputs?"""
+    def _retry_in_new_model(self, trial: Trial) -> None:
+        """Repeat a draw that failed in the model in use, to tell a fault of reuse from one of the
+        inputs."""
         with self.tally.clock("worker"):
             self.session.load(self.context.weights)
-        afresh = replace(trial, when=When.FIRST)
-        self.prefetcher.insert(afresh, like=trial)
-        self._try([afresh])
+        retried = replace(trial, when=When.FIRST)
+        self.prefetcher.insert(retried, like=trial)
+        self._try([retried])
 
     def _try(self, trials: Sequence[Trial]) -> list[list[Tensor]]:
-        """Draws of one block: two calls each, then the oracle, then the rules; the outputs."""
+        """Run the draws of one block: two calls each, then the oracle, then the rules. Returns the
+        outputs."""
         poisons = [next(self._poisons) for _ in trials]
         for trial, poison in zip(trials, poisons, strict=True):
-            # What is read past the end of an input shows, though it is multiplied by zero.
-            self.context.inputs.mend_guards(self._drawn(trial), poison)
-        together = self._block(trials) if next(self._block_first) else None
-        alone = [self._alone(trial, slot, poisons[slot]) for slot, trial in enumerate(trials)]
-        together = together or self._block(trials)
-        # Equal outputs are judged once, and kept once: that is nearly always, and halves the work.
-        distinct = [[a] if _equal(a, b) else [a, b] for a, b in zip(alone, together, strict=True)]
-        del together
+            # Poison in the guards shows reads past the end of an input, also times zero.
+            self.context.inputs.mend_guards(self._input_slot(trial), poison)
+        block = self._block(trials) if next(self._block_first) else None
+        single = [
+            self._single_call(trial, slot, poisons[slot]) for slot, trial in enumerate(trials)
+        ]
+        block = block or self._block(trials)
+        # Outputs are nearly always equal; judging and storing them once halves the work.
+        distinct = [[a] if _equal(a, b) else [a, b] for a, b in zip(single, block, strict=True)]
+        del block
         for slot, trial in enumerate(trials):
             self._compare(trial, distinct[slot], poisons[slot])
-        return alone
+        return single
 
-    def _try_again(self, trials: Sequence[Trial], before: Sequence[list[Tensor]]) -> None:
-        """What came before once more, in another order; the same output again needs no judging."""
+    def _repeat(self, trials: Sequence[Trial], before: Sequence[list[Tensor]]) -> None:
+        """Repeat earlier draws in another order. An output that equals the earlier one is not
+        judged again."""
         for trial in trials:
-            self._drawn(trial)
+            self._input_slot(trial)
         for slot, output in enumerate(self._block(trials)):
             if _equal(output, before[slot]):
                 self.prefetcher.done(trials[slot])
             else:
                 self._compare(trials[slot], [output], POISONS[0])
 
-    def _drawn(self, trial: Trial) -> int:
-        """The slot where its inputs lie."""
+    def _input_slot(self, trial: Trial) -> int:
+        """Return the slot that holds the inputs of a trial."""
         with self.tally.clock("oracle"):
             return self.prefetcher.inputs(trial)
 
-    def _alone(self, trial: Trial, slot: int, poison: int) -> list[Tensor]:
-        """The output of one call by itself; `poison` lies in whatever memory the candidate gets."""
+    def _single_call(self, trial: Trial, slot: int, poison: int) -> list[Tensor]:
+        """Return the output of a single call; `poison` fills all memory that the candidate
+        allocates."""
         context = self.context
         context.lent.lay(context.inputs, slot, self.prefetcher.slot(trial))
         context.outputs.poison(poison, slot)
@@ -196,7 +216,7 @@ class VerificationRun:
         return snapshot
 
     def _block(self, trials: Sequence[Trial]) -> list[list[Tensor]]:
-        """The outputs of a block of calls, made in the form in which calls are timed."""
+        """Return the outputs of a block of calls, made in the form in which calls are timed."""
         context, slots = self.context, range(len(trials))
         for slot, trial in enumerate(trials):
             context.lent.lay(context.inputs, slot, self.prefetcher.slot(trial))
@@ -205,7 +225,7 @@ class VerificationRun:
             self.session.block(
                 context.lent,
                 context.outputs,
-                # The other way round, so that what a call does to the one after it shows.
+                # In reverse order, so that effects of one call on the next one show.
                 [(slot, slot) for slot in reversed(slots)],
                 deadline_s=self.call_s * len(trials),
                 flush=FLUSH if context.task.device is Device.CUDA else 0,
@@ -216,106 +236,120 @@ class VerificationRun:
         return snapshots
 
     def _compare(self, trial: Trial, distinct: Sequence[Sequence[Tensor]], poison: int) -> None:
-        """Judge what calls on one draw gave; `poison` lay in the memory of the first."""
-        count = next(self.tally.to_perturb, 0)
-        # A constant must fail in spite of the spread, and so it is asked for until that has.
-        spread = count > 0 or self.tally.trivial or self.context.wants_spread(trial.kind)
-        said = self._judged(trial, distinct, count, spread=spread)
-        if not spread and not all(finding.passed for finding in said.findings):
-            said = self._judged(trial, distinct, count, spread=True)
-        self.tally.perturbations.append(said.perturbations)
-        leave = said.steep and not self._deciding and not self.tally.failed
-        if said.findings:
+        """Judge the outputs of one draw's calls. `poison` filled the output memory of the first."""
+        count = next(self.tally.recorded_counts, 0)
+        # A constant must fail despite the spread, so the spread is needed until one has failed.
+        spread = count > 0 or self.tally.constant_passes or self.context.needs_spread(trial.kind)
+        result = self._judge(trial, distinct, count, spread=spread)
+        if not spread and not all(finding.passed for finding in result.findings):
+            result = self._judge(trial, distinct, count, spread=True)
+        self.tally.perturbations.append(result.perturbations)
+        defer = result.steep and not self._in_extra_draws and not self.tally.failed
+        if result.findings:
             with self.tally.clock("compare"):
-                self._count(trial, distinct, said.left() if leave else said, poison)
+                self._add_to_tally(trial, distinct, result.deferred() if defer else result, poison)
         self.prefetcher.done(trial)
-        if leave:
-            self._let_others_decide(trial)
+        if defer:
+            self._make_extra_draws(trial)
 
-    def _let_others_decide(self, trial: Trial) -> None:
-        """Further draws of the kind, which all must pass.
+    def _make_extra_draws(self, trial: Trial) -> None:
+        """Make further draws of the kind, which all must pass.
 
-        Where an answer is steep the spread of a draw says little, and one honest draw in a thousand
-        is refused by it. What is wrong for any other reason is so on the next draw as well.
+        If an answer is steep, the spread of one draw says little, and one honest draw in a thousand
+        fails by it. A candidate that is wrong for any other reason fails the next draws too.
         """
-        self.tally.remark(f"{trial.kind}: {LEFT}")
-        self._deciding = True
-        for _ in range(OTHERS):
+        self.tally.add_note(f"{trial.kind}: {DEFERRED}")
+        self._in_extra_draws = True
+        for _ in range(EXTRA_DRAWS):
             seed = self.seeds.draw()
-            turn = trial.seed % TURNS - seed % TURNS if trial.kind in SWEEPS else 0
-            other = replace(trial, seed=seed + turn)
-            self.prefetcher.insert(other, like=trial)
-            self._try([other])
-        self._deciding = False
+            if trial.kind in SWEEPS:
+                seed += trial.step - seed % MAX_SWEEP
+            extra = replace(trial, seed=seed)
+            self.prefetcher.insert(extra, like=trial)
+            self._try([extra])
+        self._in_extra_draws = False
 
-    def _count(
-        self, trial: Trial, outputs: Sequence[Sequence[Tensor]], said: _Judged, poison: int
+    def _add_to_tally(
+        self, trial: Trial, outputs: Sequence[Sequence[Tensor]], result: _Result, poison: int
     ) -> None:
-        expected, findings = said.expected, said.findings
-        if trial.kind in LENIENT and (told := strays(outputs[0], expected)):
-            self.tally.remark(f"{trial.kind}: {told}")
+        """Add the findings of one draw to the tally."""
+        expected, findings = result.expected, result.findings
+        if trial.kind in LENIENT and (difference := nonfinite_differences(outputs[0], expected)):
+            self.tally.add_note(f"{trial.kind}: {difference}")
         unwritten = not findings[0].passed and _poisoned(outputs[0], poison)
         timed = findings[0].passed and not findings[-1].passed
-        seen = replace(trial, when=When.TIMED) if timed else trial
-        self.tally.add(seen, outputs, expected, findings, unwritten)
-        if self.tally.trivial:
+        recorded = replace(trial, when=When.TIMED) if timed else trial
+        self.tally.add(recorded, outputs, expected, findings, unwritten)
+        if self.tally.constant_passes:
             if self.tally.constants is None:
                 self.tally.constants = constants(expected)
-            self.tally.trivial = self._constant_passes(self.tally.constants, expected, trial.kind)
+            self.tally.constant_passes = self._constant_passes(
+                self.tally.constants, expected, trial.kind
+            )
 
-    def _judged(
+    def _judge(
         self, trial: Trial, outputs: Sequence[Sequence[Tensor]], count: int, *, spread: bool
-    ) -> _Judged:
-        """What the oracle says, and the rules on each of `outputs`; none where it says nothing."""
+    ) -> _Result:
+        """Return the oracle's answer and the findings on `outputs`; no findings if the answer is
+        not decisive."""
         with self.tally.clock("oracle"):
-            answered, slot = self.prefetcher.answer(trial, spread=spread, count=count)
-        expected = replace(self.context.expected(slot), certain=answered.certain)
-        if not answered.is_decisive(trial.kind, trial.weights):
-            return _Judged(expected, [], answered.perturbations)
-        asked = spread and not self.tally.failed
-        sensitivity = self._sensitivity(trial, answered.perturbations) if asked else None
+            info, slot = self.prefetcher.answer(trial, spread=spread, count=count)
+        expected = replace(self.context.expected(slot), certain=info.certain)
+        if not info.is_decisive(trial.kind, trial.weights):
+            return _Result(expected, [], info.perturbations)
+        may_query = spread and not self.tally.failed
+        sensitivity = self._sensitivity(trial, info.perturbations) if may_query else None
         with self.tally.clock("compare"):
             findings = [self.context.judged(x, expected, trial.kind, sensitivity) for x in outputs]
-            return _Judged(expected, findings, answered.perturbations)
+            return _Result(expected, findings, info.perturbations)
 
     def _sensitivity(self, trial: Trial, perturbations: int) -> SensitivityQuery:
-        """By the more perturbations the quicker the reference is; an audit takes as many."""
+        """Return a sensitivity query with more pairs the quicker the reference is; an audit repeats
+        them."""
         return self.prefetcher.sensitivity(trial, PAIRS_PER_PERTURBATION * perturbations)
 
     def _constant_passes(self, levels: Sequence[float], expected: Expected, kind: Inputs) -> bool:
-        """One constant for all draws: a loss is one number in each of them, yet not the same."""
-        both = zip(expected.declared, levels, strict=True)
-        flat = [r.new_full((), c).expand(r.shape) for r, c in both]  # one number in memory
-        return self.context.judged(flat, expected, kind, told=False).passed
+        """Return True if one constant passes on all draws so far.
+
+        A loss is one number in each draw too, but not the same number.
+        """
+        pairs = zip(expected.declared, levels, strict=True)
+        flat = [r.new_full((), c).expand(r.shape) for r, c in pairs]  # one number in memory
+        return self.context.judged(flat, expected, kind, explain=False).passed
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
-        """One thread for little work on the CPU."""
+        """Use one thread for small outputs on the CPU."""
         import torch
 
         before = torch.get_num_threads()
         elements = sum(view.numel() for view in self.context.outputs.tensors())
-        little = self.context.task.device is Device.CPU and elements < FEW_ELEMENTS
-        torch.set_num_threads(1 if little else before)
+        small = self.context.task.device is Device.CPU and elements < FEW_ELEMENTS
+        torch.set_num_threads(1 if small else before)
         try:
             yield
         finally:
             torch.set_num_threads(before)
 
     def _check_memory(self, trial: Trial, slot: int) -> None:
-        """The inputs must be as they were lent, and everything beside the tensors too."""
+        """Raise Rejected if inputs changed, or bytes outside the tensors."""
         context, drawn = self.context, self.prefetcher.slot(trial)
         if not context.lent.holds(context.inputs, slot, drawn):
             if context.lent.guards_like(context.inputs, slot, drawn):
-                what = f"after a call on {trial.kind} inputs they are not as they were"
+                what = f"a call changed its {trial.kind} inputs"
                 raise Rejected(Reason.CHANGED_INPUT, what, self.session.output())
-            raise Rejected(Reason.WROTE_OUTSIDE, "wrote beside an input", self.session.output())
+            raise Rejected(
+                Reason.WROTE_OUTSIDE, "wrote outside an input tensor", self.session.output()
+            )
         if not self.context.outputs.guards_hold():
-            raise Rejected(Reason.WROTE_OUTSIDE, "wrote beside an output", self.session.output())
+            raise Rejected(
+                Reason.WROTE_OUTSIDE, "wrote outside an output tensor", self.session.output()
+            )
 
 
 def _equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Bit for bit; poison differs from draw to draw, so that unwritten elements are not."""
+    """Return True if tensors are equal bit for bit. Poison differs per draw, so unwritten ones
+    differ."""
     return all(same_bytes(_words(a), _words(b)) for a, b in zip(first, second, strict=True))
 
 
@@ -326,10 +360,13 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _poisoned(outputs: Sequence[Tensor], byte: int) -> bool:
-    """Whether some tensor holds the poison in a place; as an integer 0xFF.. is -1, and no sign."""
+    """Return True if a tensor holds the poison in some element.
+
+    As an integer 0xFF.. is -1, a usual value, so it counts only in floating tensors.
+    """
     for tensor in outputs:
-        telling = tensor.is_floating_point() or byte != POISONS[0]
-        if tensor.numel() and tensor.element_size() > 1 and telling:
+        poison_is_unusual = tensor.is_floating_point() or byte != POISONS[0]
+        if tensor.numel() and tensor.element_size() > 1 and poison_is_unusual:
             words = _words(tensor).view(-1, tensor.element_size())
             if any(bool((some == byte).all(dim=1).any()) for some in words.split(STRETCH // 8)):
                 return True

@@ -1,14 +1,14 @@
-"""A gate before a claim: the candidate under NVIDIA's compute-sanitizer, where it is installed.
+"""Check a candidate with NVIDIA's compute-sanitizer, if it is installed, before a claim.
 
-It finds what no output shows: accesses past a buffer that the candidate allocated itself, races in
-shared memory, reads of memory never written. It runs beside the candidate, so it finds mistakes and
-not lies, and a clean report is no proof. One call on the task's own inputs per tool, 10 to 100
-times slower than usual, with torch's caching allocator off, since accesses inside its pool are
-legal to the driver.
+It finds faults that no output shows: accesses outside a buffer that the candidate allocated, races
+in shared memory, reads of uninitialised memory. It runs in the candidate's process, so it finds
+mistakes and not cheats, and a clean report is no proof. It makes one call on the task's own inputs
+per tool, 10 to 100 times slower than usual, with torch's caching allocator off, because the driver
+regards accesses inside the allocator's pool as legal.
 
-Invariant: a race or an unwritten read refuses an attempt only in a kernel of its own; libraries are
-known to read padding that nobody wrote. An access out of bounds counts whoever's kernel made it. A
-tool that could not run says nothing. What does not refuse is a note.
+Invariant: a race or an uninitialised read rejects an attempt only in the attempt's own kernel,
+because libraries are known to read uninitialised padding. An access out of bounds counts in any
+kernel. A tool that could not run does not reject. Findings that do not reject become notes.
 """
 
 from __future__ import annotations
@@ -37,54 +37,62 @@ from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.referee import Referee
-from cuagent.worker.fork_server import kept_environment
+from cuagent.worker.fork_server import inherited_environment
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 FOUND = 99
-"""Exit code that the tool is told to leave with when it found something."""
+"""Exit code that the tool returns if it found an error."""
 DEADLINE_S = 120.0
-LOOK_S = 0.05
-LINES = 12
-"""Of a report that are shown."""
-MOST_READ = 1 << 20
+"""Seconds that one tool may run."""
+POLL_S = 0.05
+"""Seconds between two checks for the end of the tool."""
+MAX_LINES = 12
+"""Number of lines of a report that are shown."""
+MAX_READ = 1 << 20
+"""Characters of a report that are read."""
 PROGRAM = Path(__file__).parents[1] / "worker" / "single.py"
 TRAMPOLINE = "/usr/bin/env"
-"""What the tool is told to start. It asks access() first, which says no for an interpreter in a
-closed home, although the capability that the sandbox leaves lets it be executed."""
+"""Program that the tool starts. The tool calls access() first, which fails for an interpreter in a
+private home folder, although the sandbox's capability allows executing it."""
 INVALID = "Invalid __"
-"""An access that the driver would refuse is a fault whoever's kernel was told to make it."""
-MISSING = "compute-sanitizer is not installed: memory that the candidate allocates is not checked"
+"""Text of an access that the driver would reject, which is a fault in any kernel."""
+MISSING = (
+    "compute-sanitizer is not installed: accesses outside memory that the candidate allocates are "
+    "not checked"
+)
 
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 _BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
 _NAME = re.compile(r"(\w+)\s*\(")
 _TRITON = re.compile(r"@triton\.jit\b[^\n]*\n(?:@[^\n]*\n)*def (\w+)")
 _HEAD = 240
-"""Characters after `__global__` in which a kernel's name is looked for."""
+"""Characters after `__global__` that are searched for a kernel's name."""
 
 
 class Outcome(StrEnum):
-    """What a tool says of a candidate."""
+    """Result of a tool."""
 
     CLEAN = "clean"
     FAULTY = "faulty"
-    """It names a kernel that the attempt defines."""
-    ELSEWHERE = "found something in no kernel of the attempt's own"
+    """The report names a kernel that the attempt defines, or an access that is invalid in any
+    kernel."""
+    ELSEWHERE = "found an error outside the attempt's own kernels"
     UNKNOWN = "could not run"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one tool said."""
+    """Report of one tool."""
 
     tool: str
     outcome: Outcome
     text: str = ""
-    """Its first findings, a few lines; or why it could not say."""
+    """First findings in a few lines, or the reason why the tool could not run."""
 
 
 def sanitizer() -> Path | None:
-    """compute-sanitizer of the toolkit or of the package on PyPI; None where there is neither."""
+    """Return the compute-sanitizer of the CUDA toolkit or of a PyPI package; None if there is
+    neither."""
     if found := shutil.which("compute-sanitizer"):
         return Path(found).resolve()
     places = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin"]
@@ -96,7 +104,8 @@ def sanitizer() -> Path | None:
 
 
 def gated(referee: Referee, attempt: Attempt, build: Build, verdict: Verdict) -> Verdict:
-    """The verdict after the tools: refused for a fault in the attempt's own kernels, else noted.
+    """Return the verdict after the tools ran: rejected for a fault, else with a note for each
+    report.
 
     Raises OracleLost, TaskError.
     """
@@ -124,16 +133,16 @@ def sanitize(
     tools: Sequence[str] = TOOLS,
     deadline_s: float = DEADLINE_S,
 ) -> tuple[Report, ...]:
-    """One report for each tool, up to the first that finds a fault.
+    """Return one report per tool, up to the first that finds a fault.
 
-    Empty where there is no CUDA task, no tool, or nothing built. Raises OracleLost, TaskError.
+    Empty for a CPU task, without the tool, or if the build failed. Raises OracleLost, TaskError.
     """
     program = sanitizer()
     if program is None or referee.task.device is not Device.CUDA or not build.ok:
         return ()
     folder = Path(tempfile.mkdtemp(prefix="sanitize-", dir=referee.folder))
     try:
-        lay_down(referee, attempt, folder)
+        write_debug_folder(referee, attempt, folder)
         reports: list[Report] = []
         for tool in tools:
             command = sandboxed(program, tool, folder, build, referee.tier)
@@ -148,7 +157,8 @@ def sanitize(
 
 
 def own_kernels(attempt: Attempt) -> frozenset[str]:
-    """Names of the kernels in the attempt's text: CUDA's, in strings too, and Triton's."""
+    """Return the names of the kernels in the attempt's text: CUDA's, also in strings, and
+    Triton's."""
     names: set[str] = set()
     for _, text in attempt.files:
         names.update(match[1] for match in _TRITON.finditer(text))
@@ -160,26 +170,26 @@ def own_kernels(attempt: Attempt) -> frozenset[str]:
 
 
 def read(tool: str, status: int | None, text: str, own: frozenset[str]) -> Report:
-    """What a tool's exit status (None: past its deadline) and text amount to."""
+    """Return the report for a tool's exit status (None after its time limit) and its text."""
     if status is None:
-        return Report(tool, Outcome.UNKNOWN, "not done in time")
+        return Report(tool, Outcome.UNKNOWN, "exceeded its time limit")
     if status == FOUND:
         named = not own.isdisjoint(re.findall(r"\w+", text))
         outcome = Outcome.FAULTY if named or INVALID in text else Outcome.ELSEWHERE
         return Report(tool, outcome, _shown(text))
     summary = _SUMMARY.search(text)
-    # A tool that never saw a kernel says no such thing, and may leave with 0 all the same.
+    # A tool that saw no kernel prints no summary, but may exit with 0.
     if status == 0 and summary is not None and summary[1] == "0":
         return Report(tool, Outcome.CLEAN)
-    return Report(tool, Outcome.UNKNOWN, _shown(text) or f"it left with exit status {status}")
+    return Report(tool, Outcome.UNKNOWN, _shown(text) or f"ended with exit status {status}")
 
 
 def sandboxed(program: Path, tool: str, folder: Path, build: Build, tier: Tier) -> list[str]:
-    """The command line that runs `single.py` on a folder under a tool, held as a worker is."""
+    """Return the command that runs `single.py` on a folder under a tool, confined like a worker."""
     command = [
         str(program),
         *("--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"),
-        # torch asks the driver for much that some machines lack, and goes on without.
+        # torch makes driver calls that fail on some machines, and handles the failure.
         *(("--report-api-errors", "no") if tool == "memcheck" else ()),
         *(TRAMPOLINE, sys.executable, "-I", "-B", str(PROGRAM), str(folder)),
     ]
@@ -188,15 +198,15 @@ def sandboxed(program: Path, tool: str, folder: Path, build: Build, tier: Tier) 
         write=(folder,),
         gpu=True,
         children=True,
-        # The tool and what it injects talk through a socket.
+        # The tool and the code that it injects communicate through a socket.
         network=True,
         environment=(*environment(build).items(), ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")),
     )
     return wrap(command, policy, Tier.NONE if tier is Tier.NONE else Tier.LANDLOCK)
 
 
-def lay_down(referee: Referee, attempt: Attempt, folder: Path) -> None:
-    """The attempt, its order, and one set of weights and inputs."""
+def write_debug_folder(referee: Referee, attempt: Attempt, folder: Path) -> None:
+    """Write the attempt, its model spec, and one set of weights and inputs to `folder`."""
     import torch
 
     seeds = Seeds()
@@ -212,34 +222,37 @@ def lay_down(referee: Referee, attempt: Attempt, folder: Path) -> None:
 
 
 def run(command: list[str], folder: Path, deadline_s: float) -> tuple[int | None, str]:
-    """Exit status, None past the deadline, and what was printed. The whole group is ended."""
+    """Run a command and return its exit status (None after the time limit) and its printed text.
+
+    Ends the whole process group.
+    """
     deadline = time.monotonic() + deadline_s
     with tempfile.TemporaryFile("w+", dir=folder.parent, errors="replace") as report:
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=kept_environment(),
+            env=inherited_environment(),
             stdin=subprocess.DEVNULL,
             stdout=report,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        ended = None
-        while ended is None and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
-            # Not reaped yet, so that the group's number is nobody else's when it is killed.
-            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        exited = None
+        while exited is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            # Not reaped yet, so that the group's number stays reserved until it is killed.
+            exited = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         os.killpg(process.pid, signal.SIGKILL)
         status = process.wait()
         report.seek(0)
-        return (status if ended else None), report.read(MOST_READ)
+        return (status if exited else None), report.read(MAX_READ)
 
 
 def _shown(text: str) -> str:
-    """The findings without the tool's frame, or the last lines of what went wrong."""
+    """Return the findings without the tool's frame, or the last lines of the text."""
     found = [line.removeprefix("=========").strip() for line in text.splitlines() if "====" in line]
     lines = [line for line in found if line and line != "COMPUTE-SANITIZER"]
-    return "\n".join(lines[:LINES] or text.splitlines()[-LINES:])
+    return "\n".join(lines[:MAX_LINES] or text.splitlines()[-MAX_LINES:])
 
 
 def _note(report: Report) -> str:

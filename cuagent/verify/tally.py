@@ -1,4 +1,4 @@
-"""The course of a verdict: which draws with which weights, and what their findings amount to."""
+"""The rounds of a verdict, and the tally that turns their findings into a conclusion."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from typing import TYPE_CHECKING
 from cuagent.task import Precision
 from cuagent.verdict import Draw, Reason, RuleResult
 from cuagent.verify.inputs.kinds import EXACT, SWEEPS, Inputs
-from cuagent.verify.inputs.repertoire import Turns
+from cuagent.verify.inputs.repertoire import SweepCount
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.rules.bounds import UNITS
-from cuagent.verify.rules.tolerance import Expected, Finding, lax
+from cuagent.verify.rules.tolerance import lax
+from cuagent.verify.rules.types import Expected, Finding
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LAX_DRAWS = 5
+"""Number of draws of the lax rule, as in KernelBench and CUDA Agent."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """Some draws under the same weights."""
+    """Draws under the same weights."""
 
     weights: Weights
     kinds: tuple[Inputs, ...]
     fresh: bool = True
-    """Whether a model is constructed for them; else the weights go into the one in use."""
-    again: int = 0
-    """How many of the draws come a second time, in another order, when all have come once."""
+    """True if a model is constructed for the round; else the weights are loaded into the one in
+    use."""
+    repeats: int = 0
+    """Number of draws that are repeated, in another order, after all others."""
     sweeps: tuple[Inputs, ...] = ()
-    """Kinds of which several draws belong together; each is called once, in a block."""
+    """Kinds of which several draws belong together; each draw is called once, in a block."""
 
 
 ROUNDS = (
@@ -72,7 +75,7 @@ ROUNDS = (
             Inputs.MASKS,
             Inputs.EMPTY,
         ),
-        again=3,
+        repeats=3,
         sweeps=SWEEPS,
     ),
     Round(Weights.GROWN, (Inputs.OWN,)),
@@ -86,30 +89,34 @@ ROUNDS = (
         sweeps=(Inputs.HALVES,),
     ),
 )
+"""All rounds of a verdict in their order."""
 
 
-def most_calls(turns: Mapping[Inputs, Turns]) -> int:
-    """Calls of a verdict in which every kind of draw is used, with so many turns of each sweep."""
-    swept = sum(turns[k].made for part in ROUNDS for k in part.sweeps if k in turns)
-    return swept + sum(2 * len(part.kinds) + part.again for part in ROUNDS)
+def call_count(sweep_counts: Mapping[Inputs, SweepCount]) -> int:
+    """Return the number of calls of a verdict that uses every kind of draw."""
+    swept = sum(
+        sweep_counts[kind].made for entry in ROUNDS for kind in entry.sweeps if kind in sweep_counts
+    )
+    return swept + sum(2 * len(entry.kinds) + entry.repeats for entry in ROUNDS)
 
 
 class When(StrEnum):
-    """What is special about a draw beside its inputs and weights."""
+    """Circumstances of a draw besides its inputs and weights."""
 
     FIRST = ""
     AGAIN = "again"
-    """The same inputs came before, others in between: state that is kept shows."""
+    """The same inputs came before with others in between, which shows state kept between calls."""
     TIMED = "as timed"
-    """In a block of calls without poison, as in timing: whoever tells the two apart shows."""
+    """Call in a block without poison, as in timing, which shows code that detects the timing."""
     SWAPPED = "weights swapped"
-    """The weights were loaded into a model in use: what was derived from the old ones shows."""
+    """The weights were loaded into a model in use, which shows values derived from the old
+    weights."""
     IN_USE = "model in use"
-    """The same for a model without weights, which was not constructed anew."""
+    """Same as SWAPPED for a model without weights that was not constructed anew."""
 
 
 class Rejected(Exception):
-    """The referee has seen enough."""
+    """The attempt is rejected; no further draw is needed."""
 
     def __init__(self, reason: Reason, detail: str, output: str = ""):
         super().__init__(detail)
@@ -119,15 +126,18 @@ class Rejected(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One draw to be made, and no other though it were like it."""
+    """One planned draw. Equal fields do not make two trials equal."""
 
     kind: Inputs
     weights: Weights
     seed: int
     when: When = When.FIRST
+    step: int = 0
+    """Number of the draw within its sweep."""
 
     @property
     def name(self) -> str:
+        """Name of the draw in a verdict: kind, weights and circumstances."""
         parts = [self.kind.value]
         if self.weights is not Weights.OWN:
             parts.append(f"{self.weights} weights")
@@ -135,26 +145,26 @@ class Trial:
 
     @property
     def is_lax(self) -> bool:
-        """Whether it is one of the lax rule's: own inputs, own weights."""
+        """True for a draw of the lax rule: own inputs, own weights."""
         return self.kind is Inputs.OWN and self.weights is Weights.OWN
 
 
 class Tally:
-    """What one verdict has gathered so far."""
+    """Findings of one verdict so far."""
 
     def __init__(self, perturbations: Sequence[int] = ()) -> None:
-        """`perturbations` are those of an earlier verdict that is to be given again."""
+        """`perturbations` are those of an earlier verdict that is repeated."""
         self.perturbations: list[int] = []
-        self.to_perturb = iter(perturbations)
+        self.recorded_counts = iter(perturbations)
         self.draws: list[Draw] = []
         self.seconds: dict[str, float] = {}
         self._lax: list[RuleResult] = []
         self._findings: list[tuple[Trial, Finding]] = []
         self._unwritten = False
-        self.trivial = True
-        """Whether the constant that suits the first draw would have passed on all so far."""
+        self.constant_passes = True
+        """True if the constant that fits the first draw would have passed on all draws so far."""
         self.constants: list[float] | None = None
-        self._unsteady: Trial | None = None
+        self._nondeterministic: Trial | None = None
         self._remarks: list[str] = []
 
     def add(
@@ -165,14 +175,14 @@ class Tally:
         findings: Sequence[Finding],
         unwritten: bool,
     ) -> None:
-        """Take in the two calls of one draw, or the one that both are like."""
+        """Add the findings on one draw's two calls, or one finding if their outputs are equal."""
         worst = max(findings, key=lambda finding: (not finding.passed, finding.ratio))
         if trial.is_lax:
             results = [lax(outputs, expected.declared) for outputs in snapshots]
             self._lax.append(max(results, key=lambda result: result.worst))
         self._findings.append((trial, worst))
-        if findings[-1].passed and not findings[0].passed and self._unsteady is None:
-            self._unsteady = trial
+        if findings[-1].passed and not findings[0].passed and self._nondeterministic is None:
+            self._nondeterministic = trial
         self._unwritten |= unwritten
         self.draws.append(
             Draw(
@@ -190,20 +200,22 @@ class Tally:
 
     @property
     def failed(self) -> bool:
+        """True if any draw failed."""
         return not all(finding.passed for _, finding in self._findings)
 
     def worst_in_use(self) -> Trial | None:
-        """The draw that failed worst, where only those in the model in use did."""
+        """Return the draw that failed worst, if only draws in the model in use failed; else
+        None."""
         failed = [(t, f) for t, f in self._findings if not f.passed]
         if not failed or any(t.when not in (When.SWAPPED, When.IN_USE) for t, _ in failed):
             return None
         return max(failed, key=lambda pair: pair[1].ratio)[0]
 
     def conclusion(self) -> tuple[Reason, str]:
-        """The reason and a line of detail, once all draws are in."""
+        """Return the reason and a line of detail, after all draws."""
         failed = [(t, f) for t, f in self._findings if not f.passed]
         if not failed:
-            if self._findings and self.trivial:
+            if self._findings and self.constant_passes:
                 return Reason.NOT_CERTIFIABLE, "a constant passes on every draw"
             return (
                 Reason.ACCEPTED,
@@ -211,28 +223,28 @@ class Tally:
             )
         if self._unwritten:
             return Reason.NOT_WRITTEN, "part of the output was never written"
-        if self._unsteady is not None:
+        if self._nondeterministic is not None:
             return (
                 Reason.NOT_DETERMINISTIC,
-                f"right and wrong on the same {self._unsteady.kind} inputs",
+                f"right and wrong on the same {self._nondeterministic.kind} inputs",
             )
         trial, finding = max(failed, key=lambda pair: pair[1].ratio)
         times = f", {finding.ratio:.2g} times the bound" if math.isfinite(finding.ratio) else ""
         where = f"on {trial.kind} inputs: {finding.note}{times}"
         if all(t.when is When.AGAIN for t, _ in failed):
-            what = "right at first, wrong when the same inputs came again after others"
-            return Reason.NOT_DETERMINISTIC, f"{what}; {where}"
+            symptom = "right at first, wrong when the same inputs were repeated after others"
+            return Reason.NOT_DETERMINISTIC, f"{symptom}; {where}"
         if all(t.when is When.TIMED for t, _ in failed):
-            what = "right when called alone, wrong in a block of calls as in timing"
-            return Reason.WRONG_VALUES, f"{what}; {where}"
+            symptom = "right in a single call, wrong in a block of calls as in timing"
+            return Reason.WRONG_VALUES, f"{symptom}; {where}"
         if all(t.when is When.SWAPPED for t, _ in failed):
-            what = "right in a fresh model, wrong after load_state_dict into the model in use"
-            return Reason.WRONG_VALUES, f"{what}, where new weights must take effect; {where}"
+            symptom = "right in a fresh model, wrong after load_state_dict into the model in use"
+            return Reason.WRONG_VALUES, f"{symptom}; new weights must take effect; {where}"
         if all(t.when is When.IN_USE for t, _ in failed):
-            what = "right in a fresh model, wrong in one that was called before"
-            return Reason.NOT_DETERMINISTIC, f"{what}; {where}"
+            symptom = "right in a fresh model, wrong in one that was called before"
+            return Reason.NOT_DETERMINISTIC, f"{symptom}; {where}"
         if all(t.kind in (Inputs.CANCELLATION, Inputs.FEW) for t, _ in failed):
-            return Reason.LESS_PRECISE, f"sums that fp32 holds exactly were not exact; {where}"
+            return Reason.LESS_PRECISE, f"sums that are exact in fp32 were not exact; {where}"
         coarsest = _coarsest([f for _, f in failed])
         exact = any(t.kind in EXACT for t, _ in failed)
         if coarsest not in (None, Precision.MATCH) and not exact:
@@ -240,57 +252,68 @@ class Tally:
         return Reason.WRONG_VALUES, where
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the verdict should know beside it."""
-        if self._findings and not self._judges_precision:
-            loose = "precision could not be judged tightly: the reference takes no zero-mean inputs"
+        """Return the notes of the verdict."""
+        if self._findings and not self._has_zero_mean_draws:
+            loose = (
+                "precision could not be judged tightly: the reference accepts no zero-mean inputs"
+            )
             return (loose, *self._remarks)
         return tuple(self._remarks)
 
     def lax_rule(self) -> RuleResult | None:
+        """Return the result of the lax rule; None if no such draw was made."""
         if not self._lax:
             return None
         worst = max(result.worst for result in self._lax)
         return RuleResult(worst <= 1, worst, f"{len(self._lax)} draws, allclose at 1e-2")
 
     def strict_rule(self) -> RuleResult | None:
+        """Return the result of the strict rule; None if no draw was made."""
         if not self._findings:
             return None
         passed = all(finding.passed for _, finding in self._findings)
         return RuleResult(passed, self._worst(), f"{len(self._findings)} draws")
 
     @property
-    def _judges_precision(self) -> bool:
+    def _has_zero_mean_draws(self) -> bool:
         return any(trial.kind is Inputs.NORMAL for trial, _ in self._findings)
 
     def precision(self) -> Precision | None:
-        """The coarsest arithmetic seen, on zero-mean draws where there are any."""
-        tight = [f for t, f in self._findings if t.kind is Inputs.NORMAL]
-        own = [f for t, f in self._findings if t.kind is Inputs.OWN]
-        seen = _coarsest(tight or own)
-        if seen is None and self._findings and not (self.failed or tight):
-            return Precision.MATCH  # on one-signed sums fp32 in another order errs as much
-        return seen
+        """Return the coarsest arithmetic seen, on zero-mean draws if there are any."""
+        zero_mean = [f for t, f in self._findings if t.kind is Inputs.NORMAL]
+        own_draws = [f for t, f in self._findings if t.kind is Inputs.OWN]
+        explained = _coarsest(zero_mean or own_draws)
+        if explained is None and self._findings and not (self.failed or zero_mean):
+            return Precision.MATCH  # on one-signed sums fp32 in another order has this error too
+        return explained
 
     def _worst(self) -> float:
         return max(finding.ratio for _, finding in self._findings)
 
-    def remark(self, line: str) -> None:
-        """Have a reader of the verdict know this, which is not held against the candidate."""
+    def add_note(self, line: str) -> None:
+        """Add a note that does not count against the candidate."""
         self._remarks.append(line)
 
-    def spend(self, what: str, seconds: float) -> None:
-        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+    def add_seconds(self, part: str, seconds: float) -> None:
+        """Add seconds to a part of the verdict's time."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     @contextmanager
-    def clock(self, what: str) -> Iterator[None]:
-        begun = time.perf_counter()
+    def clock(self, part: str) -> Iterator[None]:
+        """Add the seconds of the context to a part of the verdict's time."""
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self.spend(what, time.perf_counter() - begun)
+            self.add_seconds(part, time.perf_counter() - start)
 
 
 def _coarsest(findings: Sequence[Finding]) -> Precision | None:
-    """The coarsest arithmetic that was needed to explain them; None where none explains one."""
-    seen = [finding.precision for finding in findings if finding.precision is not None]
-    return max(seen, key=UNITS.__getitem__) if seen and len(seen) == len(findings) else None
+    """Return the coarsest arithmetic needed to explain all findings; None if one has no
+    explanation."""
+    explained = [finding.precision for finding in findings if finding.precision is not None]
+    return (
+        max(explained, key=UNITS.__getitem__)
+        if explained and len(explained) == len(findings)
+        else None
+    )

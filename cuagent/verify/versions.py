@@ -1,4 +1,4 @@
-"""What the last digits of a verdict may hang on, as it stands in each."""
+"""Record the versions that the last digits of a verdict may depend on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from cuagent.task import Device
 
 
 def versions(device: Device) -> dict[str, str]:
-    """By name; the machine is the GPU, or what torch makes of the processors."""
+    """Return the versions by name; "machine" is the GPU, or the CPU's capability and thread
+    count."""
     import torch
 
     arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"

@@ -1,8 +1,8 @@
-"""The processes that run models, and the narrow ways into and out of them.
+"""Run models in separate processes and define the narrow ways into and out of these processes.
 
-`ForkServer` is the warm process; `Session` is one model running in a process forked from it, either an
-untrusted candidate or a trusted reference; `Arena` is memory that the referee owns and lends to
-them. See docs/concepts/verifier.md for who holds what.
+`ForkServer` is a process that has imported torch. `Session` is one model in a process forked from
+it: an untrusted candidate or a trusted reference. `Arena` is memory that the referee owns and lends
+to these processes. docs/concepts/verifier.md says who holds what.
 """
 
 from cuagent.worker.arms import ModelSpec

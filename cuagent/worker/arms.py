@@ -1,7 +1,7 @@
-"""Which model a session runs: the candidate's, or the reference in one of its modes.
+"""Build the model that a session runs: the candidate, or the reference in one of its modes.
 
-All arms go through one program and one protocol, with the same flags set before anything of theirs
-is imported, so that a difference in time is a difference in the model.
+All arms use one program and one protocol, with the same flags set before any of their code is
+imported. A difference in time is therefore a difference between the models.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 CANDIDATE = "candidate"
 EAGER = "eager"
 COMPILE = "compile"
-"""torch.compile as it is by default; any other name is passed to it as its mode, and may have
-options behind it: `+tf32`, `+fp32`, `+bf16` (autocast), `+channels_last`."""
+"""torch.compile with its default mode. Any other arm name is passed to torch.compile as its mode. A
+name may carry options: `+tf32`, `+fp32`, `+bf16` (autocast), `+channels_last`."""
 MODES = (EAGER, COMPILE, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 OPTIONS = ("tf32", "fp32", "bf16", "channels_last")
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a session is to run. A candidate gets no `task`: it must not see the reference."""
+    """The model that a session runs. A candidate gets no `task`: it must not see the reference."""
 
     arm: str
     device: Device
@@ -41,16 +41,17 @@ class ModelSpec:
     inputs: dict[str, Any]
     """Spec of the positional arguments (`cuagent.task.flatten`)."""
     output: dict[str, Any]
-    """Spec of what forward gives back."""
+    """Spec of the value that forward returns."""
     state: tuple[str, ...]
-    """Names of the state dict, in the order of the weights arena."""
+    """Names in the state dict, in the order of the weights arena."""
     init: dict[str, Any]
     """Spec of the list [positional arguments, named arguments] of the constructor."""
     seed: int
-    """For the construction, the same in every arm: what is random in it and in no state dict."""
+    """Seed for the construction, equal in every arm. It fixes random values that no state dict
+    holds."""
     task: Task | None = None
     device_bytes: int | None = None
-    """Of the GPU's memory, for a candidate; None: as much as there is."""
+    """Bytes of GPU memory that a candidate may use; None means no limit."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {
@@ -70,10 +71,11 @@ class ModelSpec:
 
 
 def task_from_json(data: dict[str, Any]) -> Task:
-    """The inverse of `task_to_json`. Raises KeyError, TypeError or ValueError for other data."""
+    """Return the task that `task_to_json` wrote. Raises KeyError, TypeError or ValueError for other
+    data."""
     for name, value in data.items():
         if not isinstance(value, str) and (value is not None or name not in ("inputs", "init")):
-            raise TypeError(f"{name} of the task is no text")
+            raise TypeError(f"{name} of the task is not text")
     kinds: dict[str, Any] = {
         "path": Path(data["path"]),
         "device": Device(data["device"]),
@@ -87,9 +89,10 @@ def task_to_json(task: Task) -> dict[str, Any]:
 
 
 def set_precision(precision: Precision) -> None:
-    """TF32 on in products and convolutions where the task admits it, off where it does not.
+    """Allow TF32 in products and convolutions only if the task admits it.
 
-    torch's own default is on for convolutions, which would let eager be less precise than asked.
+    torch's default allows TF32 in convolutions, so that eager would be less precise than the task
+    asks.
     """
     import torch
 
@@ -99,7 +102,11 @@ def set_precision(precision: Precision) -> None:
 
 
 def import_arm(model_spec: ModelSpec, folder: Path) -> Callable[[], nn.Module]:
-    """Import the model's code; what comes back constructs it. Runs the candidate's module body."""
+    """Import the model's code and return a function that constructs the model.
+
+    The import runs the candidate's module body. Raises ImportError if the class ModelNew is
+    missing.
+    """
     if model_spec.arm != CANDIDATE:
         assert model_spec.task is not None
         reference = open_reference(model_spec.task)
@@ -119,7 +126,7 @@ def import_arm(model_spec: ModelSpec, folder: Path) -> Callable[[], nn.Module]:
 
 
 def _other_class(module: ModuleType) -> str:
-    """A hint where a class that could be meant is called something else."""
+    """Return a hint that names the module's other classes, or "" if it has none."""
     import torch
 
     own = [c for c in vars(module).values() if getattr(c, "__module__", None) == module.__name__]
@@ -134,21 +141,23 @@ def _constructed(cls: Any, model_spec: ModelSpec) -> nn.Module:
     args, named = unflatten([], model_spec.init)
     if isinstance(cls, type) and not issubclass(cls, torch.nn.Module):
         raise TypeError(f"{ENTRY} is not a torch.nn.Module")
-    _fits(cls, args, named, f"{ENTRY} is constructed as the reference is, with")
+    _check_call(cls, args, named, f"{ENTRY} is constructed as the reference is, with")
     model = cls(*args, **named)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{ENTRY} is not a torch.nn.Module")
-    if model_spec.inputs:  # a profile is not told their form
-        fed = [spec["kind"] for spec in model_spec.inputs["items"]]
-        _fits(model.forward, fed, {}, f"{ENTRY}.forward is called as the reference's is, with")
+    if model_spec.inputs:  # empty in a profile, which does not know the form of the inputs
+        given = [spec["kind"] for spec in model_spec.inputs["items"]]
+        _check_call(
+            model.forward, given, {}, f"{ENTRY}.forward is called as the reference's is, with"
+        )
     return model.eval().to(model_spec.device.value)
 
 
-def _fits(function: Any, args: Sequence[Any], named: Mapping[str, Any], what: str) -> None:
-    """Raises TypeError in words that say what is wanted, where a call would raise it anyway."""
+def _check_call(function: Any, args: Sequence[Any], named: Mapping[str, Any], what: str) -> None:
+    """Raise a TypeError with the expected call if `function` does not accept these arguments."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # none that could be told
+    except (TypeError, ValueError):  # a builtin may have no signature
         return
     try:
         signature.bind(*args, **named)
@@ -158,7 +167,8 @@ def _fits(function: Any, args: Sequence[Any], named: Mapping[str, Any], what: st
 
 
 def _compiled(model: nn.Module, arm: str, device: Device) -> nn.Module:
-    """The reference as a rung: a mode, and options behind plus signs, e.g. `compile+tf32`."""
+    """Return the reference as a rung: a mode and options after plus signs, such as
+    `compile+tf32`."""
     import torch
 
     mode, *options = arm.split("+")
@@ -172,13 +182,13 @@ def _compiled(model: nn.Module, arm: str, device: Device) -> nn.Module:
         _autocast(model, device)
     if mode == EAGER:
         return model
-    # In place, so that the names of the state dict stay as they are.
+    # In place, so that the names in the state dict do not change.
     model.compile(mode=None if mode == COMPILE else mode)
     return model
 
 
 def _autocast(model: nn.Module, device: Device) -> None:
-    """Let `model` compute in bfloat16 where torch deems it safe, and answer in float32."""
+    """Run the forward of `model` under bfloat16 autocast and return bfloat16 results as float32."""
     import torch
 
     plain = model.forward

@@ -1,15 +1,18 @@
-"""What a worker prints, capped: feedback for a person or an agent, read by nothing else."""
+"""Capture a bounded amount of a worker's printed text, as feedback for a person or an agent.
+
+No program reads this text.
+"""
 
 from __future__ import annotations
 
 import os
 
 OUTPUT_CAP = 64 << 10
-"""Bytes of what a worker prints that are kept: the first half and the last."""
+"""Bytes of printed text that are kept: half from the beginning, half from the end."""
 
 
 class CapturedOutput:
-    """Taken from the reading end of a pipe, which does not block."""
+    """Text from the read end of a non-blocking pipe."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -17,9 +20,9 @@ class CapturedOutput:
         self._tail = b""
 
     def drain(self) -> bool:
-        """Take what there is by now. False at the end of the pipe."""
+        """Read the bytes that are available now. Returns False at the end of the pipe."""
         half = OUTPUT_CAP // 2
-        # A bounded number of turns: a process that prints without pause must not hold us here.
+        # A bounded number of reads: a process that prints without pause must not block us here.
         for _ in range(64):
             try:
                 piece = os.read(self._descriptor, 1 << 16)
@@ -34,6 +37,6 @@ class CapturedOutput:
 
     @property
     def text(self) -> str:
-        """As far as it was taken."""
+        """Text captured so far, with a mark where the middle is missing."""
         cut = b"\n[...]\n" if len(self._tail) == OUTPUT_CAP // 2 else b""
         return (self._head + cut + self._tail).decode(errors="replace")

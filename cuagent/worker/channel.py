@@ -1,13 +1,13 @@
 """The channel between a trusted process and a worker: one SOCK_SEQPACKET socket pair.
 
-Into the worker goes JSON, with descriptors beside it. Out of the worker come only records of fixed
-size: four integers, none of which says anything about right or wrong. Nothing that a worker sends
-is unpickled, parsed or evaluated.
+JSON and file descriptors go into the worker. Only records of fixed size come out: four integers, of
+which none says anything about right or wrong. Nothing that a worker sends is unpickled, parsed or
+evaluated.
 
-The nonce and the call number bind a record to the command it answers, so that a late or repeated
-record is noticed. They do not authenticate: the candidate shares its process with the program that
-answers, and can send "done" whenever it likes. It gains nothing by that, because the output is
-read from the referee's memory at that moment.
+The nonce and the call number bind a record to the command that it answers, so that a late or
+repeated record is detected. They do not authenticate: the candidate shares its process with the
+program that answers and can send "done" at any time. It gains nothing by that, because the referee
+reads the output from its own memory at that moment.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from typing import Any
 
 _RECORD = struct.Struct("<QIBxxxQ")
 _LARGEST_PACKET = 32 << 10
-"""Bytes; a longer message travels in a memfd, whatever the kernel's socket buffer holds."""
+"""Bytes of the longest message in a packet; a longer one travels in a memfd, because the kernel's
+socket buffer may be small."""
 _MOST_DESCRIPTORS = 8
 
 
 class Status(IntEnum):
-    """How a command ended. The last four are never sent; the referee concludes them."""
+    """Result of a command. A worker never sends the last four; the referee concludes them."""
 
     DONE = 0
     IMPORT_FAILED = 1
@@ -41,22 +42,22 @@ class Status(IntEnum):
     TIMED_OUT = 65
     FORGED = 66
     LOST = 67
-    """Killed, and yet not gone: the machine's fault, not the candidate's."""
+    """The process was killed but did not end: a fault of the machine, not of the candidate."""
 
 
 class ForgedRecord(Exception):
-    """What came out of the worker is not a record that answers the command."""
+    """Bytes from the worker that are not a record that answers the command."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """All that a worker can say."""
+    """One record: everything that a worker can report."""
 
     nonce: int
     call: int
     status: Status
     claimed_ns: int
-    """Duration of the forward by the worker's own clock. A claim, audited by the wall clock."""
+    """Duration of the forward by the worker's own clock, audited against the wall clock."""
 
 
 def send_record(channel: socket.socket, record: Record) -> None:
@@ -64,7 +65,7 @@ def send_record(channel: socket.socket, record: Record) -> None:
 
 
 def receive_record(channel: socket.socket) -> Record | None:
-    """The next record; None at the end of the channel. Raises ForgedRecord."""
+    """Return the next record, or None at the end of the channel. Raises ForgedRecord."""
     try:
         packet = channel.recv(_RECORD.size + 1)
     except ConnectionResetError:
@@ -82,10 +83,10 @@ def receive_record(channel: socket.socket) -> Record | None:
 def send_message(
     channel: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()
 ) -> None:
-    """Send JSON and descriptors to a process that may trust us."""
+    """Send JSON and descriptors to a process that trusts the sender."""
     body = json.dumps(message).encode()
     if len(body) <= _LARGEST_PACKET and not descriptors:
-        channel.send(b"J" + body)  # the sandbox refuses sendmsg, which could carry descriptors
+        channel.send(b"J" + body)  # the sandbox blocks sendmsg, which could carry descriptors
         return
     if len(body) <= _LARGEST_PACKET:
         socket.send_fds(channel, [b"J" + body], list(descriptors))
@@ -100,7 +101,8 @@ def send_message(
 
 
 def receive_message(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Receive what `send_message` sent, from a trusted peer; None at the end of the channel."""
+    """Return the JSON and the descriptors that a trusted process sent, or None at the end of the
+    channel."""
     size = array.array("i").itemsize * _MOST_DESCRIPTORS
     try:
         packet, ancillary, _, _ = channel.recvmsg(

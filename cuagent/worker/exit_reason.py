@@ -1,4 +1,4 @@
-"""How the end of a worker's process is told, in one line."""
+"""Describe in one line why a worker's process ended."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import signal
 from cuagent.worker.channel import Status
 
 
-def how_it_died(wait_status: int) -> str:
-    """By which signal, or with which status."""
+def describe_exit(wait_status: int) -> str:
+    """Return the signal or the exit status of a process that ended."""
     if os.WIFSIGNALED(wait_status):
         number = os.WTERMSIG(wait_status)
         with contextlib.suppress(ValueError):
@@ -20,7 +20,7 @@ def how_it_died(wait_status: int) -> str:
     return f"left with exit status {os.WEXITSTATUS(wait_status)}"
 
 
-_OWN_FRAME = re.compile(r'^ *File "([^/<"][^"]*)", line (\d+)', re.MULTILINE)
+_CANDIDATE_FRAME = re.compile(r'^ *File "([^/<"][^"]*)", line (\d+)', re.MULTILINE)
 _EXCEPTIONS = (
     Status.IMPORT_FAILED,
     Status.CONSTRUCT_FAILED,
@@ -29,10 +29,13 @@ _EXCEPTIONS = (
 )
 
 
-def conclusion(status: Status, text: str) -> str:
-    """The last line; that of an exception behind `file:line` of the candidate's own, if known."""
+def last_line(status: Status, text: str) -> str:
+    """Return the last line of the output `text`.
+
+    For an exception, `file:line` of the innermost frame in the candidate's own files comes first.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1][:300] if lines else ""
     _, _, trace = text.rpartition("Traceback (most recent call last):")
-    frames = _OWN_FRAME.findall(trace) if status in _EXCEPTIONS else []
+    frames = _CANDIDATE_FRAME.findall(trace) if status in _EXCEPTIONS else []
     return f"{frames[-1][0]}:{frames[-1][1]}: {last}" if frames else last

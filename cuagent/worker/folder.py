@@ -1,6 +1,6 @@
-"""Folders that untrusted code has filled, nested as deep as it liked: how large, and how to go.
+"""Measure and remove folders that untrusted code filled, at any depth of nesting.
 
-Python's own walks recurse once for each level, and a thousand levels end them.
+Python's own functions recurse once per level and fail at about a thousand levels.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import subprocess
 from pathlib import Path
 
 LIBRARIES = "libraries"
-"""Where in its folder a candidate finds what was compiled."""
+"""Name of the folder in a candidate's folder that holds the compiled libraries."""
 
 
 def usage(folder: Path) -> tuple[float, float]:
-    """Bytes of the files below it, and how many files and folders there are.
+    """Return the bytes of the files below `folder` and the number of files and folders.
 
-    Both are infinite where a name is too long to be asked about. What goes away meanwhile counts as
-    nothing.
+    Both are infinite if a path is too long to be read. Entries that vanish meanwhile count as zero.
     """
     total, names, waiting = 0, 0, [str(folder)]
     while waiting:
@@ -41,7 +40,7 @@ def usage(folder: Path) -> tuple[float, float]:
 
 
 def remove(folder: Path) -> None:
-    """As far as that is possible; no error if it is not."""
+    """Remove a folder as far as possible; raises no error if a part remains."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except RecursionError:

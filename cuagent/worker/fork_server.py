@@ -1,7 +1,8 @@
-"""The referee's handle on the warm process (`warm.py`): start it, ask for children, end them.
+"""The referee's handle on the fork server (`fork_server_main.py`): start it, fork children, end
+them.
 
-Threads may share it, and ask one after another. Invariant: after `close` no process of the fork server
-is left.
+Threads may share one handle; their requests run one after another. Invariant: after `close` no
+process of the fork server remains.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cuagent.worker.channel import receive_message, send_message, socket_pair
 from cuagent.worker.folder import remove
 
 # PATH and the rest are for compilers that run in a child (load_inline, triton, inductor).
-_KEPT = (
+_INHERITED = (
     "PATH",
     "LD_LIBRARY_PATH",
     "CUDA_HOME",
@@ -39,15 +40,20 @@ _KEPT = (
     "TZ",
 )
 _SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
-"""How long OpenMP's threads wait awake, in turns of a loop (some 50 us) and in milliseconds. Left
-alone they do so for over 5 ms after each region, in the way of the process whose turn it is: on a
-busy two-core machine calls of 3 ms then took 75 ms in the median, 18 ms with this."""
+"""Duration for which idle OpenMP threads spin: in loop iterations (about 50 us) and in
+milliseconds.
+
+By default they spin for over 5 ms after each parallel region and delay the process that should run.
+On a busy machine with two cores, calls of 3 ms then took 75 ms in the median, and 18 ms with this.
+"""
 _START_S = 120.0
+"""Seconds that the fork server may take to import torch."""
 _ANSWER_S = 30.0
+"""Seconds that the fork server may take to answer one request."""
 
 
 class ForkServerError(Exception):
-    """The warm process did not start or died: the machine's fault, not a candidate's."""
+    """The fork server did not start or died: a fault of the machine, not of a candidate."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +63,9 @@ class Child:
     pid: int
     channel: socket.socket
     output: int
-    """Reading end of what it prints."""
+    """Read end of the pipe that the process prints to."""
     pidfd: int | None
-    """Readable once it has died; None where the kernel has no pidfd_open."""
+    """Descriptor that is readable once the process died; None if the kernel has no pidfd_open."""
 
     @property
     def closed(self) -> bool:
@@ -74,7 +80,8 @@ class Child:
         return not select.select([self.pidfd], [], [], 0)[0]
 
     def close(self) -> None:
-        """Give the descriptors back. Idempotent: a number given back may be another file's now."""
+        """Close the descriptors. Idempotent, because a closed descriptor number may belong to
+        another file."""
         if self.closed:
             return
         self.channel.close()
@@ -84,18 +91,18 @@ class Child:
 
 
 class ForkServer:
-    """Starts at once in the background; the first `fork` waits until torch is imported."""
+    """A process that imports torch in the background; the first `fork` waits until it is ready."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cuagent-"))
-        """Sessions keep their files below it; it goes with the fork server, which takes it along even
-        when the referee is killed."""
+        """Parent of the sessions' folders. The fork server removes it when it ends, even if the
+        referee is killed."""
         # A worker under another user id must be able to pass through.
         self.folder.chmod(0o755)
         self._control, theirs = socket_pair()
         number = theirs.fileno()
         # -I: no PYTHONPATH, no user site, no current directory, so that nothing can be shadowed.
-        # The folder that holds cuagent comes last, behind the standard library and torch.
+        # The folder that holds cuagent comes last, after the standard library and torch.
         program = (
             f"import sys, socket; sys.path.append({str(_root())!r});"
             "from cuagent.worker.fork_server_main import main;"
@@ -107,17 +114,17 @@ class ForkServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=kept_environment(),
+            env=inherited_environment(),
             cwd="/",
             start_new_session=True,
         )
         theirs.close()
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self._ready = False
         self._threads = 0
         self.pid = self._process.pid
         self.living: set[int] = set()
-        """Processes of children that were not ended yet."""
+        """Process ids of the children that were not ended yet."""
 
     def fork(
         self,
@@ -127,9 +134,10 @@ class ForkServer:
         policy: Policy | None = None,
         tier: Tier = Tier.NONE,
     ) -> Child:
-        """A new process that runs `program.serve(channel, folder)` in `folder`.
+        """Fork a process that runs `program.serve(channel, folder)` in `folder`.
 
-        Under `policy` it enters the sandbox first; without one it is a trusted process.
+        With a `policy` it enters the sandbox first; without one it is a trusted process. Raises
+        ForkServerError.
         """
         self._await_ready()
         ours, theirs = socket_pair()
@@ -139,12 +147,12 @@ class ForkServer:
             "do": "fork",
             "program": program,
             "folder": str(folder),
-            "environment": kept_environment() | environment,
+            "environment": inherited_environment() | environment,
             "policy": None if policy is None else policy.to_json(),
             "tier": tier,
         }
         try:
-            with self._turn:  # a child that is not known yet would be taken for another one's stray
+            with self._lock:  # else an unregistered child counts as a stray of another session
                 pid = self._ask(message, (theirs.fileno(), write))["pid"]
                 self.living.add(pid)
         except ForkServerError:
@@ -157,32 +165,33 @@ class ForkServer:
         return Child(pid, ours, read, _pidfd(pid))
 
     def end(self, child: Child) -> int | None:
-        """Kill the process, its group and its orphans; its wait status, None if it will not die.
+        """Kill the process, its group and its orphans, and return its wait status.
 
-        None too for one that was ended before.
+        Returns None if the process does not die, or was ended before. Raises ForkServerError.
         """
         if child.closed:
             return None
         try:
-            with self._turn:
+            with self._lock:
                 self.living.discard(child.pid)
                 return self._ask({"do": "end", "pid": child.pid})["status"]
         finally:
             child.close()
 
-    def rest(self, child: Child) -> set[int]:
-        """Stop it and all that came of it: `rest.stop`. Raises RestlessError."""
-        with self._turn:
+    def suspend(self, child: Child) -> set[int]:
+        """Stop the child and all its descendants (`suspend.stop`). Raises SuspendError."""
+        with self._lock:
             return suspend.stop(child.pid, self.pid, self.living)
 
-    def family(self, child: Child) -> set[int]:
-        """It and all processes that came of it: `rest.family`."""
-        with self._turn:
-            return suspend.family(child.pid, self.pid, self.living)
+    def process_tree(self, child: Child) -> set[int]:
+        """Return the child and all its descendants (`suspend.process_tree`)."""
+        with self._lock:
+            return suspend.process_tree(child.pid, self.pid, self.living)
 
     @property
     def threads(self) -> int:
-        """That torch computes with in each child, which need not be as many as it has with us.
+        """Number of threads that torch uses in each child, which may differ from the calling
+        process.
 
         Raises ForkServerError.
         """
@@ -194,9 +203,9 @@ class ForkServer:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End everything. Idempotent."""
+        """End the fork server and all its children. Idempotent."""
         self._control.close()
-        if not self._ready:  # it may be importing torch, and has no child to end
+        if not self._ready:  # it may still import torch, and has no children to end
             self._process.kill()
         try:
             self._process.wait(_ANSWER_S)
@@ -214,17 +223,19 @@ class ForkServer:
         self.close()
 
     def _await_ready(self) -> None:
-        with self._turn:
+        with self._lock:
             if not self._ready:
                 self._threads = self._receive(_START_S)["threads"]
                 self._ready = True
 
     def _ask(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> dict[str, Any]:
-        with self._turn:
+        with self._lock:
             try:
                 send_message(self._control, message, descriptors)
             except OSError as error:
-                raise ForkServerError(f"the warm process is gone ({error.strerror})") from error
+                raise ForkServerError(
+                    f"the fork server died ({error.strerror}); start the command again"
+                ) from error
             return self._receive(_ANSWER_S)
 
     def _receive(self, seconds: float) -> dict[str, Any]:
@@ -232,7 +243,7 @@ class ForkServer:
         readable, _, _ = select.select([self._control], [], [], deadline - time.monotonic())
         received = receive_message(self._control) if readable else None
         if received is None:
-            raise ForkServerError(f"the warm process did not answer: {self._last_words()}")
+            raise ForkServerError(f"the fork server did not answer: {self._last_words()}")
         return received[0]
 
     def _last_words(self) -> str:
@@ -244,9 +255,11 @@ class ForkServer:
         return lines[-1] if lines else f"exit status {self._process.poll()}"
 
 
-def kept_environment() -> dict[str, str]:
-    """What of our environment a child may see; never a key or a token."""
-    return _SPINS | {name: os.environ[name] for name in (*_KEPT, *_SPINS) if name in os.environ}
+def inherited_environment() -> dict[str, str]:
+    """Return the environment variables that a child may see; never a key or a token."""
+    return _SPINS | {
+        name: os.environ[name] for name in (*_INHERITED, *_SPINS) if name in os.environ
+    }
 
 
 def _root() -> Path:

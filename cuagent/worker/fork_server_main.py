@@ -1,13 +1,13 @@
-"""The warm process: it has imported torch, and forks one child for each session.
+"""The fork server's program: import torch once, then fork one child for each session.
 
-It holds no secret, creates no CUDA context (a context does not survive a fork) and runs no
-parallel region (a thread pool does not either). It obeys one socket, whose other end is the
-referee's, and runs nothing but: fork, end, and on the end of the socket kill all and leave.
+It holds no secret, creates no CUDA context (a context does not survive a fork) and runs no parallel
+region (a thread pool does not either). It reads requests from one socket, whose other end is the
+referee's. It only forks children, ends them, and at the end of the socket kills all and exits.
 
-It follows the socket rather than PR_SET_PDEATHSIG, which fires when the *thread* that started the
-process ends, and a referee may be opened in a short-lived thread. Children do use PDEATHSIG: this
-process has one thread only. Being the subreaper, it inherits whatever a candidate leaves behind,
-and kills that too.
+It watches the socket instead of PR_SET_PDEATHSIG, because that signal fires when the *thread* that
+started the process ends, and a short-lived thread may open a referee. Children do use PDEATHSIG:
+this process has one thread only. As the subreaper it inherits the processes that a candidate leaves
+behind, and kills them too.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ from cuagent.worker.memory.heap import pin_allocator
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 DEFECT = 70
-"""Exit code of a child whose program failed by itself, not by what it was to run (EX_SOFTWARE)."""
-_PATIENCE_S = 10.0
-"""How long a killed process may take to be gone; one stuck in a driver may take forever."""
+"""Exit code of a child whose program failed through a defect of ours, not of the code that it runs
+(EX_SOFTWARE)."""
+_KILL_TIMEOUT_S = 10.0
+"""Seconds that a killed process may take to end; a process stuck in a driver may never end."""
 
 
 def main(control: socket.socket, folder: str) -> None:
-    """Serve until the referee hangs up, however it does; then nothing is left, `folder` neither."""
+    """Serve until the referee closes the socket for any reason, then remove every child and
+    `folder`."""
     try:
         _serve(control)
     finally:
@@ -50,7 +52,7 @@ def main(control: socket.socket, folder: str) -> None:
 
 def _serve(control: socket.socket) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the referee to interpret
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the referee handles Ctrl-C
     pin_allocator()
     send_message(control, {"ready": os.getpid(), "threads": _warm_up()})
     children: set[int] = set()
@@ -75,32 +77,37 @@ def _serve(control: socket.socket) -> None:
 
 
 def _warm_up() -> int:
-    """What children need, in memory; how many threads torch will compute with in each of them."""
-    gc.disable()  # of what is imported nothing is garbage, and looking for it takes a tenth longer
+    """Import what children need and return the number of threads that torch uses in each child."""
+    gc.disable()  # imports create no garbage, and collecting makes them a tenth slower
     import numpy  # noqa: F401
     import torch
 
-    # In memory now, so that a child that may not read our files still has them.
+    # Imported now, because a child in the sandbox may not read our files.
     import cuagent.kernels.calls
     import cuagent.kernels.driver
     import cuagent.worker.program  # noqa: F401
 
     threads = torch.get_num_threads()
-    # What is alive now stays; the collector must not touch, and so copy, its pages in every child.
+    # All live objects stay. The collector must not touch their pages, which would copy them in
+    # every child.
     gc.freeze()
     gc.enable()
     return threads
 
 
 def _child(control: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:
-    """Become a session: own group, own output, no descriptor but the channel. Never returns."""
+    """Turn a forked process into a session: own group, own output, no descriptor except the
+    channel.
+
+    Never returns.
+    """
     code = DEFECT
     try:
         control.close()
         channel = _arrange(message, descriptors)
         importlib.import_module(message["program"]).serve(channel, Path(message["folder"]))
         code = 0
-    except BaseException:  # noqa: BLE001  the process boundary; nothing may unwind into our loop
+    except BaseException:  # noqa: BLE001  process boundary: no exception may reach the main loop
         traceback.print_exc()
     finally:
         with contextlib.suppress(BaseException):
@@ -110,11 +117,11 @@ def _child(control: socket.socket, message: dict[str, Any], descriptors: list[in
 
 def _arrange(message: dict[str, Any], descriptors: list[int]) -> socket.socket:
     os.setsid()
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    devnull = os.open(os.devnull, os.O_RDONLY)
     channel, output = descriptors
-    # Above the targets first, so that no dup2 overwrites a source that is still needed.
-    channel, output, nothing = (_move_up(fd) for fd in (channel, output, nothing))
-    for source, target in ((nothing, 0), (output, 1), (output, 2), (channel, 3)):
+    # Move the sources above the targets first, so that no dup2 overwrites a needed source.
+    channel, output, devnull = (_move_up(fd) for fd in (channel, output, devnull))
+    for source, target in ((devnull, 0), (output, 1), (output, 2), (channel, 3)):
         os.dup2(source, target, inheritable=target < 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     sys.stdout = open(1, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
@@ -125,15 +132,15 @@ def _arrange(message: dict[str, Any], descriptors: list[int]) -> socket.socket:
     os.chdir(message["folder"])
     random.seed()
     if message["policy"] is not None:
-        _offer_to_the_kernel()
+        _prefer_for_oom_kill()
         enter(policy_from_json(message["policy"]), Tier(message["tier"]))
     # Last, because a change of user id clears it.
     _die_with_parent()
     return socket.socket(fileno=3)
 
 
-def _offer_to_the_kernel() -> None:
-    """Where memory runs out in spite of all limits, the untrusted process is to go first."""
+def _prefer_for_oom_kill() -> None:
+    """Let the kernel kill this untrusted process first if memory runs out despite all limits."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
@@ -151,18 +158,18 @@ def _die_with_parent() -> None:
 
 
 def _end(pid: int) -> int | None:
-    """Kill the group, take the wait status; None if it does not die."""
-    # Before the status is taken: from then on the number may be another process's.
+    """Kill the group and return its wait status; None if the process does not die."""
+    # Kill before waitpid: afterwards the number may belong to another process.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + _PATIENCE_S
-    while (status := _taken(pid)) is None and time.monotonic() < deadline:
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
+    while (status := _wait_status(pid)) is None and time.monotonic() < deadline:
         time.sleep(0.001)
     return status
 
 
-def _taken(pid: int) -> int | None:
+def _wait_status(pid: int) -> int | None:
     try:
         gone, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -171,8 +178,8 @@ def _taken(pid: int) -> int | None:
 
 
 def _end_orphans(children: set[int]) -> None:
-    """Kill what candidates left behind, until nothing new turns up."""
-    deadline = time.monotonic() + _PATIENCE_S
+    """Kill the processes that candidates left behind, until no new ones appear."""
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
     while time.monotonic() < deadline:
         listed = Path(f"/proc/self/task/{os.getpid()}/children")
         orphans = {int(pid) for pid in listed.read_text().split()} - children
@@ -181,7 +188,7 @@ def _end_orphans(children: set[int]) -> None:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            _taken(pid)
+            _wait_status(pid)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,11 +1,12 @@
-"""Other numbers of threads than usual, and threads that are held up at random moments.
+"""Vary the number of OpenMP threads and interrupt threads at random moments.
 
-A race between threads shows where one is interrupted between a read and a write. On a quiet machine
-that is rare, and with one thread it never happens. So while a candidate with compiled code is
-called by itself, its OpenMP regions have 2 to 7 threads, and a thread of ours sends signals to the
-others whose handler sleeps. Never in a timed call. It finds mistakes; a candidate can undo it.
+A race between threads shows if a thread is interrupted between a read and a write. That is rare on
+an idle machine and never happens with one thread. So each single call of a candidate with compiled
+code runs its OpenMP regions with 2 to 7 threads, while a thread of this module sends signals to the
+other threads, whose handler sleeps. Timed calls are never disturbed. This finds mistakes; a
+candidate can disable it.
 
-Not covered: races that need another order than these interruptions give; code on a GPU.
+Not covered: races that need a different order than these interruptions cause; code on a GPU.
 """
 
 from __future__ import annotations
@@ -28,21 +29,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 THREADS = (3, 2, 5, 7, 4)
+"""Numbers of OpenMP threads, used in rotation."""
 NAMES = ("gomp", "libomp", "iomp")
-"""In the file names of OpenMP's libraries."""
-PAUSE = 44
-"""Number of a real-time signal, and with that the microseconds that its handler sleeps: the handler
-is the C library's own `usleep`, called with the number of the signal."""
-FIRST_S, LONGER, MOST_AT_ONCE = 20e-6, 1.2, 4
-"""Between two signals at first, and how much longer from round to round; threads of a round."""
-FEWEST_CALLS, MOST_CALLS, REPEATED_S = 4, 16, 1.5e-3
-SLOWEST_S = 20e-3
-"""Further equal calls, for how long, and for how long at the most."""
+"""Parts of the file names of OpenMP libraries."""
+SIGNAL = 44
+"""Number of a real-time signal, and the microseconds that its handler sleeps. The handler is the C
+library's `usleep`, which receives the signal's number as its argument."""
+SIGNAL_INTERVAL_S, INTERVAL_GROWTH, MOST_AT_ONCE = 20e-6, 1.2, 4
+"""Seconds between two signals at first, their growth per round, and threads signalled per round."""
+MIN_CALLS, MAX_CALLS, MIN_REPEAT_S = 4, 16, 1.5e-3
+"""Least and largest number of repeated calls, and seconds after which the least number is
+enough."""
+MAX_REPEAT_S = 20e-3
+"""Seconds after which no further repeated call starts."""
 _TGKILL = {"x86_64": 234, "aarch64": 131}
 
 
 class Jitter:
-    """Makes contexts for single calls; one of these for each worker."""
+    """A factory of contexts for single calls; a worker has one."""
 
     def __init__(self) -> None:
         self._counts = itertools.cycle(THREADS)
@@ -51,13 +55,13 @@ class Jitter:
         if hasattr(self._libc, "usleep") and self._tgkill is not None:
             self._libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
             self._libc.signal.restype = ctypes.c_void_p
-            self._libc.signal(PAUSE, ctypes.cast(self._libc.usleep, ctypes.c_void_p))
+            self._libc.signal(SIGNAL, ctypes.cast(self._libc.usleep, ctypes.c_void_p))
         else:
             self._tgkill = None
 
     @contextlib.contextmanager
-    def held_up(self) -> Iterator[None]:
-        """Calls in this context run with another number of threads, and are interrupted."""
+    def interrupted(self) -> Iterator[None]:
+        """Run the calls in this context with another number of threads and interrupt them."""
         with _threads(next(self._counts)):
             if self._tgkill is None:
                 yield
@@ -72,43 +76,48 @@ class Jitter:
                 sender.join()
 
     def _send(self, ended: threading.Event) -> None:
-        """Hold up some threads, again and again and ever less often: all must go on meanwhile, on
-        a busy machine too, where a pause may take milliseconds."""
-        own, process, wait = threading.get_native_id(), os.getpid(), FIRST_S
+        """Signal some threads again and again, ever less often.
+
+        On a busy machine a pause may take milliseconds, and all threads must make progress.
+        """
+        own, process = threading.get_native_id(), os.getpid()
+        interval = SIGNAL_INTERVAL_S
         while not ended.is_set():
             try:
                 names = [int(path.name) for path in Path("/proc/self/task").iterdir()]
             except OSError:
-                return  # where the sandbox hides it, nothing is held up
+                return  # the sandbox hides the folder: no thread is interrupted
             others = [name for name in names if name != own]
             for thread in random.sample(others, min(len(others), MOST_AT_ONCE)):
-                self._libc.syscall(self._tgkill, process, thread, PAUSE)
-                ended.wait(wait)
-            wait *= LONGER
+                self._libc.syscall(self._tgkill, process, thread, SIGNAL)
+                ended.wait(interval)
+            interval *= INTERVAL_GROWTH
 
 
-def unsteady(call: Callable[[], Any], first: Any) -> Any:
-    """Of further equal calls the output that differs most from `first`; `first` if none does.
+def farthest_output(call: Callable[[], Any], first: Any) -> Any:
+    """Repeat an equal call and return the output that differs most from `first`; `first` if none
+    differs.
 
-    A call of few microseconds is hardly ever interrupted, so it is repeated for a moment.
+    A call of a few microseconds is rarely interrupted, so it is repeated for a short time.
     """
-    kept = _copies(first)
-    begun, farthest, chosen = time.perf_counter(), 0.0, kept
-    for number in range(MOST_CALLS):
-        late = number >= FEWEST_CALLS and time.perf_counter() - begun > REPEATED_S
-        if late or kept is None or time.perf_counter() - begun > SLOWEST_S:
+    reference = _copies(first)
+    start, farthest, chosen = time.perf_counter(), 0.0, reference
+    for number in range(MAX_CALLS):
+        enough = number >= MIN_CALLS and time.perf_counter() - start > MIN_REPEAT_S
+        if enough or reference is None or time.perf_counter() - start > MAX_REPEAT_S:
             break
         other = _copies(call())
         if other is None:
             return first
-        distance = max(map(_distance, kept[0], other[0]), default=0.0)
+        distance = max(map(_distance, reference[0], other[0]), default=0.0)
         if distance > farthest:
             farthest, chosen = distance, other
-    return first if chosen is kept or chosen is None else unflatten(*chosen)
+    return first if chosen is reference or chosen is None else unflatten(*chosen)
 
 
 def _copies(output: Any) -> tuple[list[Tensor], dict[str, Any]] | None:
-    """Its tensors in memory of their own; None for an output of another form."""
+    """Return clones of the output's tensors and its spec; None if the output is not a tree of
+    tensors."""
     try:
         leaves, spec = flatten(output, "output")
     except TreeError:
@@ -117,7 +126,8 @@ def _copies(output: Any) -> tuple[list[Tensor], dict[str, Any]] | None:
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """Largest difference; infinite where shapes differ or one is NaN and the other is not."""
+    """Return the largest difference; infinite if shapes differ or only one of two elements is
+    NaN."""
     import torch
 
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -127,14 +137,14 @@ def _distance(a: Tensor, b: Tensor) -> float:
     if a.dtype is torch.bool:
         return 1.0
     wide = torch.complex128 if a.is_complex() else torch.float64
-    apart = (a.to(wide) - b.to(wide)).abs()
-    return float(apart.masked_fill(a.isnan() & b.isnan(), 0).nan_to_num(nan=math.inf).max())
+    difference = (a.to(wide) - b.to(wide)).abs()
+    return float(difference.masked_fill(a.isnan() & b.isnan(), 0).nan_to_num(nan=math.inf).max())
 
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """OpenMP regions of this thread have `count` threads."""
-    before = [(library, library.omp_get_max_threads()) for library in _runtimes()]
+    """Let OpenMP regions of this thread use `count` threads."""
+    before = [(library, library.omp_get_max_threads()) for library in _openmp_libraries()]
     for library, _ in before:
         library.omp_set_num_threads(count)
     try:
@@ -144,8 +154,9 @@ def _threads(count: int) -> Iterator[None]:
             library.omp_set_num_threads(usual)
 
 
-def _runtimes() -> list[ctypes.CDLL]:
-    """OpenMP's libraries in this process: torch may bring its own beside the compiler's."""
+def _openmp_libraries() -> list[ctypes.CDLL]:
+    """Return the OpenMP libraries in this process; torch may load its own next to the
+    compiler's."""
     paths = {
         line.split(maxsplit=5)[5]
         for line in Path("/proc/self/maps").read_text().splitlines()

@@ -1,16 +1,20 @@
-"""How long a worker may take to open."""
+"""Time limits for opening a worker."""
 
 from __future__ import annotations
 
 from cuagent.attempt import Attempt
 
 OPEN_S = 60.0
+"""Seconds for one command that prepares a session, such as import, construction and loading."""
 OPEN_WITH_COMPILER_S = 300.0
-"""A candidate that compiles while it is imported (load_inline) needs over a minute."""
+"""Seconds for a candidate that compiles during its import; load_inline needs over a minute."""
 
 
-def opening_s(attempt: Attempt | None) -> float:
-    """Seconds that importing a model's code may take; None is a baseline, which may compile."""
+def import_time_limit_s(attempt: Attempt | None) -> float:
+    """Return the seconds that importing a model's code may take.
+
+    `attempt` is None for a baseline, which may compile.
+    """
     compiles = attempt is None or any(
         word in text for _, text in attempt.files for word in ("cpp_extension", "load_inline")
     )

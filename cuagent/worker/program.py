@@ -1,10 +1,10 @@
-"""What runs in a worker: it obeys commands, runs forward, and answers with records.
+"""The worker's program: it receives commands, runs forward, and answers with records.
 
-It shares its process with untrusted code, so nothing here can be relied on: it is a convenience for
-the candidate, which may break it, and then its output is wrong or its record is missing. Checks
-made here (form, guards around what the candidate allocates) find mistakes, not lies.
+It shares its process with untrusted code, so the referee relies on none of it. A candidate that
+breaks it gets a wrong output or a missing record. The checks made here (form of the output, guards
+around the candidate's allocations) find mistakes, not cheats.
 
-Commands: open, attach, detach, load, run, nothing; each names a nonce that its record carries back.
+Commands: open, attach, detach, load, run, nothing. Each holds a nonce that its record returns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cuagent.task import TreeError, flatten, unflatten
 from cuagent.worker.arms import ModelSpec, import_arm, set_precision
 from cuagent.worker.channel import Record, Status, receive_message, send_record
 from cuagent.worker.folder import LIBRARIES
-from cuagent.worker.jitter import Jitter, unsteady
+from cuagent.worker.jitter import Jitter, farthest_output
 from cuagent.worker.memory import heap
 from cuagent.worker.memory.arena import Arena
 from cuagent.worker.memory.uninitialized import Allocations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Refusal(Exception):
-    """The command failed in a way that has a status of its own."""
+    """A command failed with a status that the referee reports."""
 
     def __init__(self, status: Status, line: str = ""):
         super().__init__(line)
@@ -44,7 +44,8 @@ class Refusal(Exception):
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Obey until the referee hangs up; the device is ready before the first command comes."""
+    """Run commands until the referee closes the channel. The device is ready before the first
+    command."""
     worker = _Worker(folder)
     worker.warm_up()
     while (received := receive_message(channel)) is not None:
@@ -63,7 +64,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 class _Worker:
-    """The state between commands: the model and the arenas it was lent."""
+    """State between commands: the model, and the arenas that the referee lent."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -75,7 +76,8 @@ class _Worker:
         self.model: nn.Module
 
     def obey(self, message: dict[str, Any], descriptors: list[int]) -> list[int]:
-        """Do one command; nanoseconds of each call for `run`, one zero for the others."""
+        """Run one command. Returns the nanoseconds of each call for `run`, and one zero for other
+        commands."""
         match message["do"]:
             case "open":
                 self.open()
@@ -88,22 +90,23 @@ class _Worker:
             case "run":
                 return self.run(message)
             case "nothing":
-                pass  # who asks wants to know that the device is ready
+                pass  # the record tells the referee that the device is ready
         return [0]
 
     def warm_up(self) -> None:
-        """What takes long and is the same for every model: a context on the GPU."""
+        """Create the CUDA context, which takes long and is the same for every model."""
         import torch
 
         if self.model_spec.device == "cuda":
             torch.zeros(1, device="cuda")
 
     def open(self) -> None:
+        """Apply the model spec's settings and import the model's code."""
         import torch
 
         set_precision(self.model_spec.precision)
         if self.model_spec.device_bytes is not None:
-            # So that torch says what is too much; the referee sees to those who do not ask torch.
+            # torch raises an error at this limit; the referee detects allocations outside torch.
             share = self.model_spec.device_bytes / torch.cuda.mem_get_info()[1]
             torch.cuda.set_per_process_memory_fraction(min(1.0, share))
         torch.manual_seed(int.from_bytes(os.urandom(7), "little"))
@@ -113,7 +116,8 @@ class _Worker:
             self.construct = import_arm(self.model_spec, self.folder)
 
     def load(self, weights: Arena, slot: int, fresh: bool) -> None:
-        """The weights of a slot, strictly by name and shape, in a fresh model or the one in use."""
+        """Load a slot's weights, strict in names and shapes, into a new model or into the one in
+        use."""
         if fresh:
             with _user_code(Status.CONSTRUCT_FAILED):
                 self.model = self.construct()
@@ -125,7 +129,7 @@ class _Worker:
                 raise RuntimeError(_mismatch(self.model, state, error)) from None
 
     def run(self, message: dict[str, Any]) -> list[int]:
-        """Call forward on each pair of slots in turn; nanoseconds of each."""
+        """Call forward on each pair of slots in order and return the nanoseconds of each call."""
         import torch
 
         sources, targets = self.arenas[message["inputs"]], self.arenas[message["outputs"]]
@@ -145,21 +149,20 @@ class _Worker:
                 output = self.model(*arguments)
                 watch.stop()
                 if self._jitter is not None and message["poison"] is not None:
-                    output = unsteady(lambda: self.model(*arguments), output)  # noqa: B023
+                    output = farthest_output(lambda: self.model(*arguments), output)  # noqa: B023
                 self._deliver(output, targets.tensors(target))
             claims = watch.nanoseconds()
         if allocations.overrun():
-            raise Refusal(
-                Status.WROTE_OUTSIDE, "bytes beside a tensor made with torch.empty were changed"
-            )
+            raise Refusal(Status.WROTE_OUTSIDE, "wrote outside a tensor made with torch.empty")
         return claims
 
     @contextlib.contextmanager
     def _disturbed(self) -> Iterator[None]:
-        """Memory that is not zero, and on the CPU threads that are held up (`jitter`)."""
+        """Fill heap memory with a byte that is not zero and, on the CPU, interrupt threads
+        (`jitter`)."""
         heap.fill(next(self._fills))
         try:
-            with self._jitter.held_up() if self._jitter else contextlib.nullcontext():
+            with self._jitter.interrupted() if self._jitter else contextlib.nullcontext():
                 yield
         finally:
             heap.fill(0)
@@ -172,13 +175,14 @@ class _Worker:
         if _loose(spec) != _loose(self.model_spec.output):
             wanted = _nesting(self.model_spec.output)
             raise Refusal(
-                Status.WRONG_FORM, f"forward gives {_nesting(spec)}; the reference gives {wanted}"
+                Status.WRONG_FORM,
+                f"forward returns {_nesting(spec)}; the reference returns {wanted}",
             )
         for index, (leaf, view) in enumerate(zip(leaves, views, strict=True)):
             if leaf.shape != view.shape or leaf.dtype != view.dtype or leaf.device != view.device:
                 raise Refusal(
                     Status.WRONG_FORM,
-                    f"output {index}: {_form(leaf)}; the reference gives {_form(view)}",
+                    f"output {index}: {_form(leaf)}; the reference returns {_form(view)}",
                 )
             view.copy_(leaf)
 
@@ -188,17 +192,17 @@ class _CpuWatch:
         self.claims: list[int] = []
 
     def start(self) -> None:
-        self.begun = time.perf_counter_ns()
+        self.started = time.perf_counter_ns()
 
     def stop(self) -> None:
-        self.claims.append(time.perf_counter_ns() - self.begun)
+        self.claims.append(time.perf_counter_ns() - self.started)
 
     def nanoseconds(self) -> list[int]:
         return self.claims
 
 
 class _CudaWatch:
-    """Events on the current stream; read once all calls are queued."""
+    """CUDA events on the current stream, read after all calls are queued."""
 
     def __init__(self) -> None:
         self.pairs: list[tuple[Any, Any]] = []
@@ -228,7 +232,8 @@ _scratches: dict[int, Any] = {}
 
 
 def _scratch(size: int, device: str) -> Tensor | None:
-    """Memory to overwrite before each call, so that the caches hold nothing of the last one."""
+    """Return memory to overwrite before each call, so that the caches hold no data of the last
+    call."""
     import torch
 
     if not size:
@@ -240,19 +245,20 @@ def _scratch(size: int, device: str) -> Tensor | None:
 
 @contextlib.contextmanager
 def _user_code(status: Status) -> Any:
-    """Any exception of the candidate becomes a status, its traceback goes to its output."""
+    """Turn any exception of the candidate into a status and print its traceback."""
     try:
         yield
     except Refusal:
         raise
-    except BaseException as error:  # noqa: BLE001  the process boundary; SystemExit is theirs too
+    except BaseException as error:  # noqa: BLE001  process boundary, so SystemExit is caught too
         frames = traceback.TracebackException.from_exception(error, limit=-6)
         print("".join(frames.format()), file=sys.stderr)
         raise Refusal(status) from None
 
 
 def _loose(spec: dict[str, Any]) -> Any:
-    """A spec in which lists, tuples and named tuples are one: callers unpack them alike."""
+    """Return a spec in which lists, tuples and named tuples are equal, because callers unpack them
+    alike."""
     items = [_loose(item) for item in spec.get("items", ())]
     if spec["kind"] in ("list", "tuple", "namedtuple"):
         return ["sequence", items]
@@ -270,14 +276,18 @@ def _nesting(spec: dict[str, Any]) -> str:
 
 
 def _mismatch(model: nn.Module, state: Mapping[str, Tensor], error: Exception) -> str:
-    """Why the reference's weights do not go in, in one line and by the candidate's names."""
+    """Return one line that says why the reference's weights cannot be loaded, with the candidate's
+    names."""
     own = model.state_dict().keys()
-    lacks, besides = sorted(state.keys() - own), sorted(own - state.keys())
-    if not (lacks or besides):
+    missing, extra = sorted(state.keys() - own), sorted(own - state.keys())
+    if not (missing or extra):
         return " ".join(str(error).split())
-    parts = [f"lacks {', '.join(lacks)}"] if lacks else []
-    parts += [f"has {', '.join(besides)} besides"] if besides else []
-    return f"the reference's weights must fit by name: ModelNew {' and '.join(parts)}"
+    parts = [f"lacks {', '.join(missing)}"] if missing else []
+    parts += [f"has the extra names {', '.join(extra)}"] if extra else []
+    return (
+        f"ModelNew {' and '.join(parts)}; "
+        "its state_dict must have the same names as the reference's"
+    )
 
 
 def _form(tensor: Tensor) -> str:
@@ -285,7 +295,7 @@ def _form(tensor: Tensor) -> str:
 
 
 def _flush() -> None:
-    """Python's and C's buffers, so that what was printed before a crash is seen."""
+    """Flush the buffers of Python and C, so that text printed before a crash is not lost."""
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()

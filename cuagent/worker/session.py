@@ -1,9 +1,9 @@
 """A session: one model in one forked process, as the referee drives it.
 
-The referee's clock starts when the command leaves and stops when the last record arrives; between
-commands the processes are stopped. Whatever goes wrong on the other side ends the session with
-`SessionEnded`, and the process group is killed; a session never hangs and never raises anything
-else for a candidate's fault.
+The referee's clock starts when a command is sent and stops when its last record arrives. The
+processes are stopped between commands. Any failure of the worker ends the session with
+`SessionEnded` and kills its process group. A session never hangs and raises no other error for a
+candidate's fault.
 """
 
 from __future__ import annotations
@@ -37,48 +37,51 @@ from cuagent.worker.channel import (
     receive_record,
     send_message,
 )
-from cuagent.worker.exit_reason import conclusion, how_it_died
+from cuagent.worker.exit_reason import describe_exit, last_line
 from cuagent.worker.folder import LIBRARIES, remove
 from cuagent.worker.fork_server import ForkServer, ForkServerError
 from cuagent.worker.holdings import File, holdings
 from cuagent.worker.memory.arena import Arena, settle
 from cuagent.worker.memory.device_use import DeviceExcess, DeviceUse
-from cuagent.worker.open_timeout import OPEN_S, opening_s
+from cuagent.worker.open_timeout import OPEN_S, import_time_limit_s
 
 WATCH_S = 1.0
-"""How often a candidate's memory and files are looked at: while a call lasts that long, and at rest
-after one."""
+"""Seconds between two checks of a candidate's memory and files, during a call and after one."""
 LEAD = 2_400_000
-"""Cycles that a GPU waits before a timed block, some 1.2 ms: after a pause its clocks have dropped,
-and so has the host's pace. Without this lead over the GPU the first call of a process that was just
-woken measures up to 200 us of launching (docs/concepts/timing.md). Cycles, since they take every
-process as long; overwriting memory does not, and a call by itself would be charged for all of a
-lead."""
+"""Cycles that a GPU waits before a timed block, about 1.2 ms, in which the host queues work ahead.
+
+After a pause the clocks of GPU and host are low. Without this lead the first call of a process that
+was just resumed measures up to 200 us of launch overhead (docs/concepts/timing.md). The wait is in
+cycles because these take equally long in every process; overwriting memory does not, and a single
+call would then be charged for the whole lead.
+"""
 
 
 class SessionEnded(Exception):
-    """The session is over, its process killed. `detail` is one line."""
+    """The session ended and its process was killed. `detail` is one line."""
 
     def __init__(self, status: Status, detail: str, output: str):
         super().__init__(f"{status.name.lower()}: {detail}")
         self.status = status
         self.detail = detail
         self.output = output
-        """What the process printed: feedback for a person or an agent, read by nothing else."""
+        """Text that the process printed: feedback for a person or an agent, which no program
+        reads."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some calls under one wall clock."""
+    """Calls that were timed together by one wall clock."""
 
     wall_s: float
-    """By the referee, from the command to the last record."""
+    """Seconds by the referee's clock, from the command to the last record."""
     claimed_s: tuple[float, ...]
-    """By the worker, of each forward alone."""
+    """Seconds of each forward by the worker's clock."""
 
 
 class Session:
-    """`open` one, or `begin` it and `import_model`; `load` weights, `run` calls, `close` it."""
+    """One model in one process. `open` it, or `begin` it and `import_model`; `load` weights, `run`
+    calls, `close` it."""
 
     def __init__(
         self,
@@ -96,16 +99,16 @@ class Session:
         """Seconds that all further commands may take together."""
         self._fork_server = fork_server
         self.folder = folder
-        """Its own, which it may write to."""
+        """Folder that the session owns and may write to."""
         self._ids = itertools.count()
         self._lent: dict[Arena, int] = {}
         self._lent_files: set[File] = set()
-        self._looked = time.monotonic()
-        self._apart: set[int] = set()
+        self._checked_at = time.monotonic()
+        self._outside_group: set[int] = set()
         self._open_s = OPEN_S
         self.closed = False
         self._child = fork_server.fork("cuagent.worker.program", folder, environment, policy, tier)
-        self._printed = CapturedOutput(self._child.output)
+        self._captured = CapturedOutput(self._child.output)
 
     @staticmethod
     def open(
@@ -116,7 +119,8 @@ class Session:
         environment: dict[str, str] | None = None,
         cores: Collection[int] = (),
     ) -> Session:
-        """Fork a process and import the model's code there. Raises SessionEnded, ForkServerError."""
+        """Fork a process and import the model's code in it. Raises SessionEnded,
+        ForkServerError."""
         session = Session.begin(
             fork_server, model_spec, attempt, environment=environment, cores=cores
         )
@@ -134,14 +138,14 @@ class Session:
         memory_bytes: int | None = None,
         cores: Collection[int] = (),
     ) -> Session:
-        """Fork a process that waits, in its sandbox and with its device ready. Raises ForkServerError.
+        """Fork a process that waits in its sandbox with its device ready. Raises ForkServerError.
 
-        So much can be done while a compiler makes the libraries: none of the attempt's code runs
-        before `import_model`. `attempt` is laid down in a folder of the session's own, which goes
-        when the session does. A candidate is held in the sandbox at `tier`, where it may read
-        nothing beside that folder. It ends, as crashed, when its processes have more than
-        `memory_bytes` resident, or more of the GPU's memory than its order allows. `cores` are the
-        processors that it and all it starts are held on; none given, all.
+        This can run while a compiler builds the libraries: no code of the attempt runs before
+        `import_model`. `attempt` is written to a folder that the session owns and removes. A
+        candidate is confined in the sandbox at `tier`, where it may read nothing of ours outside
+        that folder. The session ends as crashed if its processes hold more than `memory_bytes` of
+        memory, or more GPU memory than `model_spec.device_bytes`. `cores` are the processors that
+        it and its children may use; empty means all.
         """
         folder = Path(tempfile.mkdtemp(dir=fork_server.folder))
         # A worker under another user id must be able to enter it.
@@ -167,16 +171,17 @@ class Session:
         except BaseException:
             remove(folder)
             raise
-        session._open_s = opening_s(attempt)
+        session._open_s = import_time_limit_s(attempt)
         if cores:
-            # Before any code of its own runs: threads and processes inherit it, and in a sandbox
-            # none can change it. One that is gone already is told of by the command.
+            # Set before any code of the candidate runs: its threads and processes inherit it and
+            # cannot change it in a sandbox. A process that died already fails at its next command.
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(session.pid, cores)
         return session
 
     def import_model(self, libraries: Collection[Path] = ()) -> None:
-        """Let it import the model's code, with copies of `libraries`. Raises SessionEnded."""
+        """Copy `libraries` to the session's folder and import the model's code. Raises
+        SessionEnded."""
         try:
             for library in libraries:
                 shutil.copy(library, self.folder / LIBRARIES)
@@ -186,18 +191,19 @@ class Session:
         self._command({"do": "open"}, self._open_s)
 
     def await_ready(self) -> None:
-        """Until its device is ready, for who shares that with others. Raises SessionEnded."""
+        """Wait until the device is ready. Raises SessionEnded."""
         self._command({"do": "nothing"}, OPEN_S)
 
     @property
     def pid(self) -> int:
-        """Of the process, which is also its group's."""
+        """Process id, equal to the process group's."""
         return self._child.pid
 
     def load(
         self, weights: Arena, slot: int = 0, *, fresh: bool = True, deadline_s: float = OPEN_S
     ) -> None:
-        """Load a state dict, into a newly constructed model or (not `fresh`) the one in use."""
+        """Load a state dict into a new model if `fresh`, else into the one in use. Raises
+        SessionEnded."""
         message = {"do": "load", "arena": self._lend(weights), "slot": slot, "fresh": fresh}
         self._command(message, deadline_s)
 
@@ -213,13 +219,15 @@ class Session:
         own: bool = False,
         lead: int = LEAD,
     ) -> Block:
-        """Call forward on each (input slot, output slot) in turn, under one wall clock.
+        """Call forward on each (input slot, output slot) in order, timed together. Raises
+        SessionEnded.
 
-        `poison` is the byte that fills what the model allocates uninitialised (never when timing);
-        `flush` is how many bytes to overwrite before each call (inside the wall clock, outside the
-        claims), `lead` how many cycles the GPU then waits before the first; `own` lets each call's
-        inputs be copied into the worker's own memory first, also outside the claims. The outputs
-        are the referee's to poison before and to compare after.
+        `deadline_s` is the time limit of the block in seconds. `poison` is the byte that fills the
+        model's uninitialised allocations (None when timing). `flush` is the number of bytes to
+        overwrite before each call, inside the wall clock and outside the claims. `lead` is the
+        number of cycles that the GPU then waits before the first call. With `own` each call's
+        inputs are first copied to the worker's own memory, also outside the claims. The caller
+        poisons the outputs before and compares them after.
         """
         message = {
             "do": "run",
@@ -244,35 +252,36 @@ class Session:
         deadline_s: float,
         flush: int = 0,
     ) -> Block:
-        """`run` for timing: nothing poisoned, nothing checked on the worker's side but the form.
+        """Call `run` for timing: no poison, and no check in the worker except of the output's form.
 
-        On a GPU inputs are copied first: a module is not usually called on memory that another
-        process lends it.
+        On a GPU inputs are copied first, because a module is not usually called on another
+        process's memory.
         """
         own = inputs.device != "cpu"
         return self.run(inputs, outputs, slots, deadline_s=deadline_s, flush=flush, own=own)
 
     def forget(self, arena: Arena) -> None:
-        """Take back an arena that was lent, before closing it."""
+        """Detach an arena that was lent, before it is closed."""
         if not self.closed and arena in self._lent:
             self._command({"do": "detach", "arena": self._lent.pop(arena)}, OPEN_S)
 
     def output(self) -> str:
-        """What the process has printed so far, capped; its own files by their relative names."""
+        """Return the text that the process printed so far, capped, with paths relative to its
+        folder."""
         if not self.closed:
-            self._printed.drain()
-        return self._printed.text.replace(f"{self.folder}/", "")
+            self._captured.drain()
+        return self._captured.text.replace(f"{self.folder}/", "")
 
     def close(self) -> int | None:
-        """Kill the process and all it left; its wait status. Idempotent."""
+        """Kill the process and its descendants and return its wait status. Idempotent."""
         if self.closed:
             return None
-        self._printed.drain()
+        self._captured.drain()
         self.closed = True
         try:
             return self._fork_server.end(self._child)
         except ForkServerError:
-            return None  # its parent is gone, and it with its parent
+            return None  # the fork server died, and its children with it
         finally:
             remove(self.folder)
 
@@ -287,8 +296,8 @@ class Session:
             number = next(self._ids)
             description, descriptors = arena.describe()
             for descriptor in descriptors:
-                about = os.fstat(descriptor)
-                self._lent_files.add((about.st_dev, about.st_ino))
+                file = os.fstat(descriptor)
+                self._lent_files.add((file.st_dev, file.st_ino))
             message = {"do": "attach", "arena": number, "description": description}
             self._command(message, OPEN_S, descriptors)
             self._lent[arena] = number
@@ -302,34 +311,35 @@ class Session:
     def _exchange(
         self, message: dict[str, Any], descriptors: tuple[int, ...], expected: int, seconds: float
     ) -> tuple[list[Record], float]:
-        """Let the process do a command; its records, each checked, and the seconds to the last one.
+        """Send a command; return its records, each checked, and the seconds until the last one.
 
-        Not to the first: that could be sent before the work is done. Raises SessionEnded.
+        The first record does not count, because it could be sent before the work is done. Raises
+        SessionEnded.
         """
         assert not self.closed, "the session is closed"
         nonce = secrets.randbits(64)
         seconds = min(seconds, max(self.time_limit_s, 0))
         if self._device is not None:
             self._device.begin()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self._resume()
         try:
             send_message(self._child.channel, message | {"nonce": nonce}, descriptors)
             records = self._records(nonce, expected, time.monotonic() + seconds)
-            wall = time.perf_counter() - begun
+            wall = time.perf_counter() - start
             self._suspend()
-            self._look()
+            self._check_holdings()
             if self._device is not None:
                 self._device.end()
         except ForgedRecord as error:
-            self._stop(Status.FORGED, f"wrote to the referee's channel: {error}")
+            self._stop(Status.FORGED, f"wrote to the verifier's channel (fd 3): {error}")
         except TimeoutError:
             self._stop(Status.TIMED_OUT, f"no answer within {seconds:.3g} s")
         except (_Excess, suspend.SuspendError) as excess:
             self._stop(Status.CRASHED, str(excess))
         except DeviceExcess as excess:
             self._stop(Status.CRASHED, str(excess), suspect=self._device)
-        except OSError:  # the channel broke: the other end is gone
+        except OSError:  # the channel broke: the process died
             self._stop(Status.CRASHED)
         self.time_limit_s -= wall
         return records, wall
@@ -346,11 +356,11 @@ class Session:
         return records
 
     def _suspend(self) -> None:
-        """Nothing of it runs until the next command."""
-        self._apart = self._fork_server.rest(self._child)
+        """Stop all processes of the session until the next command."""
+        self._outside_group = self._fork_server.suspend(self._child)
 
     def _resume(self) -> None:
-        suspend.resume(self._child.pid, self._apart)
+        suspend.resume(self._child.pid, self._outside_group)
 
     def _next_record(self, deadline: float) -> Record:
         channel, output, pidfd = self._child.channel, self._child.output, self._child.pidfd
@@ -364,8 +374,8 @@ class Session:
             ready = {descriptor for descriptor, _ in poll.poll(min(left, WATCH_S) * 1000)}
             if channel.fileno() not in ready and pidfd not in ready:
                 if self._device is not None and not ready:
-                    self._device.look()
-                self._look()  # also at one that prints all the time
+                    self._device.check()
+                self._check_holdings()  # also for a process that prints without pause
             if channel.fileno() in ready:
                 record = receive_record(channel)
                 if record is None:
@@ -373,33 +383,34 @@ class Session:
                 return record
             if pidfd in ready:
                 raise ConnectionResetError
-            if output in ready and not self._printed.drain():
+            if output in ready and not self._captured.drain():
                 poll.unregister(output)
 
-    def _look(self) -> None:
-        """Look at what a candidate holds, unless that was done just now. Raises _Excess."""
-        if self._memory_bytes is None or time.monotonic() - self._looked < WATCH_S:
+    def _check_holdings(self) -> None:
+        """Check the memory and files of a candidate, at most once in WATCH_S seconds. Raises
+        _Excess."""
+        if self._memory_bytes is None or time.monotonic() - self._checked_at < WATCH_S:
             return
-        family = self._fork_server.family(self._child)
-        held = holdings(self._child.pid, family, self.folder, self._lent_files)
-        self._looked = time.monotonic()
+        process_tree = self._fork_server.process_tree(self._child)
+        held = holdings(self._child.pid, process_tree, self.folder, self._lent_files)
+        self._checked_at = time.monotonic()
         if excess := held.excess(self._memory_bytes):
             raise _Excess(excess)
 
     def _stop(self, status: Status, detail: str = "", suspect: DeviceUse | None = None) -> NoReturn:
         if status is Status.CRASHED and self._child.pidfd is not None:
-            # The channel closes a moment before the process is gone; its own status is wanted.
+            # The channel closes shortly before the process ends; wait for its exit status.
             select.select([self._child.pidfd], [], [], 1.0)
         ended = self.close()
         text = self.output()
         if status is Status.CRASHED and ended is not None:
-            detail = detail or how_it_died(ended)
-        if suspect is not None and not suspect.came_back():
-            status, detail = Status.LOST, "others took the GPU's memory meanwhile"
+            detail = detail or describe_exit(ended)
+        if suspect is not None and not suspect.was_freed():
+            status, detail = Status.LOST, "another process used up the GPU's memory meanwhile"
         if ended is None:
-            status, detail = Status.LOST, "the process could not be ended in an orderly way"
-        raise SessionEnded(status, detail or conclusion(status, text), text)
+            status, detail = Status.LOST, "the candidate's process did not end when it was killed"
+        raise SessionEnded(status, detail or last_line(status, text), text)
 
 
 class _Excess(Exception):
-    """The candidate took more of the machine than it may."""
+    """The candidate used more memory or disk space than its limit."""

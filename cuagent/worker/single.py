@@ -1,9 +1,9 @@
-"""One call of a candidate in a process of its own: what a debugging tool is put around.
+"""Run one call of a candidate in a separate process, under a debugging tool.
 
     python single.py FOLDER
 
-The folder holds the attempt, `order.json` and `data.pt` (inputs and weights). Nothing is compared;
-the exit code says whether the call came to its end.
+FOLDER holds the attempt, `order.json` and `data.pt` (inputs and weights). Nothing is compared. The
+exit code says if the call completed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
 
 
 def _find_ourselves() -> None:
-    """Make `import cuagent` work: run by path, with -I, where the parent folder may be hidden."""
+    """Make `import cuagent` work with `python -I`, which hides the parent folder."""
     package = Path(__file__).resolve().parents[1]
     spec = importlib.util.spec_from_file_location(
         "cuagent", package / "__init__.py", submodule_search_locations=[str(package)]

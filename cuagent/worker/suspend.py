@@ -1,10 +1,11 @@
-"""Stop a session's processes while it has nothing to do, so that nothing is computed off the clock.
+"""Stop a session's processes between commands, so that they compute nothing outside the timed
+calls.
 
-The group is stopped as a whole; what left the group is found among the descendants, and what left
-those too (a daemon) among the children of the subreaper. A daemon is never started again. Where
-there are several processes, one that still runs may wake another: they count as stopped once two
-looks in a row find the same ones, all at rest. Not covered: work that was queued on a GPU before,
-which goes on there.
+The process group is stopped as a whole. Processes that left the group are found among the
+descendants. Processes that left those too (daemons) are found among the children of the subreaper;
+a daemon is never resumed. A process that still runs may wake another one. So processes count as
+stopped only when two scans in a row find the same ones, all stopped. Not covered: work that was
+queued on a GPU before, which continues there.
 """
 
 from __future__ import annotations
@@ -16,51 +17,53 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-LOOKS = 200
+MAX_SCANS = 200
+"""Largest number of scans before stopping counts as failed."""
 PAUSE_S = 2e-4
-"""Between two looks."""
+"""Seconds between two scans."""
 RUNNING = frozenset("RS")
-"""States of a thread that runs, or would at any event."""
+"""States of a thread (proc(5)) that runs, or may run after any event."""
 
 
 class SuspendError(Exception):
     """The processes multiply, or wake each other, faster than they can be stopped."""
 
 
-def stop(pid: int, subreaper: int, known: Collection[int]) -> set[int]:
-    """Stop the group `pid` and all that came of it; the processes outside it, but for daemons.
+def stop(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
+    """Stop the group `pid` and its descendants, and return the descendants outside the group.
 
-    `known` are the children of the subreaper that are sessions themselves. Raises RestlessError.
+    Daemons are stopped but not returned. `sessions` are the children of the subreaper that are
+    sessions. Raises SuspendError if the processes keep running.
     """
     before: set[int] | None = None
-    for _ in range(LOOKS):
+    for _ in range(MAX_SCANS):
         _send(pid, signal.SIGSTOP, group=True)
-        strays = set(_children(subreaper)) - set(known)
-        strays |= {process for stray in strays for process in _descendants(stray)}
-        own = set(_descendants(pid))
-        found = own | strays
+        daemons = set(_children(subreaper)) - set(sessions)
+        daemons |= {process for daemon in daemons for process in _descendants(daemon)}
+        descendants = set(_descendants(pid))
+        found = descendants | daemons
         if not found:
             return set()
         for process in found:
             _send(process, signal.SIGSTOP)
         if found == before and not any(map(_runs, (pid, *found))):
-            return {process for process in own if _group(process) != pid}
+            return {process for process in descendants if _group(process) != pid}
         before = found
         time.sleep(PAUSE_S)
-    raise SuspendError("its processes do not stop")
+    raise SuspendError("the candidate's processes do not stop")
 
 
-def resume(pid: int, apart: Collection[int]) -> None:
-    """Let the group run on, and the processes that `stop` found outside it."""
-    for process in apart:
+def resume(pid: int, outside_group: Collection[int]) -> None:
+    """Resume the group `pid` and the processes `outside_group` that `stop` returned."""
+    for process in outside_group:
         _send(process, signal.SIGCONT)
     _send(pid, signal.SIGCONT, group=True)
 
 
-def family(pid: int, subreaper: int, known: Collection[int]) -> set[int]:
-    """All processes that came of `pid`, also those that left its group; arguments as of `stop`."""
-    strays = set(_children(subreaper)) - set(known)
-    return {process for one in (pid, *strays) for process in (one, *_descendants(one))}
+def process_tree(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
+    """Return `pid` and its descendants, with those that left its group. Parameters as in `stop`."""
+    daemons = set(_children(subreaper)) - set(sessions)
+    return {process for one in (pid, *daemons) for process in (one, *_descendants(one))}
 
 
 def _descendants(pid: int) -> Iterator[int]:
@@ -70,7 +73,8 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """Of every thread of a process; none where it is gone, or the kernel does not tell."""
+    """Return the children of every thread of a process; none if it is gone or the kernel does not
+    list them."""
     found: list[int] = []
     for thread in _threads(pid):
         with contextlib.suppress(OSError):
@@ -81,7 +85,7 @@ def _children(pid: int) -> list[int]:
 def _runs(pid: int) -> bool:
     for thread in _threads(pid):
         with contextlib.suppress(OSError):
-            # The name before it, in parentheses, may hold anything.
+            # The state follows the process name, which stands in parentheses and may hold any text.
             if (thread / "stat").read_text().rpartition(")")[2].split()[0] in RUNNING:
                 return True
     return False

@@ -1,4 +1,4 @@
-"""Loading is static: it reads text, says what is missing, and imports neither file nor torch."""
+"""Tests of `load_task`, which reads text and imports neither the file nor torch."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def fails(spec: object, **options: str) -> str:
     return str(caught.value)
 
 
-def test_kernelbench_form(file: Path) -> None:
+def test_kernelbench_form_is_loaded(file: Path) -> None:
     file.write_text(KERNELBENCH)
     task = load_task(file, device="cpu")
     assert (task.entry, task.name, task.device) == ("Model", "model", Device.CPU)
     assert task.source == KERNELBENCH
 
 
-def test_class_with_inputs(file: Path) -> None:
+def test_class_with_inputs_is_loaded(file: Path) -> None:
     file.write_text(PLAIN)
     task = load_task(f"{file}:Gate", inputs="f32[2]", device="cpu", precision="tf32")
     assert (task.name, task.precision) == ("model.Gate", Precision.TF32)
 
 
-def test_digest_changes_with_what_changes_the_answer(file: Path) -> None:
+def test_digest_changes_with_fields_that_change_the_answer(file: Path) -> None:
     file.write_text(PLAIN)
     tasks = [
         load_task(f"{file}:Gate", inputs=inputs, device="cpu", precision=precision)
@@ -54,7 +54,7 @@ def test_digest_changes_with_what_changes_the_answer(file: Path) -> None:
     assert len({task.digest for task in tasks}) == 3
 
 
-def test_digest_changes_with_the_files_that_the_task_imports(tmp_path: Path) -> None:
+def test_digest_changes_with_imported_files(tmp_path: Path) -> None:
     package = tmp_path / "net"
     files = {
         "__init__.py": "",
@@ -77,7 +77,7 @@ def test_digest_changes_with_the_files_that_the_task_imports(tmp_path: Path) -> 
     assert load_task(package / "model.py", device="cpu").digest == before
 
 
-def test_loading_runs_nothing_and_leaves_nothing(file: Path) -> None:
+def test_loading_runs_no_code_and_writes_no_files(file: Path) -> None:
     file.write_text("raise SystemExit('ran')\n" + KERNELBENCH)
     code = (
         "import sys; from cuagent.task import load_task; load_task(sys.argv[1]); "
@@ -87,22 +87,22 @@ def test_loading_runs_nothing_and_leaves_nothing(file: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_missing_file_suggests_a_near_one(file: Path) -> None:
+def test_missing_file_error_suggests_a_similar_name(file: Path) -> None:
     file.write_text(KERNELBENCH)
     assert f"no such file; did you mean {file}?" in fails(file.with_name("modle.py"))
     assert fails(file.with_name("other.py")).endswith("no such file")
 
 
-def test_folder_is_no_file(tmp_path: Path) -> None:
+def test_folder_is_rejected(tmp_path: Path) -> None:
     assert "is a folder" in fails(tmp_path)
 
 
-def test_syntax_error_has_its_line(file: Path) -> None:
+def test_syntax_error_names_the_line(file: Path) -> None:
     file.write_text("import torch\nclass Model(:\n")
     assert fails(file).startswith(f"{file}:2: syntax error")
 
 
-def test_binary_file_is_not_python(file: Path) -> None:
+def test_binary_file_is_rejected(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00PK")
     assert "not a Python file" in fails(file)
     file.write_bytes(b"a\0b")
@@ -110,7 +110,7 @@ def test_binary_file_is_not_python(file: Path) -> None:
     assert "None" not in fails(file)
 
 
-def test_missing_class_suggests_a_near_one(file: Path) -> None:
+def test_missing_class_error_suggests_a_similar_name(file: Path) -> None:
     file.write_text(PLAIN)
     assert "no class Gaet; did you mean Gate?" in fails(f"{file}:Gaet", inputs="f32[2]")
     assert f"name the class after a colon, for instance {file}:Gate" in fails(file)
@@ -118,7 +118,7 @@ def test_missing_class_suggests_a_near_one(file: Path) -> None:
     assert "defines no class" in fails(file)
 
 
-def test_a_file_that_only_imports_is_told_what_it_lacks(file: Path) -> None:
+def test_file_without_a_class_names_the_missing_part(file: Path) -> None:
     file.write_text("import os\nimport not_there_at_all.nets\n")
     said = fails(file)
     assert said.startswith(
@@ -128,26 +128,26 @@ def test_a_file_that_only_imports_is_told_what_it_lacks(file: Path) -> None:
     assert f"name the class after a colon, for instance {file}:GELU" in fails(file)
     file.with_name("not_there_at_all.py").touch()
     file.write_text("import not_there_at_all\n")
-    assert fails(file).startswith(f"{file}: defines no class; it should")
+    assert fails(file).startswith(f"{file}: defines no class; it must")
 
 
-def test_no_inputs_anywhere(file: Path) -> None:
+def test_missing_inputs_are_reported(file: Path) -> None:
     file.write_text(PLAIN)
     message = fails(f"{file}:Gate")
     assert "no get_inputs() and no --inputs" in message
     assert '--inputs "f32[8,512]"' in message
 
 
-def test_classes_that_only_running_would_show_are_let_through(file: Path) -> None:
+def test_dynamically_defined_classes_are_accepted(file: Path) -> None:
     for source in ("from other import *\n", "from torch.nn import GELU\n", "GELU = make()\n"):
         file.write_text(source)
         assert load_task(f"{file}:GELU", inputs="f32[2]", device="cpu").entry == "GELU"
 
 
-def test_options_are_checked(file: Path) -> None:
+def test_unknown_option_values_are_rejected(file: Path) -> None:
     file.write_text(KERNELBENCH)
     assert "choose one of auto, cpu, cuda" in fails(file, device="gpu")
     assert "choose one of match, tf32, bf16, fp16" in fails(file, precision="fp8")
-    assert "no class name" in fails(f"{file}:2x")
+    assert "is not a class name" in fails(f"{file}:2x")
     assert "--inputs" in fails(file, inputs="f32[")
     assert "--init" in fails(file, init="import os")

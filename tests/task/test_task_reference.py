@@ -1,4 +1,4 @@
-"""Opening a task: seeds decide everything, and each fault is one line with the user's file."""
+"""Tests of opened tasks: seeds decide all values, and errors are one line with the user's file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_seeds_decide_parameters_and_inputs(tmp_path: Path) -> None:
     check_runs(reference)
 
 
-def test_global_random_state_is_left_alone(tmp_path: Path) -> None:
+def test_global_random_state_is_restored(tmp_path: Path) -> None:
     torch.manual_seed(5)
     random.seed(5)
     expected = torch.rand(1), random.random()
@@ -76,14 +76,14 @@ def test_global_random_state_is_left_alone(tmp_path: Path) -> None:
     assert (torch.rand(1), random.random()) == expected
 
 
-def test_inputs_given_go_before_those_of_the_file(tmp_path: Path) -> None:
+def test_inputs_option_overrides_get_inputs(tmp_path: Path) -> None:
     reference = opened(tmp_path, MODEL, inputs="f32[3,8]", init="8, bias=False")
     assert reference.inputs(0)[0].shape == (3, 8)
     assert reference.init_args == ((8,), {"bias": False})
     check_runs(reference)
 
 
-def test_draws_follow_the_grammar(tmp_path: Path) -> None:
+def test_drawn_inputs_follow_the_grammar(tmp_path: Path) -> None:
     source = PLAIN + "    def forward(self, *x): return x[0]\n"
     inputs = "f32[4000]; i64[4000]<7; f32[4000]<1; bf16[2]; [f64[], (bool[9], 3)]; 0.5"
     normal, index, unit, half, nest, scalar = opened(tmp_path, source, inputs=inputs).inputs(0)
@@ -98,12 +98,12 @@ def test_draws_follow_the_grammar(tmp_path: Path) -> None:
     assert (nest[1][1], scalar) == (3, 0.5)
 
 
-def test_named_arguments_in_other_sets_of_this_form(tmp_path: Path) -> None:
+def test_init_inputs_accept_named_arguments(tmp_path: Path) -> None:
     source = MODEL.replace("return [8]", "return [[8], {'bias': False}]")
     assert opened(tmp_path, source).init_args == ((8,), {"bias": False})
 
 
-def test_siblings_are_importable_and_leave_no_bytecode(tmp_path: Path) -> None:
+def test_sibling_modules_import_without_bytecode(tmp_path: Path) -> None:
     (tmp_path / "sibling_of_this_test.py").write_text("WIDTH = 8\n")
     source = MODEL.replace(
         "from torch import nn", "from torch import nn\nimport sibling_of_this_test"
@@ -122,7 +122,7 @@ def test_relative_imports_work_inside_a_package(tmp_path: Path) -> None:
     check_runs(opened(package, "from .parts import WIDTH\n" + MODEL))
 
 
-def test_the_text_that_was_loaded_is_what_runs(tmp_path: Path) -> None:
+def test_loaded_text_runs_even_if_the_file_changed(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text(MODEL)
     task = load_task(file, device="cpu")
@@ -132,24 +132,24 @@ def test_the_text_that_was_loaded_is_what_runs(tmp_path: Path) -> None:
 
 def test_import_failure_names_the_users_line(tmp_path: Path) -> None:
     message = fails(tmp_path, "import torch\nimport not_there_at_all\n" + MODEL)
-    assert f"{tmp_path / 'model.py'}:2: importing it failed: ModuleNotFoundError" in message
+    assert f"{tmp_path / 'model.py'}:2: the import failed: ModuleNotFoundError" in message
     assert "SystemExit" in fails(tmp_path, "import sys\nsys.exit(1)\n" + MODEL)
     (tmp_path / "broken_of_this_test.py").write_text("x = 1\nx = = 2\n")
     message = fails(tmp_path, "import broken_of_this_test\n" + MODEL)
     assert "broken_of_this_test.py:2" in message
 
 
-def test_import_failure_says_what_to_do(tmp_path: Path) -> None:
+def test_import_failure_names_the_remedy(tmp_path: Path) -> None:
     message = fails(tmp_path, "import not_there_at_all.parts\n" + MODEL)
     install = f"{sys.executable} -m pip install not_there_at_all"
-    assert f"not_there_at_all is not installed for this Python: {install}" in message
+    assert f"not_there_at_all is not installed in this Python: run {install}" in message
     message = fails(tmp_path, "import torch.not_there_at_all\n" + MODEL)
     assert "the installed torch has no such module" in message
     message = fails(tmp_path, "from .parts import WIDTH\n" + MODEL)
-    assert f"put an empty __init__.py into {tmp_path}" in message
+    assert f"create an empty __init__.py in {tmp_path}" in message
 
 
-def test_an_import_from_the_root_of_the_repository_is_explained(tmp_path: Path) -> None:
+def test_import_from_the_repository_root_is_explained(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     folder = tmp_path / "networks_of_this_test" / "small"
     folder.mkdir(parents=True)
@@ -157,19 +157,19 @@ def test_an_import_from_the_root_of_the_repository_is_explained(tmp_path: Path) 
     text = "from networks_of_this_test.small.parts import WIDTH\n" + MODEL
     message = fails(folder, text)
     named = [tmp_path / "networks_of_this_test", folder]
-    assert f"networks_of_this_test lies in {tmp_path}" in message
+    assert f"networks_of_this_test is in {tmp_path}" in message
     assert f"__init__.py in {named[0]} and in {named[1]}" in message
     for place in named:
         (place / "__init__.py").touch()
     check_runs(opened(folder, text))
 
 
-def test_class_that_is_no_module(tmp_path: Path) -> None:
+def test_class_that_is_not_a_module_is_rejected(tmp_path: Path) -> None:
     message = fails(tmp_path, "class Net:\n    pass\n", inputs="f32[2]")
-    assert "Net is not a class of torch.nn.Module" in message
+    assert "Net is not a subclass of torch.nn.Module" in message
 
 
-def test_constructor_error(tmp_path: Path) -> None:
+def test_constructor_error_is_reported(tmp_path: Path) -> None:
     init = "    def __init__(self, width):\n        super().__init__()\n"
     message = fails(tmp_path, PLAIN + init, inputs="f32[2]")
     assert "Net() failed: TypeError" in message
@@ -178,34 +178,34 @@ def test_constructor_error(tmp_path: Path) -> None:
     assert f"{tmp_path / 'model.py'}:7: Model('wide') failed" in message
 
 
-def test_inputs_that_do_not_fit_say_their_shapes(tmp_path: Path) -> None:
+def test_error_for_wrong_inputs_shows_their_shapes(tmp_path: Path) -> None:
     message = fails(tmp_path, MODEL, inputs="f32[4,9]")
     assert "Model.forward(float32[4,9]) failed: RuntimeError" in message
     assert "4x9 and 8x8" in message
-    assert "does --inputs fit?" in message
+    assert "check that --inputs fits" in message
     message = fails(tmp_path, MODEL.replace("torch.randn(4, 8)", "torch.randn(4, 8), 3"))
-    assert "does get_inputs() fit?" in message
+    assert "check that get_inputs() fits" in message
 
 
-def test_get_inputs_that_is_wrong(tmp_path: Path) -> None:
+def test_wrong_get_inputs_is_reported(tmp_path: Path) -> None:
     wrong = MODEL.replace("return [torch.randn(4, 8)]", "return torch.randn(4, 8)")
-    assert "get_inputs() gives a Tensor; it should give a list" in fails(tmp_path, wrong)
+    assert "get_inputs() returns a Tensor; it must return a list" in fails(tmp_path, wrong)
     wrong = MODEL.replace("return [torch.randn(4, 8)]", "return [object()]")
     assert "inputs[0] is a object" in fails(tmp_path, wrong)
     wrong = MODEL.replace("return [torch.randn(4, 8)]", "return 1 / 0")
     assert "model.py:12: get_inputs() failed: ZeroDivisionError" in fails(tmp_path, wrong)
 
 
-def test_output_that_is_no_tensor_tree(tmp_path: Path) -> None:
+def test_output_that_is_not_a_tensor_tree_is_rejected(tmp_path: Path) -> None:
     source = PLAIN + "    def forward(self, x): return [x, {'y': {x}}]\n"
     assert "Net: its output[1]['y'] is a set" in fails(tmp_path, source, inputs="f32[2]")
     source = PLAIN + "    def forward(self, x): return 3.5\n"
-    assert "Net gives no tensor (3.5)" in fails(tmp_path, source, inputs="f32[2]")
+    assert "Net returns no tensor (3.5)" in fails(tmp_path, source, inputs="f32[2]")
 
 
-def test_tensors_on_a_fixed_device(tmp_path: Path) -> None:
+def test_tensors_on_a_fixed_device_are_rejected(tmp_path: Path) -> None:
     source = PLAIN + "    def forward(self, x): return torch.ones(2, device='meta')\n"
-    assert "gives a tensor on meta" in fails(tmp_path, source, inputs="f32[2]")
+    assert "returns a tensor on meta" in fails(tmp_path, source, inputs="f32[2]")
     source = (
         PLAIN
         + "    def _apply(self, f, recurse=True):\n"
@@ -216,19 +216,19 @@ def test_tensors_on_a_fixed_device(tmp_path: Path) -> None:
     )
 
 
-def test_a_parameter_without_values(tmp_path: Path) -> None:
+def test_parameter_on_the_meta_device_is_rejected(tmp_path: Path) -> None:
     source = MODEL.replace("self.drop =", "self.linear.to('meta')\n        self.drop =")
-    assert "linear.weight of Model is made on the meta device and has no values" in fails(
+    assert "linear.weight of Model is on the meta device and has no values" in fails(
         tmp_path, source
     )
 
 
-def test_output_that_nothing_can_be_compared_with(tmp_path: Path) -> None:
+def test_output_without_finite_numbers_is_rejected(tmp_path: Path) -> None:
     source = PLAIN + "    def forward(self, x): return x.log(), x[:0]\n"
     message = fails(tmp_path, source.replace("x.log()", "(-1 - x * x).log()"), inputs="f32[2]")
-    assert "gives nothing but NaN and infinities (float32[2], float32[0])" in message
+    assert "returns only NaN and infinities (float32[2], float32[0])" in message
     message = fails(tmp_path, source, inputs="f32[0,3]")
-    assert "Net.forward(float32[0,3]) gives empty tensors only" in message
+    assert "Net.forward(float32[0,3]) returns only empty tensors" in message
     check_runs(opened(tmp_path, source, inputs="f32[200]"))
 
 
@@ -246,11 +246,13 @@ def test_output_that_nothing_can_be_compared_with(tmp_path: Path) -> None:
     ],
     ids=["inputs", "forward", "constructor"],
 )
-def test_a_task_that_is_too_large(tmp_path: Path, source: str, inputs: str, place: str) -> None:
+def test_task_that_is_too_large_is_rejected(
+    tmp_path: Path, source: str, inputs: str, place: str
+) -> None:
     message = fails(tmp_path, PLAIN + source, inputs=inputs)
     assert place in message
-    assert "needs 3.64 TiB at once, and " in message
-    assert message.endswith("of memory are free; make the task smaller")
+    assert "needs 3.64 TiB of memory, but only " in message
+    assert message.endswith("are free; make the task smaller")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +266,7 @@ def test_a_task_that_is_too_large(tmp_path: Path, source: str, inputs: str, plac
         ("self.part = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))", ""),
     ],
 )
-def test_parts_that_training_mode_changes_are_named(tmp_path: Path, part: str, named: str) -> None:
+def test_training_note_names_mode_dependent_parts(tmp_path: Path, part: str, named: str) -> None:
     source = f"""
 import torch
 class Model(torch.nn.Module):
@@ -279,7 +281,7 @@ class Model(torch.nn.Module):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_cuda_asked_where_there_is_none(tmp_path: Path) -> None:
+def test_cuda_without_a_gpu_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     with pytest.raises(TaskError, match="sees no GPU here; use --device cpu"):
         open_reference(load_task(tmp_path / "model.py", device="cuda"))
@@ -290,7 +292,7 @@ def test_cuda_asked_where_there_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_model_and_inputs_come_on_the_gpu(tmp_path: Path) -> None:
+def test_model_and_inputs_are_on_the_gpu(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     reference = open_reference(load_task(tmp_path / "model.py"))
     assert reference.model(0).linear.weight.is_cuda
@@ -300,7 +302,7 @@ def test_model_and_inputs_come_on_the_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("made", ["torch.rand(2, 3)", "torch.from_numpy(numpy.random.rand(2, 3))"])
-def test_inputs_are_drawn_on_the_gpu_where_their_code_bears_it(tmp_path: Path, made: str) -> None:
+def test_inputs_are_drawn_on_the_gpu_if_their_code_allows_it(tmp_path: Path, made: str) -> None:
     text = f"import numpy, torch\n{MODEL}\ndef get_inputs():\n    x = {made}\n"
     (tmp_path / "model.py").write_text(f"{text}    return [x.float() + torch.ones(2, 3)]\n")
     reference = open_reference(load_task(tmp_path / "model.py"))

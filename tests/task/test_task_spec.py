@@ -1,4 +1,4 @@
-"""The grammar of --inputs and --init."""
+"""Tests of the grammar of --inputs and --init."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cuagent.task.spec import TensorSpec, parse_init, parse_inputs
         ("f32[0,4]", (TensorSpec("float32", (0, 4)),)),
     ],
 )
-def test_inputs_are_read(text: str, expected: tuple[object, ...]) -> None:
+def test_inputs_are_parsed(text: str, expected: tuple[object, ...]) -> None:
     assert parse_inputs(text) == expected
 
 
@@ -40,14 +40,14 @@ def test_inputs_are_read(text: str, expected: tuple[object, ...]) -> None:
         ("x", "neither a tensor"),
     ],
 )
-def test_inputs_that_cannot_be_read_are_one_clear_line(text: str, says: str) -> None:
+def test_unreadable_inputs_give_a_one_line_error(text: str, says: str) -> None:
     with pytest.raises(TaskError, match=r"^--inputs") as caught:
         parse_inputs(text)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_init_is_literals_only() -> None:
+def test_init_accepts_only_literals() -> None:
     assert parse_init("512, 2048, bias=True") == ((512, 2048), {"bias": True})
     assert parse_init("") == ((), {})
     assert parse_init("(1, 2), 'relu'") == (((1, 2), "relu"), {})

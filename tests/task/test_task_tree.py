@@ -1,4 +1,4 @@
-"""Trees of tensors: what goes in comes out, and the description is JSON."""
+"""Tests of `flatten` and `unflatten`, and of the spec as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ X, Y = torch.zeros(2), torch.ones(3)
     "tree",
     [X, [X, Y], (X, [Y, None], {"a": X, "b": (Y,)}), (), None, [1, 2.5, True, "s"], {"n": {}}],
 )
-def test_what_goes_in_comes_out(tree: Any) -> None:
+def test_unflatten_inverts_flatten(tree: Any) -> None:
     leaves, spec = flatten(tree)
     assert repr(unflatten(leaves, json.loads(json.dumps(spec)))) == repr(tree)
 
@@ -40,7 +40,7 @@ def test_result_of_torch_max_is_a_tuple() -> None:
     assert (len(leaves), spec["kind"]) == (2, "tuple")
 
 
-def test_dicts_filled_in_another_order_are_equal() -> None:
+def test_dict_order_does_not_change_the_spec() -> None:
     assert flatten({"a": X, "b": 1})[1] == flatten({"b": 1, "a": X})[1]
     assert flatten({"a": X, "b": 1})[1] != flatten({"a": X, "c": 1})[1]
 
@@ -53,13 +53,13 @@ def test_dicts_filled_in_another_order_are_equal() -> None:
         ({(1, 2): X}, "keys that are neither"),
     ],
 )
-def test_what_is_no_tree_is_named(tree: Any, says: str) -> None:
+def test_value_that_is_not_a_tree_is_named(tree: Any, says: str) -> None:
     with pytest.raises(TreeError) as caught:
         flatten(tree, "output")
     assert says in str(caught.value)
 
 
-def test_nesting_has_an_end() -> None:
+def test_deep_nesting_is_rejected() -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(TreeError, match="deep"):

@@ -1,4 +1,4 @@
-"""A small task in the KernelBench form, and candidates for it, of which only forward differs."""
+"""A small KernelBench task, and candidates for it that differ only in `forward`."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ class ModelNew(torch.nn.Module):
 
 
 def candidate(body: str) -> Attempt:
-    """An attempt whose forward is `body`; `self.honest(x)` is right."""
+    """Return an attempt whose forward is `body`; `self.honest(x)` gives the right answer."""
     text = CANDIDATE.format(body=textwrap.indent(textwrap.dedent(body).strip(), " " * 8))
     return Attempt((("model_new.py", text),))

@@ -1,4 +1,4 @@
-"""One referee for all tests, and what it says of a candidate that is given as a body."""
+"""Fixtures: one referee for all tests, and verdicts on candidates given as a forward body."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def referee(task: Task) -> Iterator[Referee]:
 
 @pytest.fixture
 def judged(task: Task, referee: Referee) -> Callable[[str], Verdict]:
-    """The verdict on a forward given as its body."""
+    """Return a function that verifies a forward given as its body."""
 
     def judge(body: str) -> Verdict:
         attempt = candidate(body)
@@ -44,7 +44,8 @@ def judged(task: Task, referee: Referee) -> Callable[[str], Verdict]:
 def regime_referee(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[[Regime], Referee]]:
-    """The referee of a regime's task; one for all of its candidates."""
+    """Return a function that gives the referee of a regime's task; candidates of a task share
+    it."""
     opened: dict[str, Referee] = {}
     folder: Path = tmp_path_factory.mktemp("regimes")
     with ForkServer() as fork_server:
@@ -66,7 +67,7 @@ def regime_referee(
 def regime_verdict(
     regime_referee: Callable[[Regime], Referee],
 ) -> Callable[[Regime, str], Verdict]:
-    """The verdict on a forward of a regime's task."""
+    """Return a function that verifies a forward for a regime's task."""
 
     def judge(regime: Regime, forward: str) -> Verdict:
         referee = regime_referee(regime)

@@ -1,7 +1,8 @@
-"""Faults to inject into a verdict, and the reasons that each must end in.
+"""Faults to inject into a verdict, and the reasons that each may end in.
 
-Those of the candidate are bodies of its forward; those of the machine happen beside a verdict, at a
-moment drawn at random. Used by test_faults.py (each once) and benchmarks/faults.py (many, mixed).
+A candidate's faults are bodies of its forward. The machine's faults are signals to a process at a
+random moment of a verdict. Used by test_faults.py (each once) and benchmarks/faults.py (many,
+mixed).
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ HONEST = "return self.honest(x)"
 
 @dataclass(frozen=True)
 class Fault:
-    """`body` of the candidate's forward, and what is done to which process meanwhile."""
+    """A `body` of the candidate's forward, and the signal that a process gets meanwhile."""
 
     reasons: tuple[Reason, ...]
     body: str = HONEST
     victim: str = ""
-    """worker, oracle, fork server: who gets `signal`."""
+    """Process that gets `signal`: worker, oracle or fork server."""
     signal: int = signal.SIGKILL
 
 
 MOMENT = (Reason.INFRASTRUCTURE, Reason.ACCEPTED)
-"""A process that is killed after its last part was done harms nobody."""
+"""Reasons for a fault at a random moment. Killing a process after its last request has no
+effect."""
 FAULTS = {
     "hangs": Fault((Reason.TIMED_OUT,), "while True: pass"),
     "sleeps without end": Fault((Reason.TIMED_OUT,), "import time; time.sleep(1e6)"),
@@ -89,7 +91,7 @@ FAULTS = {
 def suffer(
     referee: Referee, judged: Callable[[str], Verdict], fault: Fault, dice: random.Random
 ) -> Verdict:
-    """A verdict during which the fault happens."""
+    """Return a verdict during which the fault happens."""
     if not fault.victim:
         return judged(fault.body)
     strike = threading.Thread(target=_strike, args=(referee, fault, dice.uniform(0.0, 0.6)))
@@ -105,7 +107,7 @@ def _strike(referee: Referee, fault: Fault, after_s: float) -> None:
     with contextlib.suppress(ProcessLookupError, OSError):
         end = os.pidfd_open(_victim(referee, fault.victim))
         signal.pidfd_send_signal(end, fault.signal)
-        if fault.signal == signal.SIGKILL:  # gone before the next verdict begins
+        if fault.signal == signal.SIGKILL:  # wait for its end before the next verdict
             select.select([end], [], [], 10.0)
         os.close(end)
 

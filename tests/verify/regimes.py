@@ -1,4 +1,4 @@
-"""Small tasks for the draws that reach a deciding regime; right and wrong forwards of each."""
+"""Small tasks for kinds of draws that expose one class of bugs, with right and wrong forwards."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Regime:
-    """A reference, an honest forward of another form, and forwards with one bug each."""
+    """Task with a reference, an honest forward of another form, and forwards with one bug each."""
 
     inputs: str
     reference: str
     honest: str
     wrong: dict[str, str]
-    """By what is wrong."""
+    """Wrong forwards by the name of their bug."""
     construct: str = "pass"
     arguments: str = "x"
 
     def module(self, entry: str, forward: str) -> str:
-        """The source of a module with `forward` as the body of its method."""
+        """Return the source of a module with `forward` as the body of its method."""
         return (
             "import math\nimport torch\nimport torch.nn.functional as F\n\n\n"
             f"class {entry}(torch.nn.Module):\n"
@@ -32,7 +32,7 @@ class Regime:
 
     @property
     def task(self) -> str:
-        """The source of the task."""
+        """Source of the task."""
         inputs = f"\n\ndef get_inputs():\n    return [{self.inputs}]\n"
         return (
             self.module("Model", self.reference)

@@ -1,4 +1,4 @@
-"""The task is judged first: what has no right answer, or one that anybody has, is refused."""
+"""Tests of admission: a task without a well-defined or with a trivial answer is refused."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def get_init_inputs():
 RANDOM = "torch.rand(16, 33)"
 REFUSED = {
     "return torch.nn.functional.dropout(x + y)": "random numbers (bernoulli_)",
-    "self.count += 1; return (x + y) * self.count": "changes what the reference keeps (count)",
-    "return x - x": "does not depend on the inputs: on the task's own it is 0 everywhere",
-    "return (x + y).softmax(-1).sum(-1)": "one would pass",
-    "return x + 0 * y": "input 0 itself would pass",
+    "self.count += 1; return (x + y) * self.count": "changes the reference's state (count)",
+    "return x - x": "does not depend on the inputs: on the task's own inputs it is 0 everywhere",
+    "return (x + y).softmax(-1).sum(-1)": "a trivial answer would pass: one",
+    "return x + 0 * y": "a trivial answer would pass: input 0 itself",
     "import time; return (x + y) * (1 + time.perf_counter_ns() % 997)": "for equal inputs",
     "self.n = getattr(self, 'n', 0) + 1; return (x + y) * (1 + (self.n > 9))": (
-        "the reference changes self.n in forward, and its output with it"
+        "the reference changes self.n in forward, which changes its output"
     ),
     "import time; return (x + y) * (1 + 1e-9 * time.time())": (
         "the output depends on the time or the process (time.time)"
@@ -47,7 +47,7 @@ REFUSED = {
 
 @pytest.fixture
 def admission(tmp_path: Path, fork_server: ForkServer) -> Admitted:
-    """What is found about a task, given by its forward and its second input."""
+    """Return a function that examines a task, given by its forward and its inputs."""
 
     def admitted(forward: str, first: str = RANDOM, second: str = RANDOM) -> Admission:
         path = tmp_path / "task.py"
@@ -59,7 +59,7 @@ def admission(tmp_path: Path, fork_server: ForkServer) -> Admitted:
 
 
 @pytest.mark.parametrize("forward", REFUSED)
-def test_a_task_without_an_answer_to_be_found_is_not_certifiable(
+def test_task_without_a_well_defined_answer_is_not_certifiable(
     admission: Admitted, forward: str
 ) -> None:
     found = admission(forward)
@@ -67,7 +67,7 @@ def test_a_task_without_an_answer_to_be_found_is_not_certifiable(
     assert REFUSED[forward] in found.refusal
 
 
-def test_an_ordinary_task_is_certifiable_and_what_limits_its_verdicts_is_said(
+def test_certifiable_task_has_notes_on_the_limits_of_its_verdicts(
     admission: Admitted,
 ) -> None:
     counts = "self.n = getattr(self, 'n', 0) + 1"
@@ -82,17 +82,17 @@ def test_an_ordinary_task_is_certifiable_and_what_limits_its_verdicts_is_said(
     assert odd.notes == (
         "the reference changes its inputs; a candidate may not",
         "input 1 has no influence on the output",
-        "it takes no zero-mean inputs: precision cannot be judged tightly",
+        "the reference accepts no zero-mean inputs: precision cannot be judged tightly",
     )
 
 
-def test_inputs_that_are_always_the_same_are_no_reason_to_refuse(admission: Admitted) -> None:
+def test_constant_inputs_are_certifiable(admission: Admitted) -> None:
     found = admission("return torch.tanh(x * y)", "torch.ones(16, 33)", "torch.ones(1)")
     assert found.certifiable, found.refusal
     assert found.notes == (
-        "get_inputs gives the same at every call; a verdict draws others besides",
+        "get_inputs() returns equal inputs at every call; a verdict draws others too",
     )
 
 
-def test_a_task_without_tensors_is_not_certifiable(admission: Admitted) -> None:
+def test_task_without_tensors_is_not_certifiable(admission: Admitted) -> None:
     assert "takes no tensors" in admission("return torch.full((4,), x * y)", "3.0", "4.0").refusal

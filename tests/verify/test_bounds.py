@@ -1,4 +1,4 @@
-"""Where an answer jumps within honest roundoff, either side is right; nowhere else."""
+"""Jumps within honest roundoff: either side is right, and no other error is excused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from cuagent.verify import Referee
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle import sensitivity
-from cuagent.verify.rules.bounds import MOST_BIASED, sequential
-from cuagent.verify.rules.tolerance import Expected, Moved, strict
+from cuagent.verify.rules.bounds import MAX_BIASED, sequential
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected, Sensitivity
 from cuagent.verify.trace.reductions import Terms
 
 ATTENTION = """
@@ -29,18 +30,18 @@ def get_inputs():
     return [torch.randn(2, 2, 12, 16) for _ in range(3)]
 """
 SEEDS = 34, 131
-"""Draws on which some row's two largest scores lie nearer to each other than their roundoff."""
+"""Seeds of draws on which the two largest scores of some row differ by less than roundoff."""
 
 
 def sequential_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """fp32, each score summed one product after the other."""
+    """Return attention in fp32 with sequentially summed scores."""
     scores = torch.zeros(*q.shape[:-1], k.shape[-2])
     for d in range(q.shape[-1]):
         scores += q[..., d, None] * k[..., None, :, d]
     return (scores * q.shape[-1] ** -0.5).softmax(-1) @ v
 
 
-def test_attention_in_another_order_is_right_where_scores_nearly_tie(
+def test_sequential_attention_is_accepted_at_near_ties_of_scores(
     referee: Referee, tmp_path: Path
 ) -> None:
     path = tmp_path / "attention.py"
@@ -50,26 +51,26 @@ def test_attention_in_another_order_is_right_where_scores_nearly_tie(
             expected, inputs = opened.ask(Weights.OWN, 0, Inputs.BELOW, seed)
             honest = sequential_attention(*inputs)
             at_first = opened.context.judged([honest], expected, Inputs.BELOW)
-            assert not at_first.passed  # else this draw shows nothing
+            assert not at_first.passed  # the draw has a near-tie
             assert opened.judged([honest], expected, Inputs.BELOW, seed).passed
             others = honest.flip(0)
             assert not opened.judged([others], expected, Inputs.BELOW, seed).passed
 
 
 def steps(kind: Inputs, jumps: bool = True) -> tuple[torch.Tensor, Expected]:
-    """100 numbers, of which the fourth goes from 0 to 1 within roundoff; and what is known."""
+    """Return 100 numbers whose fourth jumps by 1 within roundoff, and the expectation."""
     y = torch.linspace(0, 1, 100, dtype=torch.float64)
     moved = torch.full_like(y, 1e-6)
     moved[3] = 1.0
     own = y.float() if kind is Inputs.INTEGER else (y + 1e-9).float()
     spread = torch.full_like(y, 1e-7)
     known = Expected(
-        [own], [own.double()], [spread], moved=Moved([moved], [0.0]) if jumps else None
+        [own], [own.double()], [spread], sensitivity=Sensitivity([moved], [0.0]) if jumps else None
     )
     return own.clone(), known
 
 
-def test_a_jump_within_roundoff_is_no_error() -> None:
+def test_jump_within_roundoff_is_accepted() -> None:
     for kind in (Inputs.NORMAL, Inputs.OWN):
         output, expected = steps(kind)
         output[3] += 1.0
@@ -79,7 +80,7 @@ def test_a_jump_within_roundoff_is_no_error() -> None:
         assert not strict([output], expected, kind, Terms.of(4)).passed
 
 
-def test_a_jump_elsewhere_excuses_no_other_element() -> None:
+def test_jump_of_one_element_excuses_no_other() -> None:
     output, expected = steps(Inputs.NORMAL)
     output[4] += 0.01
     found = strict([output], expected, Inputs.NORMAL, Terms.of(4))
@@ -87,19 +88,19 @@ def test_a_jump_elsewhere_excuses_no_other_element() -> None:
     assert found.note.startswith("output 0, element (4,) of shape (100,): got ")
 
 
-def test_what_moves_in_proportion_is_judged_as_tightly_in_doubt() -> None:
+def test_proportional_sensitivity_does_not_widen_the_bound() -> None:
     generator = torch.Generator().manual_seed(1)
     y = torch.randn(1000, generator=generator, dtype=torch.float64)
     spread = torch.full_like(y, 1e-7)
     gate = 8 * math.sqrt(64) * 1e-7
     noise = torch.randn(1000, generator=generator, dtype=torch.float64)
-    for moved in (None, Moved([3 * gate * torch.ones_like(y)], [0.0])):
-        expected = Expected([y], [y], [spread], moved=moved)
+    for moved in (None, Sensitivity([3 * gate * torch.ones_like(y)], [0.0])):
+        expected = Expected([y], [y], [spread], sensitivity=moved)
         assert strict([y + 0.8 * gate * noise], expected, Inputs.NORMAL, Terms.of(64)).passed
         assert not strict([y + 1.5 * gate * noise], expected, Inputs.NORMAL, Terms.of(64)).passed
 
 
-def test_round_numbers_have_no_such_excuse() -> None:
+def test_jump_is_not_excused_on_small_integers() -> None:
     _, expected = steps(Inputs.INTEGER)
     whole = expected.declared[0].round()
     expected = replace(expected, declared=[whole], precise=[whole.double()])
@@ -109,17 +110,17 @@ def test_round_numbers_have_no_such_excuse() -> None:
     assert not strict([output], expected, Inputs.INTEGER, Terms.of(4)).passed
 
 
-def test_a_kernel_may_round_to_the_type_of_its_outputs_before_a_jump() -> None:
+def test_jump_from_rounding_to_the_output_dtype_is_accepted() -> None:
     own, expected = steps(Inputs.NORMAL)
-    for size, passes in ((1.0, True), (0.05, False)):  # the second is no more than in proportion
+    for size, passes in ((1.0, True), (0.05, False)):  # 0.05 is proportional to the spread
         output, moved = own.clone(), torch.zeros(100, dtype=torch.float64)
         output[3] += size
         moved[3] = size
-        half = replace(expected, declared=[own.bfloat16()], moved=Moved([moved], [0.0]))
+        half = replace(expected, declared=[own.bfloat16()], sensitivity=Sensitivity([moved], [0.0]))
         assert strict([output.bfloat16()], half, Inputs.NORMAL, Terms.of(4)).passed is passes
 
 
-def test_where_coarser_arithmetic_is_admitted_only_small_integers_are_exact() -> None:
+def test_only_small_integers_are_exact_if_tf32_is_admitted() -> None:
     _, expected = steps(Inputs.INTEGER)
     whole = expected.declared[0].round()
     expected = replace(expected, declared=[whole], precise=[whole.double()])
@@ -133,25 +134,27 @@ def test_where_coarser_arithmetic_is_admitted_only_small_integers_are_exact() ->
         assert strict([output], expected, kind, Terms.of(4), admitted).passed is passes
 
 
-def test_what_cancels_on_the_way_is_known_from_the_roundoff_of_each_step() -> None:
+def test_cancellation_of_intermediates_widens_the_bound() -> None:
     def far_and_back(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return [(tensors[0] + 1000) - 1000]
 
     x = torch.randn(4096, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     generator = torch.Generator().manual_seed(2)
-    reference = sensitivity.Reference(far_and_back, [x], {}, generator, lambda: far_and_back([x]))
+    reference = sensitivity.PerturbedReference(
+        far_and_back, [x], {}, generator, lambda: far_and_back([x])
+    )
     (carried,) = sensitivity.carried(reference, 8)
     assert 800 < carried < 1200
     y, spread = far_and_back([x])[0], torch.zeros_like(x)
     rounded = (x.float() + 1000 - 1000).double()
-    for known, passes in ((None, False), (Moved([spread], [carried]), True)):
-        expected = Expected([y.float()], [y], [spread], moved=known)
+    for known, passes in ((None, False), (Sensitivity([spread], [carried]), True)):
+        expected = Expected([y.float()], [y], [spread], sensitivity=known)
         assert strict([rounded.float()], expected, Inputs.NORMAL, Terms.of(1)).passed is passes
         assert not strict([rounded.bfloat16().float()], expected, Inputs.NORMAL, Terms.of(1)).passed
 
 
-def test_an_element_of_greater_sensitivity_is_no_jump_unless_it_had_jumped_already() -> None:
-    """One element of 10,000 moves a hundred times as far as the others, in proportion."""
+def test_large_proportional_sensitivity_is_not_a_jump() -> None:
+    """One element of 10,000 has a hundred times the spread and sensitivity of the others."""
     y = torch.zeros(10_000, dtype=torch.float64)
     spread, moved = torch.full_like(y, 1e-7), torch.full_like(y, 2 * 64e-7)
     spread[3] *= 100
@@ -159,44 +162,44 @@ def test_an_element_of_greater_sensitivity_is_no_jump_unless_it_had_jumped_alrea
     error[3] = 2 * 64e-5
     for far, passes in ((2 * 64e-5, False), (0.4 * 64e-5, True)):
         moved[3] = far
-        expected = Expected([y], [y], [spread], moved=Moved([moved], [0.0]))
+        expected = Expected([y], [y], [spread], sensitivity=Sensitivity([moved], [0.0]))
         found = strict([error * far / error[3]], expected, Inputs.NORMAL, Terms.of(64))
         assert found.passed is passes
 
 
-def test_what_is_chosen_by_roundoff_may_be_another_though_it_is_exact() -> None:
-    """The nearest of codes that are equally near: whole numbers, and either is right."""
+def test_exact_result_of_an_undecided_choice_may_differ() -> None:
+    """Both of two equally near codes are right, though they are integers."""
     y = torch.tensor([[1.0, -1.0], [0.0, 1.0]])
     other = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
     moved = (y - other).abs().double()
     for undecided in (True, False):
-        known = Moved([moved], [0.0], undecided=undecided)
-        expected = Expected([y], [y.double()], [torch.zeros_like(moved)], moved=known)
+        known = Sensitivity([moved], [0.0], undecided=undecided)
+        expected = Expected([y], [y.double()], [torch.zeros_like(moved)], sensitivity=known)
         assert strict([other], expected, Inputs.FEW, Terms.of(8)).passed is undecided
         assert not strict([other.flip(0)], expected, Inputs.FEW, Terms.of(8)).passed
 
 
-def test_roundings_of_a_long_sum_may_add_up_where_its_terms_are_nearly_equal() -> None:
+def test_sequential_bound_grows_linearly_on_biased_kinds() -> None:
     assert sequential(3000, Inputs.FAR_EDGES) > 4 * sequential(3000)
-    assert sequential(1 << 24, Inputs.OPPOSED) == MOST_BIASED
+    assert sequential(1 << 24, Inputs.OPPOSED) == MAX_BIASED
     assert sequential(3000, Inputs.CORNERS) == sequential(3000, Inputs.NORMAL)
 
 
-def test_a_choice_among_equals_excuses_nothing_that_does_not_hang_on_it() -> None:
-    """Of four elements two are equal, and either may be the one that is kept."""
+def test_choice_among_equals_excuses_only_elements_that_depend_on_it() -> None:
+    """Two of four elements are equal, and either may be chosen."""
     y = torch.tensor([0.5, 0.25, 0.25, 0.0], dtype=torch.float64)
-    hangs = torch.tensor([0.0, 0.0, 0.25, 0.25], dtype=torch.float64)
-    moved = Moved([hangs], [0.0], [hangs])
-    expected = Expected([y.float()], [y], [hangs / 2 + 1e-9], moved=moved)
+    swapped = torch.tensor([0.0, 0.0, 0.25, 0.25], dtype=torch.float64)
+    moved = Sensitivity([swapped], [0.0], [swapped])
+    expected = Expected([y.float()], [y], [swapped / 2 + 1e-9], sensitivity=moved)
     other = torch.tensor([0.5, 0.25, 0.0, 0.25])
     assert strict([other], expected, Inputs.TIES, Terms.of(4)).passed
     both = torch.tensor([0.4, 0.2, 0.2, 0.2])
     found = strict([both], expected, Inputs.TIES, Terms.of(4))
     assert not found.passed
-    assert not found.steep
+    assert not found.within_sensitivity
 
 
-def test_one_number_that_the_reference_hits_by_luck_makes_no_long_sum_a_short_one() -> None:
+def test_few_terms_are_assumed_only_with_enough_exact_results() -> None:
     for count, passes in ((1, True), (64, False)):
         y = torch.full((count,), 1.5, dtype=torch.float64)
         expected = Expected([y.float()], [y], [torch.full_like(y, 1e-9)])

@@ -1,4 +1,4 @@
-"""Each fault ends in its own class, and the next attempt is judged as if nothing had been."""
+"""Tests that each fault has its own reason and that the next attempt is judged normally."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Judged = Callable[[str], Verdict]
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_ends_in_its_class_and_the_next_attempt_is_judged(
+def test_fault_has_its_reason_and_the_next_attempt_is_accepted(
     referee: Referee, judged: Judged, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = FAULTS[name]
-    # a worker may be stopped before its first call: while it opens, or takes its weights
+    # a worker may be stopped before its first call: while it opens, or loads its weights
     for place in ("open_timeout", "session"):
         monkeypatch.setattr(f"cuagent.worker.{place}.OPEN_S", 8.0)
     monkeypatch.setattr("cuagent.verify.referee.VERDICT_S", 8.0)
@@ -38,7 +38,7 @@ def test_a_fault_ends_in_its_class_and_the_next_attempt_is_judged(
     assert after.reason is Reason.ACCEPTED, (after.detail, after.output[-500:])
 
 
-def test_a_full_disk_is_infrastructure(task: Task, referee: Referee, judged: Judged) -> None:
+def test_full_disk_is_infrastructure(task: Task, referee: Referee, judged: Judged) -> None:
     folder = str(referee.folder)
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder]
     if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
@@ -53,7 +53,7 @@ def test_a_full_disk_is_infrastructure(task: Task, referee: Referee, judged: Jud
     assert judged(HONEST).accepted
 
 
-def test_a_referee_that_is_killed_leaves_no_folder(task: Task, tmp_path: Path) -> None:
+def test_killed_referee_leaves_no_folder(task: Task, tmp_path: Path) -> None:
     program = (
         "import sys, time; from cuagent.worker import ForkServer\n"
         "n = ForkServer(); n._await_ready(); print('ready', flush=True); time.sleep(600)\n"

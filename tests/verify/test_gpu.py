@@ -1,4 +1,4 @@
-"""The same verdicts on a CUDA device: shared memory by IPC handle, faults, precision."""
+"""Tests of verdicts on a CUDA device: shared memory by IPC handle, faults, precision."""
 
 from __future__ import annotations
 
@@ -93,31 +93,31 @@ def judge(
     return referee.verify(attempt, build(attempt, referee.task.device))
 
 
-def test_an_honest_kernel_is_accepted(referee: Referee) -> None:
+def test_honest_kernel_is_accepted(referee: Referee) -> None:
     verdict = judge(referee)
     assert verdict.reason is Reason.ACCEPTED, (verdict.detail, verdict.output)
     assert verdict.precision is Precision.MATCH
 
 
-def test_tf32_products_are_less_precise_than_an_fp32_task_allows(referee: Referee) -> None:
+def test_tf32_products_are_rejected_as_less_precise(referee: Referee) -> None:
     switch = "torch.backends.cuda.matmul.__setattr__('allow_tf32', True) or x @ self.weight"
     assert judge(referee, product=switch).reason is Reason.LESS_PRECISE
 
 
-def test_a_kernel_that_stops_short_leaves_poison(referee: Referee) -> None:
+def test_kernel_that_stops_short_is_not_written(referee: Referee) -> None:
     assert judge(referee, count="y.numel() - 1").reason is Reason.NOT_WRITTEN
 
 
-def test_a_kernel_that_runs_past_its_buffer_is_noticed(referee: Referee) -> None:
+def test_kernel_that_writes_past_its_buffer_is_rejected(referee: Referee) -> None:
     broken = KERNEL.replace("if (i < n) out[i]", "if (i <= n) out[i]").replace("+ 255", "+ 256")
     assert judge(referee, kernel=broken).reason is Reason.WROTE_OUTSIDE
 
 
-def test_a_write_to_an_input_is_noticed(referee: Referee) -> None:
+def test_write_to_an_input_is_rejected(referee: Referee) -> None:
     assert judge(referee, more="x[0] = 0").reason is Reason.CHANGED_INPUT
 
 
-def test_work_left_on_another_stream_counts_for_nothing(referee: Referee) -> None:
+def test_unsynchronised_work_on_another_stream_is_rejected(referee: Referee) -> None:
     late = """
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
@@ -128,7 +128,7 @@ def test_work_left_on_another_stream_counts_for_nothing(referee: Referee) -> Non
     assert not judge(referee, more=late).accepted
 
 
-def test_after_a_fault_and_an_endless_kernel_the_next_attempt_is_judged(referee: Referee) -> None:
+def test_next_attempt_is_accepted_after_a_fault_and_an_endless_kernel(referee: Referee) -> None:
     fault = KERNEL.replace("out[i] = in[i] > 0", "out[i + (1L << 40)] = in[i] > 0")
     assert judge(referee, kernel=fault).reason in (Reason.RAISED, Reason.CRASHED)
     endless = KERNEL.replace("if (i < n)", "while (clock64() != 1) {} if (i < n)")
@@ -138,12 +138,12 @@ def test_after_a_fault_and_an_endless_kernel_the_next_attempt_is_judged(referee:
     assert judge(referee).reason is Reason.ACCEPTED
 
 
-def test_the_sanitizer_refuses_what_no_output_shows(referee: Referee) -> None:
+def test_sanitizer_rejects_a_fault_that_no_output_shows(referee: Referee) -> None:
     if sanitizer() is None:
         pytest.skip("compute-sanitizer is not installed")
     found = sanitized(referee, KERNEL)
     assert [report.outcome for report in found] == [Outcome.CLEAN] * len(TOOLS), found
-    # Past `out`, the last allocation: past `in` there may lie another one.
+    # Past `out`, the last allocation; another one may follow `in`.
     look = "= in[i] > 0 ? in[i] : out[n] == 1e30f ? 1 : 0"
     beyond = KERNEL.replace("= in[i] > 0 ? in[i] : 0", look)
     (report,) = sanitized(referee, beyond)
@@ -176,11 +176,11 @@ def test_verdicts_leave_no_gpu_memory(referee: Referee) -> None:
         return before - torch.cuda.mem_get_info()[0]
 
     judge(referee)
-    # The device is read, which others may use meanwhile; what we leave would show each time.
+    # Others may use the device meanwhile, but memory that we leave would show each time.
     assert min(lost() for _ in range(3)) < 64 << 20
 
 
-def test_room_for_a_large_task_is_what_the_referee_gives_back(
+def test_referee_releases_memory_for_a_large_task(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
@@ -192,8 +192,8 @@ def test_room_for_a_large_task_is_what_the_referee_gives_back(
         assert torch.cuda.memory_reserved() - torch.cuda.memory_allocated() < 4 << 20
 
 
-def test_a_candidate_that_takes_the_gpus_memory_is_at_fault_itself(referee: Referee) -> None:
-    """The next one is judged as if nothing had been: neither oracle nor referee ran short."""
+def test_candidate_that_fills_gpu_memory_is_at_fault(referee: Referee) -> None:
+    """The next attempt is judged normally: neither the oracle nor the referee ran out of memory."""
     found = judge(referee, more="self.kept = torch.zeros(8 << 30, device='cuda')")
     assert found.reason is Reason.RAISED
     assert "out of memory" in found.detail
@@ -207,7 +207,7 @@ def test_a_candidate_that_takes_the_gpus_memory_is_at_fault_itself(referee: Refe
     assert judge(referee).reason is Reason.ACCEPTED
 
 
-def test_memory_is_shared_from_a_thread_that_never_used_the_device(referee: Referee) -> None:
+def test_memory_is_shared_from_a_new_thread(referee: Referee) -> None:
     with ThreadPoolExecutor(1) as thread:
         batch = thread.submit(referee.batch, 2).result()
     assert all(tensor.is_cuda for slot in (0, 1) for tensor in batch.inputs.tensors(slot))

@@ -1,4 +1,4 @@
-"""Parameters and buffers in the regime where they decide something."""
+"""Grown weights: parameters and buffers have values that matter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from regimes import Regime
 
 from cuagent.verify import Verdict
-from cuagent.verify.inputs.weights import Weights, shake
+from cuagent.verify.inputs.weights import Weights, derive_weights
 from cuagent.verify.trace.roles import changed_buffer, roles_of
 
 SCORES = Regime(
@@ -57,10 +57,10 @@ MASKED = Regime(
     return (scores.softmax(-1) @ x) * self.window
     """,
     {
-        "causal whatever the buffer says": """
+        "causal mask instead of the buffer": """
         return F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=1.0) * self.window
         """,
-        "window computed anew": """
+        "window recomputed": """
         scores = torch.where(self.mask == 1, x @ x.transpose(1, 2), -math.inf)
         return (scores.softmax(-1) @ x) * torch.hann_window(8)
         """,
@@ -74,7 +74,7 @@ REGIMES = {"scores": SCORES, "temperature": TEMPERATURE, "masked": MASKED}
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_parameters_and_buffers_decide(
+def test_kernels_that_ignore_parameters_or_buffers_are_rejected(
     name: str, regime_verdict: Callable[[Regime, str], Verdict]
 ) -> None:
     regime = REGIMES[name]
@@ -99,17 +99,17 @@ class _Model(torch.nn.Module):
         return x + torch.bucketize(x, self.edges) + self.count
 
 
-def test_what_is_no_factor_of_a_product_grows_and_stays_in_its_order() -> None:
+def test_grown_weights_change_all_but_factors_of_products() -> None:
     model, x = _Model(), torch.randn(6, 8)
     with torch.no_grad():
         roles = roles_of(model, lambda: [model(x)])
     assert roles.added == {"linear.bias", "gain", "temperature"}
-    assert roles.bounded == {"temperature"}
+    assert roles.clamped == {"temperature"}
     assert roles.buffers == {"edges", "count"}
     assert roles.unvaried == ("hidden",)  # not in the state dict
     names, state = frozenset(dict(model.named_parameters())), model.state_dict()
-    grown = shake(Weights.GROWN, state, names, 3, roles)
-    past = shake(Weights.PAST, state, names, 3, roles)
+    grown = derive_weights(Weights.GROWN, state, names, 3, roles)
+    past = derive_weights(Weights.PAST, state, names, 3, roles)
     assert grown["gain"].min() < -0.3
     assert grown["gain"].max() > 0.3
     assert grown["temperature"] > 5
@@ -117,11 +117,11 @@ def test_what_is_no_factor_of_a_product_grows_and_stays_in_its_order() -> None:
     assert (grown["edges"].diff() > 0).all()
     assert not torch.equal(grown["edges"], state["edges"])
     assert grown["linear.weight"].abs().max() < 1
-    upward = shake(Weights.PAST, state, names, 3, roles, positive=True)
+    upward = derive_weights(Weights.PAST, state, names, 3, roles, positive=True)
     assert upward["temperature"] > 5
 
 
-def test_a_changed_mask_keeps_its_two_values() -> None:
+def test_changed_mask_buffer_keeps_its_two_values() -> None:
     mask = torch.full((6, 6), -torch.inf).triu(1)
     changed = changed_buffer(mask, torch.Generator().manual_seed(1))
     assert set(changed.unique().tolist()) == {-torch.inf, 0.0}

@@ -1,4 +1,4 @@
-"""Ties of roundings: half to even is not half up, nor half away from zero."""
+"""Ties of roundings: half to even, half up and half away from zero must be distinguished."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVEN = "torch.round({})"
 
 
 def rounded(inputs: str, forward: str, honest: str, construct: str = "pass") -> Regime:
-    """A task that rounds; `R(...;)` in its text is the rounding."""
+    """Return a task that rounds; `R(...;)` in its text stands for the rounding."""
 
     def put(text: str, by: str) -> str:
         head, _, rest = text.partition("R(")
@@ -68,7 +68,7 @@ REGIMES = {
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_another_rounding_of_ties_is_refused(
+def test_other_tie_rounding_is_rejected(
     name: str, regime_verdict: Callable[[Regime, str], Verdict]
 ) -> None:
     regime = REGIMES[name]
@@ -78,7 +78,7 @@ def test_another_rounding_of_ties_is_refused(
         assert not regime_verdict(regime, forward).accepted, wrong
 
 
-def test_planted_scales_are_the_largest_of_each_row_or_its_range() -> None:
+def test_planted_scale_is_the_largest_number_or_the_range_of_each_row() -> None:
     generator = torch.Generator().manual_seed(1)
     assert cases(()) == [(1.0, 0)]
     for scale, case in cases((127.0, 16.0)):

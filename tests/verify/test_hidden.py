@@ -1,4 +1,4 @@
-"""What an answer hangs on beside inputs and weights is found; harmless caches are not refused."""
+"""Hidden dependencies of a reference are found, and harmless caches are accepted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cuagent.task import load_task, open_reference
-from cuagent.verify.fitness.hidden import hidden
+from cuagent.verify.fitness.hidden import hidden_dependencies
 
 CLEAN = {"random": [], "changed_state": [], "noise": 0.0}
 SOURCE = """
@@ -48,12 +48,12 @@ def found(tmp_path: Path) -> Found:
             attributes=attributes,
         )
         path.write_text(text)
-        return hidden(open_reference(load_task(path, device="cpu")), CLEAN)
+        return hidden_dependencies(open_reference(load_task(path, device="cpu")), CLEAN)
 
     return examined
 
 
-HANGS_ON = {
+DEPENDENT = {
     "a counter past a threshold": (
         "self.n += 1; return x * (1 + (self.n > 5))",
         "self.n = 0",
@@ -64,7 +64,7 @@ HANGS_ON = {
         "self.n = 0",
         "later",
     ),
-    "every so many calls": (
+    "every 5,000 calls": (
         "self.n += 1; return x * (2 if self.n % 5000 == 0 else 1)",
         "self.n = 0",
         "later",
@@ -74,7 +74,7 @@ HANGS_ON = {
         "self.n = 0",
         "later",
     ),
-    "what it saw first": (
+    "the first input": (
         "self.mean = getattr(self, 'mean', None) or float(x.mean()); return x - self.mean",
         "",
         "calls",
@@ -91,19 +91,19 @@ HANGS_ON = {
         "calls",
     ),
     "a drift with the clock": ("return x * (1 + 1e-9 * (now() % 1e9))", "", "clock"),
-    "the time since it was made": (
+    "the time since construction": (
         "return x * (1 + 1e-10 * (time.perf_counter() - self.then))",
         "self.then = time.perf_counter()",
         "clock",
     ),
     "the hour": ("return x * (1 + datetime.now().hour)", "", "clock"),
-    "when it was made": (
+    "the time of construction": (
         "return x * self.then",
         "self.then = 1 + time.time_ns() // 10**13",
         "clock",
     ),
     "the process": ("return x * os.getpid()", "", "clock"),
-    "chance at construction": (
+    "random bytes at construction": (
         "return x * self.w",
         "self.w = int.from_bytes(os.urandom(4))",
         "construction",
@@ -111,10 +111,10 @@ HANGS_ON = {
 }
 
 
-@pytest.mark.parametrize("name", HANGS_ON)
-def test_what_the_output_hangs_on_is_found(found: Found, name: str) -> None:
-    forward, construct, what = HANGS_ON[name]
-    assert found(forward, construct)["hangs_on"] == what
+@pytest.mark.parametrize("name", DEPENDENT)
+def test_hidden_dependency_is_found(found: Found, name: str) -> None:
+    forward, construct, what = DEPENDENT[name]
+    assert found(forward, construct)["depends_on"] == what
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,11 @@ def test_what_the_output_hangs_on_is_found(found: Found, name: str) -> None:
     ],
     ids=["list", "class", "global", "beside", "child"],
 )
-def test_a_counter_is_found_wherever_it_is_kept(
+def test_counter_is_found_in_any_namespace(
     found: Found, parts: dict[str, str], changes: str
 ) -> None:
     findings = found(**parts)
-    assert findings["hangs_on"] == "later"
+    assert findings["depends_on"] == "later"
     assert findings["later"].startswith(changes)
 
 
@@ -156,25 +156,25 @@ BENIGN = {
         "self.mask = None",
         "",
     ),
-    "a table built when first needed": (
+    "a table built at first use": (
         "return x * rope(x.shape[-1])",
         "",
         "@functools.lru_cache\ndef rope(n):\n    return torch.arange(n).cos()",
     ),
-    "a table that grows to what is needed": (
+    "a table that grows on demand": (
         "if x.shape[-1] > self.most:\n"
         "            self.most = x.shape[-1]; self.table = torch.arange(self.most).sin()\n"
         "        return x * self.table[: x.shape[-1]]",
         "self.most = 0",
         "",
     ),
-    "two buffers by turns": (
+    "two alternating buffers": (
         "self.turn = (self.turn + 1) % 2; out = self.buffers[self.turn]; out.copy_(x * 2)\n"
         "        return out",
         "self.turn = 0; self.buffers = [torch.empty(8, 33) for _ in range(2)]",
         "",
     ),
-    "how long it took": (
+    "its own duration": (
         "begun = time.time(); y = x * 2; self.took = time.time() - begun; return y",
         "",
         "",
@@ -185,14 +185,16 @@ BENIGN = {
 
 
 @pytest.mark.parametrize("name", BENIGN)
-def test_what_changes_no_answer_is_no_reason_to_refuse(found: Found, name: str) -> None:
+def test_state_that_changes_no_answer_is_accepted(found: Found, name: str) -> None:
     forward, construct, prelude = BENIGN[name]
     findings = found(forward, construct, prelude)
-    assert findings["hangs_on"] == "", findings
+    assert findings["depends_on"] == "", findings
     assert findings["draws"] == []
 
 
-def test_what_a_call_changes_draws_and_opens_is_told(found: Found, tmp_path: Path) -> None:
+def test_changed_state_random_draws_and_opened_files_are_reported(
+    found: Found, tmp_path: Path
+) -> None:
     counted = found("self.n += 1; return x * 2", "self.n = 0")
     assert counted["changes"] == ["self.n"]
     assert counted["calls"] > 3
@@ -203,7 +205,7 @@ def test_what_a_call_changes_draws_and_opens_is_told(found: Found, tmp_path: Pat
     assert found(f"return x * float(open({str(file)!r}).read())")["opens"] == [str(file)]
 
 
-def test_the_world_is_as_before_afterwards(found: Found) -> None:
+def test_environment_is_restored(found: Found) -> None:
     before = (time.time, os.getpid, open, sys.modules.get("beside"), random.getstate())
     begun = time.perf_counter()
     found("return x * now()")

@@ -1,6 +1,6 @@
-"""What a candidate holds beside what the kernel's limits count ends its verdict, not the machine.
+"""Tests that resources outside the kernel's limits end a candidate's verdict, not the machine.
 
-Each body takes a little more than is allowed, in pieces that no limit refuses. The bounds are
+Each body takes a little more than the limit, in pieces that each limit allows. The limits are
 lowered so that this takes a second or two.
 """
 
@@ -62,11 +62,11 @@ MEMORY = """
 
 @pytest.fixture
 def lowered(referee: Referee, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Bounds that the bodies pass and an honest candidate does not."""
+    """Limits that the bodies exceed and an honest candidate does not."""
     if referee.tier is Tier.NONE:
         pytest.skip("no sandbox here")
     monkeypatch.setattr(holdings, "DISK_BYTES", 256 * MIB)
-    monkeypatch.setattr(holdings, "MOST_NAMES", 2000)
+    monkeypatch.setattr(holdings, "MAX_NAMES", 2000)
     before = referee.processes.memory_bytes, referee.call_s
     referee.processes.memory_bytes, referee.call_s = 1200 * MIB, 60.0
     yield
@@ -74,10 +74,9 @@ def lowered(referee: Referee, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.mark.parametrize("meanwhile", ["pass", "print('.', flush=True)"])
-def test_memory_that_is_mapped_nowhere_is_counted(
-    lowered: None, judged: Judged, meanwhile: str
-) -> None:
-    """Also of one that prints all the time, so that the referee never waits a second in vain."""
+def test_unmapped_memory_is_counted(lowered: None, judged: Judged, meanwhile: str) -> None:
+    """Also for a process that prints without pause, so that the referee never waits a whole
+    second."""
     body = FILL + MEMORY + THEN.format(seconds=20, meanwhile=meanwhile)
     verdict = judged(body)
     assert verdict.reason is Reason.CRASHED, verdict
@@ -85,15 +84,13 @@ def test_memory_that_is_mapped_nowhere_is_counted(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_files_without_a_name_and_names_without_a_file_are_counted(
-    lowered: None, judged: Judged, way: str
-) -> None:
+def test_deleted_files_and_empty_files_are_counted(lowered: None, judged: Judged, way: str) -> None:
     verdict = judged(FILL + WAYS[way] + THEN.format(seconds=20, meanwhile="pass"))
     assert verdict.reason is Reason.CRASHED, verdict
     assert "files" in verdict.detail
 
 
-def test_many_short_calls_are_looked_at_in_between(lowered: None, judged: Judged) -> None:
+def test_holdings_are_checked_between_short_calls(lowered: None, judged: Judged) -> None:
     body = """
         import os, time
         folder, self.calls = os.environ["TMPDIR"], getattr(self, "calls", 0) + 1
@@ -107,7 +104,7 @@ def test_many_short_calls_are_looked_at_in_between(lowered: None, judged: Judged
     assert "files" in verdict.detail
 
 
-def test_what_left_the_group_is_counted(lowered: None, judged: Judged) -> None:
+def test_processes_outside_the_group_are_counted(lowered: None, judged: Judged) -> None:
     body = """
         import os, time
         if not hasattr(self, "started"):
@@ -124,14 +121,12 @@ def test_what_left_the_group_is_counted(lowered: None, judged: Judged) -> None:
     assert "MiB of memory" in verdict.detail, verdict
 
 
-def test_an_honest_candidate_that_uses_a_little_of_all_is_accepted(
-    lowered: None, judged: Judged
-) -> None:
+def test_small_use_of_all_resources_is_accepted(lowered: None, judged: Judged) -> None:
     body = (FILL + WAYS["unlinked files"] + MEMORY).replace("range(24)", "range(3)")
     assert judged(body + THEN.format(seconds=1.5, meanwhile="pass")).accepted
 
 
-def test_processes_of_others_are_read_as_far_as_they_last() -> None:
+def test_ended_processes_hold_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
-    assert holdings._nameless({gone.pid}, ()) == {}
+    assert holdings._deleted({gone.pid}, ()) == {}

@@ -1,4 +1,4 @@
-"""Operators are seen one by one, and nothing that compiles is imported for it."""
+"""Interception of operators, without an import of torch's compiler."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from cuagent.verify.trace.hooks import watching
+from cuagent.verify.trace.hooks import intercept_operators
 
 
 class NoCompiler:
-    """Refuses torch._dynamo to whoever wants to import it."""
+    """Import hook that fails on torch._dynamo."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         assert name != "torch._dynamo", "imported, which takes a second"
 
 
-def test_operators_pass_by_and_torchs_compiler_is_not_imported(
+def test_operators_are_intercepted_without_importing_torch_dynamo(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
@@ -29,7 +29,7 @@ def test_operators_pass_by_and_torchs_compiler_is_not_imported(
         seen.append(function.overloadpacket.__name__)
         return -function(*args, **kwargs)
 
-    with watching(call):
+    with intercept_operators(call):
         result = torch.ones(3).exp()
     assert torch.equal(result, -torch.ones(3).neg().exp())
     assert seen[-2:] == ["ones", "exp"]

@@ -1,4 +1,4 @@
-"""Numbers that stand for minus infinity are found, and inputs that come near them too."""
+"""Mask fills are detected, and so are inputs near their size."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class Run(nn.Module):
         (Run(lambda x: x.masked_fill(HIDDEN, float("-inf")).softmax(-1)), False),
     ],
 )
-def test_a_mark_is_a_constant_whose_size_is_no_matter(model: nn.Module, marked: bool) -> None:
+def test_mask_fill_is_a_constant_whose_size_does_not_matter(model: nn.Module, marked: bool) -> None:
     x = torch.randn(3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def run(given: Tensor = x) -> list[Tensor]:
         return [model(given)]
 
-    assert mask_fills.find(run, model) is marked
+    assert mask_fills.has_mask_fills(run, model) is marked
     if marked:
         large = 1e10 * x
-        with mask_fills.further(model):
+        with mask_fills.enlarged_fills(model):
             beyond = run(large)
-        assert not mask_fills.alike(beyond, run(large))
-    assert mask_fills.alike(run(), run())
+        assert not mask_fills.equal_up_to_roundoff(beyond, run(large))
+    assert mask_fills.equal_up_to_roundoff(run(), run())

@@ -1,4 +1,4 @@
-"""A task that is too large for the device is refused in one line, before anything is begun."""
+"""Tests that a task too large for the device is refused in one line before any work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cuagent.verify.memory_plan import MemoryPlan, TooLarge
 GIB = 1 << 30
 
 
-def test_a_verdict_and_a_timing_that_do_not_fit_are_one_line_and_a_mistake_of_use(
+def test_too_large_verdict_or_timing_is_a_one_line_usage_error(
     task: Task, referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cuagent.verify.memory_plan.free", lambda device: referee.room.verdict - 1)
@@ -24,8 +24,8 @@ def test_a_verdict_and_a_timing_that_do_not_fit_are_one_line_and_a_mistake_of_us
     told = str(refused.value)
     assert re.fullmatch(
         rf"{task.path}: too large: a verdict needs [\d.]+ KiB of memory on cpu "
-        r"\([\d.]+ KiB of inputs and [\d.]+ KiB of outputs a call\), "
-        r"and [\d.]+ KiB are free; take a smaller task",
+        r"\([\d.]+ KiB of inputs and [\d.]+ KiB of outputs per call\), "
+        r"but only [\d.]+ KiB are free; use a smaller task",
         told,
     )
     assert exit_for(refused.value) is Exit.USAGE
@@ -33,7 +33,7 @@ def test_a_verdict_and_a_timing_that_do_not_fit_are_one_line_and_a_mistake_of_us
         timer.compare()
 
 
-def test_a_softmax_of_six_gibibytes_fits_where_139_are_and_not_where_80_are() -> None:
+def test_softmax_of_6_gib_fits_in_139_gib_but_not_in_80_gib() -> None:
     softmax = MemoryPlan(inputs=6 * GIB, outputs=6 * GIB, precise=12 * GIB)
     assert 80 * GIB < softmax.verdict < 139 * GIB
     assert 80 * GIB < softmax.timing(3) < 139 * GIB

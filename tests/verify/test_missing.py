@@ -1,4 +1,4 @@
-"""A reference that asks for NaN says what becomes of them, and candidates are held to that."""
+"""NaN inputs for references that test for NaN: candidates must give the same result."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from regimes import Regime
 
 from cuagent.verify import Verdict
-from cuagent.verify.trace.selections import follow
+from cuagent.verify.trace.selections import trace_reference
 
 REGIMES = {
-    "mean of the others": Regime(
+    "mean without NaN": Regime(
         "torch.randn(24, 60)",
         "return torch.nanmean(x, 1)",
         """
@@ -20,8 +20,8 @@ REGIMES = {
         return torch.where(known, x, 0).sum(1) / known.sum(1)
         """,
         {
-            "NaN not left out": "return x.mean(1)",
-            "divided by all": "return torch.where(x.isnan(), 0, x).mean(1)",
+            "NaN included": "return x.mean(1)",
+            "divided by the number of all": "return torch.where(x.isnan(), 0, x).mean(1)",
         },
     ),
     "filled": Regime(
@@ -30,18 +30,18 @@ REGIMES = {
         "return torch.where(x != x, 1.0, x).cumsum(1)",
         {"filled with another number": "return torch.nan_to_num(x).cumsum(1)"},
     ),
-    "asked by comparing": Regime(
+    "tested by comparison": Regime(
         "torch.randn(24, 60), torch.randn(24, 60)",
         "return torch.where(x != x, y, x * 2)",
         "return torch.where(x.isnan(), y, x + x)",
-        {"not asked": "return x * 2 + 0 * y"},
+        {"not tested": "return x * 2 + 0 * y"},
         arguments="x, y",
     ),
 }
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_what_becomes_of_nan_is_judged(
+def test_wrong_handling_of_nan_is_rejected(
     name: str, regime_verdict: Callable[[Regime, str], Verdict]
 ) -> None:
     regime = REGIMES[name]
@@ -52,7 +52,7 @@ def test_what_becomes_of_nan_is_judged(
 
 
 @pytest.mark.parametrize(
-    ("run", "asks"),
+    ("run", "tests_nan"),
     [
         (lambda x: x.isnan(), True),
         (lambda x: x.nan_to_num(), True),
@@ -65,8 +65,8 @@ def test_what_becomes_of_nan_is_judged(
         (lambda x: x.relu(), False),
     ],
 )
-def test_a_reference_that_asks_for_nan_is_known(
-    run: Callable[[torch.Tensor], torch.Tensor], asks: bool
+def test_reference_that_tests_for_nan_is_recognized(
+    run: Callable[[torch.Tensor], torch.Tensor], tests_nan: bool
 ) -> None:
     x = torch.randn(4, 5)
-    assert follow(lambda: [run(x)]).handles_nan is asks
+    assert trace_reference(lambda: [run(x)]).handles_nan is tests_nan

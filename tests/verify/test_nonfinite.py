@@ -1,4 +1,4 @@
-"""Draws with NaN and infinities: what is held against a candidate, and what is only told."""
+"""Draws with NaN and infinities: differences that fail, and differences that are only reported."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 import torch
 
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.rules.nonfinite import strays
-from cuagent.verify.rules.tolerance import Expected, strict
+from cuagent.verify.rules.nonfinite import nonfinite_differences
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected
 from cuagent.verify.trace.reductions import Terms
 
 RIGHT = torch.tensor([[1.0, 2.0, 3.0], [math.nan, math.inf, 4.0]])
@@ -25,19 +26,19 @@ def passes(output: torch.Tensor, places: torch.Tensor = PLACES) -> bool:
     return strict([output, places], expected(), Inputs.NAN, Terms.of(1)).passed
 
 
-def test_a_wrong_number_among_numbers_is_refused() -> None:
+def test_wrong_finite_element_fails() -> None:
     for place in ((0, 1), (1, 2)):
         output = RIGHT.clone()
         output[place] += 1
         assert not passes(output)
 
 
-def test_what_becomes_of_nan_and_infinities_is_told_and_not_held_against_anybody() -> None:
+def test_differences_in_nan_and_inf_are_reported_but_pass() -> None:
     output = RIGHT.clone()
     assert passes(output)
-    assert not strays([output, PLACES], expected())
+    assert not nonfinite_differences([output, PLACES], expected())
     output[0, 0], output[1, 0], output[1, 1] = math.inf, 0.0, math.nan
     assert passes(output, PLACES + 1)
-    found = strays([output, PLACES + 1], expected())
+    found = nonfinite_differences([output, PLACES + 1], expected())
     assert (found.lost, found.gained, found.other, found.total) == (1, 1, 3, 8)
     assert "5 of 8 elements" in str(found)

@@ -1,4 +1,5 @@
-"""What is begun while a compiler runs: none of the attempt's code, and nothing that stays."""
+"""Tests of verdicts that start during compilation: no candidate code runs and no process
+remains."""
 
 from __future__ import annotations
 
@@ -27,12 +28,12 @@ HONEST = "return self.honest(x)"
 
 
 def marking(file: str) -> Attempt:
-    """An honest attempt that leaves a file in its folder when it is imported."""
+    """Return an honest attempt that creates a file in its folder when it is imported."""
     (name, text), *others = candidate(HONEST).files
     return Attempt(((name, f"open({file!r}, 'w').close()\n{text}"), *others))
 
 
-def test_no_code_of_an_attempt_runs_before_its_libraries_are_there(referee: Referee) -> None:
+def test_no_candidate_code_runs_before_the_libraries_exist(referee: Referee) -> None:
     pending = referee.begin(marking("imported"))
     assert pending.session is not None
     folder = pending.session.folder
@@ -44,9 +45,7 @@ def test_no_code_of_an_attempt_runs_before_its_libraries_are_there(referee: Refe
     pending.close()
 
 
-def test_what_does_not_compile_leaves_no_process_and_the_oracle_at_rest(
-    task: Task, referee: Referee
-) -> None:
+def test_failed_build_leaves_no_process_and_an_idle_oracle(task: Task, referee: Referee) -> None:
     living = set(referee.fork_server.living)
     assert referee.oracle.is_idle
     broken = Attempt((*candidate(HONEST).files, ("kernels/no.cpp", "int main( {")))
@@ -59,7 +58,7 @@ def test_what_does_not_compile_leaves_no_process_and_the_oracle_at_rest(
     assert referee.oracle.is_idle
 
 
-def test_seeds_are_drawn_anew_for_each_source_once_it_is_frozen(referee: Referee) -> None:
+def test_each_verdict_draws_new_seeds(referee: Referee) -> None:
     attempt = candidate(HONEST)
     seeds: list[int] = []
     for _ in range(2):
@@ -69,7 +68,7 @@ def test_seeds_are_drawn_anew_for_each_source_once_it_is_frozen(referee: Referee
     assert len(set(seeds)) == len(seeds) > 40
 
 
-def test_nothing_is_drawn_beside_a_compiler_that_is_not_confined(
+def test_oracle_stays_idle_without_a_sandbox(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(referee, "tier", Tier.NONE)
@@ -80,22 +79,20 @@ def test_nothing_is_drawn_beside_a_compiler_that_is_not_confined(
 
 @pytest.mark.parametrize("room", [0, 1 << 28])
 @pytest.mark.parametrize("body", [HONEST, "y = self.honest(x); y[5, 7] += 1e-3; return y"])
-def test_what_is_asked_ahead_changes_no_figure(
+def test_prefetching_does_not_change_results(
     task: Task, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch, body: str, room: int
 ) -> None:
     monkeypatch.setitem(context.AHEAD_BYTES, Device.CPU, room)
     attempt = candidate(body)
     built = build(attempt, task.device)
     with Referee(task, fork_server=fork_server) as referee:
-        prefetcher = referee.verify(attempt, built)
-        again = referee.verify(attempt, built, again=prefetcher)  # asks when it needs something
-    assert prefetcher.draws == again.draws
-    assert (prefetcher.reason, prefetcher.seeds) == (again.reason, again.seeds)
+        prefetched = referee.verify(attempt, built)
+        again = referee.verify(attempt, built, again=prefetched)  # without prefetching
+    assert prefetched.draws == again.draws
+    assert (prefetched.reason, prefetched.seeds) == (again.reason, again.seeds)
 
 
-def test_a_build_of_another_source_is_no_build_of_what_was_frozen(
-    task: Task, referee: Referee
-) -> None:
+def test_build_of_another_attempt_is_rejected(task: Task, referee: Referee) -> None:
     living = set(referee.fork_server.living)
     attempt = candidate(HONEST)
     other = replace(build(attempt, task.device), attempt=candidate("return x").digest)
@@ -104,7 +101,7 @@ def test_a_build_of_another_source_is_no_build_of_what_was_frozen(
     assert referee.fork_server.living == living
 
 
-def test_a_judge_among_others_makes_no_process_that_it_can_do_without(
+def test_shared_judge_creates_no_unneeded_process(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device_lock, made = DeviceLock(tmp_path / "gpu-0"), list[str]()
@@ -119,33 +116,33 @@ def test_a_judge_among_others_makes_no_process_that_it_can_do_without(
         made.append(f"ready, {turn_of(device_lock)}")
 
     def processes(attempt: Attempt) -> int:
-        """How many were made, all of them while others may verify."""
+        """Return the number of new processes, all created while others may verify."""
         made.clear()
         found = judge.judge(attempt, Effort.GLANCE)
-        assert "exclusive" not in made, "for what is made in a timing's turn everybody waits"
+        assert "exclusive" not in made, "no process may be created under the exclusive lock"
         ready = made.count("ready, shared")
-        assert ready == found.verdict.accepted, "nothing is still opening when its turn begins"
+        assert ready == found.verdict.accepted, "sessions must be ready before the exclusive lock"
         return len(made) - ready
 
     broken = Attempt((*candidate(HONEST).files, ("kernels/no.cpp", "int main( {")))
     with Judge(task, device_lock=device_lock) as judge:
         timer = judge._timer
-        timer.set_baselines([EAGER])  # as where torch.compile does not open, and the test is quick
+        timer.turn_to([EAGER])  # without torch.compile, to keep the test quick
         judge.open()
         monkeypatch.setattr(ForkServer, "fork", noted)
         monkeypatch.setattr(Session, "await_ready", awaited)
         assert processes(broken) == 0
         assert processes(candidate("return self.honest(x) + 1")) == 1
-        assert processes(candidate(HONEST)) > 2, "what is right is timed in a process of its own"
-        assert not timer.opened(), "eager is opened anew for each timing"
-        assert timer._baselines.warm, "what stays open otherwise does so: on a CPU eager's twin"
-        assert processes(candidate("return self.honest(x) + 2")) == 1, "nothing waits to be timed"
-        timer._baselines.end(TWIN)  # as on a GPU, which has none
-        assert processes(candidate(f"y = x\n{HONEST}")) > 2, "there is nothing warm to go by"
+        assert processes(candidate(HONEST)) > 2, "an accepted attempt is timed in a new process"
+        assert not timer.opened(), "eager must be opened anew for each timing"
+        assert timer._baselines.warm, "eager's twin must stay open on a CPU"
+        assert processes(candidate("return self.honest(x) + 2")) == 1, "no timing process is needed"
+        timer._baselines.end(TWIN)  # as on a GPU, which has no twin
+        assert processes(candidate(f"y = x\n{HONEST}")) > 2, "no process is warm"
 
 
 def turn_of(device_lock: DeviceLock) -> str:
-    """In which this process has the device."""
+    """Return how this process holds the device lock: "shared" or "exclusive"."""
     assert device_lock.lock is not None
     with device_lock.lock.open("a") as device:
         try:

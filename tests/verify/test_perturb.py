@@ -1,4 +1,4 @@
-"""The oracle's small changes, made in stretches."""
+"""Tests of the oracle's perturbations, which are applied in blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cuagent.verify.oracle.perturb import perturbed
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_stretches_are_of_one_piece_and_leave_the_original(
+def test_perturbing_in_blocks_gives_the_same_result(
     monkeypatch: pytest.MonkeyPatch, wide: bool
 ) -> None:
     x = torch.arange(1.0, 321).view(8, 40).t()  # not contiguous
@@ -28,8 +28,8 @@ def test_stretches_are_of_one_piece_and_leave_the_original(
     assert 0.8 < float(apart.std()) < 1.2
 
 
-def test_a_place_computed_in_floating_point_is_no_jump() -> None:
-    """Between the knots of a table the answer is continuous, however the place was found."""
+def test_position_computed_in_floating_point_causes_no_jump() -> None:
+    """Between the knots of a table the answer is continuous, however the position was computed."""
     knots, generator = torch.randn(12), torch.Generator().manual_seed(1)
     x = torch.rand(50, dtype=torch.float64) * 10 + 0.5
 
@@ -40,7 +40,7 @@ def test_a_place_computed_in_floating_point_is_no_jump() -> None:
 
     again = lambda: interpolated([x])  # noqa: E731
     moved = torch.full_like(x, 7.0)
-    reference = sensitivity.Reference(interpolated, [x], {}, generator, again)
-    sensitivity.move(reference, 1e-6, 1e-7, 4, [moved])
+    reference = sensitivity.PerturbedReference(interpolated, [x], {}, generator, again)
+    sensitivity.measure_change(reference, 1e-6, 1e-7, 4, [moved])
     assert 0 < float(moved.max()) < 1e-3
     assert sensitivity.carried(reference, 2)[0] < 100

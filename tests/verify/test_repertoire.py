@@ -1,4 +1,4 @@
-"""Which kinds of inputs a task is tried on, and how often."""
+"""Selection of kinds of inputs, and of the number of draws in a sweep."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from cuagent.verify.inputs.draws import FAR_REACH, REACH, Way
+from cuagent.verify.inputs.draws import EXTREME_SIZE, FAR_EXTREME_SIZE, LineView
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.ranges import Range
-from cuagent.verify.inputs.repertoire import Repertoire, Runs, Turns, repertoire
-from cuagent.verify.trace.selections import follow
+from cuagent.verify.inputs.repertoire import ReferenceRuns, Repertoire, SweepCount, repertoire
+from cuagent.verify.trace.selections import trace_reference
 
 
 def suited(
@@ -20,9 +20,9 @@ def suited(
     call_s: float = 0,
     ranges: tuple[Range | None, ...] = (),
 ) -> Repertoire:
-    """What a reference of one output is tried on."""
-    seen = follow(lambda: [run(*own)])
-    runs = Runs(
+    """Return the repertoire of a reference with one output."""
+    seen = trace_reference(lambda: [run(*own)])
+    runs = ReferenceRuns(
         lambda inputs: [run(*inputs)],
         lambda inputs: [run(*(x.double() if x.is_floating_point() else x for x in inputs))],
         discrete=False,
@@ -31,43 +31,47 @@ def suited(
     return repertoire(own, ranges or [None] * len(own), seen, runs, call_s)
 
 
-def test_lines_are_those_that_the_reference_chooses_from() -> None:
+def test_line_views_match_the_lines_that_the_reference_chooses_from() -> None:
     x = torch.randn(4, 6, 50)
-    for run, way in (
-        (lambda x: x.amax(1), Way((4, 6, 50), (1,))),
-        (lambda x: x.relu().flatten(1).max(-1).values, Way((4, 300), (1,))),
-        (lambda x: x.amax((0, 2)), Way((4, 6, 50), (0, 2))),
-        (lambda x: x.norm(p=float("inf"), dim=2), Way((4, 6, 50), (2,))),
-        (lambda x: x.softmax(1), Way((4, 6, 50), (1,))),
-        (lambda x: x.amax(1).sum() + x.max(), Way((4, 6, 50), (1,))),
+    for run, line_view in (
+        (lambda x: x.amax(1), LineView((4, 6, 50), (1,))),
+        (lambda x: x.relu().flatten(1).max(-1).values, LineView((4, 300), (1,))),
+        (lambda x: x.amax((0, 2)), LineView((4, 6, 50), (0, 2))),
+        (lambda x: x.norm(p=float("inf"), dim=2), LineView((4, 6, 50), (2,))),
+        (lambda x: x.softmax(1), LineView((4, 6, 50), (1,))),
+        (lambda x: x.amax(1).sum() + x.max(), LineView((4, 6, 50), (1,))),
     ):
         found = suited(run, x)
-        assert found.ways == ((way,),)
-        assert found.turns[Inputs.MOVING] == Turns(max(2, way.turns), way.turns)
+        assert found.line_views == ((line_view,),)
+        assert found.sweep_counts[Inputs.MOVING] == SweepCount(
+            max(2, line_view.steps), line_view.steps
+        )
 
 
-def test_a_long_sweep_is_cut_off_where_calls_take_long_and_says_so() -> None:
+def test_sweep_is_shortened_for_slow_calls_and_records_the_needed_draws() -> None:
     x = torch.randn(2, 600)
-    assert suited(lambda x: x.amax(1), x, call_s=0.01).turns[Inputs.MOVING] == Turns(4, 300)
+    assert suited(lambda x: x.amax(1), x, call_s=0.01).sweep_counts[Inputs.MOVING] == SweepCount(
+        4, 300
+    )
 
 
-def test_what_chooses_nothing_is_tried_twice() -> None:
+def test_reference_without_choices_gets_two_moving_draws() -> None:
     found = suited(lambda x: F.linear(x, x), torch.randn(8, 600))
-    assert found.turns[Inputs.MOVING].made == 2
+    assert found.sweep_counts[Inputs.MOVING].made == 2
     assert Inputs.SORTED not in found.kinds
     assert Inputs.SINGLE not in found.kinds
     assert Inputs.NAN in found.kinds
     assert Inputs.NAN not in suited(lambda x: x.sort(-1).values, torch.randn(8, 60)).kinds
 
 
-def test_any_and_all_are_swept_with_the_rest_below_and_above() -> None:
+def test_any_and_all_need_twice_the_draws() -> None:
     found = suited(lambda x: (x > 0).any(1).float(), torch.randn(10, 60))
-    assert found.turns[Inputs.MOVING].needed == 12
+    assert found.sweep_counts[Inputs.MOVING].needed == 12
     masked = suited(lambda x, m: (x * m).sum(1), torch.randn(10, 60), torch.ones(10, 60).bool())
-    assert masked.turns[Inputs.SINGLE] == Turns(24, 24)  # along either axis
+    assert masked.sweep_counts[Inputs.SINGLE] == SweepCount(24, 24)  # along either axis
 
 
-def test_huge_numbers_are_for_what_squares_nothing() -> None:
+def test_huge_numbers_are_used_if_the_reference_squares_nothing() -> None:
     x = torch.randn(6, 40)
     for run in (lambda x: x.softmax(-1), lambda x: x.amax(-1), lambda x: x.sum(-1)):
         assert Inputs.HUGE in suited(run, x).kinds
@@ -79,7 +83,7 @@ def test_huge_numbers_are_for_what_squares_nothing() -> None:
         assert Inputs.HUGE not in suited(run, x).kinds
 
 
-def test_what_is_tiny_throughout_is_for_what_does_not_shrink_with_it() -> None:
+def test_faint_numbers_are_used_if_outputs_keep_their_size() -> None:
     x, bias = torch.randn(6, 40), torch.ones(40)
     for run in (lambda x: (x - x.mean()) / (x.std() + 1e-8), lambda x: x + bias):
         assert Inputs.FAINT in suited(run, x).kinds
@@ -87,7 +91,7 @@ def test_what_is_tiny_throughout_is_for_what_does_not_shrink_with_it() -> None:
         assert Inputs.FAINT not in suited(run, x).kinds
 
 
-def test_what_a_task_may_draw_by_itself_is_tried_though_the_reference_is_not_finite_there() -> None:
+def test_kinds_that_a_task_may_draw_are_used_even_if_the_reference_is_not_finite() -> None:
     x, labels, mask = torch.randn(6, 5), torch.randint(5, (6,)), torch.ones(6, 5).bool()
     loss = suited(F.cross_entropy, x, labels, ranges=(None, (-100, 4)))
     assert {Inputs.ALIKE, Inputs.EXTREMES, Inputs.EVERY} <= set(loss.kinds)
@@ -96,7 +100,7 @@ def test_what_a_task_may_draw_by_itself_is_tried_though_the_reference_is_not_fin
     assert Inputs.FLAT not in suited(lambda x: x / x.norm(dim=-1, keepdim=True), x).kinds
 
 
-def test_extremes_stand_out_as_far_as_the_reference_bears() -> None:
+def test_extremes_are_smaller_if_the_reference_overflows() -> None:
     x = torch.randn(6, 40)
-    assert suited(lambda x: x.logsumexp(-1), x).reach == FAR_REACH
-    assert suited(lambda x: x.exp().sum(-1), x).reach == REACH
+    assert suited(lambda x: x.logsumexp(-1), x).extreme_size == FAR_EXTREME_SIZE
+    assert suited(lambda x: x.exp().sum(-1), x).extreme_size == EXTREME_SIZE

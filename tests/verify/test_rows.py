@@ -1,4 +1,4 @@
-"""Each line of a prefix sum is held to its own numbers, not to those of the largest line."""
+"""Strict rule for each line of a prefix sum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REGIME = Regime(
     return (parts + carry[:, :, None]).view(48, 512)
     """,
     {
-        "one sum over all lines, less what came before": """
+        "one sum over all lines, minus the sum of earlier lines": """
         whole = x.reshape(-1).cumsum(0).view(48, 512)
         return whole - torch.cat([whole.new_zeros(1), whole[:-1, -1]])[:, None]
         """,
@@ -29,7 +29,7 @@ REGIME = Regime(
 )
 
 
-def test_a_sum_that_cancels_between_lines_is_refused(
+def test_prefix_sum_that_cancels_between_lines_is_rejected(
     regime_verdict: Callable[[Regime, str], Verdict],
 ) -> None:
     verdict = regime_verdict(REGIME, REGIME.honest)
@@ -38,7 +38,7 @@ def test_a_sum_that_cancels_between_lines_is_refused(
         assert not regime_verdict(REGIME, forward).accepted
 
 
-def test_a_line_is_held_to_its_own_size() -> None:
+def test_bound_of_a_line_scales_with_the_line() -> None:
     y = torch.randn(8, 256, dtype=torch.float64).cumsum(1)
     y[3] *= 1e-4
     spread = 2.0**-24 * y.abs()
@@ -56,6 +56,6 @@ def test_a_line_is_held_to_its_own_size() -> None:
     )
 
 
-def test_the_length_of_prefix_sums_is_known() -> None:
+def test_length_of_prefix_sums_is_counted() -> None:
     assert terms(lambda: torch.ones(40, 30).cumsum(0)).prefix == 40
     assert terms(lambda: torch.ones(40, 30).sum(0)).prefix == 0

@@ -1,7 +1,7 @@
-"""The gate of compute-sanitizer: what its reports amount to, and that the sandbox lets it work.
+"""Tests of the compute-sanitizer gate: reading its reports and running it in the sandbox.
 
-Its own findings need a device (test_gpu.py). Here a program stands in for it that does, in the same
-order, what the tool was seen to do before it starts its target.
+Its real findings need a device (test_gpu.py). Here a program stands in for it that takes the same
+steps, in the same order, as the tool before it starts its target.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.sandbox import Tier, probe
 from cuagent.verify import Referee
-from cuagent.verify.sanitize import FOUND, Outcome, lay_down, own_kernels, read, run, sandboxed
+from cuagent.verify.sanitize import (
+    FOUND,
+    Outcome,
+    own_kernels,
+    read,
+    run,
+    sandboxed,
+    write_debug_folder,
+)
 
 STAND_IN = """#!/bin/sh
 while [ "$1" != /usr/bin/env ]; do shift; done
@@ -44,7 +52,7 @@ REPORT = """========= COMPUTE-SANITIZER
          Outcome.ELSEWHERE),
     ],
 )  # fmt: skip
-def test_a_finding_counts_where_the_attempt_is_at_fault(
+def test_finding_counts_only_if_the_attempt_is_at_fault(
     tool: str, what: str, kernel: str, outcome: Outcome
 ) -> None:
     report = read(tool, FOUND, REPORT.format(what=what, kernel=kernel), OWN)
@@ -63,15 +71,13 @@ def test_a_finding_counts_where_the_attempt_is_at_fault(
         (None, "", Outcome.UNKNOWN),
     ],
 )
-def test_a_tool_that_did_not_look_is_no_pass(
-    status: int | None, text: str, outcome: Outcome
-) -> None:
+def test_tool_that_did_not_run_is_unknown(status: int | None, text: str, outcome: Outcome) -> None:
     report = read("memcheck", status, text, OWN)
     assert report.outcome is outcome
     assert bool(report.text) is (outcome is not Outcome.CLEAN)
 
 
-def test_the_attempts_own_kernels_are_known_by_name() -> None:
+def test_own_kernels_are_found_by_name() -> None:
     files = (
         ("kernels/a.cu", "__global__ void __launch_bounds__(256, 2) first(float* x) {}"),
         ("kernels/b.cu", "template <int N>\n__global__ __launch_bounds__(N)\nvoid second(int n);"),
@@ -80,8 +86,8 @@ def test_the_attempts_own_kernels_are_known_by_name() -> None:
     assert own_kernels(Attempt(files)) == {"first", "second", "third", "fourth"}
 
 
-def test_a_candidate_runs_under_a_tool_in_the_sandbox(referee: Referee, tmp_path: Path) -> None:
-    """The tool must be able to start the interpreter, wherever that lies, and keep files."""
+def test_candidate_runs_under_a_tool_in_the_sandbox(referee: Referee, tmp_path: Path) -> None:
+    """The tool must be able to start the interpreter at any path, and to write files."""
     tool = tmp_path / "bin" / "compute-sanitizer"
     tool.parent.mkdir()
     tool.write_text(STAND_IN)
@@ -91,12 +97,12 @@ def test_a_candidate_runs_under_a_tool_in_the_sandbox(referee: Referee, tmp_path
     tier = Tier.NONE if probe() is Tier.NONE else Tier.LANDLOCK
     folder = referee.folder / "tool"
     folder.mkdir(mode=0o755)
-    lay_down(referee, attempt, folder)
+    write_debug_folder(referee, attempt, folder)
     status, text = run(sandboxed(tool, "memcheck", folder, built, tier), folder, 60.0)
     assert read("memcheck", status, text, OWN).outcome is Outcome.CLEAN, (tier, status, text)
 
 
-def test_what_does_not_end_is_ended_with_all_it_started(tmp_path: Path) -> None:
+def test_run_kills_the_process_group_after_the_time_limit(tmp_path: Path) -> None:
     folder, sign = tmp_path / "folder", tmp_path / "sign"
     folder.mkdir()
     late = f"(sleep 1.5; touch {sign}) & sleep 60"

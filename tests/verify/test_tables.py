@@ -1,4 +1,4 @@
-"""Which tables an input's integers are places in."""
+"""Lengths of the tables that integer inputs index."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from cuagent.verify.trace.tables import tables
 
 
-def test_an_index_is_known_again_in_whatever_form_it_is_used() -> None:
+def test_index_is_recognized_through_views_and_casts() -> None:
     table, x = torch.randn(50, 4), torch.randn(6, 30)
     index = torch.randint(0, 20, (6,))
     for run, size in (

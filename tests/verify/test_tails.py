@@ -1,4 +1,4 @@
-"""Moderate tails: a mean or a loss over many elements hides what goes wrong there."""
+"""Moderate tails: errors that a mean or a loss over many elements would hide."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REGIMES = {"softplus": SOFTPLUS, "soft margin": SOFT_MARGIN}
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_an_honest_forward_is_accepted(
+def test_honest_forward_is_accepted(
     name: str, regime_verdict: Callable[[Regime, str], Verdict]
 ) -> None:
     verdict = regime_verdict(REGIMES[name], REGIMES[name].honest)
@@ -43,7 +43,7 @@ def test_an_honest_forward_is_accepted(
 @pytest.mark.parametrize(
     ("name", "wrong"), [(name, wrong) for name in REGIMES for wrong in REGIMES[name].wrong]
 )
-def test_an_error_in_the_tails_is_refused(
+def test_error_in_the_tails_is_rejected(
     name: str, wrong: str, regime_verdict: Callable[[Regime, str], Verdict]
 ) -> None:
     verdict = regime_verdict(REGIMES[name], REGIMES[name].wrong[wrong])

@@ -1,4 +1,4 @@
-"""Tasks of other forms: compiled kernels, folded BatchNorm, indices, losses, several outputs."""
+"""Tests of other tasks: compiled kernels, folded BatchNorm, indices, losses, several outputs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def get_init_inputs():
 
 @pytest.fixture
 def verdict(tmp_path: Path, fork_server: ForkServer) -> Iterator[Judged]:
-    """The verdict on a candidate for one of TASKS, of which each is opened once in a test."""
+    """Return a function that verifies a candidate for one of TASKS; each task is opened once per
+    test."""
     opened: dict[str, Referee] = {}
 
     def judge(
@@ -109,7 +110,7 @@ def verdict(tmp_path: Path, fork_server: ForkServer) -> Iterator[Judged]:
         referee.close()
 
 
-def test_a_compiled_kernel_is_found_inside_the_sandbox(verdict: Judged) -> None:
+def test_compiled_kernel_loads_in_the_sandbox(verdict: Judged) -> None:
     prelude = 'from cuagent.kernels import load\ntwice = load("kernels/twice.cpp").twice\n'
     forward = "y = torch.empty_like(x); twice(y, x, x.numel()); return y"
     found = verdict("kernel", forward=forward, prelude=prelude, kernel=KERNEL)
@@ -117,12 +118,12 @@ def test_a_compiled_kernel_is_found_inside_the_sandbox(verdict: Judged) -> None:
 
 
 @pytest.mark.parametrize("name", ["loss", "several", "embedding", "gru"])
-def test_the_reference_itself_is_accepted(verdict: Judged, name: str) -> None:
+def test_reference_itself_is_accepted(verdict: Judged, name: str) -> None:
     found = verdict(name)
     assert found.reason is Reason.ACCEPTED, (found.detail, found.draws)
 
 
-def test_ties_may_fall_another_way_and_wrong_indices_may_not(verdict: Judged) -> None:
+def test_other_tie_breaks_pass_and_wrong_indices_fail(verdict: Judged) -> None:
     last_first = "return x.shape[-1] - 1 - torch.argsort(x.flip(-1), dim=-1, stable=True)"
     found = verdict("order", forward=last_first)
     assert found.reason is Reason.ACCEPTED, (found.detail, found.draws)
@@ -131,7 +132,7 @@ def test_ties_may_fall_another_way_and_wrong_indices_may_not(verdict: Judged) ->
     assert verdict("order", forward=wrong).reason is Reason.WRONG_VALUES
 
 
-def test_a_reference_that_hides_by_infinities_is_tried_on_more_than_its_own_inputs(
+def test_reference_with_infinite_mask_is_tested_on_several_kinds(
     verdict: Judged,
 ) -> None:
     unshifted = (
@@ -141,7 +142,7 @@ def test_a_reference_that_hides_by_infinities_is_tried_on_more_than_its_own_inpu
     assert verdict("hidden", forward=unshifted).reason is Reason.WRONG_VALUES
 
 
-def test_infinities_that_roundoff_moves_are_held_against_nobody(verdict: Judged) -> None:
+def test_infinities_moved_by_roundoff_do_not_reject(verdict: Judged) -> None:
     otherwise = (
         "e = (x - x.amax(-1, keepdim=True)).exp(); "
         "return torch.where(e.cumsum(-1) / e.sum(-1, keepdim=True) <= 0.5, x, -torch.inf)"
@@ -155,13 +156,13 @@ def test_infinities_that_roundoff_moves_are_held_against_nobody(verdict: Judged)
     assert verdict("nucleus", forward=unshifted).reason is Reason.WRONG_VALUES
 
 
-def test_an_epsilon_is_seen_where_all_is_normalised_at_once(verdict: Judged) -> None:
+def test_wrong_epsilon_in_a_whole_tensor_norm_is_rejected(verdict: Judged) -> None:
     assert verdict("whole").accepted
     forward = "return (x - x.mean()) / (x.std() + 1e-6)"
     assert verdict("whole", forward=forward).reason is Reason.WRONG_VALUES
 
 
-def test_a_fold_that_forgets_the_running_mean_is_found(verdict: Judged) -> None:
+def test_batchnorm_fold_without_running_mean_is_rejected(verdict: Judged) -> None:
     fold = (
         "f = self.norm.weight * torch.rsqrt(self.norm.running_var + self.norm.eps); "
         "y = torch.nn.functional.conv2d(x, self.conv.weight * f[:, None, None, None], BIAS); "
@@ -176,7 +177,7 @@ def test_a_fold_that_forgets_the_running_mean_is_found(verdict: Judged) -> None:
     assert found.lax.passed
 
 
-def test_what_is_wrong_in_the_last_round_is_told_by_its_cause_where_there_are_no_weights(
+def test_failure_in_the_last_round_names_inputs_or_reuse(
     verdict: Judged,
 ) -> None:
     of_inputs = verdict("kernel", forward="return 2 * x + 1 + (x == x.round()).all()")
@@ -189,11 +190,11 @@ def test_what_is_wrong_in_the_last_round_is_told_by_its_cause_where_there_are_no
     assert found.detail.startswith("right in a fresh model, wrong in one that was called before")
 
 
-def test_a_task_that_a_constant_solves_is_not_certifiable(verdict: Judged) -> None:
+def test_task_solved_by_a_constant_is_not_certifiable(verdict: Judged) -> None:
     assert verdict("constant").reason is Reason.NOT_CERTIFIABLE
 
 
-def test_a_task_that_does_not_run_is_a_task_error(tmp_path: Path, fork_server: ForkServer) -> None:
+def test_task_that_does_not_run_raises_task_error(tmp_path: Path, fork_server: ForkServer) -> None:
     path = tmp_path / "broken.py"
     path.write_text(source("kernel", "Model", "raise ValueError('odd')"))
     with pytest.raises(TaskError, match="odd"):
@@ -221,10 +222,10 @@ def get_init_inputs():
 
 
 @pytest.mark.parametrize("second", ["torch.rand(3)", "torch.randint(4, (3,))"])
-def test_a_sweep_takes_one_draw_of_the_tasks_own_at_most(
+def test_sweep_uses_at_most_one_own_draw(
     second: str, tmp_path: Path, fork_server: ForkServer
 ) -> None:
-    """They may take a second each, and what is put in their place does not need them."""
+    """An own draw may take a second, and the other draws of a sweep do not need one."""
     count = tmp_path / "count"
     (tmp_path / "counted.py").write_text(COUNTED.format(count=str(count), second=second))
     task = load_task(tmp_path / "counted.py", device="cpu")

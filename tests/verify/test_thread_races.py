@@ -1,4 +1,4 @@
-"""Compiled candidates: races between threads, and memory from malloc that nobody wrote."""
+"""Tests of compiled candidates with races between threads or reads of uninitialised memory."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", [*HONEST, *WRONG])
-def test_races_and_unwritten_memory_show(
+def test_races_and_uninitialised_memory_are_detected(
     name: str, regime_referee: Callable[[Regime], Referee], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     referee = regime_referee(SUM)

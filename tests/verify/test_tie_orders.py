@@ -1,4 +1,4 @@
-"""Of equals any one order is right, in the answer as a whole; and a run that fails says nothing."""
+"""Tests of tie orders: any one order of equal elements is right, for the whole answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EQUALS = torch.tensor([[1.0, 2.0, 2.0, 2.0], [3.0, 3.0, 0.0, 3.0]])
 HOT = Path(__file__).parents[1] / "corpus" / "tasks" / "hot.py"
 
 
-def test_operators_choose_among_equals_by_the_order() -> None:
+def test_operators_choose_among_equal_elements_by_the_order() -> None:
     for order, best, two in (
         (FIRST, [1, 0], [[1, 2], [0, 1]]),
         (LAST, [3, 3], [[3, 2], [3, 1]]),
@@ -34,7 +34,7 @@ def test_operators_choose_among_equals_by_the_order() -> None:
         assert values.tolist() == [[2.0, 2.0], [3.0, 3.0]]
 
 
-def test_windows_and_cumulative_maxima_choose_by_the_order_too() -> None:
+def test_pooling_and_cummax_choose_by_the_order() -> None:
     with ordered(LAST):
         values, places = F.max_pool1d(EQUALS[None], 2, return_indices=True)
         so_far = torch.cummax(EQUALS[0], 0)
@@ -43,7 +43,7 @@ def test_windows_and_cumulative_maxima_choose_by_the_order_too() -> None:
     assert so_far.values.tolist() == EQUALS[0].tolist()
 
 
-def test_what_is_nearly_equal_is_ordered_within_a_slack() -> None:
+def test_nearly_equal_elements_are_ordered_within_a_slack() -> None:
     near = torch.tensor([1.0, 1.0 + 1e-6, 0.5])
     with ordered(FIRST, 1e-5):
         assert int(near.argmax()) == 0
@@ -51,14 +51,14 @@ def test_what_is_nearly_equal_is_ordered_within_a_slack() -> None:
         assert int(near.argmax()) == 1
 
 
-def test_a_mark_makes_no_equals_of_what_stands_beside_it() -> None:
+def test_mask_fill_does_not_make_other_elements_equal() -> None:
     hidden = torch.tensor([1.0, 1.0 + 1e-6, 0.5, 1e9, 1e9 * (1 + 1e-7)])
     with ordered(FIRST, 1e-5):
         assert hidden.argsort().tolist() == [2, 1, 0, 4, 3]
         assert int(F.max_pool2d(-hidden.view(1, 1, 1, 5), (1, 5), return_indices=True)[1]) == 2
 
 
-def test_a_choice_among_equals_must_be_one_choice(referee: Referee) -> None:
+def test_choice_among_equal_elements_must_be_consistent(referee: Referee) -> None:
     with Referee(load_task(str(HOT), device="cpu"), fork_server=referee.fork_server) as opened:
         for kind in (Inputs.INTEGER, Inputs.NORMAL):
             expected, (x,) = opened.ask(Weights.OWN, 0, kind, 7)
@@ -70,7 +70,7 @@ def test_a_choice_among_equals_must_be_one_choice(referee: Referee) -> None:
             assert not opened.judged([1 - last, last.mean(0)], expected, kind, 7).passed
 
 
-def test_a_perturbed_run_that_fails_is_tried_within_the_range_and_else_no_motion() -> None:
+def test_failed_perturbed_run_is_clamped_or_counts_as_no_change() -> None:
     x = torch.tensor([0.5, 1.0, 1.0, 1.0, 0.25], dtype=torch.float64)
     generator, moved = torch.Generator().manual_seed(1), torch.full_like(x, 7.0)
 
@@ -85,7 +85,7 @@ def test_a_perturbed_run_that_fails_is_tried_within_the_range_and_else_no_motion
         return [tensors[0] * 2]
 
     for run, moves in ((probabilities, True), (only_these, False)):
-        reference = sensitivity.Reference(run, [x], {}, generator, lambda r=run: r([x]))
-        sensitivity.move(reference, 1e-3, 1e-7, 4, [moved])
+        reference = sensitivity.PerturbedReference(run, [x], {}, generator, lambda r=run: r([x]))
+        sensitivity.measure_change(reference, 1e-3, 1e-7, 4, [moved])
         assert bool(moved.all()) == bool(moved.any()) == moves
         assert float(moved.max()) < 1e-2

@@ -1,4 +1,4 @@
-"""Indices among equals: which a candidate may name, by what the oracle finds out."""
+"""Indices among equal elements: the rule admits those that the oracle finds to be tied."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import torch.nn.functional as F
 
 from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.oracle.client import OPPOSITES
+from cuagent.verify.oracle.client import TIE_PAIRS
 from cuagent.verify.oracle.places import NearTies, find_places
-from cuagent.verify.rules.tolerance import Expected, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected
 from cuagent.verify.trace.reductions import Terms
-from cuagent.verify.trace.selections import follow
+from cuagent.verify.trace.selections import trace_reference
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 TIED = torch.tensor([[1.0, 3.0, 0.0, 3.0, 3.0], [2.0, 2.0, 5.0, 1.0, 2.0]])
 
 
 def passes(run: Run, x: torch.Tensor, output: torch.Tensor) -> bool:
-    """Whether the rule takes `output` for the indices that `run` gives."""
-    declared = follow(lambda: [run(x)])
-    exact = follow(lambda: [run(x.double())])
-    moved = [follow(lambda: [run(x.double() * (1 + 1e-6))])]
+    """Return True if the rule accepts `output` for the indices that `run` gives."""
+    declared = trace_reference(lambda: [run(x)])
+    exact = trace_reference(lambda: [run(x.double())])
+    moved = [trace_reference(lambda: [run(x.double() * (1 + 1e-6))])]
     right = exact.outputs[0]
     expected = Expected(
         declared.outputs, [right], [torch.ones_like(right)], find_places(exact, declared, moved)
@@ -33,14 +34,14 @@ def passes(run: Run, x: torch.Tensor, output: torch.Tensor) -> bool:
     return strict([output], expected, Inputs.TIES, Terms.of(1)).passed
 
 
-def test_any_tied_place_will_do_and_no_other() -> None:
+def test_any_tied_index_passes_and_no_other() -> None:
     for place in range(5):
         given = torch.tensor([place, 2])
         assert passes(lambda x: x.argmax(-1), TIED, given) == (place in (1, 3, 4))
     assert not passes(lambda x: x.argmax(-1), TIED, torch.tensor([10**12, 2]))
 
 
-def test_a_near_tie_is_one_of_the_size_of_roundoff() -> None:
+def test_near_tie_has_the_size_of_roundoff() -> None:
     near = TIED.clone()
     near[0, 3] += 1e-6
     for place, right in ((1, True), (3, True), (0, False)):
@@ -50,30 +51,30 @@ def test_a_near_tie_is_one_of_the_size_of_roundoff() -> None:
 
 
 @pytest.mark.parametrize("mark", [-1e9, torch.finfo(torch.float32).min])
-def test_beside_a_mark_the_others_are_no_equals(mark: float) -> None:
+def test_mask_fill_does_not_make_other_elements_tie(mark: float) -> None:
     hidden = TIED.clone()
     hidden[0, 2:4] = mark
     for place, right in ((1, True), (4, True), (0, False), (2, False)):
         assert passes(lambda x: x.argmax(-1), hidden, torch.tensor([place, 2])) == right
-    # Equals themselves are marks where more are chosen than are left, even apart by roundoff.
+    # Mask fills tie with each other, even if they differ by roundoff.
     near = torch.tensor([[mark, 1.0, mark * (1 - 2e-7)]])
     assert passes(lambda x: x.argsort(-1), near, torch.tensor([[2, 0, 1]]))
 
 
-def test_indices_of_one_line_are_all_different() -> None:
+def test_indices_of_one_sorted_line_must_be_distinct() -> None:
     order = torch.tensor([[2, 0, 4, 1, 3], [3, 4, 1, 0, 2]])
     assert passes(lambda x: x.argsort(-1), TIED, order)
     order[0, 3] = 4
     assert not passes(lambda x: x.argsort(-1), TIED, order)
 
 
-def test_a_stable_sort_keeps_the_order_of_equals() -> None:
+def test_stable_sort_must_keep_the_order_of_equals() -> None:
     stable: Run = lambda x: torch.sort(x, stable=True, dim=-1)[1]  # noqa: E731
     assert passes(stable, TIED, torch.tensor([[2, 0, 1, 3, 4], [3, 0, 1, 4, 2]]))
     assert not passes(stable, TIED, torch.tensor([[2, 0, 3, 1, 4], [3, 0, 1, 4, 2]]))
 
 
-def test_an_index_lies_in_its_window_and_not_behind_its_place() -> None:
+def test_index_must_be_in_its_pooling_window_or_prefix() -> None:
     pooled: Run = lambda x: F.max_pool1d(x, 2, stride=2, return_indices=True)[1]  # noqa: E731
     assert passes(pooled, TIED, torch.tensor([[1, 3], [1, 2]]))
     assert not passes(pooled, TIED, torch.tensor([[3, 3], [1, 2]]))
@@ -90,7 +91,7 @@ def test_an_index_lies_in_its_window_and_not_behind_its_place() -> None:
         lambda x: x.t().max(-1).indices.unsqueeze(0).split(1, dim=1)[1],
     ],
 )
-def test_indices_are_followed_through_views_and_types(run: Run) -> None:
+def test_indices_are_traced_through_views_and_dtypes(run: Run) -> None:
     x = torch.tensor([[0.0, 1, 2, 3, 4], [9, 1, 1, 1, 1], [9, 1, 0, 0, 0]])
     given = run(x).clone()
     given[0, 0] = 2
@@ -99,17 +100,22 @@ def test_indices_are_followed_through_views_and_types(run: Run) -> None:
     assert not passes(run, x, given)
 
 
-def test_a_count_of_what_is_exact_does_not_hang_on_roundoff() -> None:
+def test_count_of_exact_comparisons_has_no_near_ties() -> None:
     x = torch.tensor([[0.5, 1.0, 0.5, 0.25]])
     for run, moves in (
         (lambda x: (x > 0.5).sum(-1), False),
         (lambda x: (x / 0.7 > 0.5 / 0.7).sum(-1), True),
         (lambda x: x.argmax(-1) + (x > 0.5).sum(-1), True),
     ):
-        exact, declared = follow(lambda r=run: [r(x.double())]), follow(lambda r=run: [r(x)])
-        near, spread = NearTies(1, Precision.MATCH, OPPOSITES), [torch.zeros(1).long()]
+        exact, declared = (
+            trace_reference(lambda r=run: [r(x.double())]),
+            trace_reference(lambda r=run: [r(x)]),
+        )
+        near, spread = NearTies(1, Precision.MATCH, TIE_PAIRS), [torch.zeros(1).long()]
         inputs = near.perturbed([x.double()], torch.Generator().manual_seed(1), exact)
-        near.settle(exact, declared, (follow(lambda w=w, r=run: [r(*w)]) for w in inputs), spread)
+        near.find(
+            exact, declared, (trace_reference(lambda w=w, r=run: [r(*w)]) for w in inputs), spread
+        )
         assert bool(spread[0].any()) == moves
 
 
@@ -117,21 +123,21 @@ def test_a_count_of_what_is_exact_does_not_hang_on_roundoff() -> None:
     ("run", "moves"),
     [(lambda x: (x > 0).sum(-1), False), (lambda x: x.argmax(-1) + 1, True)],
 )
-def test_zeros_are_ties_for_an_index_and_none_for_a_count(run: Run, moves: bool) -> None:
+def test_zeros_tie_for_an_index_but_not_for_a_count(run: Run, moves: bool) -> None:
     x = torch.tensor([[0.0, 0.0, -1.0, 0.0]])
-    exact, spread = follow(lambda: [run(x.double())]), [torch.zeros(1).long()]
-    near = NearTies(1, Precision.MATCH, OPPOSITES)
+    exact, spread = trace_reference(lambda: [run(x.double())]), [torch.zeros(1).long()]
+    near = NearTies(1, Precision.MATCH, TIE_PAIRS)
     inputs = near.perturbed([x.double()], torch.Generator().manual_seed(1), exact)
-    near.settle(exact, exact, (follow(lambda w=w: [run(*w)]) for w in inputs), spread)
+    near.find(exact, exact, (trace_reference(lambda w=w: [run(*w)]) for w in inputs), spread)
     assert bool(spread[0].any()) == moves
 
 
 @pytest.mark.parametrize(
     ("number", "defined"), [(3.7, True), (-128.9, True), (128.0, False), (math.nan, False)]
 )
-def test_what_no_integer_holds_is_seen_when_it_is_made_one(number: float, defined: bool) -> None:
+def test_cast_beyond_the_integer_range_is_detected(number: float, defined: bool) -> None:
     x = torch.tensor([0.0, number])
-    seen = follow(lambda: [x.to(torch.int8).float()])
+    seen = trace_reference(lambda: [x.to(torch.int8).float()])
     assert seen.casts
     assert seen.defined is defined
-    assert not follow(lambda: [x > 0]).casts
+    assert not trace_reference(lambda: [x > 0]).casts

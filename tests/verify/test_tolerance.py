@@ -1,4 +1,4 @@
-"""The rules as functions: what they admit, what they refuse, and by which bound."""
+"""The lax and the strict rule: accepted and rejected outputs, and the bound that decides."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 
 from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.oracle.perturb import UNIT
-from cuagent.verify.rules.tolerance import Expected, lax, strict
+from cuagent.verify.rules.tolerance import lax, strict
+from cuagent.verify.rules.types import Expected
+from cuagent.verify.tensors import UNIT
 from cuagent.verify.trace.reductions import Terms, terms
 
 
 def product(k: int, kind: Inputs = Inputs.NORMAL) -> tuple[torch.Tensor, torch.Tensor, Expected]:
-    """Factors of an fp32 product with sums of length k, and what an oracle says about it."""
+    """Return the factors of an fp32 product with sums of length k, and the oracle's answer."""
     generator = torch.Generator().manual_seed(k)
     a, b = (torch.randn(s, generator=generator) for s in ((64, k), (k, 64)))
     if kind is Inputs.INTEGER:
@@ -31,7 +32,7 @@ def product(k: int, kind: Inputs = Inputs.NORMAL) -> tuple[torch.Tensor, torch.T
     return a, b, Expected([a @ b], [y], [(total / 8).sqrt()])
 
 
-def test_a_sequential_sum_is_admitted_and_tf32_and_bf16_are_not() -> None:
+def test_sequential_fp32_sum_passes_and_tf32_and_bf16_fail() -> None:
     for k in (64, 1024):
         a, b, expected = product(k)
         running = torch.zeros(64, 64)
@@ -48,7 +49,7 @@ def test_a_sequential_sum_is_admitted_and_tf32_and_bf16_are_not() -> None:
 
 
 @pytest.mark.parametrize("kind", Inputs)
-def test_what_passes_without_the_spread_passes_with_it(kind: Inputs) -> None:
+def test_spread_never_tightens_a_bound(kind: Inputs) -> None:
     a, b, expected = product(64, Inputs.INTEGER if kind is Inputs.INTEGER else Inputs.NORMAL)
     without = replace(expected, spread=[torch.zeros_like(s) for s in expected.spread])
     for size in (1e-7, 1e-5, 1e-2):
@@ -57,7 +58,7 @@ def test_what_passes_without_the_spread_passes_with_it(kind: Inputs) -> None:
         assert ratios[0] <= ratios[1]
 
 
-def test_what_the_task_admits_is_not_held_against_an_attempt() -> None:
+def test_admitted_precision_passes() -> None:
     a, b, expected = product(512)
     coarse = a.bfloat16().float() @ b.bfloat16().float()
     assert not strict([coarse], expected, Inputs.NORMAL, Terms.of(512)).passed
@@ -65,7 +66,7 @@ def test_what_the_task_admits_is_not_held_against_an_attempt() -> None:
     assert strict([coarse], expected, Inputs.NORMAL, Terms.of(512), Precision.BF16).passed
 
 
-def test_one_bad_element_does_not_hide_in_an_average() -> None:
+def test_single_wrong_element_is_found_and_described() -> None:
     a, b, expected = product(256)
     output = a @ b
     output[3, 4] += 0.01
@@ -76,25 +77,25 @@ def test_one_bad_element_does_not_hide_in_an_average() -> None:
     assert "only one index" in found.hint
 
 
-def test_either_bound_admits() -> None:
+def test_larger_bound_applies() -> None:
     y = torch.linspace(1, 2, 100, dtype=torch.float64)
     unsteady = Expected([(y + 1e-3).float()], [y], [torch.zeros_like(y)])
     assert strict([(y - 2e-3).float()], unsteady, Inputs.NORMAL, Terms.of(1)).passed
     assert not strict([(y - 4e-3).float()], unsteady, Inputs.NORMAL, Terms.of(1)).passed
 
 
-def test_on_small_integers_roundoff_is_admitted_and_a_wrong_index_is_not() -> None:
+def test_small_integers_admit_roundoff_but_no_wrong_index() -> None:
     a, b, expected = product(128, Inputs.INTEGER)
     running = a @ b  # exact
     assert strict([running], expected, Inputs.INTEGER, Terms.of(128)).passed
-    rounded = running + 1e-6  # a mean that runs along, a transform with thirds
+    rounded = running + 1e-6  # like a running mean or a transform with thirds
     assert strict([rounded], expected, Inputs.INTEGER, Terms.of(128)).passed
     wrong = running.clone()
     wrong[0, 0] += 1
     assert not strict([wrong], expected, Inputs.INTEGER, Terms.of(128)).passed
 
 
-def test_nan_and_inf_must_stand_where_the_reference_has_them() -> None:
+def test_nan_and_inf_must_be_where_the_reference_has_them() -> None:
     y = torch.tensor([1.0, math.nan, math.inf, -math.inf], dtype=torch.float64)
     expected = Expected([y.float()], [y], [torch.zeros(4, dtype=torch.float64)])
     assert strict([y.float()], expected, Inputs.OWN, Terms.of(1)).passed
@@ -104,7 +105,7 @@ def test_nan_and_inf_must_stand_where_the_reference_has_them() -> None:
         assert not strict([output], expected, Inputs.OWN, Terms.of(1)).passed, (index, value)
 
 
-def test_integer_outputs_must_be_equal_to_either_reference() -> None:
+def test_integer_outputs_must_equal_either_reference() -> None:
     declared, precise = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4])
     expected = Expected([declared], [precise], [torch.zeros(3)])
     assert strict([torch.tensor([1, 2, 3])], expected, Inputs.OWN, Terms.of(1)).passed
@@ -112,9 +113,7 @@ def test_integer_outputs_must_be_equal_to_either_reference() -> None:
     assert not strict([torch.tensor([1, 2, 5])], expected, Inputs.OWN, Terms.of(1)).passed
 
 
-def test_an_integer_that_hangs_on_a_near_tie_may_differ_but_no_comparison_of_round_numbers() -> (
-    None
-):
+def test_integers_may_differ_at_near_ties_but_booleans_not_on_round_numbers() -> None:
     count, near = torch.tensor([1, 2, 3]), torch.tensor([0, 0, 1])
     expected = Expected([count], [count], [near])
     assert strict([torch.tensor([1, 2, 4])], expected, Inputs.TIES, Terms.of(1)).passed
@@ -128,7 +127,7 @@ def test_an_integer_that_hangs_on_a_near_tie_may_differ_but_no_comparison_of_rou
     ).passed
 
 
-def test_a_sequential_sum_of_one_sign_is_admitted() -> None:
+def test_sequential_sum_of_one_sign_passes() -> None:
     terms = torch.rand(32, 8192, generator=torch.Generator().manual_seed(1))
     y = terms.double().sum(-1)
     spread = UNIT * terms.double().square().sum(-1).sqrt()
@@ -142,10 +141,8 @@ def test_a_sequential_sum_of_one_sign_is_admitted() -> None:
     ).passed
 
 
-def test_a_softmax_whose_factor_is_short_shows_on_any_draw_and_one_summed_in_order_on_none() -> (
-    None
-):
-    """1.4427 for the logarithm of e: what a sum of 512 terms may err, and exponents may not."""
+def test_inexact_log2e_in_a_softmax_fails_and_a_sequential_sum_passes() -> None:
+    """A factor 1.4427 for log2(e): a sum of 512 terms may err as much, an exponent may not."""
     for seed in range(10):
         x = torch.randn(16, 512, generator=torch.Generator().manual_seed(seed))
         y, total = x.double().softmax(-1), torch.zeros(16, 512, dtype=torch.float64)
@@ -165,7 +162,7 @@ def test_a_softmax_whose_factor_is_short_shows_on_any_draw_and_one_summed_in_ord
             assert found.passed is passes
 
 
-def test_an_exp_that_clamps_is_no_error_beside_a_one() -> None:
+def test_exp_that_clamps_passes() -> None:
     y = torch.zeros(4, 8, dtype=torch.float64)
     y[:, 0] = 1
     expected = Expected([y.float()], [y], [torch.zeros_like(y)])
@@ -174,7 +171,7 @@ def test_an_exp_that_clamps_is_no_error_beside_a_one() -> None:
     assert not strict([y.float() + 1e-4], expected, Inputs.OFFSET, Terms.of(8)).passed
 
 
-def test_the_lax_tolerance_grows_with_the_reference_not_with_the_candidate() -> None:
+def test_lax_tolerance_scales_with_the_reference() -> None:
     assert lax([torch.tensor([100.9])], [torch.tensor([100.0])]).passed
     assert not lax([torch.tensor([1e30])], [torch.tensor([0.0])]).passed
     assert not lax([torch.tensor([math.nan])], [torch.tensor([0.0])]).passed
@@ -196,11 +193,11 @@ def test_the_lax_tolerance_grows_with_the_reference_not_with_the_candidate() -> 
         (lambda: torch.nn.functional.prelu(torch.ones(2, 1000), torch.ones(1)), 1),
     ],
 )
-def test_the_longest_sum_is_counted(run: object, count: int) -> None:
+def test_longest_sum_is_counted(run: object, count: int) -> None:
     assert terms(run).longest == count  # type: ignore[arg-type]
 
 
-def test_what_a_softmax_sums_is_of_one_sign() -> None:
+def test_sum_inside_a_softmax_counts_as_one_signed() -> None:
     both = terms(lambda: (torch.ones(40, 30) @ torch.ones(30, 500)).softmax(-1))
     assert both == Terms(longest=500, signed=30)
     assert terms(lambda: torch.ones(40, 30).logsumexp(-1).sum()) == Terms(longest=40, signed=40)

@@ -1,4 +1,4 @@
-"""A reference that ends its own process is itself at fault and named, not the machine."""
+"""Tests of references that end their own process: the error names the module, not the machine."""
 
 from __future__ import annotations
 
@@ -46,28 +46,26 @@ def reference(folder: Path, body: str = "", construct: str = "", forward: str = 
         ("forward", "os.abort()", "SIGABRT"),
     ],
 )
-def test_the_file_that_ended_its_process_is_named(
+def test_module_that_ends_its_process_is_named(
     fork_server: ForkServer, tmp_path: Path, part: str, text: str, how: str
 ) -> None:
     task = reference(tmp_path, **{part: text})
     with pytest.raises(TaskError) as caught:
         Oracle(fork_server, task).describe()
-    assert str(caught.value).startswith(f"{task.path}: ended the process that ran it ({how}); ")
+    assert str(caught.value).startswith(f"{task.path}: the module ended its own process ({how}); ")
 
 
-def test_a_process_that_was_killed_is_not_the_files_fault(
-    fork_server: ForkServer, tmp_path: Path
-) -> None:
+def test_killed_oracle_is_not_the_tasks_fault(fork_server: ForkServer, tmp_path: Path) -> None:
     oracle = Oracle(fork_server, reference(tmp_path))
     oracle.describe()
     os.kill(oracle._child.pid, signal.SIGKILL)
-    with pytest.raises(OracleLost, match="ended from outside"):
+    with pytest.raises(OracleLost, match="killed from outside"):
         oracle.describe()
     assert not oracle.alive
 
 
 @pytest.mark.parametrize("leave", ["os._exit(3)", "sys.exit(3)"])
-def test_one_that_leaves_later_cannot_be_certified_until_it_stays(
+def test_reference_that_exits_later_is_not_certifiable(
     fork_server: ForkServer, tmp_path: Path, leave: str
 ) -> None:
     flag = tmp_path / "leave"

@@ -1,4 +1,4 @@
-"""Integers and masks that a task always gives alike: a kernel may not ignore them."""
+"""Variation of integers and masks that are the same in every draw: a kernel must read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from regimes import Regime
 
 from cuagent.verify import Referee, Verdict
 from cuagent.verify.admission import admit
-from cuagent.verify.inputs.varied import Change, Fixed, fixed_of, taken
+from cuagent.verify.inputs.varied import Change, Fixed, accepted_changes, fixed_of
 
 ROTARY = Regime(
     "torch.randn(2, 24, 16), torch.arange(24).expand(2, 24)",
@@ -117,7 +117,7 @@ REGIMES = {
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_who_reads_the_integers_is_accepted_and_who_ignores_them_refused(
+def test_kernels_that_ignore_fixed_integers_are_rejected(
     name: str, regime_verdict: Callable[[Regime, str], Verdict]
 ) -> None:
     regime = REGIMES[name]
@@ -127,7 +127,9 @@ def test_who_reads_the_integers_is_accepted_and_who_ignores_them_refused(
         assert not regime_verdict(regime, wrong).accepted
 
 
-def test_what_cannot_be_varied_is_named(regime_referee: Callable[[Regime], Referee]) -> None:
+def test_inputs_that_cannot_be_varied_are_named_in_the_notes(
+    regime_referee: Callable[[Regime], Referee],
+) -> None:
     regime = Regime(
         "torch.randn(6, 8), torch.tensor([6, 8])",
         "return x.reshape(int(shape[0]), int(shape[1])) * 2",
@@ -141,7 +143,7 @@ def test_what_cannot_be_varied_is_named(regime_referee: Callable[[Regime], Refer
     assert not any("never varied" in note for note in notes)
 
 
-def of(tensor: torch.Tensor, table: int = 0) -> Fixed:
+def fixed_tensor(tensor: torch.Tensor, table: int = 0) -> Fixed:
     found = fixed_of([[tensor], [tensor]], [table])[0]
     assert found is not None
     return found
@@ -162,11 +164,11 @@ def of(tensor: torch.Tensor, table: int = 0) -> Fixed:
         (torch.tensor(0), 0, (Change.SMALL_NUMBER,)),
     ],
 )
-def test_the_change_that_keeps_most_comes_first(
+def test_strictest_change_comes_first(
     tensor: torch.Tensor, table: int, changes: tuple[Change, ...]
 ) -> None:
-    fixed = of(tensor, table)
-    assert taken(fixed, lambda sample: True, 3) == changes
+    fixed = fixed_tensor(tensor, table)
+    assert accepted_changes(fixed, lambda sample: True, 3) == changes
     for change in changes:
         generator = torch.Generator().manual_seed(5)
         sample = fixed.changed(change, generator)
@@ -177,16 +179,16 @@ def test_the_change_that_keeps_most_comes_first(
             assert (sample.reshape(-1).diff() >= 0).all()
 
 
-def test_a_weaker_change_is_tried_where_the_stronger_is_refused() -> None:
-    fixed = of(torch.arange(10), 30)
-    assert taken(fixed, lambda sample: int(sample.max()) < 10, 3) == (Change.REPEATED,)
-    assert taken(fixed, lambda sample: False, 3) == ()
+def test_weaker_change_is_tried_if_the_stronger_is_refused() -> None:
+    fixed = fixed_tensor(torch.arange(10), 30)
+    assert accepted_changes(fixed, lambda sample: int(sample.max()) < 10, 3) == (Change.REPEATED,)
+    assert accepted_changes(fixed, lambda sample: False, 3) == ()
 
 
-def test_masks_keep_rows_that_are_neither_empty_nor_full() -> None:
+def test_changed_masks_have_no_new_empty_or_full_rows() -> None:
     mask = torch.ones(30, 30).tril().bool()
     for seed in range(20):
-        changed = of(mask).changed(Change.MASK, torch.Generator().manual_seed(seed))
+        changed = fixed_tensor(mask).changed(Change.MASK, torch.Generator().manual_seed(seed))
         assert changed.any(1).all()
         assert not changed[:-1].all(1).any()
         assert not torch.equal(changed, mask)

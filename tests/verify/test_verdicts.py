@@ -1,4 +1,4 @@
-"""Honest candidates are accepted; each fault and each cheat ends in the reason that names it."""
+"""Tests of verdicts: honest candidates are accepted; each fault and cheat has its own reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cuagent.verify import referee as referee_module
 Judged = Callable[[str], Verdict]
 
 
-def test_an_honest_candidate_is_accepted_by_both_rules(judged: Judged) -> None:
+def test_honest_candidate_is_accepted_by_both_rules(judged: Judged) -> None:
     verdict = judged("return self.honest(x)")
     assert verdict.reason is Reason.ACCEPTED, verdict
     assert verdict.lax is not None
@@ -28,19 +28,19 @@ def test_an_honest_candidate_is_accepted_by_both_rules(judged: Judged) -> None:
     assert verdict.strict.worst < 0.5
     assert verdict.precision is Precision.MATCH
     assert len(verdict.draws) >= 10
-    # the reference is perturbed only where something hangs on it
+    # the reference is perturbed only if the verdict depends on it
     assert sum(count > 0 for count in verdict.perturbations) <= len(verdict.draws) / 3
-    # On a CPU the limit is the kernel's; a watch alone is for GPUs.
+    # On a CPU the kernel limits memory; only GPU memory is watched.
     assert verdict.tier == "UNISOLATED" or "memory by rlimit" in verdict.tier
 
 
-def test_a_second_verdict_takes_less_than_four_seconds(judged: Judged) -> None:
-    # The best of three, since others may use the machine at the same time.
+def test_later_verdicts_take_less_than_four_seconds(judged: Judged) -> None:
+    # The best of three, because others may use the machine meanwhile.
     verdicts = [judged("return self.honest(x)") for _ in range(3)]
     assert min(verdict.seconds["total"] for verdict in verdicts) < 4
 
 
-def test_seeds_are_never_used_twice(judged: Judged) -> None:
+def test_seeds_are_not_reused(judged: Judged) -> None:
     first, second = judged("return self.honest(x)"), judged("return self.honest(x)")
     seeds = [draw.seed for verdict in (first, second) for draw in verdict.draws]
     assert len(set(seeds)) == len(seeds)
@@ -166,14 +166,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_fault_ends_in_the_reason_that_names_it(judged: Judged, name: str) -> None:
+def test_wrong_candidate_is_rejected_with_the_right_reason(judged: Judged, name: str) -> None:
     body, reason = WRONG[name]
     verdict = judged(body)
     assert verdict.reason is reason, (verdict.detail, verdict.output)
     assert not verdict.accepted
 
 
-def test_the_traceback_of_an_exception_is_shown(judged: Judged) -> None:
+def test_exception_is_reported_with_its_line(judged: Judged) -> None:
     verdict = judged("raise ValueError('no such tile')")
     line = next(n for n, text in enumerate(CANDIDATE.splitlines(), 1) if text == "{body}")
     assert verdict.detail == f"model_new.py:{line}: ValueError: no such tile"
@@ -188,7 +188,7 @@ def test_the_traceback_of_an_exception_is_shown(judged: Judged) -> None:
         ("class Mine: pass\n", " has no class ModelNew"),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_named_as_the_user_named_it(
+def test_import_error_names_the_users_file(
     task: Task, referee: Referee, tmp_path: Path, text: str, said: str
 ) -> None:
     file = tmp_path / "my_kernel.py"
@@ -230,7 +230,7 @@ class {name}(torch.nn.Module):
     ],
     ids=["name", "no module", "constructor", "forward", "weights"],
 )
-def test_a_class_of_another_form_is_told_what_is_wanted(
+def test_class_of_wrong_form_is_reported_with_the_expected_form(
     task: Task, referee: Referee, text: str, said: str
 ) -> None:
     attempt = Attempt((("model_new.py", text),))
@@ -238,16 +238,16 @@ def test_a_class_of_another_form_is_told_what_is_wanted(
     assert said in verdict.detail
 
 
-def test_an_output_of_another_nesting_is_told_what_is_wanted(judged: Judged) -> None:
-    assert judged("pass").detail == "forward gives None; the reference gives a tensor"
-    assert judged("return {'y': (x,)}").detail.startswith("forward gives {'y': (a tensor,)};")
+def test_output_of_wrong_nesting_is_reported_with_the_expected_nesting(judged: Judged) -> None:
+    assert judged("pass").detail == "forward returns None; the reference returns a tensor"
+    assert judged("return {'y': (x,)}").detail.startswith("forward returns {'y': (a tensor,)};")
 
 
-def test_a_crash_names_its_signal(judged: Judged) -> None:
+def test_crash_names_its_signal(judged: Judged) -> None:
     assert judged("import ctypes; ctypes.string_at(0)").detail == "killed by SIGSEGV"
 
 
-def test_an_endless_loop_ends_at_the_deadline(task: Task, referee: Referee, judged: Judged) -> None:
+def test_endless_loop_times_out(task: Task, referee: Referee, judged: Judged) -> None:
     referee.call_s, before = 0.5, referee.call_s
     try:
         begun = time.perf_counter()
@@ -258,17 +258,17 @@ def test_an_endless_loop_ends_at_the_deadline(task: Task, referee: Referee, judg
         referee.call_s = before
 
 
-def test_calls_that_are_slow_one_by_one_end_the_verdict_together(
+def test_verdict_times_out_if_all_calls_are_slow(
     judged: Judged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(referee_module, "VERDICT_S", 1.0)
-    monkeypatch.setattr(referee_module, "SLOWER", 0.0)  # or a busy machine is patient for long
+    monkeypatch.setattr(referee_module, "SLOWER", 0.0)  # else the limit is long on a busy machine
     verdict = judged("import time; time.sleep(0.4); return self.honest(x)")
     assert verdict.reason is Reason.TIMED_OUT
     assert len(verdict.draws) <= 3
 
 
-def test_a_candidate_stays_on_the_processors_it_was_given(referee: Referee, judged: Judged) -> None:
+def test_candidate_cannot_change_its_processors(referee: Referee, judged: Judged) -> None:
     if referee.tier is Tier.NONE:
         pytest.skip("no sandbox here")
     verdict = judged("import os; os.sched_setaffinity(0, {0}); return self.honest(x)")
@@ -276,7 +276,7 @@ def test_a_candidate_stays_on_the_processors_it_was_given(referee: Referee, judg
 
 
 @pytest.mark.parametrize("how", ["torch.ones(1 << 25)", "mmap.mmap(-1, 1 << 27)"])
-def test_memory_without_end_is_the_candidates_own_fault(
+def test_unbounded_memory_use_is_the_candidates_fault(
     referee: Referee, judged: Judged, how: str
 ) -> None:
     before = referee.processes.memory_bytes, referee.call_s
@@ -295,13 +295,13 @@ def test_memory_without_end_is_the_candidates_own_fault(
         referee.processes.memory_bytes, referee.call_s = before
 
 
-def test_a_flood_of_output_is_capped_and_harms_nobody(judged: Judged) -> None:
+def test_printed_output_is_capped(judged: Judged) -> None:
     verdict = judged("print('x' * (4 << 20)); return self.honest(x)")
     assert verdict.accepted, verdict
     assert len(verdict.output) < 100 << 10
 
 
-def test_what_cannot_be_imported_constructed_or_loaded_has_its_own_reason(
+def test_import_construction_and_loading_errors_have_their_own_reasons(
     task: Task, referee: Referee
 ) -> None:
     def reason(text: str) -> Reason:
@@ -315,7 +315,7 @@ def test_what_cannot_be_imported_constructed_or_loaded_has_its_own_reason(
     assert reason(module + "        super().__init__()") is Reason.STATE_MISMATCH
 
 
-def test_what_a_candidate_starts_dies_with_its_verdict(judged: Judged, tmp_path: Path) -> None:
+def test_processes_of_a_candidate_end_with_its_verdict(judged: Judged, tmp_path: Path) -> None:
     verdict = judged(
         """
         import os, time
@@ -337,7 +337,7 @@ def test_what_a_candidate_starts_dies_with_its_verdict(judged: Judged, tmp_path:
         assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_verdicts_leave_no_descriptor_and_no_folder(referee: Referee, judged: Judged) -> None:
+def test_verdicts_leave_no_descriptors_or_folders(referee: Referee, judged: Judged) -> None:
     def left() -> tuple[int, set[Path]]:
         sessions = set(referee.folder.iterdir())
         return len(list(Path("/proc/self/fd").iterdir())), sessions
@@ -348,7 +348,7 @@ def test_verdicts_leave_no_descriptor_and_no_folder(referee: Referee, judged: Ju
     assert left() == before
 
 
-def test_a_candidate_holds_neither_the_task_nor_the_oracle(judged: Judged) -> None:
+def test_candidate_process_holds_no_task_or_oracle(judged: Judged) -> None:
     verdict = judged(
         """
         import gc, os, sys
@@ -363,7 +363,7 @@ def test_a_candidate_holds_neither_the_task_nor_the_oracle(judged: Judged) -> No
     assert "secrets []" in verdict.output
 
 
-def test_weights_that_did_not_take_effect_and_inputs_that_went_wrong_are_told_apart(
+def test_stale_weights_and_wrong_inputs_have_different_details(
     judged: Judged,
 ) -> None:
     stale = judged(

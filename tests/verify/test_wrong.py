@@ -1,4 +1,4 @@
-"""What is said of wrong elements: which, how many, where they lie, how their values are wrong."""
+"""Descriptions of wrong elements: which, how many, where, and how their values are wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.rules.tolerance import Expected, strict
+from cuagent.verify.rules.tolerance import strict
+from cuagent.verify.rules.types import Expected
 from cuagent.verify.rules.wrong import HINTS, describe
 from cuagent.verify.trace.reductions import Terms
 
@@ -29,7 +30,7 @@ def said(got: Tensor, right: Tensor) -> tuple[str, str]:
 
 
 def garbled(x: Tensor) -> None:
-    """Wrong by another amount for each element."""
+    """Change each element by a different amount, in place."""
     x += torch.linspace(1, 7, x.numel(), dtype=x.dtype).view(x.shape).sin() * 3
 
 
@@ -45,7 +46,7 @@ PLACES: list[tuple[Callable[[Tensor], Tensor], str, str]] = [
 
 
 @pytest.mark.parametrize(("part", "words", "hint"), PLACES)
-def test_where_they_lie_decides_the_hint(
+def test_hint_follows_the_positions_of_wrong_elements(
     part: Callable[[Tensor], Tensor], words: str, hint: str
 ) -> None:
     got, right = expected(), expected()
@@ -55,7 +56,7 @@ def test_where_they_lie_decides_the_hint(
     assert told == HINTS[hint]
 
 
-def test_scattered_ones_are_called_so() -> None:
+def test_scattered_elements_are_described() -> None:
     got, right = expected(), expected()
     garbled(got.view(-1)[torch.randperm(got.numel())[:300].sort().values])
     picked = torch.zeros(got.numel(), dtype=torch.bool)
@@ -78,19 +79,19 @@ VALUES: list[tuple[Callable[[Tensor], Tensor], str]] = [
 
 
 @pytest.mark.parametrize(("change", "hint"), VALUES)
-def test_how_the_values_are_wrong_decides_before_where(
+def test_relation_of_values_precedes_positions_in_the_hint(
     change: Callable[[Tensor], Tensor], hint: str
 ) -> None:
     assert said(change(expected()), expected())[1] == HINTS[hint]
 
 
-def test_zeros_at_the_end_are_a_loop_that_stops_early() -> None:
+def test_zeros_at_the_end_hint_at_a_loop_that_stops_early() -> None:
     got = expected()
     got[..., 60:] = 0
     assert said(got, expected())[1] == f"they are 0; {HINTS['tail']}"
 
 
-def test_got_and_expected_have_the_digits_that_tell_them_apart() -> None:
+def test_values_have_enough_digits_to_differ() -> None:
     right = torch.full((3,), 0.1, dtype=torch.float64)
     got = right.clone()
     got[2] += 1e-8
@@ -98,13 +99,13 @@ def test_got_and_expected_have_the_digits_that_tell_them_apart() -> None:
     assert note.startswith("output 0, element (2,) of shape (3,): got 0.10000001, expected 0.1;")
 
 
-def test_a_scalar_is_called_one() -> None:
+def test_scalar_output_is_described() -> None:
     note, hint = said(torch.tensor(2.0), torch.tensor(-2.0))
     assert note == "output 0, a scalar: got 2, expected -2"
     assert hint == HINTS["sign"]
 
 
-def test_the_rule_names_the_element_also_beside_nan_in_complex_and_in_integers() -> None:
+def test_rule_names_the_element_in_complex_nan_and_integer_outputs() -> None:
     y = torch.randn(4, 8, dtype=torch.complex128)
     known = Expected([y.to(torch.complex64)], [y], [torch.zeros_like(y)])
     output = y.to(torch.complex64)
@@ -128,9 +129,9 @@ def test_the_rule_names_the_element_also_beside_nan_in_complex_and_in_integers()
 
 
 @pytest.mark.parametrize("value", [1.0, math.nan])
-def test_nothing_is_described_that_nobody_reads(value: float) -> None:
+def test_refusal_without_explanation_has_no_note(value: float) -> None:
     y = torch.zeros(4, 8, dtype=torch.float64)
     known = Expected([y.float()], [y], [torch.zeros_like(y)])
     output = torch.full((), value).expand(4, 8)
-    found = strict([output], known, Inputs.OWN, Terms.of(1), told=False)
+    found = strict([output], known, Inputs.OWN, Terms.of(1), explain=False)
     assert (found.passed, found.note, found.hint) == (False, "", "")

@@ -1,4 +1,4 @@
-"""Memory that is lent: what the first touch of it costs, how it is given back and compared."""
+"""Tests of arenas: page faults, release of memory, comparison and strides."""
 
 import os
 import resource
@@ -12,8 +12,8 @@ from cuagent.worker.memory.arena import same_bytes
 MIB = 1 << 20
 
 
-def test_no_page_is_missing_in_an_arena_that_was_just_attached() -> None:
-    """Else the calls of a fresh process are slower than those of one that was here before."""
+def test_attached_arena_has_all_pages_mapped() -> None:
+    """Page faults would make the calls of a fresh process slower than those of an older one."""
     lent = Arena.create(layout_of([torch.empty(2 * MIB)]), 4, "cpu")
     lent.poison(0xFF)
     about, descriptors = lent.describe()
@@ -27,7 +27,7 @@ def test_no_page_is_missing_in_an_arena_that_was_just_attached() -> None:
     lent.close()
 
 
-def test_an_arena_that_gave_its_memory_back_has_other_memory_at_its_next_use() -> None:
+def test_arena_allocates_new_memory_after_give_back() -> None:
     arena = Arena.create(layout_of([torch.empty(1000)]), 2, "cpu")
     arena.tensors(1)[0].fill_(7.0)
     arena.give_back()
@@ -39,7 +39,7 @@ def test_an_arena_that_gave_its_memory_back_has_other_memory_at_its_next_use() -
 
 
 @pytest.mark.parametrize("size", [4096, 4099])
-def test_bytes_are_compared_to_the_last_one(size: int) -> None:
+def test_same_bytes_compares_the_last_byte(size: int) -> None:
     first = torch.arange(size).to(torch.uint8)
     second = first.clone()
     assert same_bytes(first, second)
@@ -48,7 +48,7 @@ def test_bytes_are_compared_to_the_last_one(size: int) -> None:
     assert same_bytes(first[:-1], second[:-1])
 
 
-def test_what_expand_repeats_is_repeated_in_an_arena_too() -> None:
+def test_arena_keeps_expanded_strides() -> None:
     own = [torch.arange(3.0).expand(4, 3), torch.arange(6.0).view(2, 3).t()]
     arena = Arena.create(layout_of(own), 1, "cpu")
     arena.write(own)
@@ -58,7 +58,7 @@ def test_what_expand_repeats_is_repeated_in_an_arena_too() -> None:
     arena.close()
 
 
-def test_elements_that_overlap_otherwise_are_laid_apart() -> None:
+def test_overlapping_elements_are_stored_contiguously() -> None:
     windows = torch.arange(6.0).unfold(0, 3, 1)
     arena = Arena.create(layout_of([windows]), 1, "cpu")
     arena.write([windows])

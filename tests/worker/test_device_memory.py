@@ -1,16 +1,17 @@
-"""What a process has taken of a GPU, told from what is free around its commands."""
+"""Tests of `DeviceUse`, which measures a process's GPU memory from the free memory around
+commands."""
 
 from __future__ import annotations
 
 import pytest
 
-from cuagent.worker.memory.device_use import FLOOR, DeviceExcess, DeviceUse, bound
+from cuagent.worker.memory.device_use import FLOOR, DeviceExcess, DeviceUse, memory_limit
 
 GIB = 1 << 30
 
 
 class Device:
-    """Somebody's GPU: how much of it is free."""
+    """A GPU that other processes use too, with a known number of free bytes."""
 
     def __init__(self) -> None:
         self.free = 100 * GIB
@@ -25,33 +26,33 @@ def command(use: DeviceUse, device: Device, takes: int) -> None:
     use.end()
 
 
-def test_what_is_taken_bit_by_bit_adds_up() -> None:
+def test_device_use_adds_up_over_commands() -> None:
     device = Device()
     use = DeviceUse(4 * GIB, device)
     command(use, device, 3 * GIB)
-    device.free -= 50 * GIB  # the judge's own, between two commands
+    device.free -= 50 * GIB  # used by the judge between two commands
     command(use, device, -GIB)
     command(use, device, 2 * GIB)
     with pytest.raises(DeviceExcess, match=r"took more than 4\.0 GiB of device memory"):
         command(use, device, GIB)
 
 
-def test_an_excess_is_seen_while_a_command_lasts_and_is_its_own_if_it_comes_back() -> None:
+def test_excess_is_detected_during_a_command_and_attributed_after_its_end() -> None:
     device = Device()
     use = DeviceUse(4 * GIB, device)
     use.begin()
     device.free -= 90 * GIB
     with pytest.raises(DeviceExcess):
-        use.look()
-    assert not use.came_back()  # the process is gone and the memory is not: it was another's
+        use.check()
+    assert not use.was_freed()  # the process ended and the memory is still used: by another one
     device.free += 90 * GIB
-    assert use.came_back()
+    assert use.was_freed()
 
 
-def test_the_bound_is_generous_and_never_less_than_twice_what_the_reference_needs() -> None:
+def test_memory_limit_is_at_least_twice_the_reference_peak() -> None:
     total = 80 * GIB
-    assert bound(100 << 20, total) == FLOOR
-    assert bound(100 << 20, 6 * GIB) == 3 * GIB
-    assert bound(2 * GIB, total) == 16 * GIB
-    assert bound(10 * GIB, total) == 40 * GIB
-    assert bound(30 * GIB, total) == 60 * GIB
+    assert memory_limit(100 << 20, total) == FLOOR
+    assert memory_limit(100 << 20, 6 * GIB) == 3 * GIB
+    assert memory_limit(2 * GIB, total) == 16 * GIB
+    assert memory_limit(10 * GIB, total) == 40 * GIB
+    assert memory_limit(30 * GIB, total) == 60 * GIB

@@ -1,4 +1,4 @@
-"""Folders as deep as a candidate may nest them."""
+"""Tests of folders that a candidate nested deeply."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cuagent.worker.folder import remove, usage
 
 
 @pytest.mark.parametrize("depth", [3, 5000])
-def test_a_folder_goes_however_deep_it_is(tmp_path: Path, depth: int) -> None:
+def test_remove_deletes_a_folder_of_any_depth(tmp_path: Path, depth: int) -> None:
     top = tmp_path / "top"
     top.mkdir()
     here = os.open(top, os.O_RDONLY)
@@ -28,7 +28,7 @@ def test_a_folder_goes_however_deep_it_is(tmp_path: Path, depth: int) -> None:
     assert not top.exists()
 
 
-def test_what_lies_in_folders_is_counted(tmp_path: Path) -> None:
+def test_usage_counts_files_in_subfolders(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "file").write_bytes(bytes(1 << 20))
     (tmp_path / "link").symlink_to("/")

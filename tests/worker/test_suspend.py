@@ -1,4 +1,4 @@
-"""Between commands nothing of a session runs, wherever it went."""
+"""Tests that no process of a session runs between commands, inside or outside its group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ModelNew(torch.nn.Module):
         if not self.started:
             self.started = True
             work(x)
-            while not x.item():  # a busy machine may take long to begin
+            while not x.item():  # a busy machine may start the process late
                 time.sleep(0.001)
         time.sleep(0.1)
         return x.clone()
@@ -66,7 +66,7 @@ def arenas() -> Iterator[tuple[Arena, Arena]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nothing_runs_between_commands(
+def test_processes_are_stopped_between_commands(
     fork_server: ForkServer, arenas: tuple[Arena, Arena], way: str
 ) -> None:
     inputs, outputs = arenas
@@ -87,12 +87,12 @@ def test_nothing_runs_between_commands(
         session.load(weights)
         session.run(inputs, outputs, [(0, 0)], deadline_s=10)
         (counter,) = inputs.tensors()
-        begun = float(counter)
+        before = float(counter)
         time.sleep(0.1)
-        assert begun >= 1, "it never ran"
-        assert float(counter) <= begun + 1, "it ran on"
+        assert before >= 1, "the process never ran"
+        assert float(counter) <= before + 1, "the process was not stopped"
         pid = session.pid
         session.run(inputs, outputs, [(0, 0)], deadline_s=10)
-        assert "daemon" in way or float(counter) > begun + 1, "it was not woken"
+        assert "daemon" in way or float(counter) > before + 1, "the process was not resumed"
     assert not Path(f"/proc/{pid}").exists()
     weights.close()

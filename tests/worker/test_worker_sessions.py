@@ -1,4 +1,4 @@
-"""Sessions in forked processes: what they compute, what they say, and what is left of them."""
+"""Tests of sessions in forked processes: results, messages, and the end of their processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ModelNew(torch.nn.Module):
 
 
 class Stage:
-    """Arenas and an order for a model with nested inputs and outputs."""
+    """Arenas and a model spec for a model with nested inputs and outputs."""
 
     def __init__(self, count: int = 3) -> None:
         self.sets = [[torch.randn(4, 6), torch.randn(6, 12)[:, ::3]] for _ in range(count)]
@@ -72,7 +72,7 @@ class Stage:
         return session
 
 
-def test_a_block_computes_every_slot_under_one_clock(fork_server: ForkServer) -> None:
+def test_block_runs_every_slot_under_one_clock(fork_server: ForkServer) -> None:
     stage = Stage()
     with stage.open(fork_server) as session:
         pairs = [(0, 2), (1, 1), (2, 0)]
@@ -89,7 +89,8 @@ def test_a_block_computes_every_slot_under_one_clock(fork_server: ForkServer) ->
 
 
 def _by_form(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The 4x6, the scalar and the 8, whatever order a flattened dict has."""
+    """Return the 4x6 tensor, the scalar and the vector of 8, in whichever order the flattened dict
+    has."""
     return sorted(tensors, key=lambda x: (-x.dim(), x.numel()))[:1] + sorted(
         (x for x in tensors if x.dim() < 2), key=torch.Tensor.numel
     )
@@ -103,7 +104,7 @@ def test_inputs_keep_their_strides(fork_server: ForkServer) -> None:
     assert any(bool((x == 3).all()) for x in stage.outputs.tensors() if x.shape == (8,))
 
 
-def test_own_copies_of_inputs_have_their_strides_and_leave_what_was_lent_alone(
+def test_own_input_copies_keep_strides_and_leave_lent_inputs_unchanged(
     fork_server: ForkServer,
 ) -> None:
     stage = Stage(2)
@@ -118,7 +119,7 @@ def test_own_copies_of_inputs_have_their_strides_and_leave_what_was_lent_alone(
         torch.testing.assert_close(stage.inputs.tensors(slot), [a, b])
 
 
-def test_a_fork_from_the_warm_process_takes_a_fraction_of_importing_torch(
+def test_fork_takes_less_than_a_second(
     fork_server: ForkServer,
 ) -> None:
     stage = Stage(1)
@@ -128,7 +129,7 @@ def test_a_fork_from_the_warm_process_takes_a_fraction_of_importing_torch(
     assert time.perf_counter() - begun < 1
 
 
-def test_guards_and_poison(fork_server: ForkServer) -> None:
+def test_guards_detect_a_changed_byte(fork_server: ForkServer) -> None:
     arena = Arena.create(layout_of([torch.zeros(3), torch.zeros(5, dtype=torch.int16)]), 2, "cpu")
     arena.poison(0xFF)
     assert bool(arena.tensors(1)[0].isnan().all())
@@ -139,7 +140,7 @@ def test_guards_and_poison(fork_server: ForkServer) -> None:
     assert not arena.guards_hold(1)
 
 
-def test_shared_memory_cannot_be_cut_off_and_guards_are_made_anew() -> None:
+def test_shared_memory_cannot_shrink_and_guards_can_be_restored() -> None:
     arena = Arena.create(layout_of([torch.zeros(9)]), 1, "cpu")
     with pytest.raises(PermissionError):
         os.ftruncate(arena.describe()[1][0], 0)
@@ -150,7 +151,7 @@ def test_shared_memory_cannot_be_cut_off_and_guards_are_made_anew() -> None:
     assert arena.guards_hold()
 
 
-def test_empty_and_scalar_tensors_have_a_place() -> None:
+def test_arena_holds_empty_and_scalar_tensors() -> None:
     tensors = [torch.zeros(0, 3), torch.tensor(2.0), torch.tensor([True, False])]
     arena = Arena.create(layout_of(tensors), 1, "cpu")
     arena.write(tensors)
@@ -158,7 +159,7 @@ def test_empty_and_scalar_tensors_have_a_place() -> None:
         assert torch.equal(kept, given)
 
 
-def test_a_record_of_another_size_or_status_is_forged() -> None:
+def test_record_of_wrong_size_or_status_is_forged() -> None:
     ours, theirs = socket_pair()
     with ours, theirs:
         send_record(theirs, Record(7, 1, Status.DONE, 99))
@@ -173,7 +174,7 @@ def test_a_record_of_another_size_or_status_is_forged() -> None:
         assert receive_record(ours) is None
 
 
-def test_a_message_larger_than_a_packet_arrives_whole() -> None:
+def test_message_larger_than_a_packet_arrives_complete() -> None:
     ours, theirs = socket_pair()
     with ours, theirs:
         message = {"text": "x" * (1 << 20)}
@@ -189,7 +190,7 @@ def test_a_message_larger_than_a_packet_arrives_whole() -> None:
         os.close(write)
 
 
-def test_a_session_that_ended_says_how_and_is_gone(fork_server: ForkServer) -> None:
+def test_crashed_session_reports_its_signal_and_closes(fork_server: ForkServer) -> None:
     stage = Stage(1)
     session = stage.open(fork_server, "__import__('os').abort()")
     with pytest.raises(SessionEnded) as ended:
@@ -199,21 +200,21 @@ def test_a_session_that_ended_says_how_and_is_gone(fork_server: ForkServer) -> N
     assert session.closed
 
 
-def test_threads_may_share_a_nursery(fork_server: ForkServer) -> None:
+def test_threads_may_share_a_fork_server(fork_server: ForkServer) -> None:
     living = set(fork_server.living)
 
     def opened_and_ended(_: int) -> int:
         with Stage(1).open(fork_server) as session:
             return session.pid
 
-    # So many that one begins while another's is put to rest, which must not stop the new one.
+    # Enough sessions that one starts while another is being stopped, which must not affect it.
     with ThreadPoolExecutor(6) as threads:
         pids = list(threads.map(opened_and_ended, range(40)))
     assert len(set(pids)) == 40
     assert fork_server.living == living
 
 
-def test_everything_ends_when_the_referee_is_killed(tmp_path: Path) -> None:
+def test_all_processes_end_when_the_referee_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import test_worker_sessions as t, time\n"

@@ -36,7 +36,7 @@ from cuagent.verify.report import build_failure
 from cuagent.worker import ForkServer, ForkServerError, ModelSpec
 from cuagent.worker.arms import CANDIDATE, EAGER
 from cuagent.worker.channel import send_message
-from cuagent.worker.fork_server import Child, kept_environment
+from cuagent.worker.fork_server import Child, inherited_environment
 
 TIME_LIMIT_S = 120.0
 """Time limit of a profile in seconds."""
@@ -209,7 +209,7 @@ class ProfileSession:
 
         program = NCU_PROGRAM.format(package=PACKAGE, folder=self.folder)
         argv = [sys.executable, "-I", "-B", "-c", program]
-        environment = kept_environment() | self._environment
+        environment = inherited_environment() | self._environment
         try:
             text = run(argv, environment, self.folder, COUNTERS_LIMIT_S, in_sandbox)
         except (CountersMissing, SandboxError) as why:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cuagent.verdict import RuleResult
-from cuagent.verify.oracle.perturb import in_blocks
+from cuagent.verify.tensors import in_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor

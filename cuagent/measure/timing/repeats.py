@@ -193,7 +193,7 @@ class Repeats:
 
         The candidate cannot tell it from a timed block. Returns a message on its fault, else "".
         """
-        kinds = [kind for kind in self.referee.context.kinds if kind not in EXACT]
+        kinds = [kind for kind in self.referee.facts.kinds if kind not in EXACT]
         self.random.shuffle(kinds)
         kind_of = dict(zip(slots, itertools.cycle(kinds), strict=False))
         for slot, kind in kind_of.items():

@@ -1,9 +1,9 @@
-"""What a module sees of the world beside its inputs: clock, process number, files. Set ahead here.
+"""Shift the clocks and process numbers that a module reads, and record what it reads.
 
-While `set_ahead` holds, Python's clocks and the number of the process answer by `World.ahead` more
-than they should, what the user's files asked for is noted, and so are the files that are opened. A
-module must be imported meanwhile to be seen through `from time import time` as well. Not covered:
-clocks that C code reads by itself.
+Within `shifted_environment`, Python's clocks and process numbers return values that are larger by
+`Environment.offset_s`. The calls of the user's files to them are recorded, and so are opened files.
+The module must be imported inside the context, so that `from time import time` is covered. Not
+covered: clocks that C code reads directly.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from typing import Any
 
 CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 CALENDARS = ("localtime", "gmtime", "ctime")
-NUMBERS = ("getpid", "getppid")
+PROCESS_NUMBERS = ("getpid", "getppid")
 
 
 @dataclass
 class Environment:
-    """`folder` is where the user's files are."""
+    """Offset of clocks and process numbers, and recorded reads by the files in `folder`."""
 
     folder: Path
-    prefetcher: int = 0
-    """Seconds, and process numbers."""
+    offset_s: int = 0
+    """Offset of clocks in seconds, and of process numbers."""
     read: set[str] = field(default_factory=set)
-    """What the user's files have asked for so far, as they call it: `time.time`."""
+    """Functions that the user's files have called so far, by name: `time.time`."""
     opened: list[str] = field(default_factory=list)
-    """Files, while `listening`."""
-    listening: bool = False
+    """Files opened while `recording`."""
+    recording: bool = False
 
     def note(self, name: str, depth: int) -> None:
-        """Note who asked, `depth` calls up from here."""
-        if of_the_user(sys._getframe(depth + 1).f_code.co_filename, self.folder):
+        """Record a call of `name` if the caller, `depth` frames up, is one of the user's files."""
+        if is_user_file(sys._getframe(depth + 1).f_code.co_filename, self.folder):
             self.read.add(name)
 
 
-def of_the_user(file: str, folder: Path) -> bool:
-    """Whether it lies in the user's folder, and in no environment that may lie there as well."""
+def is_user_file(file: str, folder: Path) -> bool:
+    """Return True if the file is in the user's folder, but not in a Python environment there."""
     inside = file.startswith(f"{folder}{os.sep}")
     return inside and not any(name in file for name in ("site-packages", "dist-packages"))
 
 
-class _Replaced:
-    """In place of a builtin function: like one, it is not bound when it is a class's attribute."""
+class _Replacement:
+    """Replacement of a builtin function. Like one, it does not bind as an attribute of a class."""
 
     def __init__(self, environment: Environment, name: str, answer: Callable[..., Any]) -> None:
         self.environment, self.name, self.answer = environment, name, answer
@@ -62,8 +62,8 @@ class _Replaced:
 
 
 @contextmanager
-def set_ahead(folder: Path) -> Iterator[Environment]:
-    """All of it, until the block ends."""
+def shifted_environment(folder: Path) -> Iterator[Environment]:
+    """Replace clocks, process numbers and `open` until the block ends."""
     environment = Environment(folder)
     with ExitStack() as stack:
         for owner, name, replacement in _replacements(environment):
@@ -75,68 +75,72 @@ def set_ahead(folder: Path) -> Iterator[Environment]:
 def _replacements(environment: Environment) -> Iterator[tuple[Any, str, Any]]:
     for name in CLOCKS:
         seconds, nanoseconds = getattr(time, name), getattr(time, f"{name}_ns")
-        yield time, name, _Replaced(environment, f"time.{name}", _later(environment, seconds, 1))
-        ns = _later(environment, nanoseconds, 10**9)
-        yield time, f"{name}_ns", _Replaced(environment, f"time.{name}_ns", ns)
+        yield (
+            time,
+            name,
+            _Replacement(environment, f"time.{name}", _shifted(environment, seconds, 1)),
+        )
+        ns = _shifted(environment, nanoseconds, 10**9)
+        yield time, f"{name}_ns", _Replacement(environment, f"time.{name}_ns", ns)
     for name in CALENDARS:
-        answer = _on_the_day(environment, getattr(time, name), time.time)
-        yield time, name, _Replaced(environment, f"time.{name}", answer)
-    for name in NUMBERS:
+        answer = _shifted_calendar(environment, getattr(time, name), time.time)
+        yield time, name, _Replacement(environment, f"time.{name}", answer)
+    for name in PROCESS_NUMBERS:
         yield (
             os,
             name,
-            _Replaced(environment, f"os.{name}", _later(environment, getattr(os, name), 1)),
+            _Replacement(environment, f"os.{name}", _shifted(environment, getattr(os, name), 1)),
         )
     yield datetime, "datetime", _datetime(environment)
     yield datetime, "date", _date(environment)
     for owner in (builtins, io):
-        yield owner, "open", _opening(environment, owner.open)
+        yield owner, "open", _recording_open(environment, owner.open)
 
 
-def _later(environment: Environment, real: Callable[[], Any], unit: int) -> Callable[[], Any]:
-    return lambda: real() + environment.prefetcher * unit
+def _shifted(environment: Environment, real: Callable[[], Any], unit: int) -> Callable[[], Any]:
+    return lambda: real() + environment.offset_s * unit
 
 
-def _on_the_day(
+def _shifted_calendar(
     environment: Environment, real: Callable[[float], Any], now: Callable[[], float]
 ) -> Callable[..., Any]:
-    return lambda seconds=None: real(now() + environment.prefetcher if seconds is None else seconds)
+    return lambda seconds=None: real(now() + environment.offset_s if seconds is None else seconds)
 
 
 def _datetime(environment: Environment) -> type[datetime.datetime]:
-    class Moved(datetime.datetime):
+    class Shifted(datetime.datetime):
         @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> Moved:
+        def now(cls, tz: datetime.tzinfo | None = None) -> Shifted:
             environment.note("datetime.now", 1)
-            return super().now(tz) + datetime.timedelta(seconds=environment.prefetcher)
+            return super().now(tz) + datetime.timedelta(seconds=environment.offset_s)
 
         @classmethod
-        def utcnow(cls) -> Moved:
+        def utcnow(cls) -> Shifted:
             environment.note("datetime.utcnow", 1)
-            return super().utcnow() + datetime.timedelta(seconds=environment.prefetcher)
+            return super().utcnow() + datetime.timedelta(seconds=environment.offset_s)
 
         @classmethod
-        def today(cls) -> Moved:
+        def today(cls) -> Shifted:
             environment.note("datetime.today", 1)
-            return super().today() + datetime.timedelta(seconds=environment.prefetcher)
+            return super().today() + datetime.timedelta(seconds=environment.offset_s)
 
-    return Moved
+    return Shifted
 
 
 def _date(environment: Environment) -> type[datetime.date]:
-    class Moved(datetime.date):
+    class Shifted(datetime.date):
         @classmethod
-        def today(cls) -> Moved:
+        def today(cls) -> Shifted:
             environment.note("date.today", 1)
-            return super().today() + datetime.timedelta(seconds=environment.prefetcher)
+            return super().today() + datetime.timedelta(seconds=environment.offset_s)
 
-    return Moved
+    return Shifted
 
 
-def _opening(environment: Environment, real: Callable[..., Any]) -> Callable[..., Any]:
-    def opening(file: Any, *args: Any, **named: Any) -> Any:
-        if environment.listening:
+def _recording_open(environment: Environment, real: Callable[..., Any]) -> Callable[..., Any]:
+    def recording_open(file: Any, *args: Any, **named: Any) -> Any:
+        if environment.recording:
             environment.opened.append(str(file))
         return real(file, *args, **named)
 
-    return opening
+    return recording_open

@@ -1,7 +1,7 @@
-"""What the oracle finds out about the reference itself, before anything is judged by it.
+"""Examine a reference with a few calls: is it deterministic, stateless and sensitive to its inputs?
 
-A reference that draws random numbers, keeps state between calls or ignores its inputs has no right
-answer that a candidate could be held to. Runs in the oracle's process, on the user's own inputs.
+If a reference draws random numbers, keeps state between calls or ignores its inputs, no answer of a
+candidate can be certified. Runs in the oracle's process, on the task's own inputs.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from cuagent.verify.inputs.kinds import Inputs, derive
-from cuagent.verify.trace.hooks import watching
+from cuagent.verify.trace.hooks import intercept_operators
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SEEDS = (1, 2)
+"""Seeds of the two draws."""
 NOISE = 1e-3
-"""Relative difference between equal calls, above which it is no matter of summation order."""
+"""Relative difference between equal calls that summation order cannot explain."""
 _RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal_", "uniform_", "exponential")
 
 Forward = Callable[[list["Tensor"]], "list[Tensor]"]
 
 
 def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tensor]]) -> Findings:
-    """`forward` runs `model` on tensors as they are; `draw` gives own inputs by seed.
+    """Examine `model` with about six calls.
 
-    Some six calls of the reference. Raises what it raises.
+    `forward` runs the model on the given tensors without a copy; `draw` returns own inputs for a
+    seed. Errors of the reference propagate.
     """
     import torch
 
@@ -35,11 +37,11 @@ def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tenso
     if fixed:
         second = derive(Inputs.NORMAL, first, SEEDS[1])
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    lent = [tensor.clone() for tensor in first]
+    given = [tensor.clone() for tensor in first]
     torch.manual_seed(1)
-    once, random = _watched(lambda: forward(lent))
+    once, random = _with_random_operators(lambda: forward(given))
     once = [tensor.clone() for tensor in once]
-    changed_inputs = [i for i, (a, b) in enumerate(zip(first, lent, strict=True)) if _differ(a, b)]
+    changed_inputs = [i for i, (a, b) in enumerate(zip(first, given, strict=True)) if _differ(a, b)]
     changed_state = [n for n, tensor in model.state_dict().items() if _differ(tensor, state[n])]
     torch.manual_seed(2)
     again = forward([tensor.clone() for tensor in first])
@@ -58,26 +60,26 @@ def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tenso
 
 
 class Findings(TypedDict):
-    """What two draws and five kinds of calls show of a reference."""
+    """Properties of a reference that two draws and five kinds of calls show."""
 
     random: list[str]
-    """Random operators that ran, by name."""
+    """Names of random operators that ran."""
     changed_inputs: list[int]
-    """Numbers of the inputs that a call changes."""
+    """Indices of the inputs that a call changes."""
     changed_state: list[str]
     """Names in the state dict that a call changes."""
     noise: float
     """Largest difference between two equal calls, relative to the largest value."""
     fixed: bool
-    """Whether every draw gives the same inputs."""
+    """True if every draw gives the same inputs."""
     constant: bool
-    """Whether other inputs give the same output."""
+    """True if other inputs give the same output."""
     level: float | None
-    """The number that the output is everywhere; None where it is several."""
+    """The value of every output element; None if they differ."""
     ignored: list[int]
-    """Numbers of the inputs that may be exchanged without any effect."""
+    """Indices of the inputs that have no effect on the output."""
     not_finite: list[int]
-    """Numbers of the outputs that hold NaN or Inf."""
+    """Indices of the outputs that contain NaN or Inf."""
 
 
 def _level(outputs: Sequence[Tensor]) -> float | None:
@@ -93,7 +95,7 @@ def _ignored(
     second: Sequence[Tensor],
     once: Sequence[Tensor],
 ) -> list[int]:
-    """Which inputs may be exchanged without any effect."""
+    """Return the indices of inputs that have no effect on the output."""
     ignored = []
     for index, tensor in enumerate(second):
         if not _differ(first[index], tensor):
@@ -106,8 +108,8 @@ def _ignored(
     return ignored
 
 
-def _watched(run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], set[str]]:
-    """The result of a call, and which random operators ran in it."""
+def _with_random_operators(run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], set[str]]:
+    """Return the result of a call, and the random operators that ran in it."""
     seen: set[str] = set()
 
     def watch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -116,7 +118,7 @@ def _watched(run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], set[str]]:
             seen.add(name)
         return function(*args, **kwargs)
 
-    with watching(watch):
+    with intercept_operators(watch):
         return run(), seen
 
 
@@ -129,7 +131,7 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Largest difference over the largest value; inf where NaN or Inf stand elsewhere."""
+    """Return the largest difference over the largest value; inf if NaN or Inf are elsewhere."""
     import torch
 
     if not a.numel():

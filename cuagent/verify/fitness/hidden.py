@@ -1,11 +1,11 @@
-"""What a reference's answer hangs on beside inputs and weights: its own past, the clock, a process.
+"""Find hidden dependencies of a reference: earlier calls, the clock, the process, its construction.
 
-Models are constructed from the user's file imported afresh, so that globals and caches begin anew.
-One answers first of all, again and again, and under a clock set ahead; another was called on other
-inputs before, under that clock from its import on. Whoever gives another answer than the first is
-tried once more with one difference at a time. A cache that answers as a fresh model does (a mask
-kept by shape) is nobody's concern; a counter that nothing hangs on yet is carried on to what later
-calls would make of it. Not seen: what only a rare call changes, and what `kept.py` does not reach.
+Each model is constructed from a fresh import of the user's file, so that globals and caches start
+empty. The first model is called repeatedly, and under a shifted clock. A second one is imported
+under that clock and called on other inputs first. If its answer differs from the first, further
+models vary one condition at a time. A cache that gives the same answer as a fresh model (a mask
+kept by shape) is harmless. A counter that does not matter yet is advanced to values of later calls.
+Not covered: state that only a rare call changes, and state that `module_state` does not reach.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from cuagent.task import Reference, TaskError, flatten, open_reference, unflatten
 from cuagent.task.reference import root_folder
-from cuagent.verify.fitness.environment import Environment, of_the_user, set_ahead
+from cuagent.verify.fitness.environment import Environment, is_user_file, shifted_environment
 from cuagent.verify.fitness.examine import NOISE, SEEDS, distance
 from cuagent.verify.fitness.module_state import ModuleState, changed, module_state
 from cuagent.verify.inputs.kinds import Inputs, derive
@@ -29,47 +29,51 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-AHEAD = 34_560_019
-"""Seconds: 400 days, and some of every unit."""
-AHEADS = (1, 61, 3_607, 86_413)
-"""Where a clock is read: parity, minute, hour and day."""
+SHIFT_S = 34_560_019
+"""Shift of the clock in seconds: 400 days, plus some hours, minutes and seconds."""
+SHIFTS_S = (1, 61, 3_607, 86_413)
+"""Further shifts if a clock is read: they change parity, minute, hour and day."""
 WATCH_S = 0.08
+"""Time limit of the repeated equal calls, in seconds."""
 MOST_CALLS, FEWEST_CALLS = 200, 1
-LATER = (100, 1_000, 10_000, 10_080)
-"""What counters are carried on to: thresholds, and multiples of what is usual. No further, since a
-module may loop so often."""
-LATER_LENGTHS = (100, 1_000)
+"""Limits of the number of repeated equal calls."""
+COUNTER_VALUES = (100, 1_000, 10_000, 10_080)
+"""Values that counters are advanced to: common thresholds and multiples. They stay small, since a
+module may loop that often."""
+LIST_LENGTHS = (100, 1_000)
+"""Lengths that growing lists are extended to."""
 ROUNDING = 4.0
-"""Units of the dtype, relative to the largest value, by which equal work may differ."""
+"""Admitted difference of equal calls, in eps of the dtype relative to the largest value."""
 NOISES = 10.0
+"""Admitted difference of equal calls in units of the measured noise."""
 FAILURES = (
     ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError,
     ValueError,
 )  # fmt: skip
-"""What a module may raise when a clock is ahead or a counter was carried on."""
+"""Errors that a module may raise under a shifted clock or an advanced counter."""
 
 
 class Findings(TypedDict):
-    """What the answer of a reference hangs on, beside its inputs."""
+    """Hidden dependencies of a reference."""
 
-    hangs_on: str
-    """`construction`, `clock`, `calls`, `later` or nothing."""
+    depends_on: str
+    """`construction`, `clock`, `calls`, `later` (a counter in later calls) or empty."""
     read: list[str]
-    """Clocks and process numbers that were asked."""
+    """Names of clock and process number functions that were called."""
     changes: list[str]
-    """Names of what each call changes."""
+    """Names of the state that each call changes."""
     later: str
-    """The counter that changes the output of later calls."""
+    """Name of the counter that changes the output of later calls."""
     draws: list[str]
-    """Modules whose random numbers are drawn."""
+    """Modules whose random generator is used."""
     opens: list[str]
-    """Files that are opened."""
+    """Files that a call opens."""
     calls: int
-    """How many were watched."""
+    """Number of calls that were compared."""
 
 
-NOTHING: Findings = {
-    "hangs_on": "",
+NO_FINDINGS: Findings = {
+    "depends_on": "",
     "read": [],
     "changes": [],
     "later": "",
@@ -79,25 +83,31 @@ NOTHING: Findings = {
 }
 
 
-def hidden(reference: Reference, known: Mapping[str, Any]) -> Findings:
-    """`known` is what `examine` found; where that is enough to refuse, nothing more is asked."""
-    if known["random"] or known["changed_state"] or known["noise"] > NOISE:
-        return NOTHING
-    with _imports_kept(reference), set_ahead(root_folder(reference.task)) as environment:
+def hidden_dependencies(reference: Reference, facts: Mapping[str, Any]) -> Findings:
+    """Return the hidden dependencies of a reference.
+
+    `facts` are the findings of `examine`; if they suffice to refuse the task, nothing is run.
+    """
+    if facts["random"] or facts["changed_state"] or facts["noise"] > NOISE:
+        return NO_FINDINGS
+    with (
+        _restored_imports(reference),
+        shifted_environment(root_folder(reference.task)) as environment,
+    ):
         try:
-            return _Experiment(reference, environment, known["noise"]).run()
-        except (*FAILURES, TaskError):  # it runs as it is used, and not under these conditions
-            return NOTHING
+            return _Experiment(reference, environment, facts["noise"]).run()
+        except (*FAILURES, TaskError):  # only these conditions fail, not the usual use
+            return NO_FINDINGS
 
 
 class _Model:
-    """One model of the user's, of a module that was just imported."""
+    """Model of a freshly imported user module."""
 
     def __init__(self, reference: Reference, environment: Environment) -> None:
         _forget_imports(reference)
         try:
             self.reference = open_reference(reference.task)
-        except TaskError:  # one that registers itself somewhere runs once only
+        except TaskError:  # a module that registers itself can be imported only once
             self.reference = reference
         self.folder = environment.folder
         self.model = self.reference.model(0)
@@ -116,7 +126,7 @@ class _Model:
 
 
 class _Experiment:
-    """Calls of models of the user's under conditions that no candidate would know of."""
+    """Calls of user models under varied conditions: repetition, clock, history."""
 
     def __init__(self, reference: Reference, environment: Environment, noise: float) -> None:
         self.reference, self.environment, self.noise = reference, environment, noise
@@ -130,14 +140,14 @@ class _Experiment:
         if not any(distance(a, b) for a, b in zip(self.inputs, self.others, strict=True)):
             self.others = derive(Inputs.NORMAL, self.inputs, SEEDS[1])
         self.first = one(self.inputs, self.spec)
-        one(self.inputs, self.spec)  # what it sets up lazily is there now
-        draws, before, after = self._watched(one)
+        one(self.inputs, self.spec)  # completes lazy initialization
+        draws, before, after = self._observed_call(one)
         changes = changed(before, after)
-        hangs_on = self._on_calls(one) or self._on_the_clock(one)
-        later = "" if hangs_on else self._later(one, changes, before, after)
+        depends_on = self._dependence_on_calls(one) or self._dependence_on_clock(one)
+        later = "" if depends_on else self._dependence_on_counters(one, changes, before, after)
         del one
         return {
-            "hangs_on": hangs_on or ("later" if later else self._on_the_past()),
+            "depends_on": depends_on or ("later" if later else self._dependence_on_history()),
             "read": sorted(self.environment.read),
             "changes": changes,
             "later": later,
@@ -146,8 +156,8 @@ class _Experiment:
             "calls": self.calls,
         }
 
-    def _answers(self, model: _Model) -> bool:
-        """Whether it gives the first answer, as far as equal work is equal."""
+    def _agrees(self, model: _Model) -> bool:
+        """Return True if the model repeats the first answer, up to the noise of equal calls."""
         self.calls += 1
         return self._same(model(self.inputs, self.spec))
 
@@ -159,10 +169,10 @@ class _Experiment:
             for a, b in zip(self.first, output, strict=True)
         )
 
-    def _watched(
+    def _observed_call(
         self, model: _Model
     ) -> tuple[list[str], dict[str, ModuleState], dict[str, ModuleState]]:
-        """One call: whose random numbers it draws, and what is kept before and after."""
+        """Run one call; return the random generators it uses and the state before and after."""
         import numpy
 
         def states() -> dict[str, str]:
@@ -171,57 +181,63 @@ class _Experiment:
 
         drawn = states()
         before = model.module_state()
-        self.environment.listening = True
+        self.environment.recording = True
         model(self.inputs, self.spec)
-        self.environment.listening = False
+        self.environment.recording = False
         after = model.module_state()
         return [n for n, state in states().items() if state != drawn[n]], before, after
 
-    def _on_calls(self, model: _Model) -> str:
-        """ "calls" if equal calls do not go on giving the same."""
-        begun = time.monotonic()
+    def _dependence_on_calls(self, model: _Model) -> str:
+        """Return "calls" if equal calls stop giving the same answer, else ""."""
+        start = time.monotonic()
         for number in range(MOST_CALLS):
-            if number >= FEWEST_CALLS and time.monotonic() - begun > WATCH_S:
+            if number >= FEWEST_CALLS and time.monotonic() - start > WATCH_S:
                 break
             if self._fails_or_differs(model):
                 return "calls"
         return ""
 
-    def _later(
+    def _dependence_on_counters(
         self,
         model: _Model,
         changes: Sequence[str],
         before: Mapping[str, ModuleState],
         after: Mapping[str, ModuleState],
     ) -> str:
-        """The first counter, or growing list, that changes the output when it is carried on."""
+        """Return the first counter or growing list that changes the output when it is advanced."""
         for name in changes:
             if name in before and name in after:
                 now = model.module_state()[name]
                 if isinstance(now.value, list) and now.value:
-                    hangs = any(self._longer(model, now.value, size) for size in LATER_LENGTHS)
+                    changes_output = any(
+                        self._changes_when_longer(model, now.value, size) for size in LIST_LENGTHS
+                    )
                 else:
-                    hangs = self._carried_on(model, now, before[name].value, after[name].value)
-                if hangs:
+                    changes_output = self._changes_when_advanced(
+                        model, now, before[name].value, after[name].value
+                    )
+                if changes_output:
                     return name
         return ""
 
-    def _carried_on(self, model: _Model, now: ModuleState, before: Any, after: Any) -> bool:
-        """Whether the output changes when a counter, seen to step so, comes to be much larger."""
-        if now.put is None or not isinstance(now.value, int | float):
+    def _changes_when_advanced(
+        self, model: _Model, now: ModuleState, before: Any, after: Any
+    ) -> bool:
+        """Return True if the output changes when a counter reaches one of COUNTER_VALUES."""
+        if now.setter is None or not isinstance(now.value, int | float):
             return False
         step = after - before
-        if not 0 < abs(step) <= LATER[0]:
+        if not 0 < abs(step) <= COUNTER_VALUES[0]:
             return False
-        for later in LATER if step > 0 else (1, 0, *(-count for count in LATER)):
-            now.put(type(now.value)(later - step))
+        for later in COUNTER_VALUES if step > 0 else (1, 0, *(-count for count in COUNTER_VALUES)):
+            now.setter(type(now.value)(later - step))
             differs = self._differs(model)
-            now.put(now.value)
+            now.setter(now.value)
             if differs:
                 return True
         return False
 
-    def _longer(self, model: _Model, items: list[Any], size: int) -> bool:
+    def _changes_when_longer(self, model: _Model, items: list[Any], size: int) -> bool:
         now = list(items)
         items.extend([items[-1]] * max(0, size - len(items)))
         differs = self._differs(model)
@@ -230,49 +246,49 @@ class _Experiment:
 
     def _differs(self, model: _Model) -> bool:
         try:
-            return not self._answers(model)
+            return not self._agrees(model)
         except FAILURES:
             return False
 
     def _fails_or_differs(self, model: _Model) -> bool:
-        """Under no other conditions than its first calls: there it has no excuse."""
+        """Return True if a call fails or differs. Conditions are unchanged, so a failure counts."""
         try:
-            return not self._answers(model)
+            return not self._agrees(model)
         except FAILURES:
             return True
 
-    def _on_the_clock(self, model: _Model) -> str:
-        """ "clock" if the same model answers otherwise when it is later, and does so twice."""
-        for prefetcher in (AHEAD, *(AHEADS if self.environment.read else ())):
-            with self._ahead(prefetcher):
-                if not (self._answers(model) or self._answers(model)):
+    def _dependence_on_clock(self, model: _Model) -> str:
+        """Return "clock" if the answer differs, twice, under a shifted clock, else ""."""
+        for offset_s in (SHIFT_S, *(SHIFTS_S if self.environment.read else ())):
+            with self._clock_shifted(offset_s):
+                if not (self._agrees(model) or self._agrees(model)):
                     return "clock"
         return ""
 
     @contextmanager
-    def _ahead(self, seconds: int) -> Iterator[None]:
-        self.environment.prefetcher = seconds
+    def _clock_shifted(self, seconds: int) -> Iterator[None]:
+        self.environment.offset_s = seconds
         try:
             yield
         finally:
-            self.environment.prefetcher = 0
+            self.environment.offset_s = 0
 
-    def _on_the_past(self) -> str:
-        """Whether one made later, and called on other inputs before, answers otherwise; and why."""
-        if self._made(AHEAD, called=True):
+    def _dependence_on_history(self) -> str:
+        """Return the reason why a later model with other earlier calls differs, or ""."""
+        if self._fresh_model_agrees(SHIFT_S, called=True):
             return ""
-        if not self._made(0, called=False):
+        if not self._fresh_model_agrees(0, called=False):
             return "construction"
-        if not self._made(0, called=True):
+        if not self._fresh_model_agrees(0, called=True):
             return "calls"
-        return "" if self._made(AHEAD, called=False) else "clock"
+        return "" if self._fresh_model_agrees(SHIFT_S, called=False) else "clock"
 
-    def _made(self, prefetcher: int, *, called: bool) -> bool:
-        with self._ahead(prefetcher):
+    def _fresh_model_agrees(self, offset_s: int, *, called: bool) -> bool:
+        with self._clock_shifted(offset_s):
             model = _Model(self.reference, self.environment)
             if called:
                 model(self.others, self.spec)
-            return self._answers(model)
+            return self._agrees(model)
 
 
 def _rounding(tensor: Tensor) -> float:
@@ -283,33 +299,33 @@ def _rounding(tensor: Tensor) -> float:
 
 
 def _modules(reference: Reference) -> list[ModuleType]:
-    """The user's file as it was imported, and those beside it that it imports."""
-    return [reference.module, *_beside(reference).values()]
+    """Return the user's module and the modules that it imports from its folder."""
+    return [reference.module, *_imported_user_modules(reference).values()]
 
 
-def _beside(reference: Reference) -> dict[str, ModuleType]:
+def _imported_user_modules(reference: Reference) -> dict[str, ModuleType]:
     folder = root_folder(reference.task)
     return {
         name: module
         for name, module in list(sys.modules.items())
-        if of_the_user(getattr(module, "__file__", None) or "", folder)
+        if is_user_file(getattr(module, "__file__", None) or "", folder)
         and name.partition(".")[0] != "cuagent"
         and module is not reference.module
     }
 
 
 def _forget_imports(reference: Reference) -> None:
-    for name in _beside(reference):
+    for name in _imported_user_modules(reference):
         del sys.modules[name]
 
 
 @contextmanager
-def _imports_kept(reference: Reference) -> Iterator[None]:
-    """What is imported from the user's folder now is so again afterwards."""
-    known = {name: m for name, m in sys.modules.items() if m is reference.module}
-    known |= _beside(reference)
+def _restored_imports(reference: Reference) -> Iterator[None]:
+    """Restore the modules imported from the user's folder when the context ends."""
+    modules = {name: m for name, m in sys.modules.items() if m is reference.module}
+    modules |= _imported_user_modules(reference)
     try:
         yield
     finally:
         _forget_imports(reference)
-        sys.modules.update(known)
+        sys.modules.update(modules)

@@ -1,9 +1,9 @@
-"""One tensor of a kind: what `inputs.derive` puts in the place of a task's own.
+"""Draw one tensor of a kind; `kinds.derive` puts it in the place of the task's own.
 
-Values differ from row to row where a kernel might mix rows up, a row being all elements along the
-last axis. What is normalised together may be more than a row (a group of channels, a sample), so
-that half of the leading blocks are of one level each, and the others of a level for each row.
-Levels are dealt out, not drawn: each comes up wherever there are rows enough.
+A row is all elements along the last axis. Values differ between rows, so that a kernel that mixes
+up rows is found. A task may normalise over more than a row (a group of channels, a sample), so half
+of the leading blocks have one level each, and in the other half each row has its own. Levels are
+assigned in a random order, not drawn independently, so each occurs if there are enough rows.
 """
 
 from __future__ import annotations
@@ -17,78 +17,82 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 EXPONENTS = (-8, 8, 0, -4, 4)
+"""Powers of two that scale the rows of mixed magnitude."""
 TINY_EXPONENTS = (-14, -22, -30)
-"""Fourth powers of the last still are fp32's usual numbers."""
+"""Powers of two that scale rows of tiny numbers. The fourth power of the last is a normal fp32."""
 BRINKS = 3
+"""Number of cases of `brink` for each edge."""
 TAILS = ((5, 1), (-5, 1), (0, 5), (8, 1), (-8, 1), (0, 3), (3, 1), (-3, 1), (0, 8))
-"""Mean and deviation of moderate tails; of the first three each is tried on slow tasks as well."""
+"""(mean, deviation) pairs of moderate tails. Slow tasks get the first three."""
 SIGNS = (-1, 1)
 FLAT_LEVELS = 3
-"""Zeros, one value throughout, and values as usual."""
+"""Number of levels of flat rows: zeros, one value throughout, unchanged values."""
 FEW_IN_A_LINE = 8
+"""Expected number of nonzero elements in a line of `few`."""
 LIKELY_MARKS = 4
-ROW_TURNS = 4
-"""At most, in which a row has one number throughout."""
+"""Number of values at either end of a range that most often mark padding."""
+ROW_STEPS = 4
+"""Largest number of sweep steps in which each row has one number throughout."""
 STRETCH = 1 << 22
-"""Elements that are gone through at a time where steps on the way need memory of their own."""
+"""Elements processed at a time where intermediate results need memory."""
 SHORTEST_AXIS = 8
-"""An axis of fewer has its extremes at the ends often enough."""
+"""Least length of an axis that gets extremes; shorter ones have them at the ends by chance."""
 LONGEST = 1 << 20
-"""Elements of a tensor whose corners are as large as they may be."""
-REACH, FAR_REACH = 8.0, 200.0
-"""Of extremes: the largest of a million normal numbers is about 5, and exp of 89 overflows."""
+"""Largest number of elements of a tensor whose corners have their full size."""
+EXTREME_SIZE, FAR_EXTREME_SIZE = 8.0, 200.0
+"""Sizes of extremes. The largest of a million normal numbers is about 5, and exp(89) overflows."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """How to see a tensor as lines: seen in `shape`, they go over `dims`."""
+class LineView:
+    """View of a tensor as lines: reshaped to `shape`, each line spans the axes `dims`."""
 
     shape: tuple[int, ...]
     dims: tuple[int, ...]
 
     @property
     def places(self) -> int:
-        """Elements of a line."""
+        """Number of elements of a line."""
         return math.prod(self.shape[dim] for dim in self.dims)
 
     @property
-    def turns(self) -> int:
-        """Draws in which one element of each line can stand in every place."""
+    def steps(self) -> int:
+        """Number of sweep steps after which an element of each line has been in every place."""
         lines = math.prod(self.shape) // max(1, self.places)
         return math.ceil(self.places / max(1, lines))
 
     def lines(self, tensor: Tensor) -> Tensor:
-        """[lines, places]"""
+        """Return the lines of a tensor, as [lines, places]."""
         last = tuple(range(-len(self.dims), 0))
         return tensor.reshape(self.shape).movedim(self.dims, last).reshape(-1, self.places)
 
     def back(self, lines: Tensor, like: Tensor) -> Tensor:
-        """What `lines` came from."""
+        """Return the tensor of the shape of `like` that has these lines."""
         others = [side for dim, side in enumerate(self.shape) if dim not in self.dims]
         wide = lines.reshape([*others, *(self.shape[dim] for dim in self.dims)])
         last = tuple(range(-len(self.dims), 0))
         return wide.movedim(last, self.dims).reshape(like.shape)
 
 
-def axes(tensor: Tensor) -> list[Way]:
-    """Lines along each long axis, the last one first; along the last where none is long."""
+def axes(tensor: Tensor) -> list[LineView]:
+    """Return views along each long axis, the last axis first; along the last if none is long."""
     shape = tuple(tensor.shape) or (1,)
     long = [dim for dim, size in enumerate(shape) if size >= SHORTEST_AXIS]
-    return [Way(shape, (dim,)) for dim in reversed(long or [len(shape) - 1])]
+    return [LineView(shape, (dim,)) for dim in reversed(long or [len(shape) - 1])]
 
 
 def mixed(normal: Tensor, generator: Generator) -> Tensor:
-    """Rows, and whole blocks, scaled by powers of two."""
-    return normal * _dealt(EXPONENTS, normal, generator).exp2()
+    """Scale rows and whole blocks by powers of two."""
+    return normal * _row_values(EXPONENTS, normal, generator).exp2()
 
 
 def tiny(normal: Tensor, generator: Generator) -> Tensor:
-    """Rows, and whole blocks, next to nothing, and as they are where there are several."""
-    return normal * _dealt((*TINY_EXPONENTS, 0), normal, generator).exp2()
+    """Scale rows and whole blocks to tiny numbers; one level, if there are several, stays."""
+    return normal * _row_values((*TINY_EXPONENTS, 0), normal, generator).exp2()
 
 
 def brink(tensor: Tensor, edges: Sequence[float], case: int, generator: Generator) -> Tensor:
-    """Zero, below an edge or above it throughout, but for one number of each row, which is at it.
+    """Return zeros, or numbers below or above an edge, with one number of each row at the edge.
 
     There are BRINKS cases for each edge.
     """
@@ -106,22 +110,23 @@ def brink(tensor: Tensor, edges: Sequence[float], case: int, generator: Generato
 def tails(
     own: Sequence[Tensor],
     free: Sequence[bool],
-    turn: int,
+    step: int,
     generator: Generator,
     *,
     mixed: bool = False,
 ) -> list[Tensor]:
-    """The tensors of `own` with a shift or a deviation of TAILS, by `turn`; a `mixed` shift is up
-    for half of the elements and down for the others.
+    """Return the tensors of `own` with the mean or deviation of TAILS number `step`.
 
-    A shift changes one tensor, since the difference of two shifted tensors would lose it; a
-    deviation changes all. Tensors that are not `free` keep to a domain and stay as they are, unless
-    all floating ones do.
+    A `mixed` mean is added to half of the elements and subtracted from the others.
+
+    A mean shifts one tensor, since the difference of two shifted tensors would cancel it; a
+    deviation changes all. Tensors that are not `free` have a limited domain and stay unchanged,
+    unless no floating tensor is free.
     """
     real = [number for number, x in enumerate(own) if x.is_floating_point()]
     real = [number for number in real if free[number]] or real
-    mean, deviation = TAILS[turn % len(TAILS)]
-    chosen = real[turn // len(SIGNS) % len(real) :][:1] if mean else real
+    mean, deviation = TAILS[step % len(TAILS)]
+    chosen = real[step // len(SIGNS) % len(real) :][:1] if mean else real
     drawn = list(own)
     for number in chosen:
         normal = randn(own[number], generator)
@@ -131,13 +136,13 @@ def tails(
 
 
 def missing(normal: Tensor, generator: Generator, *, infinities: bool = False) -> Tensor:
-    """Rows, and whole blocks, with one NaN, with some, with nothing else, and without.
+    """Put one NaN, several NaN, only NaN or none into rows and whole blocks.
 
-    With `infinities`, a third of the others in a row with NaN are infinite, of both signs.
+    With `infinities`, a third of the other numbers in most rows are infinite, of both signs.
     """
     import torch
 
-    level = _dealt(range(4), normal, generator)
+    level = _row_values(range(4), normal, generator)
     one = planted(normal, (math.nan,), generator).isnan()
     some = randn(normal, generator) > 0
     lost = (level == 3) | ((level == 2) & some) | ((level == 0) & one)
@@ -148,24 +153,24 @@ def missing(normal: Tensor, generator: Generator, *, infinities: bool = False) -
 
 
 def levels(normal: Tensor, offset: float, generator: Generator) -> Tensor:
-    """Rows, and whole blocks, around plus and minus `offset`."""
-    return normal + offset * _dealt(SIGNS, normal, generator)
+    """Shift rows and whole blocks by plus or minus `offset`."""
+    return normal + offset * _row_values(SIGNS, normal, generator)
 
 
 def large(normal: Tensor, size: float, generator: Generator) -> Tensor:
-    """Rows, and whole blocks, all below -`size`, of that size, and as they are."""
+    """Make rows and whole blocks all below -`size`, of that size, or leave them unchanged."""
     import torch
 
-    level = _dealt(range(3), normal, generator)
+    level = _row_values(range(3), normal, generator)
     below = -size * (1 + normal.abs())
     return torch.where(level == 0, below, torch.where(level == 1, size * normal, normal))
 
 
 def planted(normal: Tensor, values: Sequence[float], generator: Generator) -> Tensor:
-    """One element of each row, by turns and whole blocks, is one of `values`; zero is for none."""
+    """Set one element of each row to one of `values`, by row or by block; zero sets none."""
     import torch
 
-    level = _dealt(range(len(values)), normal, generator).long()
+    level = _row_values(range(len(values)), normal, generator).long()
     width = normal.shape[-1] if normal.dim() else 1
     places = torch.arange(width, device=normal.device).view(normal.shape[-1:])
     place = (torch.special.ndtr(randn(_first_of_rows(normal), generator)) * width).long()
@@ -174,23 +179,23 @@ def planted(normal: Tensor, values: Sequence[float], generator: Generator) -> Te
 
 
 def flat(normal: Tensor, generator: Generator) -> Tensor:
-    """Rows, and whole blocks, of zeros and of one value, a power of two; the others as they are.
+    """Fill rows and whole blocks with zeros or with one power of two; others stay unchanged.
 
-    A tensor of one row is zero, so that a reference that divides by what then vanishes is not
-    finite on every draw of this kind, and never judged by it.
+    A tensor of one row becomes zero. A reference that divides by a row's norm or variance is then
+    not finite on any draw of this kind, and the kind is not used.
     """
     import torch
 
-    level = _dealt(range(FLAT_LEVELS), normal, generator)
+    level = _row_values(range(FLAT_LEVELS), normal, generator)
     like = _first_of_rows(normal)
     value = randn(like, generator).round().clamp(-2, 2).exp2() * randn(like, generator).sign()
     return torch.where(level == 0, torch.zeros_like(normal), torch.where(level == 1, value, normal))
 
 
-def edges(normal: Tensor, reach: float) -> Tensor:
-    """Extremes at both ends of every long axis, from line to line the other way round.
+def edges(normal: Tensor, extreme_size: float) -> Tensor:
+    """Put extremes at both ends of every long axis, with signs that alternate between lines.
 
-    A reduction that leaves out the first or last element of a line then errs for certain.
+    A reduction that omits the first or last element of a line then gives a wrong result.
     """
     import torch
 
@@ -200,64 +205,68 @@ def edges(normal: Tensor, reach: float) -> Tensor:
         signs = signs * line.view([-1 if other == axis else 1 for other in range(normal.dim())])
     for axis, size in enumerate(normal.shape):
         if size >= SHORTEST_AXIS:
-            push = reach * signs.select(axis, 0)
+            push = extreme_size * signs.select(axis, 0)
             normal.select(axis, 0).sub_(push)
             normal.select(axis, -1).add_(push)
     return normal
 
 
 def corners(normal: Tensor, sign: int) -> Tensor:
-    """The first and the last element of the tensor, and of each block along its leading axes, as
-    large as the root of how many there are in the block.
+    """Enlarge the first and last element of the tensor and of each block along its leading axes.
 
-    So each counts in a sum over the block, or in one of squares, whatever its length. In tensors of
-    more than LONGEST elements it is less, or a plain sum of squares in fp32 would stand still.
+    Their size is the root of the number of elements in the block, so that each matters in a sum
+    over the block, or in a sum of squares, at any length. In tensors of more than LONGEST elements
+    it is smaller; otherwise a plain sum of squares in fp32 would absorb all other terms.
     """
-    reach = sign * min(1.0, (LONGEST / max(1, normal.numel())) ** 0.5)
+    extreme_size = sign * min(1.0, (LONGEST / max(1, normal.numel())) ** 0.5)
     for leading in reversed(range(max(1, normal.dim() - 1))):
         blocks = normal.view(math.prod(normal.shape[:leading]), -1)
         if blocks.numel():
-            blocks[:, 0] = blocks[:, -1] = reach * blocks.shape[1] ** 0.5
+            blocks[:, 0] = blocks[:, -1] = extreme_size * blocks.shape[1] ** 0.5
     return normal
 
 
-def moving(normal: Tensor, reach: float, way: Way, turn: int, order: Generator) -> Tensor:
-    """The largest and the least of each line where they have not stood before.
+def moving(
+    normal: Tensor, extreme_size: float, line_view: LineView, step: int, order: Generator
+) -> Tensor:
+    """Move the largest and the least element of each line to new places.
 
-    Over ceil(places / lines) turns with the same `order` both stand in every place, and over twice
-    as many all else in the line is once below zero and once above.
+    Over ceil(places / lines) steps with the same `order` both visit every place, and over twice as
+    many the rest of the line is once below zero and once above.
     """
-    lines = way.lines(normal)
-    at, opposite, sign = (column[:, None] for column in _stations(lines, turn, order))
+    lines = line_view.lines(normal)
+    at, opposite, sign = (column[:, None] for column in _places_of_step(lines, step, order))
     lines = sign * lines.abs()
-    high = lines.gather(1, at).abs() + reach
+    high = lines.gather(1, at).abs() + extreme_size
     lines = lines.scatter(1, opposite, -high).scatter(1, at, high)
-    return way.back(lines, normal)
+    return line_view.back(lines, normal)
 
 
-def single(tensor: Tensor, way: Way, turn: int, order: Generator) -> Tensor:
-    """Lines of booleans in which one is set, and lines in which all are but one."""
+def single(tensor: Tensor, line_view: LineView, step: int, order: Generator) -> Tensor:
+    """Return lines of booleans in which a single one is set, or a single one is clear."""
     import torch
 
-    lines = way.lines(tensor)
-    at, _, sign = (column[:, None] for column in _stations(lines, turn, order))
+    lines = line_view.lines(tensor)
+    at, _, sign = (column[:, None] for column in _places_of_step(lines, step, order))
     alone = torch.zeros_like(lines).scatter(1, at, torch.ones_like(lines[:, :1]))
-    return way.back(alone ^ (sign > 0), tensor)
+    return line_view.back(alone ^ (sign > 0), tensor)
 
 
-def sorted_lines(normal: Tensor, way: Way, generator: Generator) -> Tensor:
-    """Lines that rise and lines that fall: each element is the largest so far, or the least."""
+def sorted_lines(normal: Tensor, line_view: LineView, generator: Generator) -> Tensor:
+    """Sort lines upward or downward: each element is the largest so far, or the least."""
     import torch
 
-    lines = way.lines(normal).sort(-1).values
-    falls = _order(lines.shape[0], lines, generator)[:, None] % 2 == 0
-    return way.back(torch.where(falls, lines.flip(-1), lines), normal)
+    lines = line_view.lines(normal).sort(-1).values
+    falls = _permutation(lines.shape[0], lines, generator)[:, None] % 2 == 0
+    return line_view.back(torch.where(falls, lines.flip(-1), lines), normal)
 
 
-def every(tensor: Tensor, bounds: tuple[int, int], turn: int, order: Generator) -> Tensor:
-    """Each of the numbers from the least to the largest in turn; of negative ones the least only,
-    which may be a mark for what does not count. Then, in further turns, one number throughout a
-    row: the mark may be any."""
+def every(tensor: Tensor, bounds: tuple[int, int], step: int, order: Generator) -> Tensor:
+    """Return each integer of the range over the steps of a sweep.
+
+    Of negative integers only the least occurs, which may mark padding. In the last steps each row
+    has one integer throughout, since any integer may be the mark.
+    """
     import torch
 
     low, high = bounds
@@ -265,43 +274,43 @@ def every(tensor: Tensor, bounds: tuple[int, int], turn: int, order: Generator) 
     values = torch.arange(first, max(high + 1, first), dtype=tensor.dtype, device=tensor.device)
     if low < 0:
         values = torch.cat([values, values.new_tensor([low])])
-    plain, alike = turns_of_every(tensor, values.numel())
-    whole = alike > 0 and turn >= plain
-    like = _first_of_rows(tensor) if whole else tensor
-    begun = (turn - plain if whole else turn) * like.numel()
-    number = torch.arange(like.numel(), device=tensor.device) + begun
-    dealing = _order(values.numel(), tensor, order)
-    if whole:  # what marks padding lies at either end most often: not left to chance
+    plain, alike = steps_of_every(tensor, values.numel())
+    row_sweep = alike > 0 and step >= plain
+    like = _first_of_rows(tensor) if row_sweep else tensor
+    offset = (step - plain if row_sweep else step) * like.numel()
+    number = torch.arange(like.numel(), device=tensor.device) + offset
+    dealing = _permutation(values.numel(), tensor, order)
+    if row_sweep:  # values at either end most often mark padding, so they come first
         likely = (dealing < LIKELY_MARKS) | (dealing >= values.numel() - LIKELY_MARKS)
         dealing = torch.cat([dealing[likely], dealing[~likely]])
-    dealt = dealing[number % values.numel()]
-    return values[dealt].view(like.shape).expand(tensor.shape)
+    chosen = dealing[number % values.numel()]
+    return values[chosen].view(like.shape).expand(tensor.shape)
 
 
-def turns_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
-    """Turns in which each of so many values comes up, and further ones for whole rows."""
+def steps_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
+    """Return the number of steps until each value occurred, and of further steps for whole rows."""
     plain = math.ceil(values / max(1, tensor.numel()))
     if tensor.dim() < 2 or tensor.shape[-1] < 2:
         return plain, 0
-    return plain, min(math.ceil(values * tensor.shape[-1] / max(1, tensor.numel())), ROW_TURNS)
+    return plain, min(math.ceil(values * tensor.shape[-1] / max(1, tensor.numel())), ROW_STEPS)
 
 
-def _stations(lines: Tensor, turn: int, order: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """For each line a place, another one, and the sign of what stands elsewhere."""
+def _places_of_step(lines: Tensor, step: int, order: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Return two places for each line, and the sign of its other elements."""
     import torch
 
     count, places = lines.shape
-    number = torch.arange(count, device=lines.device) + turn * count
-    dealt = _order(places, lines, order)
+    number = torch.arange(count, device=lines.device) + step * count
+    order_of_places = _permutation(places, lines, order)
     sign = 1 - 2 * ((number % places + number // places) % 2)
-    return dealt[number % places], dealt[(number + places // 2) % places], sign
+    return order_of_places[number % places], order_of_places[(number + places // 2) % places], sign
 
 
 def few(normal: Tensor, generator: Generator) -> Tensor:
-    """Zeros but for some FEW_IN_A_LINE along the last axis: 1 + m / 2^17, m odd, 2^8 < m < 2^9.
+    """Return zeros with about FEW_IN_A_LINE numbers 1 + m / 2^17 per row, m odd, 2^8 < m < 2^9.
 
-    A bfloat16 number takes the 1 and a second one eight bits of m, which has nine. Sums of up to
-    127 such numbers, with factors of one, are exact in fp32.
+    Two bfloat16 numbers hold the 1 and eight bits of m, which has nine. Sums of up to 127 such
+    numbers, with factors of one, are exact in fp32.
     """
     width = normal.shape[-1] if normal.dim() else 1
     others = uniform(normal) >= min(0.5, FEW_IN_A_LINE / max(width, 1))
@@ -310,7 +319,7 @@ def few(normal: Tensor, generator: Generator) -> Tensor:
 
 
 def uniform(normal: Tensor) -> Tensor:
-    """Normal numbers made uniform in [0, 1), where they lie."""
+    """Make normal numbers uniform in [0, 1), in place."""
     import torch
 
     for part in normal.view(-1).split(STRETCH):
@@ -319,14 +328,17 @@ def uniform(normal: Tensor) -> Tensor:
 
 
 def masked(tensor: Tensor, generator: Generator) -> Tensor:
-    """Rows, and whole blocks, of a boolean tensor all set or all clear; the others as they are."""
-    level = _dealt(range(3), tensor, generator)
+    """Set or clear rows and whole blocks of a boolean tensor; others stay unchanged."""
+    level = _row_values(range(3), tensor, generator)
     return (tensor & (level != 0)) | (level == 1)
 
 
 def extreme(tensor: Tensor, bounds: tuple[int, int], generator: Generator) -> Tensor:
-    """A third each of the least, the largest and what was there; the first one the largest and the
-    last one the least, so that of several tensors both are at their ends at once."""
+    """Replace a third of the integers by the least of the range, a third by the largest.
+
+    The first element is the largest and the last one the least, so that in several tensors the
+    extremes coincide.
+    """
     import torch
 
     third = torch.rand(tuple(tensor.shape), generator=generator, device=tensor.device)
@@ -336,32 +348,32 @@ def extreme(tensor: Tensor, bounds: tuple[int, int], generator: Generator) -> Te
 
 
 def balanced(tensor: Tensor, generator: Generator) -> Tensor:
-    """+1 and -1 in equal numbers along the last axis, in an order drawn from the generator."""
+    """Return as many +1 as -1 along the last axis, in random order."""
     width = tensor.shape[-1] if tensor.dim() else 1
-    return (_order(width, tensor, generator) % 2 * 2 - 1).to(tensor.dtype)
+    return (_permutation(width, tensor, generator) % 2 * 2 - 1).to(tensor.dtype)
 
 
-def dealt(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
-    """Each of `values` as often as the others; the first where there is one element only."""
+def shuffled_values(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
+    """Return a tensor with each of `values` equally often; the first if it has one element."""
     import torch
 
     table = torch.tensor(list(values), device=tensor.device)
-    return table[_order(tensor.numel(), tensor, generator) % len(values)].view(tensor.shape)
+    return table[_permutation(tensor.numel(), tensor, generator) % len(values)].view(tensor.shape)
 
 
-def strewn(
+def with_values(
     tensor: Tensor, values: Sequence[float], generator: Generator, share: float = 1 / 4
 ) -> Tensor:
-    """A share of the elements are of `values`, the others as they are."""
+    """Replace a share of the elements by `values`."""
     import torch
 
-    these = dealt(values, tensor, generator).to(tensor.dtype)
+    these = shuffled_values(values, tensor, generator).to(tensor.dtype)
     chosen = torch.rand(tuple(tensor.shape), generator=generator, device=tensor.device)
     return torch.where(chosen < share, these, tensor)
 
 
 def randn(tensor: Tensor, generator: Generator) -> Tensor:
-    """Standard normal fp32 (fp64 for fp64) of the tensor's shape."""
+    """Return standard normal numbers of the tensor's shape, in fp32 or, for fp64, in fp64."""
     import torch
 
     dtype = torch.float64 if tensor.dtype is torch.float64 else torch.float32
@@ -369,16 +381,16 @@ def randn(tensor: Tensor, generator: Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=dtype, device=tensor.device)
 
 
-def _dealt(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
-    """One of `values` for every row, as [..., 1]; the first of them where there is one row only."""
+def _row_values(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
+    """Return one of `values` for every row, as [..., 1]; the first if there is one row."""
     import torch
 
     rows = _first_of_rows(tensor)
-    ranks = _order(rows.numel(), tensor, generator).view(rows.shape)
+    ranks = _permutation(rows.numel(), tensor, generator).view(rows.shape)
     blocks = next((axis for axis, size in enumerate(rows.shape) if size > 1), 0)
     if any(size > 1 for size in rows.shape[blocks + 1 :]):
         shape = [size if axis == blocks else 1 for axis, size in enumerate(rows.shape)]
-        order = _order(rows.shape[blocks], tensor, generator).view(shape)
+        order = _permutation(rows.shape[blocks], tensor, generator).view(shape)
         ranks = torch.where(order % 2 == 0, order // 2, ranks)
     table = torch.tensor(list(values), device=tensor.device, dtype=torch.float32)
     return table[ranks % len(values)]
@@ -388,14 +400,14 @@ def _first_of_rows(tensor: Tensor) -> Tensor:
     return tensor[..., :1] if tensor.dim() else tensor
 
 
-def _order(count: int, tensor: Tensor, generator: Generator) -> Tensor:
+def _permutation(count: int, tensor: Tensor, generator: Generator) -> Tensor:
     import torch
 
     return torch.randperm(count, generator=generator, device=tensor.device)
 
 
 def seeded(tensors: Sequence[Tensor], seed: int) -> Generator:
-    """Where the tensors lie, which are drawn anew; on the CPU where there are none."""
+    """Return a generator on the device of the tensors; on the CPU if there are none."""
     import torch
 
     device = tensors[0].device if tensors else torch.device("cpu")

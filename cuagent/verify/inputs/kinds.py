@@ -1,13 +1,12 @@
-"""What a candidate is tried on: kinds of inputs, each drawn from a secret seed.
+"""Kinds of inputs for a verdict, each drawn from a secret seed.
 
-A derived kind replaces the floating tensors of the task's own inputs and leaves integers, booleans
-and scalars as they are; the kinds for indices and masks do it the other way round. Each is used
-only where the reference takes it, and only where its answer is finite besides, but for PLACED and
-LENIENT kinds.
+A derived kind replaces the floating tensors of the task's own inputs and keeps integers, booleans
+and scalars; kinds for indices and masks do the reverse. A kind is used only if the reference
+accepts its inputs and, except for PLACED and LENIENT kinds, gives a finite answer.
 
-Only zero-mean inputs judge precision: on one-signed sums a sequential fp32 kernel and a TF32 kernel
-have errors of one size (research: ratios 48 and 42), on zero-mean ones they lie 90 apart. Not
-covered: weights (`weights.py`), how one tensor of a kind is made (`draws.py`).
+Only zero-mean inputs judge precision. On one-signed sums a sequential fp32 kernel and a TF32 kernel
+have errors of the same size (research: ratios 48 and 42); on zero-mean ones they differ by 90
+times. Not covered: weights (`weights`), how one tensor of a kind is drawn (`draws`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from cuagent.verify.inputs import draws
-from cuagent.verify.inputs.draws import Way, axes
+from cuagent.verify.inputs.draws import LineView, axes
 from cuagent.verify.inputs.ranges import Ends, Range
 from cuagent.verify.inputs.varied import Fixed
 from cuagent.verify.trace import halves
@@ -28,108 +27,112 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 LARGE_OFFSET = 1e4
-"""An offset of 500 is too small to show a one-pass variance in fp32."""
+"""Mean of large offsets. An offset of 500 is too small to reveal a one-pass variance in fp32."""
 OPPOSED_OFFSET = 1e3
+"""Absolute mean of tensors with opposed signs."""
 LARGE_SIZE, HUGE_SIZE, FAINT_SIZE = 2.0**20, 2.0**60, 2.0**-14
-"""Fourth powers of the first still have room in fp32, so that no honest formula overflows there."""
+"""Sizes of large, huge and faint numbers. The fourth power of the first is finite in fp32, so that
+no honest formula overflows."""
 FAR_OFFSET = 5e4
-"""Beyond what often serves as "very low" in a kernel, and within what fp16 holds."""
+"""Size of numbers beyond those that kernels often use as "very low", and within fp16's range."""
 
 
 class Inputs(StrEnum):
-    """Kinds of inputs."""
+    """Kinds of inputs. Logs and documents contain their values."""
 
     OWN = "own"
-    """What the task's get_inputs or --inputs draws."""
+    """Inputs from the task's get_inputs or --inputs."""
     NORMAL = "normal"
     """Zero mean, unit variance: judges precision."""
     ONE_SIGNED = "one-signed"
     """Uniform in [0, 1)."""
     MIXED = "mixed magnitude"
-    """Normal, rows and whole samples scaled by 2^-8 .. 2^8: where an epsilon stands."""
+    """Normal, with rows and whole samples scaled by 2^-8 .. 2^8: shows the place of an epsilon."""
     OFFSET = "large offset"
-    """Normal around 1e4: overflow in softmax, cancellation in a one-pass variance."""
+    """Normal around 1e4: shows overflow in softmax, cancellation in a one-pass variance."""
     BELOW = "large negative offset"
-    """Normal around -5e4: a maximum that starts at zero, or at a number that seemed low enough."""
+    """Normal around -5e4: shows a maximum that starts at zero, or at a number not low enough."""
     LARGE = "large numbers"
-    """Rows of the size of 1e6, and rows all below zero: past what fp16 holds."""
+    """Rows of size 1e6, and rows all below zero: beyond the range of fp16."""
     TINY = "tiny numbers"
-    """Rows of the size of 1e-4 to 1e-9: what is divided by is next to nothing, and yet no zero."""
+    """Rows of size 1e-4 to 1e-9: divisors are tiny but not zero."""
     FAINT = "tiny numbers throughout"
-    """All of the size of 6e-5: what is normalised as a whole and not by rows is next to nothing."""
+    """All numbers of size 6e-5: tiny for references that normalise over more than a row."""
     HUGE = "huge numbers"
-    """The same of 1e18, where the reference bears still more: it squares nothing then."""
+    """The same of size 1e18, if the reference accepts still larger numbers and so squares none."""
     OPPOSED = "offsets of opposed signs"
-    """Normal around 1e3 and -1e3 by turns, tensor by tensor: products are very negative."""
+    """Normal around 1e3 and -1e3 in alternating tensors: products are very negative."""
     LEVELS = "rows far apart"
-    """Normal around 5e4 in half of the rows, around -5e4 in the others: rows share nothing."""
+    """Normal around 5e4 in half of the rows, around -5e4 in the others."""
     TAILS = "moderate tails"
-    """The task's own numbers, of which one tensor is shifted by 3 to 8 either way, or all are
-    normal with a deviation of 3 to 8: a mean over many elements hides what goes wrong there."""
+    """Own inputs with one tensor shifted by 3 to 8 up or down, or all normal with a deviation of 3
+    to 8: a mean over many elements would hide errors there."""
     FLAT = "flat rows"
-    """Rows of zeros, rows of one value: nothing to normalise by but an epsilon."""
+    """Rows of zeros and rows of one value: a normalisation divides by its epsilon only."""
     EDGES = "extremes at the ends"
-    """The largest and the least of a line stand first or last: a maximum that leaves one out."""
+    """The largest and the least of a line are first or last: shows a maximum that omits one."""
     OTHER_EDGES = "extremes at the other ends"
-    """The same with first and last exchanged: a task may have one line only."""
+    """The same with first and last exchanged, for tasks that have a single line."""
     FAR_EDGES = "far extremes at the ends"
-    """So far that a softmax whose maximum leaves them out overflows."""
+    """The same with extremes so large that a softmax whose maximum omits them overflows."""
     CORNERS = "large first and last elements"
-    """Of the tensor and of each block of it: a long reduction that leaves out its last rest."""
+    """Large first and last elements of the tensor and of each block: shows a long reduction that
+    omits its remainder."""
     OTHER_CORNERS = "large first and last elements below zero"
-    """The same, as a clamp or a margin may hide numbers of one sign."""
+    """The same with negative numbers, since a clamp or a margin may hide one sign."""
     INTEGER = "integer"
-    """-2 .. 2; with integer weights a sum of products is exact in every admitted arithmetic."""
+    """Integers -2 .. 2: with integer weights a sum of products is exact in any precision."""
     CANCELLATION = "cancellation"
     """+-(1 + m / 2^16), half of them negative: with integer weights short sums are exact in fp32,
-    and what is left of them is lost in coarser arithmetic. Further tensors are small integers."""
+    and coarser arithmetic loses their result. Further tensors are small integers."""
     FEW = "few of one sign"
-    """Zeros, and some 8 in a line that are 1 + m / 2^17, m odd with 9 bits; with integer weights
-    their sums are exact in fp32, and arithmetic of 16 bits loses the last of each. Further tensors
+    """Zeros, with about 8 numbers 1 + m / 2^17 in a line, m odd with 9 bits: with integer weights
+    their sums are exact in fp32, and 16-bit arithmetic loses the last bit of each. Further tensors
     are small integers."""
     TIES = "ties"
-    """Multiples of a half, -2 .. 2, and what the reference compares with: many equal values for
-    argmax, sort and topk; both zeros."""
+    """Multiples of a half, -2 .. 2, both zeros, and the thresholds of the reference: many equal
+    values for argmax, sort and topk."""
     BRINK = "on the brink"
-    """All numbers but one of a row on one side of what the reference compares with, and that one
-    at it, for one tensor after the other; the others are all zero, or one."""
+    """One number of each row at a threshold of the reference and the others on one side of it, in
+    each tensor by sweep step; all other tensors are zero, or one."""
     ENDS = "ends of the domain"
-    """The task's own, many of them zero where none is below, or -1 and 1 where none is beyond. Not
-    1 where they lie in 0 .. 1: as a probability it is as steep as can be, and roundoff excuses."""
+    """Own inputs, many of them set to the ends of their domain: 0 if none is negative, -1 and 1 if
+    all are within. Numbers in 0 .. 1 are never set to 1: as a probability it makes the reference
+    so sensitive that roundoff excuses any error."""
     INFINITE = "infinities"
     """Rows with one infinity among usual numbers, and rows without."""
     NAN = "NaN"
-    """The same with NaN."""
+    """Rows with one NaN among usual numbers, and rows without."""
     MISSING = "NaN that the reference handles"
-    """Rows with one, with several, of nothing else, and without: where a reference asks for NaN, it
-    says what becomes of them, and candidates are held to that."""
+    """Rows with one NaN, with several, with only NaN and without: a reference that tests for NaN
+    defines the result, and candidates must match it."""
     MOVING = "moving extremes"
-    """The largest and the least of each line in another place from draw to draw."""
+    """The largest and the least of each line are in another place in each draw."""
     SORTED = "rising and falling lines"
-    """Each element is the largest so far, or the least so far."""
+    """Lines in which each element is the largest so far, or the least so far."""
     EXTREMES = "extreme indices"
-    """Integers are the least and the largest that the task draws, most of them several times."""
+    """Integers are mostly the least or the largest that the task draws."""
     ALIKE = "one index throughout"
-    """Integers are all the least that the task draws, which may mark what does not count."""
+    """Integers are all the least that the task draws, which may mark padding."""
     MASKS = "full and empty masks"
     """Rows of booleans are all set or all clear."""
     EMPTY = "empty masks"
-    """Booleans are all clear: nothing to divide by."""
+    """Booleans are all clear: a mean over the set elements divides by zero."""
     SINGLE = "single places of masks"
-    """One boolean of a line is set, or all but one: another one from draw to draw."""
+    """One boolean of a line is set, or all except one; its place changes with each draw."""
     EVERY = "every index"
-    """Integers take on every value between the least and the largest that the task draws; of
-    negative ones the least only, which may be a mark for what does not count."""
+    """Integers take every value between the least and the largest that the task draws; of negative
+    ones only the least, which may mark padding."""
 
     HALVES = "halves"
-    """Multiples of a half, by turns such that a scale before a rounding is a power of two: half up,
-    half to even and half away from zero differ there."""
+    """Multiples of a half, at which round half up, half to even and half away from zero differ. In
+    some steps the numbers make a scale before the rounding a power of two."""
     VARIED = "other fixed integers and masks"
-    """One integer or boolean tensor that the task always gives alike is another one."""
+    """One integer or boolean tensor that is the same in all own draws is replaced."""
 
 
 ROUND = (Inputs.TIES, Inputs.BRINK, Inputs.HALVES)
-"""Kinds of such round numbers that comparisons of what is added up from them are certain."""
+"""Kinds of round numbers whose sums are exact, so that comparisons of them are certain."""
 EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW, *ROUND)
 """Kinds on which honest arithmetic may make no error at all."""
 AMONG_OWN = (Inputs.OWN, Inputs.ENDS, Inputs.TAILS)
@@ -144,7 +147,7 @@ PLACED = (
     Inputs.SINGLE,
     Inputs.EVERY,
 )
-"""Kinds that a task may draw by itself: if the reference is not finite, neither is a candidate."""
+"""Kinds that a task itself may draw: where the reference is not finite, a candidate must not be."""
 SWEEPS = (
     Inputs.TAILS,
     Inputs.VARIED,
@@ -154,12 +157,12 @@ SWEEPS = (
     Inputs.EVERY,
     Inputs.BRINK,
 )
-"""Kinds of which several draws belong together: they have all but the low bits of the seed in
-common, and these say which turn it is."""
-TURNS = 1 << 8
-"""More draws than may belong together."""
+"""Kinds whose draws form a sweep, in which each draw has a step."""
+MAX_SWEEP = 1 << 8
+"""Exclusive upper limit of the draws of a sweep. Their seeds are consecutive numbers from a
+multiple of this, so that sweeps do not overlap."""
 MOST_VALUES = 1 << 22
-"""Of an integer input, that are dealt out one by one."""
+"""Largest number of values of an integer input that a sweep visits one by one."""
 
 
 BIASED = (
@@ -175,10 +178,15 @@ BIASED = (
     Inputs.FAR_EDGES,
     Inputs.MOVING,
 )
-"""Kinds on which the terms of a sum are nearly equal, or follow ones that are far larger: roundings
-of a sum, one term after the other, then add up instead of cancelling."""
+"""Kinds on which the terms of a sum are nearly equal, or follow far larger ones. The rounding
+errors of a sequential sum then add up instead of cancelling."""
 LENIENT = (Inputs.INFINITE, Inputs.NAN)
-"""Kinds on which only numbers among numbers are held against a candidate (`specials`)."""
+"""Kinds on which only finite elements count against a candidate (`rules.nonfinite`)."""
+
+
+def sweep_seed(seed: int, step: int) -> int:
+    """Return the seed that all draws of a sweep share, from the seed and the step of one draw."""
+    return (seed - step) // MAX_SWEEP
 
 
 def derive(
@@ -186,8 +194,8 @@ def derive(
     own: Sequence[Tensor],
     seed: int,
     ranges: Sequence[Range | None] = (),
-    ways: Sequence[Sequence[Way]] = (),
-    reach: float = draws.REACH,
+    line_views: Sequence[Sequence[LineView]] = (),
+    extreme_size: float = draws.EXTREME_SIZE,
     thresholds: Sequence[float] = (),
     edges: Sequence[float] = (),
     ends: Sequence[Ends] = (),
@@ -195,20 +203,24 @@ def derive(
     scales: Sequence[float] = (),
     mixed_tails: Collection[int] = (),
     *,
+    step: int = 0,
     infinities: bool = False,
-    even: bool = False,
+    uniform_scale: bool = False,
 ) -> list[Tensor]:
-    """Inputs of `kind` in the forms of the task's own.
+    """Return inputs of `kind` with the shapes and dtypes of the task's own.
 
-    `ranges` are the least and largest value of each integer tensor (`ranges_of`), `ways` the lines
-    of each tensor that extremes are put into, by turns; those along its axes where none are given.
-    `reach` is how far moving extremes stand out, `thresholds` are numbers that ties are to hold,
-    `edges` those of them beside which results jump, `ends` those of each tensor's own range
-    (`ends_of`), `fixed` what is known of those that are always alike (`varied`), `scales`
-    are numbers by which the reference scales, `mixed_tails` the turns of moderate tails in which a
-    shift goes both ways. `infinities`: missing numbers are infinite in some places. `even`: numbers
-    of other sizes than usual are of one
-    size throughout.
+    ranges: least and largest value of each integer tensor (`ranges_of`).
+    line_views: lines of each tensor that extremes move along; those of its axes if empty.
+    extreme_size: size of moving extremes.
+    thresholds: numbers that the reference compares with, for ties.
+    edges: those thresholds at which its result jumps.
+    ends: ends of each tensor's domain (`ends_of`).
+    fixed: tensors that are the same in all own draws (`varied`).
+    scales: numbers by which the reference scales.
+    mixed_tails: steps of moderate tails whose mean has both signs.
+    infinities: put infinities beside missing numbers.
+    step: number of the draw within its sweep.
+    uniform_scale: large and huge numbers have one size throughout instead of one per row.
     """
     if kind is Inputs.OWN:
         return list(own)
@@ -216,24 +228,24 @@ def derive(
     bounded = list(zip(own, ranges or [None] * len(own), strict=True))
     if kind is Inputs.TAILS:
         free = [not tensor_ends for tensor_ends in ends or [()] * len(own)]
-        turn = seed % TURNS
-        mixed = turn % len(draws.TAILS) in mixed_tails
-        return draws.tails(own, free, turn, generator, mixed=mixed)
+        mixed = step % len(draws.TAILS) in mixed_tails
+        return draws.tails(own, free, step, generator, mixed=mixed)
     if kind is Inputs.HALVES:
         known = halves.cases(scales)
-        scale, case = known[seed % TURNS % len(known)]
+        scale, case = known[step % len(known)]
         return [
             halves.halves(x, scale, case, generator) if x.is_floating_point() else x for x in own
         ]
     if kind is Inputs.VARIED:
-        return _other_fixed(own, fixed, seed % TURNS, generator)
+        return _other_fixed(own, fixed, step, generator)
     if kind is Inputs.BRINK:
-        return _on_the_brink(own, edges or (0.0,), seed % TURNS, generator)
+        return _on_the_brink(own, edges or (0.0,), step, generator)
     if kind in SWEEPS or kind is Inputs.SORTED:
-        sweep = Sweep(kind, seed % TURNS, generator, draws.seeded(own, seed // TURNS), reach)
+        order = draws.seeded(own, sweep_seed(seed, step))
+        sweep = SweepStep(kind, step, generator, order, extreme_size)
         return [
             sweep.drawn(tensor, bounds, known or axes(tensor))
-            for (tensor, bounds), known in zip(bounded, ways or [()] * len(own), strict=True)
+            for (tensor, bounds), known in zip(bounded, line_views or [()] * len(own), strict=True)
         ]
     match kind:
         case Inputs.EXTREMES:
@@ -246,72 +258,75 @@ def derive(
             return [x & False if boolean(x) else x for x in own]
         case Inputs.ENDS:
             both = zip(own, ends or [()] * len(own), strict=True)
-            return [draws.strewn(x, of, generator, 1 / 2) if of else x for x, of in both]
-    return _all_drawn(kind, own, generator, thresholds, even=even, infinities=infinities)
+            return [draws.with_values(x, of, generator, 1 / 2) if of else x for x, of in both]
+    return _all_drawn(
+        kind, own, generator, thresholds, uniform_scale=uniform_scale, infinities=infinities
+    )
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """One turn of the draws that belong together."""
+class SweepStep:
+    """One step of a sweep."""
 
     kind: Inputs
-    turn: int
+    step: int
     noise: Generator
     order: Generator
-    """The same for all turns."""
-    reach: float
-    """Of moving extremes."""
+    """Generator with the same seed in all steps."""
+    extreme_size: float
+    """Size of moving extremes."""
 
-    def drawn(self, tensor: Tensor, bounds: Range | None, ways: Sequence[Way]) -> Tensor:
-        """A tensor of another type than the kind is for stays as it is."""
-        way, turn = ways[self.turn % len(ways)], self.turn // len(ways)
+    def drawn(self, tensor: Tensor, bounds: Range | None, line_views: Sequence[LineView]) -> Tensor:
+        """Return the tensor of this step; a dtype that the kind does not change stays unchanged."""
+        line_view, step = line_views[self.step % len(line_views)], self.step // len(line_views)
         if self.kind is Inputs.EVERY:
             few = bounds is not None and bounds[1] - bounds[0] < MOST_VALUES
-            return draws.every(tensor, bounds, self.turn, self.order) if bounds and few else tensor
+            return draws.every(tensor, bounds, self.step, self.order) if bounds and few else tensor
         if self.kind is Inputs.SINGLE:
-            return draws.single(tensor, way, turn, self.order) if boolean(tensor) else tensor
+            return draws.single(tensor, line_view, step, self.order) if boolean(tensor) else tensor
         if not tensor.is_floating_point():
             return tensor
         normal = draws.randn(tensor, self.noise)
         if self.kind is Inputs.SORTED:
-            return draws.sorted_lines(normal, ways[0], self.order).to(tensor.dtype)
-        return draws.moving(normal, self.reach, way, turn, self.order).to(tensor.dtype)
+            return draws.sorted_lines(normal, line_views[0], self.order).to(tensor.dtype)
+        return draws.moving(normal, self.extreme_size, line_view, step, self.order).to(tensor.dtype)
 
 
 def boolean(tensor: Tensor) -> bool:
+    """Return True if the tensor holds booleans."""
     import torch
 
     return tensor.dtype is torch.bool
 
 
 def _other_fixed(
-    own: Sequence[Tensor], fixed: Sequence[Fixed | None], turn: int, generator: Generator
+    own: Sequence[Tensor], fixed: Sequence[Fixed | None], step: int, generator: Generator
 ) -> list[Tensor]:
-    """One tensor changed; the tensors and their changes come by turns."""
+    """Change one tensor; the step selects the tensor and its change."""
     of_each = [known.changes if known else () for known in fixed]
     rounds = range(max(map(len, of_each), default=0))
     pairs = [(n, changes[at]) for at in rounds for n, changes in enumerate(of_each) if changes[at:]]
     drawn = list(own)
     if pairs:
-        number, change = pairs[turn % len(pairs)]
+        number, change = pairs[step % len(pairs)]
         known = fixed[number]
         assert known is not None
         drawn[number] = known.changed(change, generator)
     return drawn
 
 
-def turns_on_the_brink(own: Sequence[Tensor], edges: Sequence[float]) -> int:
-    """After which each tensor has stood there in every way."""
+def brink_steps(own: Sequence[Tensor], edges: Sequence[float]) -> int:
+    """Return the number of steps that cover every tensor, edge and case of `brink`."""
     floats = sum(x.is_floating_point() for x in own)
     return floats * min(floats, 2) * draws.BRINKS * len(edges)
 
 
 def _on_the_brink(
-    own: Sequence[Tensor], edges: Sequence[float], turn: int, generator: Generator
+    own: Sequence[Tensor], edges: Sequence[float], step: int, generator: Generator
 ) -> list[Tensor]:
     floats = [number for number, x in enumerate(own) if x.is_floating_point()]
-    turn, at = divmod(turn, len(floats))
-    others, case = divmod(turn, draws.BRINKS * len(edges))
+    step, at = divmod(step, len(floats))
+    others, case = divmod(step, draws.BRINKS * len(edges))
     drawn = [x.new_full(x.shape, others % 2) if x.is_floating_point() else x for x in own]
     drawn[floats[at]] = draws.brink(own[floats[at]], edges, case, generator)
     return drawn
@@ -323,10 +338,10 @@ def _all_drawn(
     generator: Generator,
     thresholds: Sequence[float],
     *,
-    even: bool,
+    uniform_scale: bool,
     infinities: bool,
 ) -> list[Tensor]:
-    """Every real tensor anew; what only one of several tells (a sum that cancels) by the first."""
+    """Draw every floating tensor; kinds that only one tensor can have go to the first."""
     drawn: list[Tensor] = []
     for tensor in own:
         if not tensor.is_floating_point():
@@ -334,21 +349,21 @@ def _all_drawn(
             continue
         before = sum(other.is_floating_point() for other in own[: len(drawn)])
         what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and before else kind
-        one = _drawn(what, tensor, generator, even=even, infinities=infinities)
+        one = _drawn(what, tensor, generator, uniform_scale=uniform_scale, infinities=infinities)
         if kind is Inputs.TIES and thresholds:
-            one = draws.strewn(one, thresholds, generator)
+            one = draws.with_values(one, thresholds, generator)
         drawn.append(one + OPPOSED_OFFSET * (-1) ** before if kind is Inputs.OPPOSED else one)
     return drawn
 
 
 def _drawn(
-    kind: Inputs, tensor: Tensor, generator: Generator, *, even: bool, infinities: bool
+    kind: Inputs, tensor: Tensor, generator: Generator, *, uniform_scale: bool, infinities: bool
 ) -> Tensor:
     normal = draws.randn(tensor, generator)
     match kind:
-        case Inputs.LARGE if even:
+        case Inputs.LARGE if uniform_scale:
             drawn = normal * LARGE_SIZE
-        case Inputs.HUGE if even:
+        case Inputs.HUGE if uniform_scale:
             drawn = -HUGE_SIZE * (1 + normal.abs())
         case Inputs.TINY:
             drawn = draws.tiny(normal, generator)
@@ -377,12 +392,14 @@ def _drawn(
         case Inputs.FLAT:
             drawn = draws.flat(normal, generator)
         case Inputs.EDGES:
-            drawn = draws.edges(normal, draws.REACH)
+            drawn = draws.edges(normal, draws.EXTREME_SIZE)
         case Inputs.OTHER_EDGES:
-            drawn = draws.edges(normal, -draws.REACH)
+            drawn = draws.edges(normal, -draws.EXTREME_SIZE)
         case Inputs.FAR_EDGES:
             first = float(draws.randn(normal.new_empty(1), generator)) > 0
-            drawn = draws.edges(normal, draws.FAR_REACH if first else -draws.FAR_REACH)
+            drawn = draws.edges(
+                normal, draws.FAR_EXTREME_SIZE if first else -draws.FAR_EXTREME_SIZE
+            )
         case Inputs.CORNERS | Inputs.OTHER_CORNERS:
             drawn = draws.corners(normal, 1 if kind is Inputs.CORNERS else -1)
         case Inputs.INTEGER:

@@ -1,6 +1,6 @@
-"""Between what lie the numbers of a task's own inputs, as several own draws tell.
+"""Ranges of a task's own input tensors, estimated from several of its own draws.
 
-Not covered: what bounds numbers besides, which no draw shows (one tensor by another).
+Not covered: bounds that no draw shows, for example of one tensor by another.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ Range = tuple[int, int]
 Ends = tuple[float, ...]
 
 NEAR_THE_END = 8
-"""Times the mean distance of so many numbers: none of them is nearer in one of 3,000 cases."""
+"""Distance from the end of a table that chance explains, in units of the mean distance between the
+numbers. In one of 3,000 cases no number is nearer to the end than that."""
 
 
 def ranges_of(several: Sequence[Sequence[Tensor]], sizes: Sequence[int] = ()) -> list[Range | None]:
-    """For each tensor of several own draws its least and largest value.
+    """Return the least and largest value of each integer tensor over several own draws.
 
-    `sizes` are those of the tables that each is known to index, 0 for none: where own numbers come
-    as near to an end of one as so many of them would by chance, they go to that end.
+    `sizes` are the lengths of the tables that each tensor indexes, 0 for none. If the values come
+    as near to an end of the table as chance explains, the range extends to that end.
 
-    None where it holds no integers, or where these say more than each for itself: sorted ones are
-    offsets or segments, ones without duplicates a permutation.
+    The result is None for tensors without integers and for integers that are not independent:
+    sorted ones are offsets or segments, ones without duplicates a permutation.
     """
     tables = sizes or [0] * len(several[0])
     both = zip(zip(*several, strict=True), tables, strict=True)
@@ -33,9 +34,9 @@ def ranges_of(several: Sequence[Sequence[Tensor]], sizes: Sequence[int] = ()) ->
 
 
 def ends_of(several: Sequence[Sequence[Tensor]]) -> list[Ends]:
-    """For each tensor of several own draws the ends of a domain that its numbers keep to.
+    """Return the ends of the domain of each floating tensor over several own draws.
 
-    None but where it holds floating numbers, all of them from -1 to 1 or none below 0.
+    They are (0,) if no number is negative, (-1, 1) if all are from -1 to 1, else empty.
     """
     return [_ends_of(tensors) for tensors in zip(*several, strict=True)]
 
@@ -46,7 +47,7 @@ def _range_of(tensors: Sequence[Tensor], size: int) -> Range | None:
     first = tensors[0]
     if first.is_floating_point() or first.is_complex() or first.dtype is torch.bool:
         return None
-    # By chance a few numbers are all different, or sorted, but not in every draw.
+    # A few numbers may be distinct or sorted by chance, but not in every draw.
     if first.numel() < 2 or all(x.unique().numel() == x.numel() for x in tensors):
         return None
     if all(map(_is_sorted, tensors)):
@@ -60,7 +61,7 @@ def _range_of(tensors: Sequence[Tensor], size: int) -> Range | None:
 
 
 def _is_sorted(tensor: Tensor) -> bool:
-    """Along its last axis, or as a whole where that holds one number."""
+    """Return True if the tensor rises along its last axis, or as a whole if that has length 1."""
     lines = tensor if tensor.dim() and tensor.shape[-1] > 1 else tensor.reshape(-1)
     return bool((lines.diff(dim=-1) >= 0).all())
 

@@ -1,9 +1,9 @@
-"""Which kinds of inputs a task is tried on, and how often those that go through all places.
+"""Select the kinds of inputs for a task, and the number of draws in each sweep.
 
-An operator that chooses among the elements of a line shows no more than what it chose: one output
-of a maximum tells of one place. So the largest stands in another place from line to line and from
-draw to draw, until it has stood everywhere, or until that would take too long: of a line of n
-places in R lines, D draws reach min(1, D R / n).
+An operator that chooses among the elements of a line shows only the chosen element: one output of a
+maximum depends on one place. So the largest element moves from line to line and from draw to draw
+until it has been in every place, or until a time limit: of a line of n places in R lines, D draws
+reach min(1, D R / n).
 """
 
 from __future__ import annotations
@@ -13,54 +13,64 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cuagent.verify.inputs.draws import FAR_REACH, REACH, TAILS, Way, axes, turns_of_every
+from cuagent.verify.inputs.draws import (
+    EXTREME_SIZE,
+    FAR_EXTREME_SIZE,
+    TAILS,
+    LineView,
+    axes,
+    steps_of_every,
+)
 from cuagent.verify.inputs.kinds import (
     FAINT_SIZE,
     LENIENT,
+    MAX_SWEEP,
     MOST_VALUES,
     PLACED,
     SWEEPS,
-    TURNS,
     Inputs,
     boolean,
+    brink_steps,
     derive,
-    turns_on_the_brink,
 )
 from cuagent.verify.inputs.ranges import Ends, Range
-from cuagent.verify.inputs.varied import Change, Fixed, taken
-from cuagent.verify.oracle.perturb import real
+from cuagent.verify.inputs.varied import Change, Fixed, accepted_changes
+from cuagent.verify.tensors import is_inexact
 from cuagent.verify.trace.halves import cases
-from cuagent.verify.trace.selections import POOLS, SHIFTED, Followed, Selection
+from cuagent.verify.trace.selections import POOLS, SHIFTED, ReferenceTrace, Selection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SWEEP_S = 0.4
-"""About how long one sweep may take."""
-TURN_S, TURN_CALLS = 0.003, 8
-"""What one draw of a sweep takes besides, and how many calls of the reference it is worth."""
-FEWEST_TURNS = 2
+"""Approximate time limit of one sweep, in seconds."""
+STEP_S, STEP_CALLS = 0.003, 8
+"""Cost of one draw of a sweep: seconds, plus calls of the reference."""
+FEWEST_STEPS = 2
+"""Least number of draws of a sweep, even if calls are slow."""
 FEW_TAILS, MOST_TAILS = 3, 6
-"""Turns of moderate tails on slow tasks, and on quick ones."""
+"""Draws of moderate tails on slow tasks, and on fast ones."""
 MOST_BRINKS = 24
 MOST_HALVES = 24
+"""Largest number of draws of these sweeps."""
 MOST_VARIED = 8
-"""Turns of other fixed integers, unless there are more changes."""
-FURTHER = 2.0**40
-"""What the reference must bear beyond huge numbers: what squares them does not, and then an honest
-kernel may have to square something else."""
-LEFT = 1 / 16
-"""Of the rms of an output on usual inputs: what is less on tiny ones is tiny itself."""
+"""Draws of changed fixed integers, unless there are more changes than this."""
+HUGE_MARGIN = 2.0**40
+"""Factor beyond huge numbers that the reference must accept. A reference that squares fails there,
+and an honest kernel may then square something else."""
+TINY_SHARE = 1 / 16
+"""Share of an output's rms on usual inputs, below which its rms on tiny inputs is itself tiny."""
 FAR = 1e-3
+"""Largest error against fp64, relative to the largest value, without an overflow on the way."""
 
 Forward = Callable[[list["Tensor"]], "list[Tensor]"]
-Meant = Callable[[list["Tensor"]], bool]
+FillsHidden = Callable[[list["Tensor"]], bool]
 Fits = Callable[[list["Tensor"], list["Tensor"]], bool]
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Draws of a sweep: made, and those after which everything would have been everywhere."""
+class SweepCount:
+    """Number of draws that a sweep makes, and that it needs to reach every place."""
 
     made: int
     needed: int
@@ -68,129 +78,135 @@ class Turns:
 
 @dataclass(frozen=True)
 class Repertoire:
-    """What a task is tried on. `ranges` and `ways` are for each tensor of its inputs."""
+    """Kinds of inputs for one task; `ranges` and `line_views` have an item per input tensor."""
 
     ranges: tuple[Range | None, ...]
-    ways: tuple[tuple[Way, ...], ...]
+    line_views: tuple[tuple[LineView, ...], ...]
     kinds: tuple[Inputs, ...]
-    turns: dict[Inputs, Turns]
-    reach: float = FAR_REACH
-    """How far moving extremes stand out."""
+    sweep_counts: dict[Inputs, SweepCount]
+    extreme_size: float = FAR_EXTREME_SIZE
+    """Size of moving extremes."""
     thresholds: tuple[float, ...] = ()
-    """What the reference compares with."""
+    """Numbers that the reference compares with."""
     edges: tuple[float, ...] = ()
-    """Those where its result jumps."""
+    """Thresholds at which the reference's result jumps."""
     ends: tuple[Ends, ...] = ()
-    """Of the range of each tensor."""
+    """Ends of the domain of each tensor."""
     mixed_tails: tuple[int, ...] = ()
-    """Turns of moderate tails in which a shift goes both ways, because one way leaves next to
-    nothing of an output: of that any kernel errs by much (a logarithm of one plus little)."""
+    """Steps of moderate tails whose mean has both signs, because with one sign next to nothing of
+    an output is left, and any kernel has a large relative error there."""
     scales: tuple[float, ...] = ()
     """Numbers by which the reference scales."""
     fixed: tuple[Fixed | None, ...] = ()
-    """What is known of the tensors that are always alike, with the changes that are possible."""
+    """Tensors that are the same in all own draws, with the changes that the reference accepts."""
     infinities: bool = False
     """True if the reference tests its inputs for infinities."""
-    even: bool = False
-    """Whether integers hang on what is chosen: whose size differs from row to row, a sum in another
-    order swallows what decides."""
+    uniform_scale: bool = False
+    """True if output integers are computed from indices. If sizes then differed from row to row, a
+    sum in another order could absorb the numbers that decide."""
 
-    def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int) -> list[Tensor]:
-        """Inputs of `kind` in the forms of the task's own."""
+    def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int, step: int = 0) -> list[Tensor]:
+        """Return inputs of `kind` with the shapes and dtypes of the task's own."""
         return derive(
             kind,
             own,
             seed,
             self.ranges,
-            self.ways,
-            self.reach,
+            self.line_views,
+            self.extreme_size,
             self.thresholds,
             self.edges,
             self.ends,
             self.fixed,
             self.scales,
             self.mixed_tails,
+            step=step,
             infinities=self.infinities,
-            even=self.even,
+            uniform_scale=self.uniform_scale,
         )
 
 
 SQUARING = ("var", "std", "norm", "dist", "hypot", "complex abs")
-"""In the names of operators whose formula, as it is written out, squares."""
+"""Parts of the names of operators whose formula squares."""
 
 
 @dataclass(frozen=True)
-class Runs:
-    """How a reference may be run, and what it is."""
+class ReferenceRuns:
+    """Functions that run a reference and check its results."""
 
     forward: Forward
-    """In its own precision."""
-    exactly: Forward
-    """In fp64."""
+    """Run the reference in its own precision."""
+    forward_fp64: Forward
+    """Run the reference in fp64."""
     discrete: bool
-    """Whether integers are among its outputs."""
+    """True if the outputs contain integers or booleans."""
     fits: Fits
-    """Whether results are finite, and within what admitted arithmetic holds all the way."""
-    meant: Meant | None = None
-    """Whether it means its answer, where it has marks (`marks`)."""
+    """Return True if results are finite and intermediates fit the admitted dtype."""
+    fills_hidden: FillsHidden | None = None
+    """Return True if mask fills stay hidden; None without mask fills (`trace.mask_fills`)."""
 
 
 def repertoire(
     own: Sequence[Tensor],
     ranges: Sequence[Range | None],
-    seen: Followed,
-    runs: Runs,
+    trace: ReferenceTrace,
+    runs: ReferenceRuns,
     call_s: float,
     ends: Sequence[Ends] = (),
 ) -> Repertoire:
-    """What suits a reference: `seen` is a run of it, `call_s` how long a call takes."""
-    selections = seen.selections
-    ways = tuple(_ways(tensor, selections) for tensor in own)
+    """Return the kinds of inputs that suit a reference.
+
+    `trace` is a trace of one run, `call_s` the seconds of one call, `ends` from `ends_of`.
+    """
+    selections = trace.selections
+    line_views = tuple(_line_views(tensor, selections) for tensor in own)
     all_kinds = Repertoire(
         tuple(ranges),
-        ways,
+        line_views,
         tuple(Inputs),
         {},
-        thresholds=seen.thresholds,
-        edges=seen.edges,
-        scales=seen.scales,
+        thresholds=trace.thresholds,
+        edges=trace.edges,
+        scales=trace.scales,
         ends=tuple(ends),
-        infinities=seen.handles_infinity,
-        even=_hangs_on_choices(seen),
+        infinities=trace.handles_infinity,
+        uniform_scale=_computes_with_indices(trace),
     )
 
-    if not _bears(runs, all_kinds, Inputs.MOVING, own):
-        all_kinds = replace(all_kinds, reach=REACH)
-    discrete = runs.discrete or bool(seen.thresholds)
+    if not _is_answered(runs, all_kinds, Inputs.MOVING, own):
+        all_kinds = replace(all_kinds, extreme_size=EXTREME_SIZE)
+    discrete = runs.discrete or bool(trace.thresholds)
     selects = any(chosen.name not in SHIFTED for chosen in selections)
     kinds = tuple(
         kind
         for kind in Inputs
-        if _concerns(kind, own, ranges, discrete=discrete, selects=selects)
-        and not (kind is Inputs.BRINK and not seen.edges)
-        and not (kind is Inputs.HALVES and not seen.rounds)
-        and not (kind is Inputs.MISSING and not seen.handles_nan)
+        if _applies(kind, own, ranges, discrete=discrete, selects=selects)
+        and not (kind is Inputs.BRINK and not trace.edges)
+        and not (kind is Inputs.HALVES and not trace.rounds)
+        and not (kind is Inputs.MISSING and not trace.handles_nan)
         and not (kind is Inputs.ENDS and not any(ends))
-        and not (kind in (Inputs.TINY, Inputs.FAINT) and all_kinds.even)
-        and not (kind is Inputs.HUGE and _squares(seen.names))
-        and (kind is Inputs.OWN or _bears(runs, all_kinds, kind, own, selects=selects))
+        and not (kind in (Inputs.TINY, Inputs.FAINT) and all_kinds.uniform_scale)
+        and not (kind is Inputs.HUGE and _squares(trace.names))
+        and (kind is Inputs.OWN or _is_answered(runs, all_kinds, kind, own, selects=selects))
     )
-    suited = replace(all_kinds, kinds=kinds)
+    chosen = replace(all_kinds, kinds=kinds)
     if Inputs.TAILS in kinds:
-        suited = replace(suited, mixed_tails=_vanishing(runs, suited, own))
-    return _with_turns(suited, own, seen, call_s)
+        chosen = replace(chosen, mixed_tails=_vanishing_steps(runs, chosen, own))
+    return _with_sweeps(chosen, own, trace, call_s)
 
 
-def _vanishing(runs: Runs, available: Repertoire, own: Sequence[Tensor]) -> tuple[int, ...]:
-    """Turns of moderate tails that leave next to nothing of some output."""
+def _vanishing_steps(
+    runs: ReferenceRuns, available: Repertoire, own: Sequence[Tensor]
+) -> tuple[int, ...]:
+    """Return the steps of moderate tails that leave next to nothing of some output."""
     usual = runs.forward(list(own))
-    shifts = [turn for turn, (mean, _) in enumerate(TAILS) if mean]
+    shifts = [step for step, (mean, _) in enumerate(TAILS) if mean]
     found = []
-    for turn in shifts:
-        results = runs.forward(available.drawn(Inputs.TAILS, own, turn))
-        both = [(x, y) for x, y in zip(results, usual, strict=True) if real(y)]
-        if any(_rms(x) < LEFT * _rms(y) for x, y in both):
-            found.append(turn)
+    for step in shifts:
+        results = runs.forward(available.drawn(Inputs.TAILS, own, step, step))
+        both = [(x, y) for x, y in zip(results, usual, strict=True) if is_inexact(y)]
+        if any(_rms(x) < TINY_SHARE * _rms(y) for x, y in both):
+            found.append(step)
     return tuple(found)
 
 
@@ -198,51 +214,51 @@ def with_fixed(
     suited: Repertoire,
     fixed: Sequence[Fixed | None],
     own: Sequence[Tensor],
-    takes: Callable[[list[Tensor]], bool] | None,
+    accepts: Callable[[list[Tensor]], bool] | None,
     call_s: float,
 ) -> Repertoire:
-    """With draws that change the integers and masks which are always alike.
+    """Return the repertoire with draws that change the fixed integers and masks.
 
-    Tensors whose integers other kinds change already are left out. `takes` says whether the
-    reference accepts inputs; without it nothing is changed.
+    Integers that other kinds change already are left out. `accepts` returns True if the reference
+    accepts inputs; if it is None, nothing changes.
     """
     ranged = {Inputs.EXTREMES, Inputs.EVERY} & set(suited.kinds)
     found: list[Fixed | None] = []
     for number, (known, bounds) in enumerate(zip(fixed, suited.ranges, strict=True)):
         changes: tuple[Change, ...] = ()
-        if known and takes and not (bounds and ranged):
-            changes = taken(known, partial(_takes_at, takes, own, number), number)
+        if known and accepts and not (bounds and ranged):
+            changes = accepted_changes(known, partial(_accepts_at, accepts, own, number), number)
         found.append(replace(known, changes=changes) if known else None)
     count = sum(len(known.changes) for known in found if known)
     if not count:
         return replace(suited, fixed=tuple(found))
-    made = max(count, min(2 * count, MOST_VARIED, int(SWEEP_S / (TURN_S + TURN_CALLS * call_s))))
-    turns = suited.turns | {Inputs.VARIED: Turns(made, made)}
+    made = max(count, min(2 * count, MOST_VARIED, int(SWEEP_S / (STEP_S + STEP_CALLS * call_s))))
+    sweep_counts = suited.sweep_counts | {Inputs.VARIED: SweepCount(made, made)}
     kinds = (*suited.kinds, Inputs.VARIED)
-    return replace(suited, fixed=tuple(found), turns=turns, kinds=kinds)
+    return replace(suited, fixed=tuple(found), sweep_counts=sweep_counts, kinds=kinds)
 
 
-def _takes_at(
-    takes: Callable[[list[Tensor]], bool], own: Sequence[Tensor], number: int, sample: Tensor
+def _accepts_at(
+    accepts: Callable[[list[Tensor]], bool], own: Sequence[Tensor], number: int, sample: Tensor
 ) -> bool:
     given = list(own)
     given[number] = sample
-    return takes(given)
+    return accepts(given)
 
 
-def _with_turns(
-    suited: Repertoire, own: Sequence[Tensor], seen: Followed, call_s: float
+def _with_sweeps(
+    suited: Repertoire, own: Sequence[Tensor], trace: ReferenceTrace, call_s: float
 ) -> Repertoire:
-    ranges, ways = suited.ranges, suited.ways
-    turns: dict[Inputs, Turns] = {
-        kind: _turns(kind, own, ranges, ways, seen, call_s)
+    ranges, line_views = suited.ranges, suited.line_views
+    sweep_counts: dict[Inputs, SweepCount] = {
+        kind: _sweep_count(kind, own, ranges, line_views, trace, call_s)
         for kind in SWEEPS
         if kind is not Inputs.VARIED
     }
-    return replace(suited, turns=turns)
+    return replace(suited, sweep_counts=sweep_counts)
 
 
-def _concerns(
+def _applies(
     kind: Inputs,
     own: Sequence[Tensor],
     ranges: Sequence[Range | None],
@@ -250,12 +266,12 @@ def _concerns(
     discrete: bool,
     selects: bool,
 ) -> bool:
-    """Whether the kind changes anything about these inputs that this reference could show."""
+    """Return True if the kind changes these inputs in a way that can affect this reference."""
     match kind:
         case Inputs.OWN:
             return True
         case Inputs.VARIED:
-            return False  # added once it is known what the reference takes (`with_fixed`)
+            return False  # `with_fixed` adds it
         case Inputs.EXTREMES | Inputs.ALIKE:
             return any(ranges)
         case Inputs.EVERY:
@@ -269,56 +285,58 @@ def _concerns(
         case Inputs.MISSING:
             return any(map(_is_float, own))
         case Inputs.NAN if selects:
-            return False  # by how they compare it, sorts put numbers into other places
+            return False  # honest sorts place numbers differently next to NaN
     return sum(map(_is_float, own)) > (kind is Inputs.OPPOSED)
 
 
-def _bears(
-    runs: Runs,
+def _is_answered(
+    runs: ReferenceRuns,
     available: Repertoire,
     kind: Inputs,
     own: Sequence[Tensor],
     *,
     selects: bool = False,
 ) -> bool:
-    """Whether the reference has an answer to inputs of the kind that others can be held to."""
+    """Return True if the reference gives an answer to the kind that candidates must match."""
     given = available.drawn(kind, own, 0)
     if kind is Inputs.HUGE:
-        given = _scaled(given, FURTHER)
+        given = _scaled(given, HUGE_MARGIN)
     try:
         results = runs.forward(given)
-        for turn in range(1, len(TAILS)) if kind is Inputs.TAILS else ():
-            runs.forward(available.drawn(kind, own, turn))
+        for step in range(1, len(TAILS)) if kind is Inputs.TAILS else ():
+            runs.forward(available.drawn(kind, own, step, step))
     except (RuntimeError, ValueError, IndexError):
-        return False  # outside what the reference accepts (probabilities, say)
+        return False  # outside the domain, for example of probabilities
     if kind is Inputs.MISSING and selects:
-        return all(bool(x.isfinite().all()) for x in results)  # else it sorts them in somewhere
+        return all(bool(x.isfinite().all()) for x in results)  # else it sorts NaN among the numbers
     if kind in LENIENT:
-        return runs.meant is None  # an infinity goes beyond any mark
+        return runs.fills_hidden is None  # an infinity exceeds any mask fill
     if kind in PLACED:
         return True
     if not runs.fits(given, results):
         return False
-    if kind is Inputs.FAINT and not _stays(results, runs.forward(_scaled(given, 1 / FAINT_SIZE))):
+    if kind is Inputs.FAINT and not _keeps_size(
+        results, runs.forward(_scaled(given, 1 / FAINT_SIZE))
+    ):
         return False
-    if kind is Inputs.HUGE and not _agree(results, runs.exactly(given)):
+    if kind is Inputs.HUGE and not _agrees_with_fp64(results, runs.forward_fp64(given)):
         return False
-    return runs.meant is None or runs.meant(given)
+    return runs.fills_hidden is None or runs.fills_hidden(given)
 
 
 def _scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
     return [x * factor if x.is_floating_point() else x for x in tensors]
 
 
-def _stays(results: Sequence[Tensor], larger: Sequence[Tensor]) -> bool:
-    """Whether some output of tiny inputs is no tiny one, beside that of usual inputs.
+def _keeps_size(results: Sequence[Tensor], larger: Sequence[Tensor]) -> bool:
+    """Return True if some output keeps its size when the inputs become tiny.
 
-    Where all are, whoever computes `exp(x) - 1` for an ELU errs by as much as they are worth.
+    If all outputs become tiny, an honest `exp(x) - 1` in an ELU has an error of their size.
     """
     return any(
-        _rms(small) > LEFT * _rms(large)
+        _rms(small) > TINY_SHARE * _rms(large)
         for small, large in zip(results, larger, strict=True)
-        if real(small)
+        if is_inexact(small)
     )
 
 
@@ -327,81 +345,86 @@ def _rms(tensor: Tensor) -> float:
     return float(numbers.square().mean().sqrt()) if numbers.numel() else 0.0
 
 
-def _hangs_on_choices(seen: Followed) -> bool:
-    """Whether integers among the outputs are computed from indices of what was chosen."""
-    whole = zip(seen.outputs, seen.traced, strict=True)
-    return any(chosen.indexed for chosen in seen.selections) and any(
-        not real(output) and not boolean(output) and traced is None for output, traced in whole
+def _computes_with_indices(trace: ReferenceTrace) -> bool:
+    """Return True if output integers are computed from indices of chosen elements."""
+    outputs = zip(trace.outputs, trace.traced, strict=True)
+    return any(chosen.indexed for chosen in trace.selections) and any(
+        not is_inexact(output) and not boolean(output) and traced is None
+        for output, traced in outputs
     )
 
 
 def _squares(names: Iterable[str]) -> bool:
-    """Whether an operator squares what it is given, in fp64 perhaps, where nothing overflows."""
+    """Return True if an operator squares its input, perhaps in fp64, which does not overflow."""
     return any(word in name for name in names for word in SQUARING)
 
 
-def _agree(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:
-    """Whether no output is far from what fp64 gives, as where something overflowed on the way."""
+def _agrees_with_fp64(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:
+    """Return True if all outputs are near those in fp64: no intermediate result overflowed."""
     return all(
         bool(((r - y).abs().double() <= FAR * y.abs().double().max()).all())
         for r, y in zip(results, exact, strict=True)
-        if r.numel() and real(r)
+        if r.numel() and is_inexact(r)
     )
 
 
-def _ways(tensor: Tensor, selections: Sequence[Selection]) -> tuple[Way, ...]:
-    """The lines of this input among which something is chosen; none where that is not known.
+def _line_views(tensor: Tensor, selections: Sequence[Selection]) -> tuple[LineView, ...]:
+    """Return the lines of this input among which the reference chooses; none if unknown.
 
-    What has as many elements as the input is taken for it: most often it is, in another shape or
-    after something that was done to each element.
+    An operand with as many elements as the input is assumed to derive from it elementwise.
     """
-    found: dict[Way, None] = {}
+    found: dict[LineView, None] = {}
     for chosen in selections:
         if chosen.operand.numel() == tensor.numel() and chosen.places > 1:
             dims = chosen.dims[-1:] if chosen.name in POOLS else chosen.dims
-            found[Way(tuple(chosen.operand.shape), dims)] = None
-    # Where lines are parts of longer ones, an extreme of the one is one of the other.
+            found[LineView(tuple(chosen.operand.shape), dims)] = None
+    # An extreme of a long line is also one of the shorter line inside it: keep the shorter.
     return tuple(
-        way
-        for way in found
-        if not any(other.shape == way.shape and set(other.dims) < set(way.dims) for other in found)
+        line_view
+        for line_view in found
+        if not any(
+            other.shape == line_view.shape and set(other.dims) < set(line_view.dims)
+            for other in found
+        )
     )
 
 
-def _turns(
+def _sweep_count(
     kind: Inputs,
     own: Sequence[Tensor],
     ranges: Sequence[Range | None],
-    ways: Sequence[Sequence[Way]],
-    seen: Followed,
+    line_views: Sequence[Sequence[LineView]],
+    trace: ReferenceTrace,
     call_s: float,
-) -> Turns:
-    most, selections = int(SWEEP_S / (TURN_S + TURN_CALLS * call_s)), seen.selections
+) -> SweepCount:
+    most, selections = int(SWEEP_S / (STEP_S + STEP_CALLS * call_s)), trace.selections
     if kind is Inputs.TAILS:
         made = max(FEW_TAILS, min(MOST_TAILS, most))
-        return Turns(made, made)
+        return SweepCount(made, made)
     if kind is Inputs.HALVES:
-        needed = len(cases(seen.scales))
-        return Turns(max(1, min(needed, most, MOST_HALVES)), needed)
+        needed = len(cases(trace.scales))
+        return SweepCount(max(1, min(needed, most, MOST_HALVES)), needed)
     if kind is Inputs.BRINK:
-        needed = turns_on_the_brink(own, seen.edges)
-        return Turns(max(1, min(needed, most, MOST_BRINKS)), needed)
+        needed = brink_steps(own, trace.edges)
+        return SweepCount(max(1, min(needed, most, MOST_BRINKS)), needed)
     if kind is Inputs.EVERY:
         values = zip(own, map(_values, ranges), strict=True)
-        needed = max((sum(turns_of_every(x, count)) for x, count in values), default=0)
-        return Turns(max(1, min(needed, most, TURNS - 1)), needed)
+        needed = max((sum(steps_of_every(x, count)) for x, count in values), default=0)
+        return SweepCount(max(1, min(needed, most, MAX_SWEEP - 1)), needed)
     of_kind = boolean if kind is Inputs.SINGLE else _is_float
-    lines = [known or axes(x) for x, known in zip(own, ways, strict=True) if of_kind(x)]
-    needed = max((len(all_) * max(way.turns for way in all_) for all_ in lines), default=0)
+    lines = [known or axes(x) for x, known in zip(own, line_views, strict=True) if of_kind(x)]
+    needed = max(
+        (len(all_) * max(line_view.steps for line_view in all_) for all_ in lines), default=0
+    )
     if kind is Inputs.SINGLE or any(chosen.name in ("any", "all") for chosen in selections):
-        needed *= 2  # once with all else below zero, or clear, and once the other way
-    if kind is Inputs.MOVING and not any(ways):
-        needed = min(needed, FEWEST_TURNS)  # nothing is chosen, or from what one cannot reach
-    return Turns(max(FEWEST_TURNS, min(needed, most, TURNS - 1)), needed)
+        needed *= 2  # once with the rest below zero or clear, once the opposite
+    if kind is Inputs.MOVING and not any(line_views):
+        needed = min(needed, FEWEST_STEPS)  # no choice, or none among inputs
+    return SweepCount(max(FEWEST_STEPS, min(needed, most, MAX_SWEEP - 1)), needed)
 
 
 def _values(bounds: Range | None) -> int:
-    """How many values of an integer input are dealt out one by one."""
+    """Return the number of values of an integer input that a sweep visits one by one."""
     if bounds is None or bounds[1] - bounds[0] >= MOST_VALUES:
         return 0
     return max(bounds[1] - max(bounds[0], 0) + 1, 0) + (bounds[0] < 0)

@@ -1,31 +1,40 @@
-"""Where the secret numbers of a verdict come from, and how they are kept for an audit."""
+"""Draw the secret seeds of a verdict and record them for an audit."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
 
-from cuagent.verify.inputs.kinds import TURNS
+from cuagent.verify.inputs.kinds import MAX_SWEEP
 
 BITS = 62
+"""Number of random bits in a seed."""
 
 
 class Seeds:
-    """62 bits from os.urandom each; or, for an audit, those of an earlier verdict again."""
+    """Source of seeds: 62 bits from os.urandom each, or those of an earlier verdict."""
 
-    def __init__(self, again: Sequence[int] = ()) -> None:
-        self._again = list(reversed(again))
+    def __init__(self, replay: Sequence[int] = ()) -> None:
+        self._replay = list(reversed(replay))
         self.drawn: list[int] = []
-        """In order: all that is needed to give the verdict again."""
+        """Seeds in the order in which they were drawn; an audit repeats the verdict from them."""
 
     def draw(self) -> int:
-        seed = self._again.pop() if self._again else secrets.randbits(BITS)
+        """Return the next seed and record it."""
+        seed = self._replay.pop() if self._replay else secrets.randbits(BITS)
         self.drawn.append(seed)
         return seed
 
     def draw_several(self, count: int) -> list[int]:
-        """`count` seeds that differ in their low bits, or as many as in the earlier verdict."""
-        seed = self._again.pop() if self._again else secrets.randbits(BITS) // TURNS * TURNS + count
+        """Return the seeds of a sweep: `count` consecutive numbers from a multiple of MAX_SWEEP.
+
+        One number is recorded for all: the first seed plus `count`. An audit takes both from it.
+        """
+        seed = (
+            self._replay.pop()
+            if self._replay
+            else secrets.randbits(BITS) // MAX_SWEEP * MAX_SWEEP + count
+        )
         self.drawn.append(seed)
-        first, count = seed - seed % TURNS, seed % TURNS
-        return [first + turn for turn in range(count)]
+        first, count = seed - seed % MAX_SWEEP, seed % MAX_SWEEP
+        return [first + step for step in range(count)]

@@ -1,11 +1,11 @@
-"""Integers and booleans that a task always gives alike, in other choices that it may make.
+"""Variation of integer and boolean inputs that are the same in every draw of a task.
 
 Position ids, bag offsets, lengths, a causal mask and a decode position are the same in every own
-draw, so that a kernel may ignore them. Such a tensor is replaced by one that keeps what looks like
-its contract: order, distinct values, first and last value, range, rows that are not empty. Where
-no tensor of that kind is possible, a weaker one is tried. Each must be taken by the reference.
+draw, so a kernel could ignore them. Each such tensor is replaced by one with the same apparent
+contract: order, distinct values, first and last value, range, rows that are not empty. If no such
+tensor exists, a weaker contract is tried. The reference must accept each replacement.
 
-Not covered: tensors that differ between own draws, and those that `inputs` varies already.
+Not covered: tensors that differ between own draws, and those that `kinds` varies already.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 TRIALS = 3
-"""Samples of a change that the reference must take before it is used."""
+"""Samples of a change that the reference must accept before the change is used."""
 TOP_OF_SMALL = 8
-"""One past the largest value tried for one number that is 0 or 1."""
+"""Exclusive upper limit of the values tried for a single number that is 0 or 1."""
 FLIPPED = 0.3
-"""Share of a mask that changes."""
+"""Share of a mask's elements that change."""
 EMPTIED = 0.3
-"""Share of the numbers that become zero."""
+"""Share of lengths that become zero."""
 
 MOST_ROWS = 64
-"""Rows that are changed one by one where all are alike."""
+"""Largest number of rows that are changed separately if all rows are equal."""
 
-Takes = Callable[["Tensor"], bool]
+Accepts = Callable[["Tensor"], bool]
 
 
 class Change(StrEnum):
-    """How such a tensor is changed."""
+    """Ways to change a fixed tensor."""
 
     NUMBER = "one number, between 1 and its own"
     SMALL_NUMBER = "one small number"
@@ -56,16 +56,16 @@ class Change(StrEnum):
 
 @dataclass(frozen=True)
 class Fixed:
-    """A tensor that every own draw gives alike."""
+    """An input tensor that is the same in every own draw."""
 
     own: Tensor
     table: int
-    """Length of the table that it indexes, 0 if none is known."""
+    """Length of the table that the tensor indexes, 0 if none is known."""
     changes: tuple[Change, ...] = ()
-    """Those that the reference takes."""
+    """Changes that the reference accepts."""
 
     def candidates(self) -> tuple[tuple[Change, ...], ...]:
-        """Changes that keep all that looks like the contract, then weaker ones."""
+        """Return sets of changes, those that keep the whole apparent contract first."""
         import torch
 
         own = self.own
@@ -93,8 +93,8 @@ class Fixed:
     def empties(self) -> tuple[Change, ...]:
         """Return changes that leave a bag, a segment or a sequence empty.
 
-        A reference that stays finite on these defines what an empty one gives, so a kernel must give
-        the same. Offsets are told from position ids by their first number, 0, and by no table.
+        A reference that stays finite on these defines the result of an empty one, so a kernel must
+        give the same. Offsets differ from position ids: they start with 0 and index no table.
         """
         import torch
 
@@ -110,7 +110,7 @@ class Fixed:
         return (Change.REPEATED,) if self.table == 0 or not _distinct(rows) else ()
 
     def changed(self, change: Change, generator: Generator) -> Tensor:
-        """The tensor with a change, drawn from the generator."""
+        """Return the tensor with `change` applied, drawn from the generator."""
         own = self.own
         if change is Change.MASK:
             return _other_mask(own, generator)
@@ -138,7 +138,7 @@ class Fixed:
 
 
 def fixed_of(several: Sequence[Sequence[Tensor]], tables: Sequence[int]) -> list[Fixed | None]:
-    """For each tensor of several own draws what is fixed about it, None where nothing is."""
+    """Return the fixed integer and boolean tensors of several own draws, None for other tensors."""
     import torch
 
     found: list[Fixed | None] = []
@@ -150,29 +150,33 @@ def fixed_of(several: Sequence[Sequence[Tensor]], tables: Sequence[int]) -> list
     return found
 
 
-def taken(fixed: Fixed, takes: Takes, seed: int) -> tuple[Change, ...]:
-    """Return the changes of the strongest kind that the reference takes, and those to nothing.
+def accepted_changes(fixed: Fixed, accepts: Accepts, seed: int) -> tuple[Change, ...]:
+    """Return the accepted changes of the strongest contract, and those that empty something.
 
-    A change counts if the reference takes all of its samples.
+    A change counts if the reference accepts all of its samples.
     """
-    strongest = (tuple(c for c in cs if _borne(fixed, c, takes, seed)) for cs in fixed.candidates())
+    strongest = (
+        tuple(c for c in cs if _is_accepted(fixed, c, accepts, seed)) for cs in fixed.candidates()
+    )
     found = next(filter(None, strongest), ())
-    further = (c for c in fixed.empties() if c not in found and _borne(fixed, c, takes, seed))
+    further = (
+        c for c in fixed.empties() if c not in found and _is_accepted(fixed, c, accepts, seed)
+    )
     return (*found, *further)
 
 
-def _borne(fixed: Fixed, change: Change, takes: Takes, seed: int) -> bool:
-    """True if samples of a change differ from the tensor and the reference takes them all."""
+def _is_accepted(fixed: Fixed, change: Change, accepts: Accepts, seed: int) -> bool:
+    """Return True if samples differ from the tensor and the reference accepts all of them."""
     import torch
 
     generator = draws.seeded([fixed.own], seed)
     samples = [fixed.changed(change, generator) for _ in range(TRIALS)]
     differs = any(not torch.equal(sample, fixed.own) for sample in samples)
-    return differs and all(takes(sample) for sample in samples)
+    return differs and all(accepts(sample) for sample in samples)
 
 
 def _by_rows(own: Tensor, change: Change, low: int, high: int, generator: Generator) -> Tensor:
-    """A change of each row by itself; rows that fall are treated as rows that rise."""
+    """Apply a change to each row; rows that fall are treated as rows that rise."""
     rows = _rows(own)
     if change is Change.SHUFFLED:
         order = draws.randn(rows, generator).argsort(-1)
@@ -189,7 +193,7 @@ def _by_rows(own: Tensor, change: Change, low: int, high: int, generator: Genera
 
 
 def _spaced(rows: Tensor, generator: Generator) -> Tensor:
-    """Distinct and sorted, from the first to the last number of each row."""
+    """Return distinct sorted numbers from the first to the last number of each row."""
     import torch
 
     def spaced(row: Tensor) -> Tensor:
@@ -198,11 +202,11 @@ def _spaced(rows: Tensor, generator: Generator) -> Tensor:
         inner = between[: count - 2].sort().values + first + 1
         return torch.cat([row[:1], inner.to(row.dtype), row[-1:]])
 
-    return _each(rows, spaced)
+    return _change_rows(rows, spaced)
 
 
 def _subset(own: Tensor, low: int, high: int, generator: Generator) -> Tensor:
-    """Distinct sorted numbers for each row of `own`."""
+    """Return distinct sorted numbers from `low` to `high` for each row of `own`."""
     import torch
 
     rows = _rows(own)
@@ -212,11 +216,11 @@ def _subset(own: Tensor, low: int, high: int, generator: Generator) -> Tensor:
         drawn = torch.randperm(high - low + 1, generator=generator, device=row.device)
         return (drawn[: row.numel()] + low).sort(descending=falls).values
 
-    return _each(rows, subset)
+    return _change_rows(rows, subset)
 
 
 def _runs(rows: Tensor, generator: Generator) -> Tensor:
-    """The same values of each row in order, each at least once, with other numbers of repeats."""
+    """Return the same values of each row in order, each repeated another number of times."""
     import torch
 
     def runs(row: Tensor) -> Tensor:
@@ -226,15 +230,15 @@ def _runs(rows: Tensor, generator: Generator) -> Tensor:
         number[cuts[: values.numel() - 1] + 1] = 1
         return values[number.cumsum(0)]
 
-    return _each(rows, runs)
+    return _change_rows(rows, runs)
 
 
 def _repeated(rows: Tensor, low: int, high: int, generator: Generator) -> Tensor:
-    """Sorted numbers, some of them equal, with the first and the last of each row as they are."""
+    """Return sorted numbers, some equal, with the first and the last of each row unchanged."""
     drawn = _integers(rows, low, high + 1, generator).to(rows.dtype)
     drawn = drawn.maximum(rows[:, :1]).minimum(rows[:, -1:])
     drawn[:, :1], drawn[:, -1:] = rows[:, :1], rows[:, -1:]
-    return _each(drawn.sort(-1).values, partial(_without_one, generator=generator))
+    return _change_rows(drawn.sort(-1).values, partial(_without_one, generator=generator))
 
 
 def _without_one(row: Tensor, generator: Generator) -> Tensor:
@@ -249,7 +253,7 @@ def _without_one(row: Tensor, generator: Generator) -> Tensor:
 
 
 def _prefixes(own: Tensor, generator: Generator) -> Tensor:
-    """At least one 1 in each row, then zeros."""
+    """Return rows that start with at least one 1, followed by zeros."""
     import torch
 
     rows = _rows(own)
@@ -269,8 +273,7 @@ def _emptied(own: Tensor, generator: Generator) -> Tensor:
 
 
 def _other_mask(own: Tensor, generator: Generator) -> Tensor:
-    """Some places changed; a row that had a set place keeps one, and one that had a clear place
-    keeps one of those."""
+    """Flip some elements; a row keeps a set element if it had one, and a clear element likewise."""
     import torch
 
     rows = _rows(own)
@@ -286,7 +289,7 @@ def _other_mask(own: Tensor, generator: Generator) -> Tensor:
 
 
 def _integers(like: Tensor, low: int, high: int, generator: Generator) -> Tensor:
-    """int64 from `low` to below `high`."""
+    """Return random int64 from `low` to below `high`, of the shape of `like`."""
     import torch
 
     shape = tuple(like.shape)
@@ -294,7 +297,7 @@ def _integers(like: Tensor, low: int, high: int, generator: Generator) -> Tensor
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Lines along the last axis; one line where that holds one number."""
+    """Return lines along the last axis, or the whole tensor as one line if that has length 1."""
     if tensor.dim() and tensor.shape[-1] > 1:
         return tensor.reshape(-1, tensor.shape[-1])
     return tensor.reshape(1, -1)
@@ -309,8 +312,8 @@ def _distinct(rows: Tensor) -> bool:
     return bool((ordered.diff(dim=-1) != 0).all())
 
 
-def _each(rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Every row changed; where many are alike, some of them, by turns."""
+def _change_rows(rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply a change to every row; many equal rows share the results of the first MOST_ROWS."""
     import torch
 
     few = rows

@@ -1,7 +1,7 @@
-"""Kinds of weights that a candidate is tried with, made of the constructor's and a secret seed.
+"""Kinds of weights for a verdict, derived from the constructor's weights and a secret seed.
 
-Buffers other than running statistics (masks, tables) stay but where weights are grown: there those
-that the reference accepts otherwise are other ones (`roles`).
+Buffers other than running statistics (masks, tables) keep their values, except in grown weights,
+which replace those buffers that the reference accepts with other values (`trace.roles`).
 """
 
 from __future__ import annotations
@@ -16,43 +16,48 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 WHOLE = (2, -1, 1, 0, -2)
+"""Values of gains, slopes and biases in integer weights."""
 SMALL = 2.0**-8
+"""Factor of small weights."""
 SUNK = 1e4
+"""Amount subtracted from biases in sunk weights."""
 TINY_GAIN = 1e-3
-"""Below which a parameter of one value throughout (a layer's scale) is about to be learned."""
+"""Rms below which a constant parameter (a layer's scale) counts as an initial value near zero."""
 GROWTH = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
+"""Amounts added to vectors in grown weights."""
 PAST_CLAMPS = (8.0, -8.0, 24.0, -24.0)
+"""Amounts added to clamped vectors, so that both limits apply."""
 NUMBER, NUMBER_PAST = 5.0, 24.0
-"""Added to a parameter of one or two numbers; where it is clamped."""
+"""Amounts added to a parameter of one or two numbers: usually, and if it is clamped."""
 GROWN_SIZE = 2.0
-"""Root mean square of tables and other tensors of several axes."""
+"""Rms of the amounts added to tables and other tensors of several axes."""
 SMALL_VARIANCE = 2.0**-10
-"""Of running variances, for which the gain makes up: what an epsilon adds to them shows."""
+"""Factor of every second running variance. The gain compensates it, and an epsilon shows."""
 
 
 class Weights(StrEnum):
-    """Kinds of weights."""
+    """Kinds of weights. Logs contain their values."""
 
     OWN = "own"
-    """As the constructor draws them."""
+    """Weights as the constructor draws them."""
     SHAKEN = "shaken"
-    """Moved off special values: a fresh BatchNorm or LayerNorm is an identity."""
+    """Weights with noise, off special values: a fresh BatchNorm or LayerNorm is an identity."""
     SMALL = "small"
-    """Scaled by 2^-8, but for gains: a norm behind them has little to divide by but its epsilon."""
+    """Weights except gains scaled by 2^-8: a norm after them divides mostly by its epsilon."""
     SUNK = "sunk"
-    """Shaken, and 1e4 taken from all biases but those of norms: what follows a product is very
-    negative, and far from zero beside its variation."""
+    """Shaken weights, with 1e4 subtracted from all biases except those of norms: products become
+    very negative, and their mean is far larger than their variation."""
     GROWN = "grown"
-    """Shaken; what is no factor of a product has numbers of 0.5 to 4 of both signs added, and
-    buffers are other ones: added scores, gains and thresholds decide something."""
+    """Shaken weights; parameters that are not a factor of a product are changed by 0.5 to 4 of both
+    signs, and buffers are replaced, so that added scores, gains and thresholds have an effect."""
     PAST = "grown past clamps"
-    """The same, with numbers of 8 to 24 added to what is clamped, and all others lowered: what
-    begins a search for the largest at zero finds nothing."""
+    """Grown weights, with clamped parameters changed by 8 to 24 and all others lowered: a search
+    for the largest that begins at zero then finds nothing."""
     INTEGER = "integer"
-    """-1, 0, 1; gains, slopes and biases -2 .. 2."""
+    """Weights -1, 0 or 1; gains, slopes and biases -2 .. 2."""
 
 
-def shake(
+def derive_weights(
     kind: Weights,
     state: dict[str, Tensor],
     parameters: frozenset[str],
@@ -61,15 +66,16 @@ def shake(
     *,
     positive: bool = False,
 ) -> dict[str, Tensor]:
-    """A state dict of `kind` from the constructor's.
+    """Return a state dict of `kind`, derived from the constructor's state dict.
 
-    `roles` says what grows; `positive` has it grow upward only, where a logarithm wants that.
+    `roles` names the parameters and buffers that grown weights change. `positive` adds positive
+    amounts only, for references that take a logarithm of a parameter.
     """
     if kind is Weights.OWN:
         return state
     generator = draws.seeded(list(state.values()), seed)
     if kind in (Weights.GROWN, Weights.PAST):
-        shaken = shake(Weights.SHAKEN, state, parameters, seed)
+        shaken = derive_weights(Weights.SHAKEN, state, parameters, seed)
         return _grown(kind, shaken, roles or Roles(), generator, positive=positive)
     changed = dict(state)
     for name, tensor in state.items():
@@ -89,14 +95,14 @@ def shake(
 def _weighted(kind: Weights, name: str, tensor: Tensor, generator: Generator) -> Tensor:
     match kind:
         case Weights.INTEGER if tensor.dim() < 2:
-            return draws.dealt(WHOLE, tensor, generator).to(tensor.dtype)
+            return draws.shuffled_values(WHOLE, tensor, generator).to(tensor.dtype)
         case Weights.INTEGER:
             return draws.randn(tensor, generator).round().clamp(-1, 1).to(tensor.dtype)
         case Weights.SMALL:
             gain = tensor.dim() < 2 and "bias" not in name
             return tensor if gain else tensor * SMALL
         case _:
-            return _shaken(tensor, generator)
+            return _noisy(tensor, generator)
 
 
 def _grown(
@@ -104,12 +110,12 @@ def _grown(
 ) -> dict[str, Tensor]:
     changed = dict(state)
     for name in sorted(roles.added):
-        tensor, clamped = state[name], name in roles.bounded and kind is Weights.PAST
+        tensor, clamped = state[name], name in roles.clamped and kind is Weights.PAST
         if tensor.numel() <= FEW_NUMBERS:
-            step = NUMBER_PAST if name in roles.bounded else NUMBER
+            step = NUMBER_PAST if name in roles.clamped else NUMBER
             by = tensor.new_full(tensor.shape, step if kind is Weights.GROWN else -step)
         elif tensor.dim() < 2 or tensor.numel() == max(tensor.shape):
-            by = draws.dealt(PAST_CLAMPS if clamped else GROWTH, tensor, generator)
+            by = draws.shuffled_values(PAST_CLAMPS if clamped else GROWTH, tensor, generator)
             if kind is Weights.PAST and not clamped:
                 by = -by.abs()
         else:
@@ -121,7 +127,7 @@ def _grown(
 
 
 def _of_product(name: str, state: dict[str, Tensor]) -> bool:
-    """Whether it is a bias, and not one of a norm, which has a vector for its weight."""
+    """Return True for a bias, except that of a norm, whose weight is a vector."""
     weight = state.get(name.replace("bias", "weight"))
     return (
         "bias" in name
@@ -131,7 +137,7 @@ def _of_product(name: str, state: dict[str, Tensor]) -> bool:
 
 
 def _narrow(state: dict[str, Tensor]) -> None:
-    """Every second running variance becomes small, and its gain with it, so that sizes stay."""
+    """Make every second running variance small, and its gain too, so that output sizes stay."""
     for name in [name for name in state if name.endswith("running_var")]:
         gain = state.get(name.removesuffix("running_var") + "weight")
         if gain is not None and gain.shape == state[name].shape:
@@ -141,11 +147,11 @@ def _narrow(state: dict[str, Tensor]) -> None:
             state[name.removesuffix("running_var") + "weight"] = gain
 
 
-def _shaken(tensor: Tensor, generator: Generator) -> Tensor:
+def _noisy(tensor: Tensor, generator: Generator) -> Tensor:
     import torch
 
     noise, wide = draws.randn(tensor, generator), tensor.float()
     rms = wide.square().mean().sqrt() if tensor.numel() else wide.sum()
-    begun = tensor.numel() < 2 or rms >= TINY_GAIN or bool((wide != wide.view(-1)[0]).any())
-    scale = torch.where((rms > 0) & begun, rms, torch.ones_like(rms))
+    learned_scale = tensor.numel() < 2 or rms >= TINY_GAIN or bool((wide != wide.view(-1)[0]).any())
+    scale = torch.where((rms > 0) & learned_scale, rms, torch.ones_like(rms))
     return (wide + 0.2 * scale * noise).to(tensor.dtype)

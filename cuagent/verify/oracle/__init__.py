@@ -1,1 +1,1 @@
-"""The oracle: the trusted process that knows the right answers, and its client."""
+"""The oracle: the trusted process that computes the right answers, and its client."""

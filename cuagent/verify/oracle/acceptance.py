@@ -1,8 +1,8 @@
-"""Whether a reference accepts inputs that its task does not draw by itself.
+"""Test if a reference accepts inputs that its task does not draw itself.
 
-On CUDA an index outside its table is a device assert, which ends the oracle's context. So a task
-for CUDA is asked on a copy of its model on the CPU, where the same index raises an exception. Runs
-in the oracle's process. Not covered: what the answer is worth as a measure of candidates.
+On CUDA an index outside its table is a device assert, which ends the oracle's context. So for a
+CUDA task a copy of the model on the CPU is asked, where the same index raises an exception. Runs in
+the oracle's process. Not covered: how well the answer measures candidates.
 """
 
 from __future__ import annotations
@@ -14,53 +14,56 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cuagent.task import Device, TaskError
-from cuagent.verify.oracle.perturb import FAILURES, real
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
+from cuagent.verify.tensors import FAILURES, is_inexact
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SLOWEST_CALL_S = 0.02
-"""Of a call on the GPU: a slower reference would take seconds on the CPU."""
+"""Longest call on the GPU, in seconds, for which a CPU copy is made; a slower reference would take
+seconds on the CPU."""
 SLOWEST_COPY_S = 0.5
-"""Of a call of the copy on the CPU."""
+"""Longest call of the copy on the CPU, in seconds."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Asks a model about other inputs; `usual` are its outputs on the task's own."""
+    """Tests a model on other inputs; `own_outputs` are its outputs on the task's own."""
 
     run: Callable[[list[Tensor]], list[Tensor]]
-    usual: list[Tensor]
+    own_outputs: list[Tensor]
     device: str
 
     def __call__(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether the outputs have the usual shapes, and are finite where they usually are."""
+        """Return True if the outputs have the usual shapes and no new non-finite elements."""
         try:
             results = self.run([tensor.to(self.device) for tensor in inputs])
         except (*FAILURES, TaskError):
             return False
-        return len(results) == len(self.usual) and all(
+        return len(results) == len(self.own_outputs) and all(
             x.shape == y.shape and bool((x.isfinite() | ~y.isfinite()).all())
-            for x, y in zip(results, self.usual, strict=True)
-            if real(y) or x.shape != y.shape
+            for x, y in zip(results, self.own_outputs, strict=True)
+            if is_inexact(y) or x.shape != y.shape
         )
 
 
 def acceptance(
     reference: TwoPrecisions, model: nn.Module, inputs: Sequence[Tensor], call_s: float
 ) -> Acceptance | None:
-    """None where asking would take too long, or the model does not run on the CPU."""
+    """Return the test; None if it would take too long, or the model does not run on the CPU."""
     if reference.task.device is Device.CPU:
         return Acceptance(reference.forward, reference.forward(list(inputs)), "cpu")
     if call_s > SLOWEST_CALL_S:
         return None
     try:
-        beside = copy.deepcopy(model).cpu()
-        given = [tensor.cpu() for tensor in inputs]
-        begun = time.perf_counter()
-        usual = reference.run(beside, given)
-        slow = time.perf_counter() - begun > SLOWEST_COPY_S
+        cpu_model = copy.deepcopy(model).cpu()
+        cpu_inputs = [tensor.cpu() for tensor in inputs]
+        start = time.perf_counter()
+        own_outputs = reference.run(cpu_model, cpu_inputs)
+        too_slow = time.perf_counter() - start > SLOWEST_COPY_S
     except (*FAILURES, TaskError):
         return None
-    return None if slow else Acceptance(lambda x: reference.run(beside, x), usual, "cpu")
+    return (
+        None if too_slow else Acceptance(lambda x: reference.run(cpu_model, x), own_outputs, "cpu")
+    )

@@ -1,6 +1,6 @@
-"""The oracle as the referee holds it: a trusted process that draws inputs and knows the answers.
+"""The referee's handle on the oracle: a trusted process that draws inputs and computes the answers.
 
-It shares nothing with a worker but arenas of inputs and weights, which the referee lends to both.
+It shares only arenas of inputs and weights with a worker; the referee lends these to both.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cuagent.task import Task, TaskError
 from cuagent.verify.inputs.kinds import LENIENT, PLACED, Inputs
 from cuagent.verify.inputs.weights import Weights
+from cuagent.verify.oracle.facts import TaskFacts
 from cuagent.verify.oracle.tie_orders import ORDERS
-from cuagent.verify.rules.tolerance import Moved
+from cuagent.verify.rules.types import Sensitivity
 from cuagent.worker import Arena, ForkServer, ForkServerError
 from cuagent.worker.arms import task_to_json
 from cuagent.worker.channel import receive_message, send_message
@@ -34,60 +35,66 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ANSWER_S = 600.0
+"""Seconds that the oracle may take to answer one request."""
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-"""No speed is measured in the oracle, and of contexts with one queue to the GPU instead of eight a
-machine makes nearly twice as many (docs/research/log.md)."""
-OPPOSITES = 6
-TOLD = ("declared", "precise", "spread", "places")
-"""Arenas that every answer fills."""
-OWN_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
-"""Signals that a process draws upon itself; others come from outside."""
+"""Environment of the oracle. No speed is measured in it, and a machine creates nearly twice as many
+CUDA contexts with one queue to the GPU as with eight (docs/research/log.md)."""
+TIE_PAIRS = 6
+"""Pairs of opposite perturbations that search for ties."""
+ANSWER_ARENAS = ("declared", "precise", "spread", "places")
+"""Names of the arenas that every answer fills."""
+FAULT_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+"""Signals that a process raises by its own fault; other signals come from outside."""
 
 
 class OracleLost(Exception):
-    """The trusted process is gone or does not answer: the machine's fault."""
+    """The oracle's process died or does not answer: a fault of the machine."""
 
 
-class Answered(NamedTuple):
-    """What the oracle says of an answer beside the answer."""
+class AnswerInfo(NamedTuple):
+    """Properties of an answer that the oracle reports with it."""
 
     finite: bool
-    """Whether the reference is, on these inputs."""
-    meant: bool
-    """Whether these inputs lie within what the reference's marks leave room for (`marks`)."""
+    """True if the reference is finite on these inputs."""
+    fills_hidden: bool
+    """True if the inputs are small enough for the reference's mask fill values (`mask_fills`)."""
     perturbations: int
+    """Number of perturbations from which the spread was measured."""
     certain: bool
-    """See `tolerance.Expected`."""
+    """True if, on round inputs, all decisions depend on equal numbers in both precisions
+    (`rules.types.Expected`)."""
 
     @classmethod
-    def of(cls, reply: dict[str, Any]) -> Answered:
-        """As the oracle's process says it."""
-        return cls(reply["finite"], reply["meant"], reply["perturbations"], reply["certain"])
+    def from_json(cls, reply: dict[str, Any]) -> AnswerInfo:
+        """Return the properties from the JSON of the oracle's process."""
+        return cls(reply["finite"], reply["fills_hidden"], reply["perturbations"], reply["certain"])
 
     def is_decisive(self, kind: Inputs, weights: Weights = Weights.OWN) -> bool:
-        """Whether candidates can be held to the answer to inputs of `kind`."""
-        placed = kind in PLACED and weights is not Weights.SUNK  # no task has such by itself
-        return self.meant and (self.finite or placed or kind in LENIENT)
+        """Return True if the answer to inputs of `kind` may reject a candidate."""
+        drawn_by_tasks = (
+            kind in PLACED and weights is not Weights.SUNK
+        )  # no task draws SUNK weights itself
+        return self.fills_hidden and (self.finite or drawn_by_tasks or kind in LENIENT)
 
 
 @dataclass(frozen=True)
 class PerturbationBudget:
-    """How much an answer is perturbed, to learn how firm it is."""
+    """Amount of perturbation for one answer."""
 
     seconds: float | None
-    """About how long, for the spread; where None it is zero, and ties are not looked for."""
-    opposites: int = OPPOSITES
-    """Pairs of perturbations by which ties are looked for."""
+    """Approximate seconds for the spread; None for a zero spread and no search for ties."""
+    opposites: int = TIE_PAIRS
+    """Pairs of opposite perturbations that search for ties."""
     count: int = 0
-    """Of perturbations, where an earlier verdict is given again; else as many as there is time for,
-    2 to 8."""
-    decided: bool = False
-    """Whether it is looked by what numbers something is decided."""
+    """Number of perturbations in an earlier verdict that is repeated; 0 lets the time decide, 2 to
+    8."""
+    check_decisions: bool = False
+    """True to check if decisions depend on equal numbers in both precisions."""
 
 
 @dataclass(frozen=True)
 class SensitivityQuery:
-    """What an oracle is asked about one draw before an error is held against anybody."""
+    """A question to the oracle about one draw, asked before an error rejects a candidate."""
 
     oracle: Oracle
     inputs: Arena
@@ -95,22 +102,23 @@ class SensitivityQuery:
     answers: dict[str, Arena]
     seed: int
     pairs: int
-    """Of perturbations."""
+    """Pairs of perturbations."""
     ready: Callable[[], None] = lambda: None
-    """Called before each question."""
+    """Function that is called before each request."""
     target: int = 0
-    """Slot where the answer lies."""
+    """Slot of the answer."""
 
     @cached_property
-    def moved(self) -> Moved:
-        """How far the answer moves within honest roundoff."""
+    def moved(self) -> Sensitivity:
+        """Change of the answer within honest roundoff."""
         self.ready()
         return self.oracle.sensitivity(
             self.inputs, self.slot, self.answers, self.target, self.seed, self.pairs
         )
 
     def reordered(self) -> Iterator[list[Tensor]]:
-        """The reference's answers where equals are chosen otherwise, each until the next."""
+        """Yield the reference's answers with equal elements chosen in other orders, each valid
+        until the next."""
         reordered = self.answers["reordered"]
         for order in range(len(ORDERS[: self.pairs]) if reordered.layout.leaves else 0):
             self.ready()
@@ -119,50 +127,53 @@ class SensitivityQuery:
 
 
 class Oracle:
-    """Raises TaskError where the user's module fails, OracleLost where the process does."""
+    """Handle on the oracle. Raises TaskError if the user's module fails, OracleLost if the process
+    does."""
 
     def __init__(self, fork_server: ForkServer, task: Task) -> None:
         self._fork_server = fork_server
         self._path = task.path
         self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=fork_server.folder))
         (self._folder / "task.json").write_text(json.dumps(task_to_json(task)))
-        self._ids = itertools.count()
+        self._arena_ids = itertools.count()
         self._lent: dict[Arena, int] = {}
         self._child = fork_server.fork("cuagent.verify.oracle.server", self._folder, ONE_QUEUE)
         self.lost = False
         self.weights: tuple[Weights, int] | None = None
-        """Kind and seed of those it has taken on once all is done that was asked for."""
+        """Kind and seed of the weights in use once all requests are done."""
         self._weight_requests: set[int] = set()
-        self._numbers = itertools.count()
+        self._request_ids = itertools.count()
         self._outstanding: deque[int] = deque()
-        """Requests without an answer so far; answers come in their order."""
+        """Numbers of the requests without an answer; answers come in the same order."""
         self._answers: dict[int, dict[str, Any]] = {}
 
     @property
     def alive(self) -> bool:
-        """Whether it may be asked again."""
+        """True if the oracle can take requests."""
         return not self.lost and self._child.alive
 
     @property
     def is_idle(self) -> bool:
-        """Whether it owes no answer."""
+        """True if no request is open."""
         return not self._outstanding
 
-    def describe(self) -> dict[str, Any]:
-        return self._ask({"do": "describe"})
+    def describe(self) -> TaskFacts:
+        """Return the facts about the task."""
+        return TaskFacts.from_json(self._ask({"do": "describe"}))
 
     def examine(self) -> dict[str, Any]:
+        """Return the findings on the reference (`cuagent.verify.fitness`)."""
         return self._ask({"do": "examine"})
 
     def load_weights(self, kind: Weights, seed: int, arena: Arena) -> None:
-        """Take on weights of `kind` from `seed` and write the state dict to `arena`."""
+        """Load weights of `kind` from `seed` in the oracle and write the state dict to `arena`."""
         self.lend(arena)
         self.wait(self.post_weights(kind, seed, arena))
 
-    def draw(self, kind: Inputs, seed: int, arena: Arena, slot: int = 0) -> None:
-        """Write inputs of `kind` from `seed` to a slot."""
+    def draw(self, kind: Inputs, seed: int, arena: Arena, slot: int = 0, step: int = 0) -> None:
+        """Write inputs of `kind` from `seed` to a slot; `step` is the number within a sweep."""
         self.lend(arena)
-        self.wait(self.post_draw(kind, seed, arena, slot))
+        self.wait(self.post_draw(kind, seed, arena, slot, step))
 
     def answer(
         self,
@@ -171,25 +182,27 @@ class Oracle:
         answers: dict[str, Arena],
         seed: int,
         budget: PerturbationBudget,
-    ) -> Answered:
-        """Fill the first slots of `answers` (declared, precise, spread, places)."""
-        self.lend(inputs, *(answers[name] for name in TOLD))
-        return Answered.of(self.wait(self.post_answer(inputs, slot, answers, 0, seed, budget)))
+    ) -> AnswerInfo:
+        """Write the answer to the first slots of `answers` (declared, precise, spread, places)."""
+        self.lend(inputs, *(answers[name] for name in ANSWER_ARENAS))
+        return AnswerInfo.from_json(
+            self.wait(self.post_answer(inputs, slot, answers, 0, seed, budget))
+        )
 
-    # -- requests whose answers are waited for later, on arenas that have been lent
+    # -- requests that return before their answers come, on arenas that were lent before
 
     def post_weights(self, kind: Weights, seed: int, arena: Arena, slot: int = 0) -> int:
-        """`weigh`, into a slot."""
-        about = {"kind": kind, "seed": seed, "arena": self._lent[arena], "slot": slot}
-        request = self._post({"do": "weights"} | about)
+        """Request `load_weights` into a slot and return the request's number."""
+        message = {"kind": kind, "seed": seed, "arena": self._lent[arena], "slot": slot}
+        request = self._post({"do": "weights"} | message)
         self._weight_requests.add(request)
         self.weights = kind, seed
         return request
 
-    def post_draw(self, kind: Inputs, seed: int, arena: Arena, slot: int) -> int:
-        """`draw`."""
-        about = {"kind": kind, "seed": seed, "arena": self._lent[arena], "slot": slot}
-        return self._post({"do": "draw"} | about)
+    def post_draw(self, kind: Inputs, seed: int, arena: Arena, slot: int, step: int = 0) -> int:
+        """Request `draw` and return the request's number."""
+        message = {"kind": kind, "seed": seed, "arena": self._lent[arena], "slot": slot}
+        return self._post({"do": "draw", "step": step} | message)
 
     def post_answer(
         self,
@@ -200,13 +213,13 @@ class Oracle:
         seed: int,
         budget: PerturbationBudget,
     ) -> int:
-        """`answer`, into slot `target`."""
-        lent = {name: self._lent[answers[name]] for name in TOLD}
-        about = {"inputs": self._lent[inputs], "slot": slot, "target": target, "seed": seed}
-        return self._post({"do": "answer"} | about | lent | asdict(budget))
+        """Request `answer` into slot `target` and return the request's number."""
+        lent = {name: self._lent[answers[name]] for name in ANSWER_ARENAS}
+        message = {"inputs": self._lent[inputs], "slot": slot, "target": target, "seed": seed}
+        return self._post({"do": "answer"} | message | lent | asdict(budget))
 
     def wait(self, request: int) -> dict[str, Any]:
-        """The answer. Raises TaskError, OracleLost."""
+        """Wait for the answer to a request and return it. Raises TaskError, OracleLost."""
         while request not in self._answers:
             self._receive()
         self._weight_requests.discard(request)
@@ -220,12 +233,15 @@ class Oracle:
         return answer
 
     def await_all(self) -> None:
-        """Until it has nothing to do. Raises OracleLost."""
+        """Wait until no request is open. Raises OracleLost."""
         while self._outstanding:
             self._receive()
 
     def drop(self) -> set[int]:
-        """Take back the requests that it has not begun: these; the one at work is waited for."""
+        """Cancel the requests that the oracle has not begun and return their numbers.
+
+        Waits for the request that the oracle works on.
+        """
         if not self._outstanding:
             return set()
         self.wait(self._post({"do": "drop"}))
@@ -238,7 +254,7 @@ class Oracle:
         return dropped
 
     def ignore_all(self) -> None:
-        """Nobody waits for what it was asked so far."""
+        """Discard the answers to all requests so far."""
         self._answers.clear()
         self._weight_requests.clear()
 
@@ -250,25 +266,33 @@ class Oracle:
         target: int,
         seed: int,
         pairs: int,
-    ) -> Moved:
-        """How far the answer in slot `target` moves when honest roundoff moves what it is made of;
-        fill `answers` (moved, tied)."""
+    ) -> Sensitivity:
+        """Return the change of the answer in slot `target` under honest roundoff.
+
+        Fills `answers` (moved, tied) with `pairs` pairs of perturbations from `seed`.
+        """
         names = ("precise", "moved", "tied")
         self.lend(inputs, *(answers[name] for name in names))
         lent = {name: self._lent[answers[name]] for name in names}
-        message = {"do": "doubt", "inputs": self._lent[inputs], "slot": slot, "target": target}
+        message = {
+            "do": "sensitivity",
+            "inputs": self._lent[inputs],
+            "slot": slot,
+            "target": target,
+        }
         answer = self._ask(message | lent | {"seed": seed, "pairs": pairs})
         moved, tied = (answers[name].tensors() for name in ("moved", "tied"))
-        return Moved(moved, answer["carried"], tied, answer["undecided"])
+        return Sensitivity(moved, answer["carried"], tied, answer["undecided"])
 
     def reorder(self, inputs: Arena, slot: int, answers: dict[str, Arena], order: int) -> bool:
-        """Fill `answers` (reordered) where equals are chosen in that order; whether it ran."""
+        """Fill `answers` (reordered) with equal elements chosen in this order. Returns False if the
+        run fails."""
         self.lend(inputs, answers["reordered"])
         message = {"do": "reorder", "inputs": self._lent[inputs], "slot": slot, "order": order}
         return self._ask(message | {"reordered": self._lent[answers["reordered"]]})["ran"]
 
     def forget(self, arena: Arena) -> None:
-        """Take back an arena before it is closed; a process that is gone holds none."""
+        """Detach an arena before it is closed. Does nothing if the process is gone."""
         number = self._lent.pop(arena, None)
         if number is not None and self.alive:
             self._ask({"do": "detach", "arena": number})
@@ -281,10 +305,10 @@ class Oracle:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def lend(self, *arenas: Arena) -> None:
-        """Make arenas known to it, those that are not yet."""
+        """Attach the arenas that the oracle does not have yet."""
         for arena in arenas:
             if arena not in self._lent:
-                number = next(self._ids)
+                number = next(self._arena_ids)
                 description, descriptors = arena.describe()
                 message = {"do": "attach", "arena": number, "description": description}
                 self.wait(self._post(message, descriptors))
@@ -294,57 +318,59 @@ class Oracle:
         return self.wait(self._post(message))
 
     def _post(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> int:
-        self._assure()
+        self._check_alive()
         try:
             send_message(self._child.channel, message, descriptors)
         except OSError as error:
-            raise self._gone(silent=False) from error
-        number = next(self._numbers)
+            raise self._lost_error(silent=False) from error
+        number = next(self._request_ids)
         self._outstanding.append(number)
         return number
 
     def _receive(self) -> None:
-        """Take in the next answer."""
-        self._assure()
+        """Receive the next answer."""
+        self._check_alive()
         channel = self._child.channel
         try:
             readable, _, _ = select.select([channel], [], [], ANSWER_S)
             received = receive_message(channel) if readable else None
         except OSError as error:
-            raise self._gone(silent=False) from error
+            raise self._lost_error(silent=False) from error
         if received is None:
-            raise self._gone(silent=not readable)
+            raise self._lost_error(silent=not readable)
         self._answers[self._outstanding.popleft()] = received[0]
 
-    def _assure(self) -> None:
+    def _check_alive(self) -> None:
         if self.lost:
-            raise OracleLost("the reference's process is gone")
+            raise OracleLost("the reference's process died; verify again")
 
-    def _gone(self, *, silent: bool) -> TaskError | OracleLost:
-        """Why there is no answer: the user's module ended its process, or the machine did."""
+    def _lost_error(self, *, silent: bool) -> TaskError | OracleLost:
+        """Return the error for a missing answer: a fault of the user's module, or of the
+        machine."""
         self.lost = True
         if silent:
             return OracleLost(f"the reference's process did not answer within {ANSWER_S:g} s")
         if self._child.pidfd is not None:
-            # The channel closes a moment before the process is gone; its own status is wanted.
+            # The channel closes shortly before the process ends; wait for its exit status.
             select.select([self._child.pidfd], [], [], 1.0)
         try:
             status = self._fork_server.end(self._child)
         except ForkServerError as error:
-            return OracleLost(f"the reference's process is gone with its parent ({error})")
-        how = None if status is None else _own_end(status)
-        if how is None:
-            return OracleLost("the reference's process was ended from outside")
+            return OracleLost(f"the reference's process died with the fork server ({error})")
+        fault = None if status is None else _own_fault(status)
+        if fault is None:
+            return OracleLost("the reference's process was killed from outside; verify again")
         return TaskError(
-            f"{self._path}: ended the process that ran it ({how}); "
-            "a module must leave that to its caller"
+            f"{self._path}: the module ended its own process ({fault}); remove the call that exits "
+            "or crashes"
         )
 
 
-def _own_end(status: int) -> str | None:
-    """How a process ended by its own doing; None where someone else ended it, or a defect did."""
+def _own_fault(status: int) -> str | None:
+    """Return how a process ended by its own fault; None if it was killed, or failed by a defect of
+    ours."""
     if os.WIFEXITED(status):
         code = os.WEXITSTATUS(status)
         return None if code == DEFECT else f"exit code {code}"
     number = os.WTERMSIG(status)
-    return signal.Signals(number).name if number in OWN_FAULTS else None
+    return signal.Signals(number).name if number in FAULT_SIGNALS else None

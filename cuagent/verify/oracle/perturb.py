@@ -1,47 +1,45 @@
-"""Small changes to the oracle's inputs and weights, by which it learns how firm its answers are."""
+"""Perturb the oracle's inputs and weights slightly, to measure how firm its answers are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Generator, Tensor, dtype
+from cuagent.verify.tensors import BLOCK, UNIT, is_inexact, wide_dtype
 
-UNIT = 2.0**-24
-"""Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
-FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a module may raise on inputs that are a little off: probabilities above one, say."""
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
 TINY = 1e-30
-LARGEST_WHOLE = 2.0**24
-"""Up to which fp32 holds whole numbers."""
-BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Elements that are gone through at a time, so that a tensor of gigabytes needs no second ones: on
-the CPU as many as stay in its caches."""
+"""Number that replaces zeros, far below usual values."""
+LARGEST_EXACT_INTEGER = 2.0**24
+"""Largest number up to which fp32 holds all whole numbers."""
 
 
 def perturbed(
-    tensor: Tensor, generator: Generator, reach: float = UNIT, *, wide: bool = False
+    tensor: Tensor, generator: Generator, scale: float = UNIT, *, wide: bool = False
 ) -> Tensor:
-    """Every element times 1 + reach N(0,1), in fp64 where `wide`; integers and booleans as they
-    are."""
+    """Return the tensor with each element multiplied by 1 + reach N(0,1), in fp64 if `wide`.
+
+    Integers and booleans do not change.
+    """
     import torch
 
-    if not real(tensor):
+    if not is_inexact(tensor):
         return tensor
-    kind = _wide(tensor) if wide else tensor.dtype
+    kind = wide_dtype(tensor) if wide else tensor.dtype
     moved = tensor.to(kind, copy=True, memory_format=torch.contiguous_format)
-    perturb(moved, generator, reach)
+    perturb(moved, generator, scale)
     return moved
 
 
-def perturb(tensor: Tensor, generator: Generator, reach: float, *, steady: bool = False) -> None:
-    """The same in place, for what is no integer; where `steady`, whole numbers stay as they are."""
+def perturb(tensor: Tensor, generator: Generator, scale: float, *, steady: bool = False) -> None:
+    """Perturb an inexact tensor in place; with `steady` whole numbers do not change."""
     import torch
 
     if not tensor.is_contiguous():
         moved = tensor.contiguous()
-        perturb(moved, generator, reach, steady=steady)
+        perturb(moved, generator, scale, steady=steady)
         tensor.copy_(moved)
         return
     for part in tensor.view(-1).split(BLOCK[tensor.device.type]):
@@ -49,86 +47,58 @@ def perturb(tensor: Tensor, generator: Generator, reach: float, *, steady: bool 
             part.numel(), generator=generator, device=tensor.device, dtype=torch.float32
         )
         # in place: at some ten million elements new memory takes longer than the arithmetic
-        factor = noise.double().mul_(reach).add_(1).to(tensor.dtype)
+        factor = noise.double().mul_(scale).add_(1).to(tensor.dtype)
         if steady and not part.is_complex():
-            factor.masked_fill_((part == part.round()) & (part.abs() <= LARGEST_WHOLE), 1)
+            factor.masked_fill_((part == part.round()) & (part.abs() <= LARGEST_EXACT_INTEGER), 1)
         part.mul_(factor)
 
 
-def within(near: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """What was perturbed, but no further than the least and the largest of each tensor before:
-    probabilities stay below one."""
+def clamped_to_range(perturbed_inputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Clamp perturbed inputs to the range of the given ones, so that for example probabilities stay
+    at most one."""
     return [
         moved.clamp(tensor.min().to(moved.dtype), tensor.max().to(moved.dtype))
         if tensor.is_floating_point() and tensor.numel()
         else moved
-        for moved, tensor in zip(near, inputs, strict=True)
+        for moved, tensor in zip(perturbed_inputs, inputs, strict=True)
     ]
 
 
-def opposites(
-    tensors: Sequence[Tensor], generator: Generator, reach: float, *, wide: bool = False
+def antithetic(
+    tensors: Sequence[Tensor], generator: Generator, scale: float, *, wide: bool = False
 ) -> Iterator[list[Tensor]]:
-    """A perturbation of all and its opposite, so that a tie falls one way and the other."""
+    """Yield a perturbation of all tensors and its opposite, so that a tie falls one way and the
+    other."""
     state = generator.get_state()
     for sign in (1, -1):
         generator.set_state(state)
-        yield [perturbed(tensor, generator, sign * reach, wide=wide) for tensor in tensors]
+        yield [perturbed(tensor, generator, sign * scale, wide=wide) for tensor in tensors]
 
 
-def tilted(tensor: Tensor, reach: float) -> Tensor:
-    """Every element moved by its size times a ramp from -reach to reach: of equals the last wins.
+def tilted(tensor: Tensor, scale: float) -> Tensor:
+    """Return the tensor plus its size times a ramp from -reach to reach, so that the last of equals
+    wins.
 
-    With a negative reach it is the first.
+    With a negative reach the first one wins.
     """
     import torch
 
     if not tensor.is_floating_point():
         return tensor
-    ramp = torch.linspace(-reach, reach, tensor.numel(), device=tensor.device, dtype=torch.float64)
+    ramp = torch.linspace(-scale, scale, tensor.numel(), device=tensor.device, dtype=torch.float64)
     return tensor + tensor.abs() * ramp.view(tensor.shape).to(tensor.dtype)
 
 
-def untied(tensor: Tensor) -> Tensor:
-    """Zeros, which no factor moves, become tiny numbers."""
-    return tensor.masked_fill(tensor == 0, TINY) if real(tensor) else tensor
+def without_zeros(tensor: Tensor) -> Tensor:
+    """Return the tensor with zeros, which no factor changes, replaced by tiny numbers."""
+    return tensor.masked_fill(tensor == 0, TINY) if is_inexact(tensor) else tensor
 
 
-def apart(these: Tensor, those: Tensor) -> Tensor:
-    """int64: how far integers or truth values lie apart, as far as their own type can say it."""
+def integer_distance(these: Tensor, those: Tensor) -> Tensor:
+    """Return the int64 distance of integers or booleans, clamped to the largest value of their
+    dtype."""
     import torch
 
     dtype = these.dtype
-    most = 1 if dtype is torch.bool else torch.iinfo(dtype).max
-    return (these.long() - those.long()).abs().clamp(max=most)
-
-
-def widened(tensor: Tensor) -> Tensor:
-    """In fp64, unless it holds integers."""
-    return tensor.to(_wide(tensor)) if real(tensor) else tensor
-
-
-def _wide(tensor: Tensor) -> dtype:
-    import torch
-
-    return torch.complex128 if tensor.is_complex() else torch.float64
-
-
-def pairs(tensor: Tensor) -> Tensor:
-    """Complex numbers as two real ones."""
-    import torch
-
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same stretch of each tensor, BLOCK elements at most, complex numbers as pairs."""
-    flat = [pairs(tensor).reshape(-1) for tensor in tensors]
-    size = BLOCK[flat[0].device.type]
-    for begin in range(0, flat[0].numel(), size):
-        yield tuple(tensor[begin : begin + size] for tensor in flat)
-
-
-def real(tensor: Tensor) -> bool:
-    """Whether its elements can move a little."""
-    return tensor.is_floating_point() or tensor.is_complex()
+    largest = 1 if dtype is torch.bool else torch.iinfo(dtype).max
+    return (these.long() - those.long()).abs().clamp(max=largest)

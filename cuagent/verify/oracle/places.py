@@ -1,7 +1,7 @@
-"""What the indices in the reference's output were chosen from, for the rule on ties (`ties`).
+"""Find the elements that the indices in the reference's output were chosen from, for the tie rule.
 
-Runs in the oracle's process. A selection that sees other shapes than when it was looked at first
-tells nothing, and then no index but the reference's own will do.
+Runs in the oracle's process. If a selection sees other shapes than in the first run, its elements
+are unknown, and then only the reference's own index passes.
 """
 
 from __future__ import annotations
@@ -12,86 +12,102 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
-from cuagent.verify.oracle.perturb import UNIT, apart, opposites, real, tilted, untied
+from cuagent.verify.oracle.perturb import antithetic, integer_distance, tilted, without_zeros
 from cuagent.verify.rules import bounds
 from cuagent.verify.rules.bounds import LOCAL, OWN_ERROR, UNITS
 from cuagent.verify.rules.ties import Places, places_of
-from cuagent.verify.trace.magnitude_gaps import beyond
-from cuagent.verify.trace.selections import BOUNDED, DISTINCT, Followed, Selection, Traced
+from cuagent.verify.tensors import UNIT, is_inexact
+from cuagent.verify.trace.magnitude_gaps import least_fill_sizes
+from cuagent.verify.trace.selections import (
+    BOUNDED,
+    DISTINCT,
+    ReferenceTrace,
+    Selection,
+    TracedIndices,
+)
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-KNOWN = 3
-"""So many times fewer pairs of perturbations do where one knows what is tied."""
+TRACED_DIVISOR = 3
+"""Divisor of the number of perturbation pairs if all indices are traced, because the tied elements
+are then known."""
 
 
 @dataclass(frozen=True)
 class NearTies:
-    """How near to a tie an honest kernel may decide it otherwise than the reference."""
+    """Distance to a tie at which an honest kernel may decide differently from the reference."""
 
     longest_sum: int
     admitted: Precision
-    opposites: int
-    """Pairs of perturbations that ties are looked for with."""
+    pairs: int
+    """Pairs of opposite perturbations that search for ties."""
 
     @property
     def reach(self) -> float:
-        """As large as what honest sums may err, since a kernel breaks ties by its own roundoff."""
+        """Relative error of honest sums, since a kernel breaks ties by its own roundoff."""
         return bounds.reach(self.longest_sum, UNIT)
 
     def perturbed(
-        self, inputs: Sequence[Tensor], generator: Generator, run: Followed
+        self, inputs: Sequence[Tensor], generator: Generator, run: ReferenceTrace
     ) -> Iterator[list[Tensor]]:
-        """The inputs perturbed. Each perturbation comes with its opposite, and where integers of
-        the output could not be followed so do ramps: a tie falls one way and the other."""
-        opaque = any(
-            traced is None and not real(output)
+        """Yield perturbed inputs, each followed by its opposite, so that a tie falls one way and
+        the other.
+
+        If integers of the output could not be traced, ramps follow.
+        """
+        untraced = any(
+            traced is None and not is_inexact(output)
             for traced, output in zip(run.traced, run.outputs, strict=True)
         )
-        pairs = self.opposites if opaque else max(1, self.opposites // KNOWN)
-        # Where nothing tells an index, zeros stay zeros: to count them as well is wrong.
-        indexed = any(chosen.indexed for chosen in run.selections)
-        firm = [untied(tensor) for tensor in inputs] if indexed else list(inputs)
-        for _ in range(pairs):
-            yield from opposites(firm, generator, self.reach)
-        for sign in (1, -1) if opaque else ():
-            yield [tilted(tensor, sign * self.reach) for tensor in firm]
+        count = self.pairs if untraced else max(1, self.pairs // TRACED_DIVISOR)
+        # Without index selections zeros stay zero, because a kernel must not count them.
+        indexed = any(selection.indexed for selection in run.selections)
+        varied = [without_zeros(tensor) for tensor in inputs] if indexed else list(inputs)
+        for _ in range(count):
+            yield from antithetic(varied, generator, self.reach)
+        for sign in (1, -1) if untraced else ():
+            yield [tilted(tensor, sign * self.reach) for tensor in varied]
 
-    def settle(
+    def find(
         self,
-        exact: Followed,
-        declared: Followed,
-        runs: Iterable[Followed],
+        exact: ReferenceTrace,
+        declared: ReferenceTrace,
+        runs: Iterable[ReferenceTrace],
         spread: Sequence[Tensor],
     ) -> list[Places]:
-        """What indices were chosen from; in `spread`, how far other integers move.
+        """Return the elements that indices were chosen from, and write to `spread` how far other
+        integers move.
 
-        They do not where what decides them is the same in either precision, and so exact, and no
-        index does.
+        Integers do not move if the numbers that decide them are equal in both precisions, and so
+        exact, and no index is chosen.
         """
         import torch
 
         for view, base in zip(spread, exact.outputs, strict=True):
-            if not real(base):
+            if not is_inexact(base):
                 view.zero_()
-        indexed = any(chosen.indexed for chosen in exact.selections)
-        firm = self.admitted is Precision.MATCH and not indexed and certain(exact, declared)
+        indexed = any(selection.indexed for selection in exact.selections)
+        fixed = (
+            self.admitted is Precision.MATCH
+            and not indexed
+            and traces_decide_equally(exact, declared)
+        )
 
-        def seen() -> Iterator[Followed]:
+        def observed() -> Iterator[ReferenceTrace]:
             for run in runs:
                 for view, base, other in zip(spread, exact.outputs, run.outputs, strict=True):
-                    if not real(base) and not firm:
-                        view.copy_(torch.maximum(view.long(), apart(other, base)))
+                    if not is_inexact(base) and not fixed:
+                        view.copy_(torch.maximum(view.long(), integer_distance(other, base)))
                 yield run
 
         coarse = bounds.coarse(UNITS[self.admitted]) / self.reach
         one_signed = bounds.sequential(self.longest_sum)
-        return find_places(exact, declared, seen(), 1 + coarse, one_signed)
+        return find_places(exact, declared, observed(), 1 + coarse, one_signed)
 
 
-def certain(exact: Followed, declared: Followed) -> bool:
-    """Whether two runs, in two precisions, decided by equal numbers."""
+def traces_decide_equally(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
+    """Return True if two runs, in two precisions, made their decisions by equal numbers."""
     import torch
 
     if not exact.decided or len(exact.decided) != len(declared.decided):
@@ -103,15 +119,15 @@ def certain(exact: Followed, declared: Followed) -> bool:
 
 
 def find_places(
-    exact: Followed,
-    declared: Followed,
-    runs: Iterable[Followed],
+    exact: ReferenceTrace,
+    declared: ReferenceTrace,
+    runs: Iterable[ReferenceTrace],
     gate: float = 1.0,
     one_signed: float = 0.0,
 ) -> list[Places]:
-    """For each traced output what its indices were chosen from.
+    """Return for each traced output the elements that its indices were chosen from.
 
-    `runs` are those under perturbation; `gate` and `one_signed` are factors of rms(m) and rms(z).
+    `runs` are those under perturbation. `gate` and `one_signed` are factors of rms(m) and rms(z).
     """
     import torch
 
@@ -120,31 +136,34 @@ def find_places(
     spreads = [tensor.new_zeros(tensor.shape) for tensor in values]
     for run in runs:
         spreads = [
-            spread.maximum(_apart(value, run, traced))
+            spread.maximum(_distance(value, run, traced))
             for spread, value, traced in zip(spreads, values, outputs, strict=True)
         ]
     found = []
     for traced, value, spread in zip(outputs, values, spreads, strict=True):
-        chosen = exact.selections[traced.selection]
-        own = _apart(value, declared, traced)
-        marks = beyond(value)
-        usual = value.abs() < marks[:, None]
+        selection = exact.selections[traced.selection]
+        own_error = _distance(value, declared, traced)
+        fill_sizes = least_fill_sizes(value)
+        not_fills = value.abs() < fill_sizes[:, None]
         sides = [
-            gate * _rms(spread, among)
-            + OWN_ERROR * own.where(among, 0).amax(-1)
-            + LOCAL * one_signed * _rms(value, among)
-            for among in (usual, torch.ones_like(usual))
+            gate * _rms(spread, mask)
+            + OWN_ERROR * own_error.where(mask, 0).amax(-1)
+            + LOCAL * one_signed * _rms(value, mask)
+            for mask in (not_fills, torch.ones_like(not_fills))
         ]
         slack = 2 * torch.stack(sides, dim=-1)
-        if chosen.stable:
-            slack = slack.masked_fill((own == 0).all(-1, keepdim=True), -1.0)
-        found.append(_places(chosen, traced, value, slack, marks))
+        if selection.stable:
+            slack = slack.masked_fill((own_error == 0).all(-1, keepdim=True), -1.0)
+        found.append(_places(selection, traced, value, slack, fill_sizes))
     return found
 
 
-def tell_places(places: Sequence[Places], target: Sequence[Tensor]) -> None:
-    """Write them to an arena. Where the reference went another way than at first, and they have
-    other shapes, no index but the reference's own will do."""
+def write_places(places: Sequence[Places], target: Sequence[Tensor]) -> None:
+    """Write the places to an arena.
+
+    If the reference took another path than in the first run, the shapes differ. Then only the
+    reference's own index passes.
+    """
     tensors = [tensor for each in places for tensor in each.tensors]
     if [x.shape for x in tensors] == [x.shape for x in target]:
         for view, tensor in zip(target, tensors, strict=True):
@@ -157,57 +176,63 @@ def tell_places(places: Sequence[Places], target: Sequence[Tensor]) -> None:
 
 
 def _places(
-    chosen: Selection, traced: Traced, values: Tensor, slack: Tensor, marks: Tensor
+    selection: Selection, traced: TracedIndices, values: Tensor, slack: Tensor, fill_sizes: Tensor
 ) -> Places:
     import torch
 
-    flat = traced.numbers.long()
+    flat = traced.positions.long()
     low = high = values.new_zeros(0, dtype=torch.int64)
-    if chosen.name in BOUNDED:
-        low, high = (_windows(chosen)[end].view(-1, len(chosen.dims))[flat] for end in (0, 1))
+    if selection.name in BOUNDED:
+        low, high = (_windows(selection)[end].view(-1, len(selection.dims))[flat] for end in (0, 1))
     once = flat.unique().numel() == flat.numel()
     return Places(
         values=values,
         slack=slack,
-        marks=marks,
-        line=_line_numbers(chosen, traced.shape).reshape(-1)[flat],
-        sizes=torch.tensor([chosen.operand.shape[d] for d in chosen.dims], device=values.device),
+        fill_sizes=fill_sizes,
+        line=_line_numbers(selection, traced.shape).reshape(-1)[flat],
+        sizes=torch.tensor(
+            [selection.operand.shape[d] for d in selection.dims], device=values.device
+        ),
         low=low,
         high=high,
-        distinct=torch.tensor([chosen.name in DISTINCT and once], device=values.device),
+        distinct=torch.tensor([selection.name in DISTINCT and once], device=values.device),
     )
 
 
-def _lines(chosen: Selection) -> Tensor:
-    """[lines, places], fp64."""
-    last = chosen.operand.movedim(chosen.dims, tuple(range(-len(chosen.dims), 0)))
-    return last.reshape(-1, chosen.places).double()
+def _lines(selection: Selection) -> Tensor:
+    """Return the operand as fp64 [lines, places]."""
+    last = selection.operand.movedim(selection.dims, tuple(range(-len(selection.dims), 0)))
+    return last.reshape(-1, selection.places).double()
 
 
-def _line_numbers(chosen: Selection, shape: tuple[int, ...]) -> Tensor:
-    """int64 of `shape`, that of the operator's own indices."""
+def _line_numbers(selection: Selection, shape: tuple[int, ...]) -> Tensor:
+    """Return the line of each index, int64 of `shape`, the shape of the operator's indices."""
     import torch
 
-    numbers = torch.arange(chosen.lines, device=chosen.operand.device)
-    if math.prod(shape) == chosen.lines:
+    numbers = torch.arange(selection.lines, device=selection.operand.device)
+    if math.prod(shape) == selection.lines:
         return numbers.view(shape)
-    sides = [1 if dim in chosen.dims else side for dim, side in enumerate(chosen.operand.shape)]
+    sides = [
+        1 if dim in selection.dims else side for dim, side in enumerate(selection.operand.shape)
+    ]
     return numbers.view(sides).expand(shape)
 
 
-def _windows(chosen: Selection) -> tuple[Tensor, Tensor]:
-    """int64 S + [d] each: the first and the last coordinates that an index may have.
+def _windows(selection: Selection) -> tuple[Tensor, Tensor]:
+    """Return the first and the last coordinates that an index may have, int64 S + [d] each.
 
-    Asked of the operator itself: the maximum of a ramp is where its window ends.
+    They come from the operator itself: the maximum of a ramp is at the end of its window.
     """
     import torch
 
-    shape, ends = chosen.operand.shape, []
-    for dim in chosen.dims:
-        ramp = torch.arange(shape[dim], device=chosen.operand.device, dtype=torch.float64)
+    shape, ends = selection.operand.shape, []
+    for dim in selection.dims:
+        ramp = torch.arange(shape[dim], device=selection.operand.device, dtype=torch.float64)
         ramp = ramp.view([-1 if axis == dim else 1 for axis in range(len(shape))]).expand(shape)
         up, down = (
-            chosen.function(side.contiguous(), *chosen.rest, **chosen.options)[0].long()
+            selection.function(side.contiguous(), *selection.other_args, **selection.kwargs)[
+                0
+            ].long()
             for side in (ramp, -ramp)
         )
         ends.append((up.minimum(-down), up.maximum(-down)))
@@ -215,8 +240,9 @@ def _windows(chosen: Selection) -> tuple[Tensor, Tensor]:
     return torch.stack(low, dim=-1), torch.stack(high, dim=-1)
 
 
-def _apart(values: Tensor, run: Followed, traced: Traced) -> Tensor:
-    """How far the same elements lie apart in another run; zero where it went another way."""
+def _distance(values: Tensor, run: ReferenceTrace, traced: TracedIndices) -> Tensor:
+    """Return the distance of each element from the same element in another run; zero if the runs
+    differ in shape."""
     import torch
 
     if traced.selection >= len(run.selections):
@@ -227,7 +253,7 @@ def _apart(values: Tensor, run: Followed, traced: Traced) -> Tensor:
     return (_lines(other) - values).abs().nan_to_num(posinf=0.0)
 
 
-def _rms(values: Tensor, among: Tensor) -> Tensor:
-    """Of those elements of each line, infinities left out."""
-    squares = values.nan_to_num(posinf=0.0, neginf=0.0).square().where(among, 0)
-    return (squares.sum(-1) / among.sum(-1).clamp(min=1)).sqrt()
+def _rms(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the rms of the elements `mask` of each line, without infinities."""
+    squares = values.nan_to_num(posinf=0.0, neginf=0.0).square().where(mask, 0)
+    return (squares.sum(-1) / mask.sum(-1).clamp(min=1)).sqrt()

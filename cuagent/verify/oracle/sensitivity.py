@@ -1,9 +1,10 @@
-"""How far an answer moves when honest roundoff moves inputs, weights and every step of the way.
+"""Measure how far an answer moves when honest roundoff moves inputs, weights and every operation.
 
-Asked only where a candidate's output would else be refused (`bounds` says why). The reference runs
-in fp64 while its operators' results are perturbed: Monte Carlo arithmetic (Parker, UCLA CSD-970002,
-1997). And it runs, in either precision, while its operators choose otherwise among equals
-(`orders`). Runs in the oracle's process. Integers and booleans stay as they are.
+Asked only if a candidate's output would otherwise be rejected (`bounds` gives the reason). The
+reference runs in fp64 while its operators' results are perturbed: Monte Carlo arithmetic (Parker,
+UCLA CSD-970002, 1997). It also runs, in either precision, while its operators choose in other
+orders among equal elements (`tie_orders`). Runs in the oracle's process. Integers and booleans do
+not move.
 """
 
 from __future__ import annotations
@@ -15,18 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.oracle.perturb import (
-    FAILURES,
-    UNIT,
-    in_blocks,
-    opposites,
-    perturb,
-    real,
-    within,
-)
+from cuagent.verify.oracle.perturb import antithetic, clamped_to_range, perturb
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
-from cuagent.verify.trace.hooks import watching
-from cuagent.verify.trace.reductions import moves
+from cuagent.verify.tensors import FAILURES, UNIT, in_blocks, is_inexact
+from cuagent.verify.trace.hooks import intercept_operators
+from cuagent.verify.trace.reductions import is_exact_operator
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -35,135 +29,144 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reference:
-    """The reference, with all that is moved."""
+class PerturbedReference:
+    """The reference and all values that are perturbed."""
 
     run: Callable[[list[Tensor]], Answers]
-    """In fp64, on other inputs, with the weights that `state` holds."""
+    """Run the reference in fp64 on other inputs, with the weights in `state`."""
     inputs: Sequence[Tensor]
     state: dict[str, Tensor]
     generator: Generator
     declared: Callable[[], Answers]
-    """In its own precision, on the inputs as they are."""
+    """Run the reference in its own precision on the unperturbed inputs."""
     answer: Answers | None = None
-    """Of `again`, where it is known."""
-    wide: bool = False
-    """Whether inputs become fp64 when they are perturbed."""
+    """Result of `exact`, if it is known."""
+    to_fp64: bool = False
+    """True if inputs are converted to fp64 when they are perturbed."""
 
-    def again(self) -> Answers:
-        """In fp64, on the inputs as they are."""
+    def exact(self) -> Answers:
+        """Run the reference in fp64 on the unperturbed inputs."""
         return self.run(list(self.inputs))
 
 
-def move(
-    reference: Reference, reach: float, step: float, count: int, moved: Sequence[Tensor]
+def measure_change(
+    reference: PerturbedReference, reach: float, step: float, count: int, moved: Sequence[Tensor]
 ) -> None:
     """Write to `moved` the largest change of each element of the answer within roundoff.
 
-    Inputs and weights are multiplied by 1 +- `reach` N(0,1), the result of each operator by
-    1 +- `step` N(0,1), in `count` runs and as many opposite ones. Weights are put back. A change
-    that is no finite number counts as none; so does a run that fails.
+    Inputs and weights are multiplied by 1 +- `reach` N(0,1), the result of each operator by 1 +-
+    `step` N(0,1), in `count` runs and as many opposite ones. Weights are restored. A change that is
+    not finite counts as none, and so does a run that fails.
     """
-    _spread(reference, nearby(reference, reach, step, count), moved)
+    _write_largest_changes(reference, perturbed_answers(reference, reach, step, count), moved)
 
 
-def choose(reference: Reference, step: float, count: int, tied: Sequence[Tensor]) -> None:
-    """Write to `tied` the largest change of each element where equals are chosen otherwise.
+def measure_tie_change(
+    reference: PerturbedReference, step: float, count: int, tied: Sequence[Tensor]
+) -> None:
+    """Write to `tied` the largest change of each element if equal elements are chosen in other
+    orders.
 
-    In `count` orders at most, of what is equal in the reference's own precision, and of what lies
-    within `step` in fp64.
+    Uses at most `count` orders, of elements that are equal in the reference's own precision, and of
+    elements within `step` of each other in fp64.
     """
-    kinds = ((reference.declared, 0.0), (reference.again, step))
+    kinds = ((reference.declared, 0.0), (reference.exact, step))
     runs = (
-        attempted(run, ordered(order, slack)) for order in ORDERS[:count] for run, slack in kinds
+        run_or_none(run, ordered(order, slack)) for order in ORDERS[:count] for run, slack in kinds
     )
-    _spread(reference, runs, tied)
+    _write_largest_changes(reference, runs, tied)
 
 
-def _spread(reference: Reference, runs: Iterable[Answers | None], views: Sequence[Tensor]) -> None:
+def _write_largest_changes(
+    reference: PerturbedReference, runs: Iterable[Answers | None], views: Sequence[Tensor]
+) -> None:
     import torch
 
-    base = reference.answer or reference.again()
+    base = reference.answer or reference.exact()
     for view in views:
         view.zero_()
     for results in runs:
         for view, result, before in zip(views, results or base, base, strict=True):
-            for most, *both in in_blocks(view, result, before) if real(before) else ():
-                torch.maximum(most, _change(*both), out=most)
-        del results, result  # before the next run is made
+            for largest, *both in in_blocks(view, result, before) if is_inexact(before) else ():
+                torch.maximum(largest, _change(*both), out=largest)
+        del results, result  # free the memory before the next run
 
 
-def carried(reference: Reference, runs: int) -> list[float]:
-    """For each tensor of the answer the rms change under roundoff in each operator, in units of u.
+def carried(reference: PerturbedReference, runs: int) -> list[float]:
+    """Return for each output tensor the rms change under roundoff in each operator, in units of u.
 
-    Of a plain sum that is about rms(y); it is more where large intermediates cancel.
+    For a plain sum it is about rms(y); it is more if large intermediate results cancel.
     """
-    base = reference.answer or reference.again()
+    base = reference.answer or reference.exact()
     squares = [0.0] * len(base)
     for _ in range(runs):
-        results = attempted(reference.again, _rounded(UNIT, reference.generator)) or base
+        results = run_or_none(reference.exact, _rounded(UNIT, reference.generator)) or base
         for index, (result, before) in enumerate(zip(results, base, strict=True)):
-            for both in in_blocks(result, before) if real(before) else ():
+            for both in in_blocks(result, before) if is_inexact(before) else ():
                 squares[index] += float(_change(*both).double().square().sum()) / result.numel()
         del results, result
     return [math.sqrt(square / runs) / UNIT for square in squares]
 
 
-def nearby(reference: Reference, reach: float, step: float, count: int) -> Iterator[Answers | None]:
-    """Answers under `count` perturbations and under their opposites: a tie falls either way."""
+def perturbed_answers(
+    reference: PerturbedReference, reach: float, step: float, count: int
+) -> Iterator[Answers | None]:
+    """Yield the answers under `count` perturbations and their opposites, so that ties fall either
+    way."""
     generator, state = reference.generator, reference.state
-    given = [tensor.clone() for tensor in state.values()]
-    tensors = [*given, *reference.inputs]
+    originals = [tensor.clone() for tensor in state.values()]
+    tensors = [*originals, *reference.inputs]
 
-    def run(near: list[Tensor], step: float) -> Answers | None:
-        _load(state, near[: len(given)])
-        inputs = near[len(given) :]
-        results = attempted(partial(reference.run, inputs), _rounded(step, generator))
+    def run(perturbed: list[Tensor], step: float) -> Answers | None:
+        _load(state, perturbed[: len(originals)])
+        inputs = perturbed[len(originals) :]
+        results = run_or_none(partial(reference.run, inputs), _rounded(step, generator))
         if results is None:
-            inputs = within(inputs, reference.inputs)
-            results = attempted(partial(reference.run, inputs), _rounded(step, generator))
+            inputs = clamped_to_range(inputs, reference.inputs)
+            results = run_or_none(partial(reference.run, inputs), _rounded(step, generator))
         return results
 
     try:
         for _ in range(count):
-            both = opposites(tensors, generator, reach, wide=reference.wide)
+            both = antithetic(tensors, generator, reach, wide=reference.to_fp64)
             for sign in (1, -1):
                 yield run(next(both), sign * step)
     finally:
-        _load(state, given)
+        _load(state, originals)
 
 
-def attempted(run: Callable[[], Answers], under: AbstractContextManager[Any]) -> Answers | None:
-    """None where it fails: the reference may not be made for what is a little off."""
+def run_or_none(run: Callable[[], Answers], context: AbstractContextManager[Any]) -> Answers | None:
+    """Run in a context; None if the run fails, because the reference may not accept altered
+    inputs."""
     try:
-        with under:
+        with context:
             return run()
     except FAILURES:
         return None
 
 
 def _rounded(step: float, generator: Generator) -> AbstractContextManager[Any]:
-    """Where it is entered, what operators compute comes out times 1 + step N(0,1).
+    """Return a context in which operators' results are multiplied by 1 + step N(0,1).
 
-    Whole numbers come out as they are: nobody errs in a floor, and a place that is computed in
-    floating point (`x.floor().long()`) would be the one before it half of the time.
+    Whole numbers do not change: no implementation errs in a floor. A position computed in floating
+    point (`x.floor().long()`) would otherwise be one too low half of the time.
     """
 
     def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = function(*args, **kwargs)
-        if not moves(function):
+        if not is_exact_operator(function):
             for tensor in result if isinstance(result, tuple | list) else (result,):
-                if _moving(tensor):
+                if _is_inexact_tensor(tensor):
                     perturb(tensor, generator, step, steady=True)
         return result
 
-    return watching(call)
+    return intercept_operators(call)
 
 
-def _moving(value: Any) -> bool:
+def _is_inexact_tensor(value: Any) -> bool:
     import torch
 
-    return isinstance(value, torch.Tensor) and real(value)
+    return isinstance(value, torch.Tensor) and is_inexact(value)
 
 
 def _change(result: Tensor, before: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""What runs in the oracle's process: it answers the referee's requests about one task.
+"""The oracle's program: it answers the referee's requests about one task.
 
-Trusted: it runs the user's module and nothing of a candidate's, so it answers in JSON. What it
-computes goes into arenas that no worker is lent. Errors of the user's module go back as text. How
-the reference is run is in `two_precisions`, what is found out about it at first in `describe`.
+Trusted: it runs the user's module and no candidate code, so it answers in JSON. Results go into
+arenas that no worker borrows. Errors of the user's module are sent back as text. `two_precisions`
+runs the reference; `describe` collects the facts about it.
 
-Invariant: an answer is sent once the device is at rest, so that what it says lies in the arenas.
+Invariant: an answer is sent after the device finished, so that its results are in the arenas.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from cuagent.sandbox import harden
 from cuagent.task import Device, Precision, TaskError, TreeError, flatten, open_reference
 from cuagent.task.memory import shortage
 from cuagent.verify.fitness.examine import examine
-from cuagent.verify.fitness.hidden import hidden
-from cuagent.verify.inputs.kinds import AMONG_OWN, SWEEPS, TURNS, Inputs
-from cuagent.verify.inputs.weights import Weights, shake
+from cuagent.verify.fitness.hidden import hidden_dependencies
+from cuagent.verify.inputs.kinds import AMONG_OWN, SWEEPS, Inputs, sweep_seed
+from cuagent.verify.inputs.weights import Weights, derive_weights
 from cuagent.verify.oracle import sensitivity
 from cuagent.verify.oracle.describe import describe
-from cuagent.verify.oracle.places import NearTies, tell_places
+from cuagent.verify.oracle.places import NearTies, write_places
 from cuagent.verify.oracle.spread import Spread
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
 from cuagent.verify.rules.bounds import reach, sequential
-from cuagent.verify.trace.selections import Followed
+from cuagent.verify.trace.selections import ReferenceTrace
 from cuagent.worker.arms import set_precision, task_from_json
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.memory.arena import Arena, fill, settle
@@ -43,77 +43,82 @@ from cuagent.worker.memory.heap import give_back, keep_memory
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MOST_PERTURBATIONS, FEWEST_PERTURBATIONS = 8, 2
+MAX_PERTURBATIONS, MIN_PERTURBATIONS = 8, 2
+"""Largest and least number of perturbations for the spread of one answer."""
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Answer until the referee hangs up."""
+    """Answer requests until the referee closes the channel."""
     keep_memory()
     program: _Oracle | None = None
     for message, descriptors in _requests(channel):
         try:
             if program is None:
                 program = _Oracle(folder)
-            answer = program.obey(message, descriptors)
-            program.settle()
+            answer = program.handle(message, descriptors)
+            program.finish()
         except (TaskError, TreeError) as error:
             answer = {"error": str(error)}
-        # The process boundary: the user's module failed.
+        # Process boundary: the user's module failed.
         except (Exception, SystemExit) as error:  # noqa: BLE001
             text = " ".join(str(error).split())[:300]
-            answer = {"error": f"the reference fails: {type(error).__name__}: {text}"}
+            answer = {"error": f"the reference failed: {type(error).__name__}: {text}"}
             if short := shortage(error):
                 answer = {"memory": f"the reference {short}"}
         send_message(channel, answer)
 
 
 def _requests(channel: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
-    """In their order, until the referee hangs up; a "drop" that has come takes back all before."""
-    waiting: deque[tuple[dict[str, Any], list[int]]] = deque()
+    """Yield the requests in order until the referee closes the channel.
+
+    A "drop" that has arrived cancels all requests before it.
+    """
+    queue: deque[tuple[dict[str, Any], list[int]]] = deque()
     while True:
-        while not waiting or select.select([channel], [], [], 0)[0]:
+        while not queue or select.select([channel], [], [], 0)[0]:
             if (received := receive_message(channel)) is None:
                 return
-            waiting.append(received)
+            queue.append(received)
             if received[0]["do"] == "drop":
-                for _ in range(len(waiting) - 1):
+                for _ in range(len(queue) - 1):
                     send_message(channel, {"dropped": True})
-                waiting.clear()
+                queue.clear()
                 send_message(channel, {})
-        yield waiting.popleft()
+        yield queue.popleft()
 
 
 class _Oracle:
-    """What is known of the task, its reference with the weights last asked for, lent arenas."""
+    """State of the oracle: facts about the task, the reference with its current weights, lent
+    arenas."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises TaskError where the reference does not run."""
+        """Raises TaskError if the reference does not run."""
         import torch
 
         task = task_from_json(json.loads((folder / "task.json").read_text()))
         if task.device is Device.CPU:
             harden()
-        # The oracle is as exact as the task's dtypes allow, whatever a candidate is admitted.
+        # The oracle is as exact as the task's dtypes allow, for any precision of the candidate.
         set_precision(Precision.MATCH)
         torch.set_grad_enabled(False)
         self.task = task
         self.arenas: dict[int, Arena] = {}
-        self.known = describe(open_reference(task))
-        self.reference = self.known.reference
+        self.description = describe(open_reference(task))
+        self.reference = self.description.reference
         self.spread = Spread(self.reference, 0)
-        self.swept: tuple[int, list[Tensor]] | None = None
-        """Own inputs that the draws of the last sweep have in common, and the seed they are of."""
-        harden()  # on CUDA not before it has named its threads through /proc/self
+        self.sweep_base: tuple[int, list[Tensor]] | None = None
+        """Seed and own inputs that the draws of the last sweep share."""
+        harden()  # on CUDA only now, because the driver first names its threads in /proc/self
 
-    def obey(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        """Do what the referee asks; `descriptors` are of an arena that it lends."""
+    def handle(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """Answer one request; `descriptors` belong to an arena that the referee lends."""
         match message["do"]:
             case "describe":
-                return self.known.about
+                return self.description.facts.to_json()
             case "examine":
                 reference = self.reference
-                found = examine(reference.declared, reference.as_it_is, reference.own)
-                return {**found, **hidden(reference.opened, found)}
+                found = examine(reference.declared, reference.call_directly, reference.own_inputs)
+                return {**found, **hidden_dependencies(reference.opened, found)}
             case "attach":
                 self.arenas[message["arena"]] = Arena.attach(message["description"], descriptors)
             case "detach":
@@ -123,91 +128,99 @@ class _Oracle:
                 self.load_weights(Weights(message["kind"]), message["seed"], target)
             case "draw":
                 target = self.arenas[message["arena"]].tensors(message["slot"])
-                self.draw(Inputs(message["kind"]), message["seed"], target)
+                self.draw(Inputs(message["kind"]), message["seed"], message["step"], target)
             case "answer":
                 return self.answer(message)
-            case "doubt":
+            case "sensitivity":
                 return self.sensitivity(message)
             case "reorder":
                 return self.reorder(message)
         return {}
 
-    def settle(self) -> None:
-        """The device is at rest, and memory that a large task needs elsewhere is given back."""
+    def finish(self) -> None:
+        """Wait for the device, and release unused memory of a large task."""
         device = self.task.device.value
         settle(device)
-        if self.known.large:
+        if self.description.facts.large:
             give_back(device)
 
     def load_weights(self, kind: Weights, seed: int, target: list[Tensor]) -> None:
-        """Construct a model from `seed`, move its weights to `kind`, write its state dict."""
+        """Construct a model from `seed`, change its weights to `kind`, and write its state dict to
+        `target`."""
         model = self.reference.opened.model(seed)
         parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
         if kind in (Weights.GROWN, Weights.PAST):
-            state = self._grow(kind, model, parameters, seed)
+            state = self._load_grown(kind, model, parameters, seed)
         else:
-            state = shake(kind, model.state_dict(), parameters, seed)
+            state = derive_weights(kind, model.state_dict(), parameters, seed)
             model.load_state_dict(state)
         self.spread = Spread(self.reference, seed)
-        self.reference.take(model)
+        self.reference.set_model(model)
         for view, tensor in zip(target, state.values(), strict=True):
             view.copy_(tensor)
 
-    def _grow(
+    def _load_grown(
         self, kind: Weights, model: nn.Module, parameters: frozenset[str], seed: int
     ) -> dict[str, Tensor]:
-        """Load grown weights that the model takes on the task's own inputs; else shaken ones."""
-        inputs, roles = self.reference.own(seed), self.known.roles
-        given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        """Load and return grown weights that the model accepts on its own inputs, else shaken."""
+        inputs, roles = self.reference.own_inputs(seed), self.description.roles
+        original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         finite = [x.isfinite() for x in self.reference.run(model, inputs)]
         for tried, positive in ((roles, False), (roles, True), (roles.without_buffers, True)):
-            state = shake(kind, given, parameters, seed, tried, positive=positive)
+            state = derive_weights(kind, original, parameters, seed, tried, positive=positive)
             model.load_state_dict(state)
-            results = sensitivity.attempted(
-                partial(self.reference.run, model, inputs), nullcontext()
-            )
+            run = partial(self.reference.run, model, inputs)
+            results = sensitivity.run_or_none(run, nullcontext())
             if results is not None and all(
                 bool((x.isfinite() | ~usual).all())
                 for x, usual in zip(results, finite, strict=True)
             ):
                 return state
-        state = shake(Weights.SHAKEN, given, parameters, seed)
+        state = derive_weights(Weights.SHAKEN, original, parameters, seed)
         model.load_state_dict(state)
         return state
 
-    def draw(self, kind: Inputs, seed: int, target: list[Tensor]) -> None:
-        """Write inputs of `kind` from `seed`."""
-        base = self._base(kind, seed, target)
-        drawn = self.known.repertoire.drawn(kind, base, seed)
-        if kind is Inputs.VARIED and not (self.known.takes and self.known.takes(drawn)):
-            drawn = base  # the samples at first were taken, this one would not be
+    def draw(self, kind: Inputs, seed: int, step: int, target: list[Tensor]) -> None:
+        """Write inputs of `kind` from `seed` to `target`."""
+        base = self._base_inputs(kind, seed, step, target)
+        drawn = self.description.repertoire.drawn(kind, base, seed, step)
+        if kind is Inputs.VARIED and not (
+            self.description.accepts and self.description.accepts(drawn)
+        ):
+            drawn = base  # the reference rejects this sample, unlike the first ones
         for view, tensor in zip(target, drawn, strict=True):
             fill(view, tensor)
 
-    def _base(self, kind: Inputs, seed: int, target: list[Tensor]) -> list[Tensor]:
-        """What a draw of `kind` is derived from: one of the task's own, which takes its time.
+    def _base_inputs(
+        self, kind: Inputs, seed: int, step: int, target: list[Tensor]
+    ) -> list[Tensor]:
+        """Return the inputs that a draw of `kind` is derived from.
 
-        Where nothing but its forms would be left of it, those of `target` do; draws of a sweep,
-        which go through all values of one kind, have the others in common.
+        That is one of the task's own draws, which takes time. If only its shapes matter, `target`
+        is used instead. Draws of a sweep, which go through all values of one kind, share the other
+        inputs.
         """
         if kind not in AMONG_OWN and all(tensor.is_floating_point() for tensor in target):
             return target
         if kind in SWEEPS:
-            seed //= TURNS
-            if self.swept is not None and self.swept[0] == seed:
-                return self.swept[1]
+            seed = sweep_seed(seed, step)
+            if self.sweep_base is not None and self.sweep_base[0] == seed:
+                return self.sweep_base[1]
         own, spec = flatten(self.reference.opened.inputs(seed), "inputs")
         if spec != self.reference.inputs or [x.shape for x in own] != [x.shape for x in target]:
             path = self.task.path
-            raise TaskError(f"{path}: get_inputs() gives other shapes or scalars at every call")
+            raise TaskError(
+                f"{path}: get_inputs() returns other shapes or scalars at each call; return the "
+                "same ones"
+            )
         if kind in SWEEPS:
-            self.swept = seed, own
+            self.sweep_base = seed, own
         return own
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write the declared output, the fp64 output and its spread for one slot of inputs.
 
-        The spread is zero where no seconds are given for it.
+        The spread is zero if the message gives no seconds for it.
         """
         inputs = self.arenas[message["inputs"]].tensors(message["slot"])
         declared, precise, spread = (
@@ -215,61 +228,77 @@ class _Oracle:
             for name in ("declared", "precise", "spread")
         )
         reference = self.reference
-        run = _told(reference.followed(inputs), declared)
-        begun = time.perf_counter()
-        exact = _told(reference.exactly(inputs), precise)
-        each = time.perf_counter() - begun
+        run = _stored_outputs(reference.traced(inputs), declared)
+        start = time.perf_counter()
+        exact = _stored_outputs(reference.forward_fp64(inputs), precise)
+        call_s = time.perf_counter() - start
         defined = run.defined and exact.defined
-        finite = defined and reference.fits(inputs, declared)
-        meant = reference.means(inputs, precise)
+        finite = defined and reference.within_range(inputs, declared)
+        fills_hidden = reference.answer_hides_fills(inputs, precise)
         if message["seconds"] is None:
             for view in spread:
                 view.zero_()
-            return {"finite": finite, "meant": meant, "perturbations": 0, "certain": False}
-        count = message["count"] or int(message["seconds"] / max(each, 1e-6))
-        count = min(MOST_PERTURBATIONS, max(FEWEST_PERTURBATIONS, count))
+            return {
+                "finite": finite,
+                "fills_hidden": fills_hidden,
+                "perturbations": 0,
+                "certain": False,
+            }
+        count = message["count"] or int(message["seconds"] / max(call_s, 1e-6))
+        count = min(MAX_PERTURBATIONS, max(MIN_PERTURBATIONS, count))
         generator = reference.generator(message["seed"])
         self.spread.measure(inputs, precise, spread, count, generator)
         if reference.discrete:
-            near = NearTies(self.known.terms.longest, self.task.precision, message["opposites"])
-            perturbed_inputs = near.perturbed(reference.wide(inputs), generator, exact)
-            runs = (reference.exactly(inputs) for inputs in perturbed_inputs)
-            places = near.settle(exact, run, runs, spread)
-            tell_places(places, self.arenas[message["places"]].tensors(message["target"]))
-        certain = message["decided"] and reference.certain(inputs) is True
-        return {"finite": finite, "meant": meant, "perturbations": count, "certain": certain}
+            nearby = NearTies(
+                self.description.facts.terms.longest, self.task.precision, message["opposites"]
+            )
+            perturbed_inputs = nearby.perturbed(reference.widened(inputs), generator, exact)
+            runs = (reference.forward_fp64(inputs) for inputs in perturbed_inputs)
+            places = nearby.find(exact, run, runs, spread)
+            write_places(places, self.arenas[message["places"]].tensors(message["target"]))
+        certain = message["check_decisions"] and reference.decided_equally(inputs) is True
+        return {
+            "finite": finite,
+            "fills_hidden": fills_hidden,
+            "perturbations": count,
+            "certain": certain,
+        }
 
     def sensitivity(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write how far each element of the answer moves within honest roundoff."""
         inputs = self.arenas[message["inputs"]].tensors(message["slot"])
         reference = self.reference
-        moving = sensitivity.Reference(
-            run=lambda near: reference.exactly(near).outputs,
+        perturbed = sensitivity.PerturbedReference(
+            run=lambda nearby: reference.forward_fp64(nearby).outputs,
             inputs=inputs,
             state=reference.precise.state_dict(),
             generator=reference.generator(message["seed"]),
             declared=lambda: reference.forward(inputs),
             answer=self.arenas[message["precise"]].tensors(message["target"]),
-            wide=reference.fp64,
+            to_fp64=reference.fp64,
         )
         pairs = message["pairs"]
         moved, tied = (self.arenas[message[name]].tensors() for name in ("moved", "tied"))
-        step = sequential(self.known.terms.longest)
-        sensitivity.move(
-            moving, reach(self.known.terms.signed, self.known.coarsest), step, pairs, moved
+        step = sequential(self.description.facts.terms.longest)
+        sensitivity.measure_change(
+            perturbed,
+            reach(self.description.facts.terms.signed, self.description.coarsest),
+            step,
+            pairs,
+            moved,
         )
         if tied:
-            sensitivity.choose(moving, step, pairs, tied)
+            sensitivity.measure_tie_change(perturbed, step, pairs, tied)
         return {
-            "carried": sensitivity.carried(moving, pairs),
-            "undecided": reference.certain(inputs) is False,
+            "carried": sensitivity.carried(perturbed, pairs),
+            "undecided": reference.decided_equally(inputs) is False,
         }
 
     def reorder(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Write the declared output where equals are chosen otherwise."""
+        """Write the declared output with equal elements chosen in another order."""
         inputs = self.arenas[message["inputs"]].tensors(message["slot"])
         order = ordered(ORDERS[message["order"]])
-        results = sensitivity.attempted(lambda: self.reference.forward(inputs), order)
+        results = sensitivity.run_or_none(lambda: self.reference.forward(inputs), order)
         if results is not None:
             _copy(results, self.arenas[message["reordered"]].tensors())
         return {"ran": results is not None}
@@ -282,7 +311,7 @@ def _copy(results: list[Tensor], target: list[Tensor]) -> None:
         view.copy_(tensor)
 
 
-def _told(run: Followed, target: list[Tensor]) -> Followed:
-    """The run, its outputs in an arena and nowhere else."""
+def _stored_outputs(run: ReferenceTrace, target: list[Tensor]) -> ReferenceTrace:
+    """Write the run's outputs to an arena and return the run with these views."""
     _copy(run.outputs, target)
     return replace(run, outputs=target)

@@ -1,11 +1,11 @@
-"""Orders of equals: the reference run with another tie-break in every operator that chooses.
+"""Run the reference with another tie-break in every operator that chooses among elements.
 
-torch promises no order of equals, and an honest kernel has one of its own, the same in each line:
-the first of them, say. Where the answer is made from what was chosen (how many rows an expert gets,
-the mean over the chosen), independent choices at random come nowhere near that. So the operators
-are made to prefer places: from one of them upwards and round, or downwards.
+torch promises no order of equal elements, and an honest kernel has its own order, the same in each
+line: for example the first one. If the answer is computed from what was chosen (how many rows an
+expert gets, the mean over the chosen), independent random choices come nowhere near it. So the
+operators are made to prefer positions: from one of them upwards with wrap-around, or downwards.
 
-Not covered: an order of equals that is none of these; stable sorts, which promise one.
+Not covered: other orders of equal elements; stable sorts, which promise one.
 """
 
 from __future__ import annotations
@@ -14,53 +14,53 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.trace.hooks import watching
-from cuagent.verify.trace.magnitude_gaps import beyond
+from cuagent.verify.trace.hooks import intercept_operators
+from cuagent.verify.trace.magnitude_gaps import least_fill_sizes
 from cuagent.verify.trace.selections import POOLS, Selection, index_of, selection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-COUNTED = ("mode", "nanmedian")
-"""Whose choice hangs on how many are equal, or on which are no numbers."""
+COUNT_DEPENDENT = ("mode", "nanmedian")
+"""Operators whose choice depends on how many elements are equal, or on which are NaN."""
 
 
 @dataclass(frozen=True)
 class TieOrder:
-    """Which of equals is taken for the largest."""
+    """Order that decides which of several equal elements counts as the largest."""
 
     start: float
-    """Where in a line the order begins, as a fraction of it."""
+    """Position in a line where the order begins, as a fraction of the line's length."""
     sign: int
-    """1 where places further on, -1 where places before come next."""
+    """1 if later positions come next, -1 if earlier ones do."""
 
 
 ORDERS = tuple(TieOrder(start / 8, sign) for start in range(8) for sign in (1, -1))
-"""The last and the first of equals, and the same beginning elsewhere."""
+"""Orders to try: first and last of equal elements, and the same from other start positions."""
 
 
 def ordered(order: TieOrder, slack: float = 0.0) -> AbstractContextManager[Any]:
-    """Where it is entered, operators choose by `order` among elements that are equal.
+    """Return a context in which operators choose by `order` among equal elements.
 
-    What lies nearer together than `slack` times the largest of its line, marks apart, is taken for
-    equal too.
+    Elements nearer than `slack` times the largest of their line, apart from mask fills, count as
+    equal.
     """
 
     def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         chosen = selection(function, args, kwargs)
-        if chosen is None or not chosen.indexed or chosen.stable or chosen.name in COUNTED:
+        if chosen is None or not chosen.indexed or chosen.stable or chosen.name in COUNT_DEPENDENT:
             return function(*args, **kwargs)
         result = function(_keys(chosen, order, slack), *args[1:], **kwargs)
         index = index_of(chosen.name, result)
         if index is None:
             return function(*args, **kwargs)
-        return result if index is result else (_named(chosen, index), index)
+        return result if index is result else (_elements_at(chosen, index), index)
 
-    return watching(call)
+    return intercept_operators(call)
 
 
 def _keys(chosen: Selection, order: TieOrder, slack: float) -> Tensor:
-    """fp64 like the operand, no two equal in a line."""
+    """Return fp64 keys in the operand's shape, all different within a line."""
     import torch
 
     operand, count = chosen.operand, chosen.places
@@ -70,26 +70,27 @@ def _keys(chosen: Selection, order: TieOrder, slack: float) -> Tensor:
     ramp = order.sign * rank.view(sides)
     if slack == 0:
         return operand.unique(return_inverse=True)[1] + 0.5 * ramp
-    wide = operand.double()
-    return wide + slack * _sizes(chosen, wide) * ramp
+    operand64 = operand.double()
+    return operand64 + slack * _sizes(chosen, operand64) * ramp
 
 
-def _sizes(chosen: Selection, wide: Tensor) -> Tensor:
-    """How large the largest is that an element is compared with: a line, but for its marks."""
+def _sizes(chosen: Selection, operand64: Tensor) -> Tensor:
+    """Return the largest size among the elements that each one is compared with, without mask
+    fills."""
     import torch
 
     last = tuple(range(-len(chosen.dims), 0))
-    seen = wide.movedim(chosen.dims, last)
-    lines = seen.reshape(-1, chosen.places).abs().nan_to_num(0.0, 0.0)
-    usual = lines < beyond(lines)[:, None]
-    most = torch.where(
-        usual, lines.where(usual, 0).amax(-1, keepdim=True), lines.amax(-1, keepdim=True)
+    moved = operand64.movedim(chosen.dims, last)
+    lines = moved.reshape(-1, chosen.places).abs().nan_to_num(0.0, 0.0)
+    not_fills = lines < least_fill_sizes(lines)[:, None]
+    largest = torch.where(
+        not_fills, lines.where(not_fills, 0).amax(-1, keepdim=True), lines.amax(-1, keepdim=True)
     )
-    return most.view(seen.shape).movedim(last, chosen.dims)
+    return largest.view(moved.shape).movedim(last, chosen.dims)
 
 
-def _named(chosen: Selection, index: Tensor) -> Tensor:
-    """The elements that the indices name."""
+def _elements_at(chosen: Selection, index: Tensor) -> Tensor:
+    """Return the elements at the indices."""
     operand = chosen.operand
     if chosen.name in POOLS:
         first = -len(chosen.dims)

@@ -1,20 +1,21 @@
-"""How far an honest result may lie from the fp64 oracle: the bounds of the strict rule.
+"""Bounds of the strict rule: the largest error of an honest result against the fp64 oracle.
 
-`tolerance` states them. A backward-stable kernel gives the exact answer to inputs and weights that
-differ from the given by a factor of 1 +- `reach`, 8 sqrt(K) u (Higham, Accuracy and Stability of
-Numerical Algorithms, 1.5). The gate is that statement made linear: s, seen under perturbations by
-u, times 8 sqrt(K). Here K leaves out what a softmax sums (`reductions.Terms`): that comes after its
-exponents, and none of them err more for it.
+`tolerance` states the formulas. A backward-stable kernel gives the exact answer to inputs and
+weights that differ from the given ones by a factor of 1 +- `reach`, 8 sqrt(K) u (Higham, Accuracy
+and Stability of Numerical Algorithms, 1.5). The gate linearizes that statement: s, measured under
+perturbations by u, times 8 sqrt(K). Here K excludes what a softmax sums (`reductions.Terms`): that
+sum follows the exponentials and does not increase their error.
 
-Where the answer jumps (a softmax whose two largest scores lie within roundoff of each other, a
-threshold, a quantisation) it is not linear: perturbations by u see the jump by luck only, and an
-honest kernel falls on its other side. Before an error is held against anybody, the oracle is
-therefore asked for m, the furthest that each element goes when inputs and weights are perturbed by
-`reach` and the result of each operator by what a sum of one sign errs, `sequential`. What moves
-further than the gate explains is `settled`: its error counts by what it exceeds m. And what is
-`carried` from large intermediates that cancel stands in for the size of the answer.
+The linearization fails where the answer jumps (a softmax whose two largest scores are within
+roundoff of each other, a threshold, a quantisation): perturbations by u reach the jump only by
+chance, and an honest kernel may end on its other side. So before a candidate is refused, the oracle
+measures m, the largest change of each element when inputs and weights are perturbed by `reach` and
+the result of each operator by the error of a sum of one sign, `sequential`. If an element changes
+more than the gate explains, its error counts only by what exceeds m (`without_jumps`). The rms
+change under roundoff in every operator, `carried`, replaces the size of the answer if large
+intermediates cancel.
 
-Not covered: which draws there are, and how integers and NaN are judged.
+Not covered: the choice of draws, and the rules for integers and NaN.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import BIASED, EXACT, Inputs
-from cuagent.verify.oracle.perturb import UNIT
+from cuagent.verify.tensors import UNIT
 
 if TYPE_CHECKING:
     import torch
@@ -35,40 +36,41 @@ if TYPE_CHECKING:
     from cuagent.verify.trace.reductions import Terms
 
 OWN_ERROR = 3.0
-"""How many times the reference's own error a candidate's may be."""
+"""Largest admitted ratio of a candidate's error to the reference's own error."""
 PRECISION_GATE = 8.0
-"""rms error over sqrt(K) rms(s) up to which fp32 is honest (docs/calibration.json)."""
+"""Largest rms error of honest fp32, in units of sqrt(K) rms(s) (docs/calibration.json)."""
 LOCAL = 5.0
-"""The bound on one element over that on the rms."""
-MOST_SEQUENTIAL = 1e-4
-"""However long a sum of one sign is, relative to itself."""
-MOST_BIASED = 1e-3
-"""The same where roundings add up."""
-A_LANE = 4
-"""Lanes, at least, or halves of a rounding: 94,000 nearly equal terms in one lane of 16 erred by
-1.8e-3, where their number times u is 5.6e-3."""
+"""Ratio of the bound on one element to the bound on the rms."""
+MAX_SEQUENTIAL = 1e-4
+"""Largest relative error of a sum of one sign, at any length."""
+MAX_BIASED = 1e-3
+"""The same on kinds of inputs whose rounding errors add up (`BIASED`)."""
+LANES = 4
+"""Divisor of the worst case u K of a biased sum: it assumes at least this many partial sums, or
+halves of a rounding. 94,000 nearly equal terms in one lane of 16 erred by 1.8e-3; u K is 5.6e-3."""
 COARSE_GATE = 2.5
-"""Of rms(s), scaled to TF32 or bf16: rounding factors of products to them errs by 0.7, truncating
-by about 2, and the next coarser one by 6. No sqrt(K): the perturbation is this very rounding."""
+"""Gate of TF32, fp16 or bf16 in units of rms(s) scaled to that roundoff. Rounding the factors of
+products errs by 0.7, truncating by about 2, the next coarser type by 6. It omits sqrt(K), since
+the perturbation models this rounding itself."""
 UNEVEN = 30.0
-"""Largest error over rms error, above which it is no roundoff but a wrong element."""
+"""Ratio of largest to rms error above which the error is a wrong element, not roundoff."""
 LOGIC_FACTOR = 12.5
-"""The gate of draws that judge logic over that of those that judge precision."""
+"""Ratio of the gate of draws that judge logic to that of draws that judge precision."""
 USUAL = (Inputs.OWN, Inputs.ONE_SIGNED, Inputs.TAILS)
 USUAL_FACTOR = 1.5
-"""The same of what a module is called on, where 136 honest candidates reach 0.6 of the narrow gate:
-so that coarse factors for numbers of one sign alone, which inputs often are, do not pass."""
+"""The same ratio for kinds like the task's own inputs, on which 136 honest candidates reach 0.6 of
+the narrow gate. It refuses coarse factors that only work for numbers of one sign."""
 FORGIVEN = 0.05
-"""Of the output's variation: more is not forgiven for the sake of `LOGIC_FACTOR`."""
+"""Share of the output's variation that `LOGIC_FACTOR` and `USUAL_FACTOR` may forgive at most."""
 STEEPEST = 64
-"""Times the roundoff that is seen: more is a jump of the reference itself."""
+"""Spread in units of observed roundoff above which the reference itself jumped."""
 QUARTER = 0.25
-"""On exact draws results are integers, or sums of them: this much off is no roundoff."""
+"""Error that is not roundoff on exact draws, whose results are integers or sums of them."""
 FEW_TERMS = 32
-"""The longest sum on draws in which nearly all terms are zero."""
+"""Longest sum assumed on draws in which nearly all terms are zero."""
 NO_LUCK = 16
-"""Results: the reference does not hit so many by luck. A sum over lines, each with its few terms,
-is no short one, and one number is right half of the time nevertheless."""
+"""Least number of results for `FEW_TERMS`: the reference is not exact on this many by chance. A sum
+over lines of few terms each is a long sum, and a single number is right half of the time."""
 LEAST = 2.0**-114
 """Absolute error that is always admitted: 4,096 times the smallest normal fp32."""
 UNITS = {
@@ -77,14 +79,14 @@ UNITS = {
     Precision.FP16: 2.0**-11,
     Precision.BF16: 2.0**-8,
 }
-"""Unit roundoff of the factors of a product."""
+"""Unit roundoff of the factors of a product, by admitted precision."""
 
 
 class Sums:
-    """What the bounds need to know of a tensor, gathered block by block."""
+    """Sums over a tensor that the bounds need, accumulated block by block."""
 
     def __init__(self, carried: float = 0.0) -> None:
-        """`carried`: rms change under roundoff in each operator, in units of u, where known."""
+        """Create empty sums. `carried`: rms change under roundoff in operators, in units of u."""
         self.carried = carried
         self.count = 0
         self.squares = {"error": 0.0, "own": 0.0, "value": 0.0, "spread": 0.0}
@@ -93,14 +95,14 @@ class Sums:
 
     @classmethod
     def of(cls, blocks: Iterable[tuple[Tensor, ...]], carried: float = 0.0) -> Sums:
-        """Of blocks of x, r, y and s."""
+        """Return the sums of blocks of x, r, y and s."""
         sums = cls(carried)
         for block in blocks:
             sums.add(*block)
         return sums
 
     def add(self, x: Tensor, r: Tensor, y: Tensor, s: Tensor) -> None:
-        """A candidate's values, the reference's, the oracle's and its spread, of any one shape."""
+        """Add one block: candidate, reference, oracle and spread, all of one shape."""
         if not y.numel():
             return
         self.count += y.numel()
@@ -111,41 +113,41 @@ class Sums:
                 self.largest[name] = max(self.largest[name], number(tensor.abs().max()))
 
     def rms(self, name: str) -> float:
-        """Of `error`, `own`, `value` or `spread`."""
+        """Return the rms of `error`, `own`, `value` or `spread`."""
         return math.sqrt(self.squares[name] / self.count)
 
-    def forget_jumps(self) -> None:
-        """Where nothing may jump: what spreads so much further than the reference errs has."""
+    def bound_spread(self) -> None:
+        """Limit the spread to STEEPEST times the roundoff, on draws that admit no jump."""
         roundoff = self.rms("own") + UNIT * self.rms("value")
-        most = self.count * (STEEPEST * roundoff) ** 2
-        self.squares["spread"] = min(self.squares["spread"], most)
+        limit = self.count * (STEEPEST * roundoff) ** 2
+        self.squares["spread"] = min(self.squares["spread"], limit)
 
     def exact(self, kind: Inputs) -> bool:
-        """Whether honest arithmetic makes no error here."""
+        """Return True if honest arithmetic makes no error on this draw."""
         return kind in EXACT and self.largest["own"] == 0
 
     @property
     def variation(self) -> float:
-        """rms(y - mean y)"""
+        """Standard deviation of y: rms(y - mean y)."""
         mean = self._total / self.count
         return math.sqrt(max(0.0, self.squares["value"] / self.count - mean * mean))
 
 
 @dataclass(frozen=True)
 class Gates:
-    """Bound on rms(e); |e_i| <= max(local + each |y_i|, own)."""
+    """Bounds on one tensor: rms(e) <= rms and |e_i| <= max(local + relative |y_i|, own)."""
 
     rms: float
     local: float
-    """Absolute."""
+    """Absolute bound on one element."""
     own: float
-    """Absolute, by the reference's own largest error."""
-    each: float
-    """Relative to the element."""
+    """Absolute bound from the reference's own largest error."""
+    relative: float
+    """Bound on one element relative to its size."""
 
 
 def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, terms: Terms, unit: float) -> Gates:
-    """The bounds on one tensor of `dtype`, on a draw of that `kind`.
+    """Return the bounds on one tensor of `dtype`, on a draw of `kind`.
 
     `unit` is the unit roundoff of the coarsest arithmetic that the task admits. `tolerance` states
     the formulas.
@@ -167,14 +169,15 @@ def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, terms: Terms, unit: floa
         rms=max(gate + unit_out * sums.rms("value"), OWN_ERROR * sums.rms("own")) + floor,
         local=(min(local, QUARTER) if exact else local) + floor,
         own=OWN_ERROR * sums.largest["own"] + floor,
-        each=2 * unit_out + LOCAL * one_signed,
+        relative=2 * unit_out + LOCAL * one_signed,
     )
 
 
 def coarsest(outputs: Iterable[Tensor], admitted: Precision) -> float:
-    """Unit roundoff of the coarsest arithmetic that is honest: what the task admits, or holds.
+    """Return the unit roundoff of the coarsest honest arithmetic.
 
-    A kernel may round to the type of the outputs on its way as often as a reference does.
+    It is that of the admitted precision or of an output's dtype, if that is coarser.
+    A kernel may round intermediates to the dtype of the outputs, as a reference does.
     """
     import torch
 
@@ -182,86 +185,87 @@ def coarsest(outputs: Iterable[Tensor], admitted: Precision) -> float:
     return max([UNITS[admitted], *held])
 
 
-def doubtful(sums: Sums, kind: Inputs, admitted: Precision) -> bool:
-    """Whether honest arithmetic may fall on the other side of a jump."""
-    return not (sums.exact(kind) and round_numbers(kind, admitted))
+def may_jump(sums: Sums, kind: Inputs, admitted: Precision) -> bool:
+    """Return True if honest arithmetic may end on the other side of a jump."""
+    return not (sums.exact(kind) and is_exact_probe(kind, admitted))
 
 
-def round_numbers(kind: Inputs, admitted: Precision) -> bool:
-    """Whether honest arithmetic makes no error where the reference makes none: on small integers
-    in any precision, on the other exact probes in fp32."""
+def is_exact_probe(kind: Inputs, admitted: Precision) -> bool:
+    """Return True if honest arithmetic makes no error where the reference makes none.
+
+    That holds for small integers in any precision and for the other exact kinds in fp32.
+    """
     return kind in EXACT and (admitted is Precision.MATCH or kind is Inputs.INTEGER)
 
 
 def reach(signed: int, unit: float) -> float:
-    """How far honest arithmetic with sums of so many terms may err, relative to what it starts
-    from."""
+    """Return the largest honest error of sums of `signed` terms, relative to their terms."""
     return PRECISION_GATE * math.sqrt(signed) * UNIT + coarse(unit)
 
 
 def sequential(longest: int, kind: Inputs = Inputs.NORMAL) -> float:
-    """How far a sum of one sign may err, relative to itself, one term after the other."""
-    evenly = min(UNIT * math.sqrt(longest), MOST_SEQUENTIAL)
+    """Return the largest relative error of a sequential sum of `longest` terms of one sign."""
+    evenly = min(UNIT * math.sqrt(longest), MAX_SEQUENTIAL)
     if kind not in BIASED:
         return evenly
-    return max(evenly, min(UNIT * longest / A_LANE, MOST_BIASED))
+    return max(evenly, min(UNIT * longest / LANES, MAX_BIASED))
 
 
-def settled(x: Tensor, y: Tensor, s: Tensor, moved: Tensor, most: Steady) -> Tensor:
-    """`x`, but nearer to `y` by `moved` wherever that is a jump and no roundoff.
+def without_jumps(x: Tensor, y: Tensor, s: Tensor, moved: Tensor, limit: JumpLimit) -> Tensor:
+    """Return `x` with its error reduced by `moved` where `moved` is a jump, not roundoff.
 
-    A jump is more than `most.gate`, and either five times as far as s foretells in proportion, or
-    less than half: that is an answer that had jumped already under perturbation by u.
+    A jump exceeds `limit.gate` and is not proportional to s: above five times the change that s
+    predicts, or below half of it (then perturbations by u had crossed the jump already).
     """
     import torch
 
-    foretold = most.reach / UNIT * s
-    linear = (moved >= foretold / 2) & (moved <= LOCAL * foretold)
-    return torch.where((moved > most.gate) & ~linear, nearer(x, y, moved), x)
+    predicted = limit.reach / UNIT * s
+    linear = (moved >= predicted / 2) & (moved <= LOCAL * predicted)
+    return torch.where((moved > limit.gate) & ~linear, reduced(x, y, moved), x)
 
 
-def nearer(x: Tensor, y: Tensor, by: Tensor) -> Tensor:
-    """`x`, but nearer to `y` by so much, and no further than it."""
+def reduced(x: Tensor, y: Tensor, by: Tensor) -> Tensor:
+    """Return `x` with its distance from `y` reduced by `by`, at most to zero."""
     error = x - y
     return y + (error.abs() - by).clamp(min=0).copysign(error)
 
 
 @dataclass(frozen=True)
-class Steady:
-    """What is no jump yet."""
+class JumpLimit:
+    """Largest change of an element that is not a jump."""
 
     gate: float
-    """How far an element may move under perturbation by `reach`."""
+    """Largest such change under perturbation by `reach`, absolute."""
     reach: float
-    """By how much, relative to them, inputs and weights are perturbed."""
+    """Relative size of the perturbations of inputs and weights."""
 
 
-def steady(sums: Sums, kind: Inputs, terms: Terms, unit: float) -> Steady:
-    """How far an element of this tensor may move before that is a jump."""
-    most = LOCAL * _narrow(sums, terms, unit, kind)
-    gate = min(most, QUARTER) if sums.exact(kind) else most
-    return Steady(gate, reach(terms.signed, unit))
+def jump_limit_of(sums: Sums, kind: Inputs, terms: Terms, unit: float) -> JumpLimit:
+    """Return the largest change of an element of this tensor that is not a jump."""
+    limit = LOCAL * _narrow(sums, terms, unit, kind)
+    gate = min(limit, QUARTER) if sums.exact(kind) else limit
+    return JumpLimit(gate, reach(terms.signed, unit))
 
 
 def _narrow(sums: Sums, terms: Terms, unit: float, kind: Inputs) -> float:
-    """The gate of precision, in the arithmetic that the task admits."""
+    """Return the precision gate, widened to the arithmetic that the task admits."""
     return _honest(sums, terms, kind) + coarse(unit) * sums.rms("spread") / UNIT
 
 
 def coarse(unit: float) -> float:
-    """Factor of rms(s) / 2^-24 by which products in that unit roundoff widen the gate."""
+    """Return the factor of rms(s) / 2^-24 that products of this unit roundoff add to the gate."""
     return COARSE_GATE * unit if unit > UNIT else 0.0
 
 
 def _honest(sums: Sums, terms: Terms, kind: Inputs = Inputs.NORMAL) -> float:
-    """rms error that honest fp32 sums may have."""
+    """Return the largest rms error of honest fp32 sums."""
     root = math.sqrt(terms.signed)
     one_signed = sequential(terms.longest, kind) * max(sums.rms("value"), sums.carried)
     return PRECISION_GATE * root * sums.rms("spread") + one_signed
 
 
 def explains(sums: Sums, terms: Terms, bound: float, admitted: Precision) -> Precision | None:
-    """The finest arithmetic whose roundoff accounts for errors of this size and evenness."""
+    """Return the finest arithmetic whose roundoff explains errors of this size and evenness."""
     error, spread = sums.rms("error"), sums.rms("spread")
     if error <= bound and admitted is Precision.MATCH:
         return Precision.MATCH
@@ -277,5 +281,5 @@ def explains(sums: Sums, terms: Terms, bound: float, admitted: Precision) -> Pre
 
 
 def number(tensor: Tensor) -> float:
-    """Of a tensor that holds one; waits for the GPU."""
+    """Return the value of a tensor of one element; waits for the GPU."""
     return float(tensor.item())

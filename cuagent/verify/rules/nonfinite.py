@@ -1,15 +1,15 @@
-"""Draws with NaN and infinities, on which honest kernels differ in what becomes of them.
+"""Rules for NaN and infinities: which elements the strict rule judges.
 
-`fmaxf` drops a NaN that torch.relu hands on, a convolution by Fourier transform spreads one over
-the whole image, a one-hot product over all segments, a sort by insertion leaves numbers in other
-places (so that a reference that chooses among elements is not tried on NaN at all). None of that
-is wrong by any contract that a reference states, so there only those elements are held against a
-candidate that are numbers in the reference, in either precision, and in the candidate's output;
-integers and truth values, which hang on comparisons with NaN, are not. What differs otherwise is
-reported.
+Honest kernels treat NaN differently on draws that contain it. `fmaxf` drops a NaN that torch.relu
+propagates, a convolution by Fourier transform spreads one over the whole image, a one-hot product
+over all segments, and an insertion sort leaves numbers in other places (so a reference that chooses
+among elements gets no draw with NaN). No reference states a contract for these cases. On such
+draws an element therefore counts against a candidate only if it is finite in the reference, in
+either precision, and in the candidate's output. Integers and booleans, which depend on comparisons
+with NaN, do not count. Other differences are reported.
 
-Not here: inputs that a task may draw by itself. Where its own inputs, or its own range of integers
-and booleans, lead to NaN or Inf, these must stand where the reference has them (`tolerance`).
+Not covered: inputs that a task may draw. If its own inputs, or its own range of integers and
+booleans, lead to NaN or Inf, the candidate must have them where the reference has (`tolerance`).
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cuagent.verify.oracle.perturb import BLOCK, real
+from cuagent.verify.tensors import BLOCK, is_inexact
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cuagent.verify.rules.tolerance import Expected
+    from cuagent.verify.rules.types import Expected
 
 
 @dataclass(frozen=True)
-class Strays:
-    """Where one output and the reference differ in what is no number."""
+class NonfiniteDifferences:
+    """Counts of elements at which outputs and reference differ in NaN or Inf."""
 
     lost: int
-    """Numbers where the reference has NaN or Inf."""
+    """Finite numbers where the reference has NaN or Inf."""
     gained: int
-    """NaN or Inf where the reference has numbers."""
+    """NaN or Inf where the reference has finite numbers."""
     other: int
-    """One for the other; and integers that are not equal."""
+    """NaN for Inf, Inf for NaN, or integers that are not equal."""
     total: int
 
     def __bool__(self) -> bool:
@@ -44,15 +44,15 @@ class Strays:
     def __str__(self) -> str:
         return (
             f"differs from the reference in {self.lost + self.gained + self.other} of {self.total} "
-            f"elements (numbers for NaN or Inf {self.lost}, NaN or Inf for numbers {self.gained}, "
-            f"others {self.other}); reported, not held against it"
+            f"elements (finite for NaN or Inf {self.lost}, NaN or Inf for finite {self.gained}, "
+            f"others {self.other}); reported only, it does not count against the candidate"
         )
 
 
 def numbers_only(block: Sequence[Tensor], *, paired: bool) -> tuple[Tensor, ...]:
-    """Of x, r, y, s and what comes behind them, in fp64, what the strict rule is asked about.
+    """Return x, r, y, s and further tensors of a block in fp64, where x, r and y are all finite.
 
-    `paired`: two neighbours are one complex number.
+    With `paired`, two neighbouring elements are one complex number. NaN or Inf in s becomes 0.
     """
     wide = [tensor.double() for tensor in block]
     x, r, y = wide[:3]
@@ -64,7 +64,7 @@ def numbers_only(block: Sequence[Tensor], *, paired: bool) -> tuple[Tensor, ...]
 
 
 def finite_only(block: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The block in fp64 where none of x, r and y is NaN or Inf."""
+    """Return the block in fp64 where x, r and y are all finite."""
     wide = tuple(tensor.double() for tensor in block)
     x, r, y, *_ = wide
     if _plain(x, r, y):
@@ -74,23 +74,24 @@ def finite_only(block: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def misplaced(block: Sequence[Tensor]) -> Tensor | None:
-    """Which x are not finite and agree with neither r nor y, or are finite where neither is.
+    """Return a mask of misplaced x; None if there are none.
 
-    None where there is none.
+    Misplaced are x that are not finite and agree with neither r nor y, or finite where both are
+    not.
     """
     x, r, y = (tensor.double() for tensor in block[:3])
     if _plain(x, r, y):
         return None
     special = ~(x.isfinite() & r.isfinite() & y.isfinite())
     agrees = (x == r) | (x == y) | (x.isnan() & (r.isnan() | y.isnan()))
-    # Where only one of the two references overflows, a finite answer is right as well.
+    # If only one of the two references overflows, a finite answer is right as well.
     undecided = x.isfinite() & (r.isfinite() | y.isfinite())
     found = special & ~agrees & ~undecided
     return found if bool(found.any()) else None
 
 
 def all_misplaced(blocks: Iterable[Sequence[Tensor]], output: Tensor) -> Tensor:
-    """True for each element of the flattened output that is misplaced."""
+    """Return a mask of the misplaced elements of the flattened output."""
     import torch
 
     masks = []
@@ -102,25 +103,25 @@ def all_misplaced(blocks: Iterable[Sequence[Tensor]], output: Tensor) -> Tensor:
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """Surely no NaN or Inf: either would stay in the sum, a sixteenth of `isfinite`'s time."""
+    """Return True if sums prove that there is no NaN or Inf, in 1/16 of the time of `isfinite`."""
     return all(bool(tensor.sum().isfinite()) for tensor in tensors)
 
 
-def strays(outputs: Sequence[Tensor], expected: Expected) -> Strays:
-    """What `numbers_only` leaves out, and integers, counted."""
+def nonfinite_differences(outputs: Sequence[Tensor], expected: Expected) -> NonfiniteDifferences:
+    """Count the elements that `numbers_only` leaves out and that differ, and unequal integers."""
     lost = gained = other = 0
     for x, r, y in zip(outputs, expected.declared, expected.precise, strict=True):
-        if not real(x):
+        if not is_inexact(x):
             other += int((x != r).sum())
             continue
         flat = (tensor.reshape(-1).split(BLOCK[x.device.type]) for tensor in (x, r, y))
         for given, declared, precise in zip(*flat, strict=True):
-            found = _strays(given, declared, precise)
+            found = _differences(given, declared, precise)
             lost, gained, other = lost + found[0], gained + found[1], other + found[2]
-    return Strays(lost, gained, other, sum(x.numel() for x in outputs))
+    return NonfiniteDifferences(lost, gained, other, sum(x.numel() for x in outputs))
 
 
-def _strays(x: Tensor, r: Tensor, y: Tensor) -> tuple[int, int, int]:
+def _differences(x: Tensor, r: Tensor, y: Tensor) -> tuple[int, int, int]:
     here, there = x.isfinite(), r.isfinite() & y.isfinite()
     lost = here & ~r.isfinite() & ~y.isfinite()
     same = (x == r) | (x == y) | (x.isnan() & (r.isnan() | y.isnan()))

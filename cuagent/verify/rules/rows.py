@@ -1,13 +1,13 @@
-"""The strict rule for each line of a prefix sum by itself.
+"""Strict rule for each line of a prefix sum.
 
-The bounds of `tolerance` take a tensor as a whole, so that a line of small numbers, or one whose
-sum cancels, is held to the errors of the largest line. A prefix sum makes many numbers of each
-line, enough for bounds of its own:
+The bounds of `tolerance` take a tensor as a whole, so they would hold a line of small numbers, or
+one whose sum cancels, to the errors of the largest line. A prefix sum gives enough numbers in each
+line for separate bounds:
 
     rms(e) <= 2 max(F max(8 sqrt(K') rms(s), rms(m)) + (q + u_o) rms(y), 3 rms(r - y)) + floor
 
-over one line, F the factor of the kind of inputs, m the furthest that an element moves, which is
-known in doubt only. The 2 is for what lines of one tensor differ in by chance.
+over one line. F is the factor of the kind of inputs, m the sensitivity of an element, once known.
+The 2 covers chance differences between the lines of one tensor.
 
 Not covered: lines shorter than SHORTEST; exact draws, which have a bound on each element.
 """
@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cuagent.verify.inputs.kinds import EXACT, LENIENT, Inputs
-from cuagent.verify.oracle.perturb import BLOCK, UNIT
 from cuagent.verify.rules.bounds import (
     LEAST,
     LOGIC_FACTOR,
@@ -31,6 +30,7 @@ from cuagent.verify.rules.bounds import (
     number,
     sequential,
 )
+from cuagent.verify.tensors import BLOCK, UNIT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,31 +38,33 @@ if TYPE_CHECKING:
     from cuagent.verify.trace.reductions import Terms
 
 SHORTEST = 64
+"""Least length of a line that has bounds of its own; the rms of fewer errors is too noisy."""
 CHANCE = 2.0
-KNOWN_MOVES = 5
-"""Tensors that are given once it is known how far each element moves."""
+"""Factor for chance differences between lines."""
+WITH_SENSITIVITY = 5
+"""Number of tensors used once the sensitivity is known: x, r, y, s and m."""
 
 
 def worst_line(
     tensors: Sequence[Tensor], kind: Inputs, terms: Terms, unit: float
 ) -> tuple[float, int]:
-    """The largest error of a line over its bound, and which line; 0 where there are no lines.
+    """Return the largest ratio of a line's error to its bound, and the line; 0 without lines.
 
-    `tensors` are x, r, y, s and in doubt m. `unit` is the roundoff of the coarsest arithmetic that
-    is honest.
+    `tensors` are x, r, y, s and, once the sensitivity is known, m. `unit` is the unit roundoff of
+    the coarsest honest arithmetic.
     """
     import torch
 
     output = tensors[0]
     axes = [dim for dim, size in enumerate(output.shape) if size == terms.prefix]
-    told = kind in EXACT or kind in LENIENT
-    if told or not axes or terms.prefix < SHORTEST or not output.is_floating_point():
+    skipped = kind in EXACT or kind in LENIENT
+    if skipped or not axes or terms.prefix < SHORTEST or not output.is_floating_point():
         return 0.0, 0
     info = torch.finfo(output.dtype)
     factor = 1.0 if kind is Inputs.NORMAL else USUAL_FACTOR if kind in USUAL else LOGIC_FACTOR
     gate = PRECISION_GATE * math.sqrt(terms.signed) + coarse(unit) / UNIT
     relative = sequential(terms.longest, kind) + info.eps / 2
-    worst, where, begun = 0.0, 0, 0
+    worst, where, start = 0.0, 0, 0
     for block in _lines(tensors, axes[-1]):
         x, r, y, s, *moved = (part.double() for part in block)
         finite = x.isfinite() & r.isfinite() & y.isfinite()
@@ -76,18 +78,18 @@ def worst_line(
         ratio = error / (bound + max(info.tiny, LEAST))
         line = int(ratio.argmax())
         if (found := number(ratio[line])) > worst:
-            worst, where = found, begun + line
-        begun += x.shape[0]
+            worst, where = found, start + line
+        start += x.shape[0]
     return worst, where
 
 
 def _lines(tensors: Sequence[Tensor], axis: int) -> Iterator[list[Tensor]]:
-    """Some lines of each tensor at a time, as [lines, places]."""
+    """Yield about a block of lines of each tensor at a time, as [lines, places]."""
     length = tensors[0].shape[axis]
-    flat = [tensor.movedim(axis, -1).reshape(-1, length) for tensor in tensors[:KNOWN_MOVES]]
+    flat = [tensor.movedim(axis, -1).reshape(-1, length) for tensor in tensors[:WITH_SENSITIVITY]]
     count = max(1, BLOCK[tensors[0].device.type] // length)
-    for begun in range(0, flat[0].shape[0], count):
-        yield [tensor[begun : begun + count] for tensor in flat]
+    for start in range(0, flat[0].shape[0], count):
+        yield [tensor[start : start + count] for tensor in flat]
 
 
 def _rms(lines: Tensor) -> Tensor:

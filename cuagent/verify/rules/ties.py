@@ -1,19 +1,20 @@
-"""Indices among equals: any place that is tied with the right one is right, and no other is.
+"""Rule for indices among equal elements: an index of any element tied with the right one is right.
 
-torch promises nothing about the order of equals but for stable sorts, and an honest kernel breaks
-near-ties by its own roundoff. So an index is not compared with the reference's, but what lies at
-its place with what lies at the reference's: `Places` holds, in fp64, what the reference chose from
-(`places` finds out), and how far two elements may lie apart and still be taken for equal:
+torch guarantees the order of equal elements only for stable sorts, and an honest kernel breaks
+near-ties by its own roundoff. So the rule compares the elements that two indices name, not the
+indices: `Places` holds the elements in fp64 (found by `oracle.places`) and the distance at which
+two elements still count as equal:
 
     slack = 2 (rms(m) + 3 max|z_r - z| + 5 min(u sqrt(K), 1e-4) rms(z))        for each line
 
-z are the elements of the line in fp64, z_r in the reference's own precision, m how far they move at
-most when inputs and weights are perturbed by 8 sqrt(K) u: the gates of the strict rule, twice,
-because two elements are compared. Beside marks (`sizes`) the others are a line of their own.
-Indices of one line of a sort or a topk must all be different, an index of a pooling must lie in its
-window, and one of a cumulative maximum not behind its place.
+z are the elements of the line in fp64, z_r those in the reference's own precision, m their largest
+change when inputs and weights are perturbed by 8 sqrt(K) u. These are the gates of the strict rule,
+doubled since two elements are compared. The elements of a line that are no mask fill
+(`magnitude_gaps`) have a slack of their own. Indices of one line of a sort or a topk must be
+distinct, an index of a pooling must be in its window, and one of a cumulative maximum must not be
+after its position.
 
-Not covered: integers computed from an index; those are held to a range (`tolerance`).
+Not covered: integers computed from an index; `tolerance` compares those.
 """
 
 from __future__ import annotations
@@ -28,43 +29,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Places:
-    """What the indices of one output tensor, of shape S, were chosen from."""
+    """Elements that the indices of one output tensor of shape S were chosen from."""
 
     values: Tensor
-    """[lines, places], fp64."""
+    """Elements by line: [lines, places], fp64."""
     slack: Tensor
-    """[lines, 2], fp64: between two that are no marks, and beside a mark; negative where only the
-    reference's own index will do."""
-    marks: Tensor
-    """[lines], fp64: the least size of a mark (`sizes`)."""
+    """[lines, 2], fp64: distance that counts as equal between usual elements, and if a mask fill is
+    involved. Negative if only the reference's own index is right."""
+    fill_sizes: Tensor
+    """[lines], fp64: the least size of a mask fill (`magnitude_gaps`)."""
     line: Tensor
-    """int64 S: to which line each index belongs."""
+    """int64 S: the line to which each index belongs."""
     sizes: Tensor
-    """int64 [d]: a line's extent along the d axes that it goes over."""
+    """int64 [d]: extent of a line along the d axes that it spans."""
     low: Tensor
-    """int64 S + [d]: the first admissible coordinates; [0] where all of a line are admissible."""
+    """int64 S + [d]: first admissible coordinates; [0] if all of a line are admissible."""
     high: Tensor
-    """int64 S + [d]: the last ones."""
+    """int64 S + [d]: last admissible coordinates."""
     distinct: Tensor
-    """bool [1]: whether no two indices of a line may be the same."""
+    """bool [1]: True if the indices of a line must be distinct."""
 
     @property
     def tensors(self) -> list[Tensor]:
         return [getattr(self, field.name) for field in fields(self)]
 
     def copied(self) -> Places:
-        """In memory of its own."""
+        """Return a copy of all tensors."""
         return Places(*(tensor.clone() for tensor in self.tensors))
 
 
 def places_of(several: Sequence[Tensor]) -> list[Places]:
-    """From their tensors, one after the other."""
+    """Build each Places from the concatenated lists of their tensors."""
     size = len(fields(Places))
     return [Places(*several[at : at + size]) for at in range(0, len(several), size)]
 
 
 def wrong_places(output: Tensor, declared: Tensor, precise: Tensor, places: Places) -> Tensor:
-    """bool like `output`: where an index names what is not tied with what the reference's names."""
+    """Return a mask of the indices whose element is not tied with the reference's element."""
     import torch
 
     count = places.values.shape[1]
@@ -72,9 +73,9 @@ def wrong_places(output: Tensor, declared: Tensor, precise: Tensor, places: Plac
     inside = (given >= 0) & (given < count)
     named = given.clamp(0, count - 1)
     got, wanted = places.values[places.line, named], places.values[places.line, right]
-    usual = got.abs().maximum(wanted.abs()) < places.marks[places.line]
-    among, beside = places.slack[places.line].unbind(-1)
-    slack = torch.where(usual, among, beside)
+    usual = got.abs().maximum(wanted.abs()) < places.fill_sizes[places.line]
+    between_usual, with_fill = places.slack[places.line].unbind(-1)
+    slack = torch.where(usual, between_usual, with_fill)
     tied = ((got == wanted) | ((got - wanted).abs() <= slack)) & (slack >= 0)
     if places.low.numel():
         coordinates = torch.stack(_unravelled(named, places.sizes.tolist()), dim=-1)

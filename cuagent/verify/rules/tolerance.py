@@ -1,45 +1,46 @@
 """The two rules, as pure functions on tensors: lax and strict.
 
 lax     |x - r| <= 1e-2 + 1e-2 |r| for every element, r the reference in its declared precision
-        (KernelBench, CUDA Agent). Reported beside the verdict, never instead of the strict rule.
+        (KernelBench, CUDA Agent). Reported with the verdict; the strict rule decides.
 
 strict  With y the fp64 oracle, r the reference, e = x - y, s the spread of the oracle when every
-        input and weight is multiplied by 1 + u N(0,1), K the longest sum, K' the longest but for
-        those inside a softmax, u_o the unit roundoff of the output's dtype:
+        input and weight is multiplied by 1 + u N(0,1), K the longest sum, K' the longest sum
+        outside a softmax, u_o the unit roundoff of the output's dtype:
             q           min(u sqrt(K), 1e-4); on BIASED kinds at least min(u K / 4, 1e-3)
             gate        8 sqrt(K') rms(s) + q rms(y)
             precision   rms(e) <= max(  gate + rms(u_o y),           3 rms(r - y)) + floor
             local       |e_i|  <= max(5 gate + (2 u_o + 5 q) |y_i|,  3 max|r - y|) + floor
             floor       u_o^2 max|y| + max(smallest normal of the dtype, 2^-114)
-        Either bound admits. Inputs that are not zero-mean judge logic: there the gate is 12.5 times
-        as wide, on own and one-signed inputs 1.5 times, but no more than 5 % of the output's own
-        variation is forgiven that way.
-        Exact probes (small integers, cancellation) are held to the narrow gate, and to a quarter,
-        wherever the reference itself is exact: a wrong index is off by one at least.
+        The larger bound of a pair applies. Inputs that are not zero-mean judge logic: their gate is
+        12.5 times as wide (1.5 times on own and one-signed inputs), and the widening forgives at
+        most 5 % of the output's own variation.
+        Exact probes (small integers, cancellation) keep the narrow gate, and an absolute bound of a
+        quarter, if the reference itself is exact: a wrong index is off by at least one.
         Where the task admits TF32 (u = 2^-11), fp16 or bf16, 2.5 rms(s) u / 2^-24 is added to the
-        first gate and five times that to the second.
+        gate of the rms and five times that to the local one.
 
-An error that is refused so is looked at again, once it is known how far m each element moves when
-inputs, weights and the results of operators are perturbed by as much as honest sums err: where
-m_i > 5 gate, the narrow one, and out of proportion to s_i, the answer jumps, and m_i is taken off
-|e_i|. In the gate's second term w / u, w the rms change when every operator errs by u, then stands
-for rms(y) where it is more (`bounds` says why). Exact probes have no such doubt.
+An error that these bounds refuse is judged again with the sensitivity m of each element: its
+largest change when inputs, weights and the results of operators are perturbed by as much as honest
+sums err. If m_i > 5 gate (the narrow gate) and m_i is not proportional to s_i, the answer jumps,
+and m_i is subtracted from |e_i|. In the gate's second term, w / u replaces rms(y) if it is larger,
+where w is the rms change when every operator errs by u (reasons in `bounds`). Exact probes are
+never judged again.
 
-The second term of the gate is for sums of one sign inside a task (exponentials, squares) that are
-taken one term after the other: each addition rounds the partial sum, whose size s does not know.
-It errs in proportion to the sum, and so does each element that is made from it.
+The second term of the gate covers sums of one sign inside a task (exponentials, squares) that are
+added sequentially: each addition rounds the partial sum, whose size s does not contain. The error
+is proportional to the sum, and so is the error of each element computed from it.
 
-The floor is for outputs on which perturbations have no hold: a one-hot softmax has no spread, and
-an honest exp that clamps at -87 leaves 3e-38 where the oracle has 0. An error of u_o^2 of the
-largest output is below what a single operation on that output can resolve, twice over; 2^-114 is
-4096 times the smallest normal fp32.
+The floor covers outputs that perturbations do not change: a one-hot softmax has no spread, and an
+honest exp that clamps at -87 leaves 3e-38 where the oracle has 0. An error of u_o^2 of the largest
+output is far below what a single operation on that output can resolve; 2^-114 is 4096 times the
+smallest normal fp32.
 
-NaN and Inf must stand where they stand in the reference; integers and booleans must be equal to
-the reference in either precision, but for those that change when the inputs are perturbed by as
-much as honest sums err, 8 sqrt(K) u (`bounds.reach`): near-ties, of which every choice is right
-(`ties` says which there are, for indices). On round numbers a comparison has no such excuse.
+NaN and Inf must be where the reference has them. Integers and booleans must equal the reference in
+either precision, except near-ties: values that change when the inputs are perturbed by as much as
+honest sums err, 8 sqrt(K) u (`bounds.reach`). Every choice among near-ties is right (`ties` defines
+them for indices). On round numbers a comparison has no such exception.
 
-Tensors are gone through in blocks, so that an output of gigabytes needs no second gigabytes.
+Tensors are processed in blocks, so that an output of several GB needs no second copy.
 """
 
 from __future__ import annotations
@@ -53,25 +54,26 @@ from typing import TYPE_CHECKING
 from cuagent.task import Precision
 from cuagent.verdict import RuleResult
 from cuagent.verify.inputs.kinds import EXACT, LENIENT, ROUND, Inputs
-from cuagent.verify.oracle.perturb import in_blocks, pairs, real
 from cuagent.verify.rules.bounds import (
     UNITS,
     Gates,
-    Steady,
+    JumpLimit,
     Sums,
     coarsest,
-    doubtful,
     explains,
     gates,
-    nearer,
+    jump_limit_of,
+    may_jump,
     number,
-    settled,
-    steady,
+    reduced,
+    without_jumps,
 )
 from cuagent.verify.rules.nonfinite import all_misplaced, finite_only, misplaced, numbers_only
 from cuagent.verify.rules.rows import worst_line
 from cuagent.verify.rules.ties import Places, wrong_places
+from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.rules.wrong import Wrong, describe, first
+from cuagent.verify.tensors import as_real, in_blocks, is_inexact
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -82,80 +84,26 @@ if TYPE_CHECKING:
     Block = tuple[Tensor, ...]
 
 LAX = 1e-2
-NOTHING = Steady(math.inf, 0.0)
-"""No motion is a jump."""
-STILL = 1e-3
-"""Of the rms of an output: an element that moves less is no part of what hangs on a choice."""
-IN_DOUBT = 5
-"""Tensors that the rule looks at, or more, once it is known how far each element moves."""
+"""Absolute and relative tolerance of the lax rule, as in KernelBench and CUDA Agent."""
+NO_JUMPS = JumpLimit(math.inf, 0.0)
+"""No change of an element counts as a jump."""
+NEGLIGIBLE = 1e-3
+"""Share of an output's rms. An element that changes by less does not depend on a choice."""
+WITH_SENSITIVITY = 5
+"""Least number of tensors that the rule gets once the sensitivity is known: x, r, y, s and m."""
 
 
-@dataclass(frozen=True)
-class Moved:
-    """How far an answer moves within honest roundoff (`doubts`)."""
-
-    furthest: Sequence[Tensor]
-    """Per element, fp64: the largest change under perturbation by `bounds.reach`."""
-    carried: Sequence[float]
-    """For each tensor the rms change under roundoff in each operator, in units of u."""
-    tied: Sequence[Tensor] = ()
-    """Per element, fp64: the largest change where equals are chosen in another order; empty where
-    nothing is chosen."""
-    undecided: bool = False
-    """Whether numbers decide that are not the same in both precisions: then a choice is a matter of
-    roundoff even where what is made of it is exact (the nearest of equally near codes)."""
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What the oracle says about one draw; one tensor each for every tensor of the output."""
-
-    declared: Sequence[Tensor]
-    """The reference in its own precision."""
-    precise: Sequence[Tensor]
-    """The reference in fp64."""
-    spread: Sequence[Tensor]
-    """Per element, in the type of `precise`: its rms change under perturbation by UNIT; of integers
-    and booleans the largest change under perturbation by `bounds.reach`."""
-    places: Sequence[Places | None] = ()
-    """What indices were chosen from, where the output holds some; empty where nowhere."""
-    moved: Moved | None = None
-    """Asked in doubt only."""
-    certain: bool = False
-    """On round inputs: whether something is decided, and all of it by the same numbers in both
-    precisions. Then roundoff chooses nothing, though what is made of it (a mean) is not exact."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The strict rule on one draw."""
-
-    passed: bool
-    ratio: float
-    """Largest error over its bound; inf where something is wrong that has no bound."""
-    max_error: float
-    rms_error: float
-    precision: Precision | None
-    """Finest arithmetic that explains the error on this draw; None if none does."""
-    note: str = ""
-    rms_bound: float = math.nan
-    hint: str = ""
-    """What to look for."""
-    steep: bool = False
-    """Refused, and by no more than each element moves within honest roundoff (`Moved`)."""
-
-
-UNTOLD = Finding(False, math.inf, math.inf, math.inf, None)
-"""A refusal without a bound of which nobody reads why."""
+UNEXPLAINED = Finding(False, math.inf, math.inf, math.inf, None)
+"""A refusal without a bound and without an explanation."""
 
 
 def lax(outputs: Sequence[Tensor], declared: Sequence[Tensor]) -> RuleResult:
-    """allclose at 1e-2, the tolerance scaled by the reference and never by the candidate."""
+    """Apply the lax rule: allclose at 1e-2, with the tolerance scaled by the reference."""
     import torch
 
     worst = 0.0
     for output, reference in zip(outputs, declared, strict=True):
-        if not real(output):
+        if not is_inexact(output):
             worst = worst if torch.equal(output, reference) else math.inf
             continue
         for x, r in in_blocks(output, reference):
@@ -173,24 +121,28 @@ def strict(
     terms: Terms,
     admitted: Precision = Precision.MATCH,
     *,
-    told: bool = True,
+    explain: bool = True,
 ) -> Finding:
-    """The strict rule on one draw of `kind`; with `told` a refusal says where and how."""
+    """Apply the strict rule to one draw of `kind`.
+
+    `terms` are the longest sums of the reference, `admitted` the precision that the task admits.
+    With `explain` a refusal describes the wrong elements.
+    """
     places = expected.places or [None] * len(outputs)
     parts = [outputs, expected.declared, expected.precise, expected.spread]
     carried: Sequence[float] = [0.0] * len(outputs)
-    if expected.moved is not None:
-        parts += filter(None, (expected.moved.furthest, expected.moved.tied))
-        carried = expected.moved.carried
-    undecided = expected.moved is not None and expected.moved.undecided
+    if expected.sensitivity is not None:
+        parts += filter(None, (expected.sensitivity.furthest, expected.sensitivity.tied))
+        carried = expected.sensitivity.carried
+    undecided = expected.sensitivity is not None and expected.sensitivity.undecided
     unit = coarsest(expected.declared, admitted)
-    drawn = _Drawn(kind, terms, admitted, unit, undecided, expected.certain, told)
+    draw = _DrawFacts(kind, terms, admitted, unit, undecided, expected.certain, explain)
     findings = [
-        _real(index, tensors, drawn, carried[index])
-        if real(tensors[0])
-        else _whole(index, tensors, drawn, places[index])
+        _inexact(index, tensors, draw, carried[index])
+        if is_inexact(tensors[0])
+        else _discrete(index, tensors, draw, places[index])
         for index, tensors in enumerate(zip(*parts, strict=True))
-        if tensors[0].numel() and (real(tensors[0]) or kind not in LENIENT)
+        if tensors[0].numel() and (is_inexact(tensors[0]) or kind not in LENIENT)
     ]
     if not findings:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
@@ -205,176 +157,191 @@ def strict(
         note=worst.note,
         rms_bound=worst.rms_bound,
         hint=worst.hint,
-        steep=all(finding.passed or finding.steep for finding in findings),
+        within_sensitivity=all(
+            finding.passed or finding.within_sensitivity for finding in findings
+        ),
     )
 
 
 def constants(expected: Expected) -> list[float]:
-    """For each output the best constant answer to one draw: its mean."""
+    """Return the best constant answer to one draw for each output: its mean."""
     import torch
 
     return [
-        number(pairs(y).mean(dtype=torch.float64)) if y.numel() else 0.0 for y in expected.declared
+        number(as_real(y).mean(dtype=torch.float64)) if y.numel() else 0.0
+        for y in expected.declared
     ]
 
 
-def _whole(index: int, tensors: Sequence[Tensor], drawn: _Drawn, places: Places | None) -> Finding:
-    """The rule for integers and booleans."""
+def _discrete(
+    index: int, tensors: Sequence[Tensor], draw: _DrawFacts, places: Places | None
+) -> Finding:
+    """Apply the strict rule to integers or booleans."""
     import torch
 
     output, declared, precise, spread = tensors[:4]
-    # fp64 may order near-ties otherwise than the declared precision does; either is right.
+    # fp64 may order near-ties differently from the declared precision; either order is right.
     wrong = (output != declared) & (output != precise.to(output.dtype))
     if places is not None and bool(wrong.any()):
         wrong = wrong_places(output, declared, precise, places)
-    elif not (output.dtype is torch.bool and drawn.decides_truth):
+    elif not (output.dtype is torch.bool and draw.decides_truth):
         wrong &= ~_tied(output, declared, spread)
-    return _exact(index, wrong, output, declared, told=drawn.told)
+    return _exact(index, wrong, output, declared, explain=draw.explain)
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """What of a draw the bounds hang on."""
+class _DrawFacts:
+    """Facts of a draw that determine the bounds."""
 
     kind: Inputs
     terms: Terms
     admitted: Precision
     unit: float
-    """The roundoff by which m was found (`bounds.coarsest`)."""
+    """Unit roundoff with which m was measured (`bounds.coarsest`)."""
     undecided: bool
-    """See `Moved`."""
+    """See `Sensitivity`."""
     certain: bool
     """See `Expected`."""
-    told: bool
-    """Whether somebody reads why an output is refused."""
+    explain: bool
+    """True if a refusal describes the wrong elements."""
 
     @property
     def decides_truth(self) -> bool:
-        """Whether no near-tie excuses a truth value."""
+        """True if a boolean must be right even at a near-tie."""
         sure = self.certain or self.kind not in (Inputs.BRINK, Inputs.HALVES)
         return self.kind in EXACT and sure
 
     @property
-    def firm(self) -> bool:
-        """Whether honest arithmetic decides as the reference does."""
+    def decides_exactly(self) -> bool:
+        """True if honest arithmetic decides every comparison as the reference does."""
         return self.certain and self.kind in ROUND and self.admitted is Precision.MATCH
 
     def jumps(self, sums: Sums) -> bool:
-        """Whether honest arithmetic may fall on the other side of a jump."""
-        if self.firm:
+        """Return True if honest arithmetic may end on the other side of a jump."""
+        if self.decides_exactly:
             return False
-        return self.undecided or doubtful(sums, self.kind, self.admitted)
+        return self.undecided or may_jump(sums, self.kind, self.admitted)
 
 
-def _real(index: int, tensors: Sequence[Tensor], drawn: _Drawn, carried: float) -> Finding:
-    """The rule for real and complex numbers; `tensors` are x, r, y, s and in doubt m, t.
+def _inexact(index: int, tensors: Sequence[Tensor], draw: _DrawFacts, carried: float) -> Finding:
+    """Apply the strict rule to floating or complex numbers.
 
-    `carried` is 0 before a doubt.
+    `tensors` are x, r, y, s and, once the sensitivity is known, m and t (`Sensitivity.tied`).
+    `carried` is 0 until then.
     """
-    kind, terms, admitted = drawn.kind, drawn.terms, drawn.admitted
+    kind, terms, admitted = draw.kind, draw.terms, draw.admitted
     blocks = list(in_blocks(*tensors))
     finite: Finite = finite_only
     if kind in LENIENT:
         finite = partial(numbers_only, paired=tensors[0].is_complex())
     elif any(misplaced(block) is not None for block in blocks):
-        if not drawn.told:
-            return UNTOLD
+        if not draw.explain:
+            return UNEXPLAINED
         return _refused(index, all_misplaced(blocks, tensors[0]), tensors[0], tensors[1])
     sums = Sums.of((finite(block)[:4] for block in blocks), carried)
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
-    if drawn.firm:
-        sums.forget_jumps()
+    if draw.decides_exactly:
+        sums.bound_spread()
     bound = gates(sums, tensors[0].dtype, kind, terms, UNITS[admitted])
-    most = steady(sums, kind, terms, drawn.unit) if drawn.jumps(sums) else NOTHING
-    left = Sums.of(_left(map(finite, blocks), most), carried) if len(tensors) >= IN_DOUBT else sums
-    farthest = _farthest(_left(map(finite, blocks), most), bound)
-    ratio = max(left.rms("error") / bound.rms, farthest)
-    line, which = worst_line(tensors, kind, terms, drawn.unit)
-    unmoved = 0.0
-    if kind in EXACT and len(tensors) > IN_DOUBT:
-        still = [_still(block, sums.rms("value")) for block in map(finite, blocks)]
-        unmoved = _farthest(still, _gates_of(still, tensors[0].dtype, drawn))
-        ratio = max(ratio, unmoved)
-    if line > max(1.0, ratio):
+    jump_limit = jump_limit_of(sums, kind, terms, draw.unit) if draw.jumps(sums) else NO_JUMPS
+    remaining = (
+        Sums.of(_without_jumps(map(finite, blocks), jump_limit), carried)
+        if len(tensors) >= WITH_SENSITIVITY
+        else sums
+    )
+    farthest = _largest_ratio(_without_jumps(map(finite, blocks), jump_limit), bound)
+    ratio = max(remaining.rms("error") / bound.rms, farthest)
+    line_ratio, which = worst_line(tensors, kind, terms, draw.unit)
+    unmoved_ratio = 0.0
+    if kind in EXACT and len(tensors) > WITH_SENSITIVITY:
+        unmoved = [_unmoved(block, sums.rms("value")) for block in map(finite, blocks)]
+        unmoved_ratio = _largest_ratio(unmoved, _gates_of(unmoved, tensors[0].dtype, draw))
+        ratio = max(ratio, unmoved_ratio)
+    if line_ratio > max(1.0, ratio):
         return Finding(
             passed=False,
-            ratio=line,
+            ratio=line_ratio,
             max_error=sums.largest["error"],
             rms_error=sums.rms("error"),
             precision=None,
             note=f"output {index}, line {which} of a prefix sum",
             rms_bound=bound.rms,
         )
-    steep = ratio > 1 >= unmoved and most is not NOTHING and len(tensors) >= IN_DOUBT
-    told = Wrong("", "")
-    if ratio > 1 and drawn.told:
-        told = _told(index, tensors, finite, most, bound)
+    within_sensitivity = (
+        ratio > 1 >= unmoved_ratio
+        and jump_limit is not NO_JUMPS
+        and len(tensors) >= WITH_SENSITIVITY
+    )
+    explanation = Wrong("", "")
+    if ratio > 1 and draw.explain:
+        explanation = _explained(index, tensors, finite, jump_limit, bound)
     return Finding(
         passed=ratio <= 1,
         ratio=ratio,
         max_error=sums.largest["error"],
         rms_error=sums.rms("error"),
-        precision=explains(left, terms, bound.rms, admitted),
-        note=told.note,
+        precision=explains(remaining, terms, bound.rms, admitted),
+        note=explanation.note,
         rms_bound=bound.rms,
-        hint=told.hint,
-        steep=steep and _moves_so_far(list(map(finite, blocks)), bound),
+        hint=explanation.hint,
+        within_sensitivity=within_sensitivity
+        and _within_sensitivity(list(map(finite, blocks)), bound),
     )
 
 
-def _moves_so_far(blocks: Sequence[Block], bound: Gates) -> bool:
-    """Whether nothing is past the bounds that is not within what its element moves, jump or no."""
-    nearest = [(nearer(x, y, moved), r, y, s) for x, r, y, s, moved, *_ in blocks]
-    return Sums.of(nearest).rms("error") <= bound.rms and _farthest(nearest, bound) <= 1
+def _within_sensitivity(blocks: Sequence[Block], bound: Gates) -> bool:
+    """Return True if each error past its bound is within the sensitivity of its element."""
+    nearest = [(reduced(x, y, moved), r, y, s) for x, r, y, s, moved, *_ in blocks]
+    return Sums.of(nearest).rms("error") <= bound.rms and _largest_ratio(nearest, bound) <= 1
 
 
-def _still(block: Block, size: float) -> Block:
-    """x, r, y and s of what moves neither with roundoff nor with the order of equals."""
-    moves = (block[4] > STILL * size) | (block[5] > STILL * size)
+def _unmoved(block: Block, size: float) -> Block:
+    """Return x, r, y and s of elements that change neither with roundoff nor with tie order."""
+    moves = (block[4] > NEGLIGIBLE * size) | (block[5] > NEGLIGIBLE * size)
     x, r, y, s = (tensor[~moves] for tensor in block[:4])
     return x, r, y, s
 
 
-def _gates_of(blocks: Sequence[Block], dtype: dtype, drawn: _Drawn) -> Gates:
-    """The bounds of a part of a tensor by itself."""
+def _gates_of(blocks: Sequence[Block], dtype: dtype, draw: _DrawFacts) -> Gates:
+    """Return bounds computed from a part of a tensor only; infinite ones for an empty part."""
     sums = Sums.of(blocks)
     none = Gates(math.inf, math.inf, math.inf, math.inf)
-    return (
-        gates(sums, dtype, drawn.kind, drawn.terms, UNITS[drawn.admitted]) if sums.count else none
-    )
+    return gates(sums, dtype, draw.kind, draw.terms, UNITS[draw.admitted]) if sums.count else none
 
 
-def _left(blocks: Iterable[Block], most: Steady) -> Iterator[Block]:
-    """x, r, y and s of each block, all finite; of the errors what a choice among equals and a jump
-    of more than `most` leave over."""
+def _without_jumps(blocks: Iterable[Block], jump_limit: JumpLimit) -> Iterator[Block]:
+    """Yield x, r, y and s of each finite block, with errors reduced by jumps beyond `jump_limit`.
+
+    The changes from another order of equal elements are subtracted first.
+    """
     for x, r, y, s, *moved in blocks:
-        for tied in moved[1:] if most is not NOTHING else ():
-            x = nearer(x, y, tied)
-        yield (settled(x, y, s, moved[0], most) if moved else x), r, y, s
+        for tied in moved[1:] if jump_limit is not NO_JUMPS else ():
+            x = reduced(x, y, tied)
+        yield (without_jumps(x, y, s, moved[0], jump_limit) if moved else x), r, y, s
 
 
-def _farthest(blocks: Iterable[Block], bound: Gates) -> float:
-    """The largest error over its bound."""
+def _largest_ratio(blocks: Iterable[Block], bound: Gates) -> float:
+    """Return the largest ratio of an error to its bound."""
     return max(
-        (number(_relative(block, bound).max()) for block in blocks if block[0].numel()),
+        (number(_ratios(block, bound).max()) for block in blocks if block[0].numel()),
         default=0.0,
     )
 
 
-def _relative(block: Block, bound: Gates) -> Tensor:
-    """The error of each element over its bound."""
+def _ratios(block: Block, bound: Gates) -> Tensor:
+    """Return the ratio of each element's error to its bound."""
     x, _, y, _ = block
-    return (x - y).abs() / (bound.local + bound.each * y.abs()).clamp(bound.own)
+    return (x - y).abs() / (bound.local + bound.relative * y.abs()).clamp(bound.own)
 
 
-def _told(
-    index: int, tensors: Sequence[Tensor], finite: Finite, most: Steady, bound: Gates
+def _explained(
+    index: int, tensors: Sequence[Tensor], finite: Finite, jump_limit: JumpLimit, bound: Gates
 ) -> Wrong:
-    """Which elements are past their bound, in words; what a jump excuses is not among them."""
+    """Describe the elements that exceed their bound, after jumps are subtracted."""
     import torch
 
-    flat = pairs(tensors[0]).reshape(-1)
+    flat = as_real(tensors[0]).reshape(-1)
     wrong = torch.zeros(flat.shape, dtype=torch.bool, device=flat.device)
     worst, where = -1.0, 0
     places = torch.arange(flat.numel(), device=flat.device)
@@ -382,8 +349,8 @@ def _told(
         *kept, at = finite((*block, at))
         if not at.numel():
             continue
-        (left,) = _left([tuple(kept)], most)
-        relative, at = _relative(left, bound), at.long()
+        (remaining,) = _without_jumps([tuple(kept)], jump_limit)
+        relative, at = _ratios(remaining, bound), at.long()
         wrong[at] = relative > 1
         position = int(relative.argmax())
         if (found := number(relative[position])) > worst:
@@ -394,9 +361,9 @@ def _told(
 
 
 def _tied(output: Tensor, declared: Tensor, spread: Tensor) -> Tensor:
-    """Where a near-tie admits an integer other than the reference's.
+    """Return a mask of the elements at which a near-tie admits a value other than the reference's.
 
-    As far off as the oracle's own answer moves when the tie falls otherwise.
+    An integer may differ by as much as the oracle's own answer does when the tie breaks otherwise.
     """
     import torch
 
@@ -405,18 +372,20 @@ def _tied(output: Tensor, declared: Tensor, spread: Tensor) -> Tensor:
     return (spread != 0) & ((output.long() - declared.long()).abs() <= spread.long())
 
 
-def _exact(index: int, wrong: Tensor, output: Tensor, expected: Tensor, *, told: bool) -> Finding:
+def _exact(
+    index: int, wrong: Tensor, output: Tensor, expected: Tensor, *, explain: bool
+) -> Finding:
     if not bool(wrong.any()):
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
-    if not told:
-        return UNTOLD
+    if not explain:
+        return UNEXPLAINED
     return _refused(index, wrong, output, expected, integral=True)
 
 
 def _refused(
     index: int, wrong: Tensor, output: Tensor, expected: Tensor, *, integral: bool = False
 ) -> Finding:
-    """Of a wrongness that has no bound: the first such element stands for all."""
+    """Return the finding for errors that have no bound; the note describes the first element."""
     wrong = wrong.view(output.shape)
-    told = describe(index, output, expected, wrong, first(wrong), integral=integral)
-    return Finding(False, math.inf, math.inf, math.inf, None, told.note, hint=told.hint)
+    found = describe(index, output, expected, wrong, first(wrong), integral=integral)
+    return Finding(False, math.inf, math.inf, math.inf, None, found.note, hint=found.hint)

@@ -1,10 +1,10 @@
-"""Which elements of a refused output are wrong, and what that suggests, in words.
+"""Describe the wrong elements of a refused output, with a hint at the cause.
 
-For the reader of a verdict: the worst element as an index tuple with what was got and expected, the
-share of wrong elements, where they lie (a tail, one index, every second one) and how their values
+The description names the worst element as an index tuple with its actual and expected value, the
+share of wrong elements, where they are (a tail, one index, every second one) and how their values
 relate to the right ones (sign, factor, offset, order). It runs only after the rule has refused an
-output, and decides nothing. The values belong to a draw whose seed the verdict reveals anyway, and
-that is never used again.
+output, and decides nothing. Its values belong to a draw whose seed the verdict reveals and that is
+never used again.
 """
 
 from __future__ import annotations
@@ -18,61 +18,61 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST = 4096
-"""Wrong elements whose values are compared."""
+"""Largest number of wrong elements whose values are compared."""
 STRETCH = 1 << 20
-"""Elements that are looked at together."""
+"""Elements searched at a time."""
 FEWEST = 64
-"""Where fewer were found by looking at some elements only, all are looked at."""
+"""If a sample finds fewer wrong elements, all elements are searched."""
 ALIKE = 0.9
-"""Share of them that must show a relation."""
+"""Share of the wrong elements that must show a relation."""
 CLOSE = 1e-3
-"""Relative distance at which two numbers count as the same here."""
+"""Relative distance at which two numbers count as equal in a description."""
 NEARLY_ALL = 0.99
+"""Share of wrong elements from which a description says that every element is wrong."""
 STEPS = (2, 4, 8, 16, 32)
-"""Strides that vectors, unrolled loops and warps make."""
+"""Strides of vectors, unrolled loops and warps."""
 HINTS = {
-    "zero": "they are 0: look for work that is left out (a grid or loop that is too short, an "
-    "early return).",
+    "zero": "they are 0: look for missing work (a short grid or loop, an early return).",
     "sign": "their sign is flipped: look at the order of a subtraction, or a missing minus.",
     "factor": "they are off by one factor: look for a missing scale, or a mean over another count.",
     "offset": "they are off by one amount: look for a bias, an epsilon or a shift that is missing "
     "or added twice.",
-    "order": "the values are right and stand in wrong places: check strides and transpositions.",
-    "same": "they are all one value: look at an index that does not advance, or a broadcast.",
-    "nan": "NaN or Inf came out: look for 0 / 0, log or sqrt of less than 0, exp without its "
-    "maximum taken off, or memory that was never written.",
-    "tail": "only the end of a dimension is wrong: check the rest of a loop whose length is no "
-    "multiple of the vector, tile or block.",
+    "order": "the values are right but in wrong places: check strides and transpositions.",
+    "same": "they all have one value: look at an index that does not advance, or a broadcast.",
+    "nan": "they are NaN or Inf: look for 0 / 0, log or sqrt of a negative number, exp without its "
+    "maximum subtracted, or memory that was never written.",
+    "tail": "only the end of a dimension is wrong: check the remainder of a loop whose length is "
+    "not a multiple of the vector, tile or block.",
     "head": "only the beginning of a dimension is wrong: check the first iteration, padding and "
     "initial values.",
-    "one": "only one index of a dimension is wrong: look at what is special about it (an edge, "
-    "padding, its weight or bias).",
-    "step": "the wrong ones come at a regular distance: check one lane of a vector, or one copy in "
+    "one": "only one index of a dimension is wrong: check its special cases (an edge, padding, its "
+    "weight or bias).",
+    "step": "the wrong elements have a regular stride: check one lane of a vector, or one copy in "
     "an unrolled loop.",
     "all": "every element is wrong: compute one by hand, and check the formula, each operand and "
     "the layout of the weights.",
     "some": "they are scattered: look for a race, a branch on values (large, tied, negative), or "
     "an edge.",
 }
-"""By what was seen; relations of the values before places."""
+"""Hints by pattern: relations of the values first, then positions."""
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """What is said of the wrong elements of one output."""
+    """Description of the wrong elements of one output."""
 
     note: str
     hint: str
-    """What to look for; one sentence that ends in a full stop."""
+    """Likely cause: one sentence that ends in a full stop."""
 
 
 def describe(
     index: int, got: Tensor, expected: Tensor, wrong: Tensor, worst: int, *, integral: bool = False
 ) -> Wrong:
-    """The words for output number `index`.
+    """Describe the wrong elements of output number `index`.
 
-    `got` and `expected` have the shape of the output, `wrong` too (booleans); `worst` counts
-    elements of the flattened output. Where no element is wrong by itself the sum of errors is.
+    `got`, `expected` and `wrong` (booleans) have the shape of the output; `worst` is the position
+    of the worst element in the flattened output. If no element is wrong, the rms error is.
     """
     shape = tuple(got.shape)
     total, count = wrong.numel(), int(wrong.count_nonzero())
@@ -86,7 +86,7 @@ def describe(
     said = f"{place}: got {_number(given, right)}, expected {_number(right, given)}"
     if not count:
         return Wrong(
-            f"{said}; no element is far off by itself, all together are less precise than allowed",
+            f"{said}; no element is far off, but together they are less precise than allowed",
             "the errors are small and everywhere: sum in fp32 or wider, in more than one "
             "accumulator, and avoid approximate functions.",
         )
@@ -95,29 +95,29 @@ def describe(
     share = f"{_share(count, total)} of the elements are wrong ({count:,} of {total:,})"
     parts = [said, share + (f", {where}" if where else "")] if total > 1 else [said]
     if integral and relation in ("factor", "offset", "sign"):
-        relation = ""  # of indices and truth values these say nothing
+        relation = ""  # these relations mean nothing for indices and booleans
     return Wrong("; ".join(parts), _hint(relation, kind if total > 1 else ""))
 
 
 def _hint(relation: str, kind: str) -> str:
-    """The relation of the values, and the place where that tells more than the relation does."""
+    """Return the hint for a relation, extended by the position if that is more specific."""
     if relation and kind in ("tail", "head", "one", "step"):
         return f"{HINTS[relation].partition(':')[0]}; {HINTS[kind]}"
     return HINTS[relation or kind] if relation or kind else ""
 
 
 def first(wrong: Tensor) -> int:
-    """Position of the first wrong element of the flattened output."""
-    begun = 0
+    """Return the position of the first wrong element in the flattened output."""
+    offset = 0
     for part in wrong.reshape(-1).split(STRETCH):
         if bool(part.any()):
-            return begun + int(part.byte().argmax())
-        begun += part.numel()
+            return offset + int(part.byte().argmax())
+        offset += part.numel()
     return 0
 
 
 def _places(wrong: Tensor, shape: Sequence[int], count: int) -> tuple[str, str]:
-    """Where the wrong elements lie, and which kind of place that is (a key of HINTS)."""
+    """Describe the positions of the wrong elements; the second item is a key of HINTS."""
     if count >= NEARLY_ALL * wrong.numel():
         return "", "all"
     found: list[tuple[float, str, str]] = []
@@ -135,7 +135,7 @@ def _places(wrong: Tensor, shape: Sequence[int], count: int) -> tuple[str, str]:
 
 
 def _along(at: Sequence[int], size: int, dim: int) -> tuple[str, str] | None:
-    """How the indices with wrong elements lie along one dimension; None where in no order."""
+    """Describe the pattern of wrong indices along one dimension; None without a pattern."""
     first, last, many = at[0], at[-1], len(at)
     if many == 1:
         kind = "tail" if first == size - 1 else "one"
@@ -153,7 +153,7 @@ def _along(at: Sequence[int], size: int, dim: int) -> tuple[str, str] | None:
 
 
 def _relation(got: Tensor, expected: Tensor, wrong: Tensor) -> str:
-    """How the wrong values relate to the right ones: a key of HINTS, or ""."""
+    """Return how the wrong values relate to the right ones: a key of HINTS, or ""."""
     import torch
 
     at = _some(wrong)
@@ -189,7 +189,7 @@ def _relation(got: Tensor, expected: Tensor, wrong: Tensor) -> str:
 
 
 def _some(wrong: Tensor) -> Tensor:
-    """Positions of wrong elements, at most `MOST`; of many by looking at few."""
+    """Return at most `MOST` positions of wrong elements; large outputs are sampled."""
     step = max(1, wrong.numel() // (16 * MOST))
     at = wrong[::step].nonzero().reshape(-1) * step
     if step > 1 and at.numel() < FEWEST:
@@ -198,7 +198,7 @@ def _some(wrong: Tensor) -> Tensor:
 
 
 def _plain(tensor: Tensor) -> Tensor | None:
-    """In fp64; None for complex numbers and truth values, which have no such relations."""
+    """Return the tensor in fp64; None for complex and boolean ones, which have no relations."""
     import torch
 
     if tensor.is_complex() or tensor.dtype is torch.bool:
@@ -223,7 +223,7 @@ def _tuple(numbers: Sequence[int]) -> str:
 
 
 def _number(value: complex | float | bool, other: complex | float | bool) -> str:
-    """A value with as many digits as tell it from the other."""
+    """Format a value with enough digits to distinguish it from the other."""
     if isinstance(value, float) and isinstance(other, float) and math.isfinite(value):
         return next(
             (text for d in (4, 6, 9) if (text := f"{value:.{d}g}") != f"{other:.{d}g}"),
@@ -233,7 +233,7 @@ def _number(value: complex | float | bool, other: complex | float | bool) -> str
 
 
 def _share(count: int, total: int) -> str:
-    """12.5 %; never 0 % or 100 % where it is not."""
+    """Format a share as a percentage; 0 % and 100 % appear only if exact."""
     percent = 100 * count / total
     if count == total:
         return "100 %"

@@ -1,7 +1,7 @@
-"""Numbers on which a rounding finds ties: half up, half to even and half away from zero differ.
+"""Draw numbers at which roundings have ties: half up, half to even, half away from zero differ.
 
-A scale before the rounding is brought to a power of two, since at any other the quotient rounds and
-honest kernels differ. Not covered: scales that are no whole number and no power of two.
+The numbers make a scale before the rounding a power of two. At any other scale the quotient has
+roundoff, and honest kernels differ. Not covered: scales that are neither whole nor a power of two.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 HALVES, PLANTED = 5, 3
-"""Cases of numbers with ties, and the first of those with a scale among the numbers."""
+"""Number of cases with ties, and the first case that plants the scale among the numbers."""
 FARTHEST_HALF, MANY_ROWS = 8, 4
+"""Largest number drawn, and least number of rows from which the scale is planted in columns."""
 
 
 def cases(scales: Sequence[float]) -> list[tuple[float, int]]:
-    """Each scale with the cases of halves that it has, one without any first."""
+    """Return pairs of a scale and a case of `halves`; the first is scale 1 with case 0."""
     found = [(1.0, 0)]
     for scale in scales:
         power = math.frexp(scale)[0] == 1 / 2
@@ -31,12 +32,13 @@ def cases(scales: Sequence[float]) -> list[tuple[float, int]]:
 
 
 def halves(tensor: Tensor, scale: float, case: int, generator: Generator) -> Tensor:
-    """Multiples of a half, most of them odd, so that a rounding finds ties; there are HALVES cases.
+    """Return multiples of a half, most of them odd, so that a rounding has ties.
 
-    As they are; times and divided by `scale`, if that is a power of two; or with `scale` as the
-    largest size of each row, of the tensor and, where there are rows enough, of its columns, so
-    that what divides by that largest number scales by one; or with it as the distance of the least
-    and the largest. Only such are taken as are the same after any division and product by `scale`.
+    There are HALVES cases. 0: unchanged. 1 and 2: times and divided by `scale`, a power of two.
+    3: `scale` is the largest size of each row, of the tensor and, with enough rows, of its columns,
+    so that a division by the largest size, times `scale`, is exact. 4: `scale` is the distance
+    between the least and the largest. Cases 3 and 4 use only numbers that a division and a product
+    by `scale` leave unchanged.
     """
     import torch
 
@@ -57,7 +59,7 @@ def halves(tensor: Tensor, scale: float, case: int, generator: Generator) -> Ten
 
 
 def _planted_scale(drawn: Tensor, scale: float, generator: Generator, *, ranged: bool) -> Tensor:
-    """With numbers in each row that make up `scale`."""
+    """Plant the scale in each row: one number of that size, or two at that distance (`ranged`)."""
     import torch
 
     lines = drawn.reshape(-1, drawn.shape[-1]) if drawn.shape[-1] > 1 else drawn.reshape(1, -1)

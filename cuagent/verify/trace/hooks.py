@@ -1,6 +1,6 @@
-"""Every operator that a module calls, passed through a function of ours.
+"""Intercept every operator that a module calls.
 
-Not covered: what is looked for there (`reductions.py`, `selections.py`, `examine.py`).
+Not covered: the analyses that use it (`reductions`, `selections`, `fitness.examine`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 
-def watching(call: Callable[[Any, Any, dict[str, Any]], Any]) -> AbstractContextManager[Any]:
-    """A context in which `call(operator, args, kwargs)` calls each operator and gives its result.
+def intercept_operators(
+    call: Callable[[Any, Any, dict[str, Any]], Any],
+) -> AbstractContextManager[Any]:
+    """Return a context in which `call(operator, args, kwargs)` runs each operator.
 
-    torch's own modes import torch._dynamo at their first operator, to keep their frames from being
-    compiled. That takes a second and more, which every verdict would begin with; where nobody has
-    imported it, nothing is compiled.
+    `call` returns the operator's result. torch's own modes import torch._dynamo at their first
+    operator, so that their frames are not compiled. That would add more than a second to every
+    verdict, and is not needed: without torch._dynamo nothing is compiled.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 

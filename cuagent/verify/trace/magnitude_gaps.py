@@ -1,7 +1,7 @@
-"""Which numbers of a line are of another size than the others: marks, as -1e9 for what is hidden.
+"""Find mask fills, such as -1e9 for hidden elements, by a gap between sizes in their line.
 
-What counts for equal goes by the size of what it is compared with. A mark says nothing about the
-size of the numbers beside it: within roundoff of 1e9 all of them are equal.
+The distance at which numbers count as equal is relative to the size of their line. A mask fill
+must not widen it for the other numbers: within roundoff of 1e9 all of them would be equal.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from cuagent.verify.trace.mask_fills import LEAST
 if TYPE_CHECKING:
     from torch import Tensor
 
-VOID = 1e3
-"""No numbers of one kind leave so wide a gap, as a factor, between one size and the next."""
+GAP = 1e3
+"""Least factor between the size of a mask fill and the next smaller size in its line."""
 
 
-def beyond(lines: Tensor) -> Tensor:
-    """[lines] of [lines, places]: the least size of a mark in each; inf where there are none."""
+def least_fill_sizes(lines: Tensor) -> Tensor:
+    """Return the least size of a mask fill in each line: [lines] of [lines, places], else inf."""
     import torch
 
     none = lines.new_full(lines.shape[:1], torch.inf)
@@ -27,5 +27,5 @@ def beyond(lines: Tensor) -> Tensor:
         return none
     ordered = sizes.sort(-1).values
     below, above = ordered[:, :-1], ordered[:, 1:]
-    marks = (above >= LEAST) & (above > VOID * below)
-    return torch.where(marks, above, torch.inf).amin(-1)
+    fills = (above >= LEAST) & (above > GAP * below)
+    return torch.where(fills, above, torch.inf).amin(-1)

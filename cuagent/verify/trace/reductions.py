@@ -1,10 +1,10 @@
-"""K: the longest sum in one forward of the reference, counted from the operators that ran.
+"""Count K, the terms of the longest sum, from the operators in one forward of the reference.
 
 Rounding errors of a sum of K terms grow like sqrt(K) (Ipsen and Zhou, arXiv 1906.10465), so both
-gates of the strict rule carry that factor. Operators that compute each element by itself, look at
-memory another way or move it count as 1. One that is opaque from here (a fused LSTM or attention, a
-Fourier transform, a solver) counts by the longest axis of its arguments: too long a K loosens the
-gates by a root only, and coarser arithmetic stays 90 times further off than fp32's.
+gates of the strict rule carry that factor. Operators that compute elementwise, are views or move
+elements count as 1. Operators whose sums are not known here (a fused LSTM or attention, a Fourier
+transform, a solver) count by the longest axis of their arguments. Too large a K loosens the gates
+by its root only, and coarser arithmetic remains 90 times further off than fp32.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cuagent.verify.trace.hooks import watching
+from cuagent.verify.trace.hooks import intercept_operators
 from cuagent.verify.trace.selections import SHIFTED
 
 _PRODUCTS = {"mm": 0, "bmm": 0, "dot": 0, "vdot": 0, "mv": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
-"""Position of the argument whose last axis is summed over."""
+"""Operators with the position of the argument whose last axis is summed."""
 _SUMS = (
     "sum", "nansum", "mean", "nanmean", "var", "std", "var_mean", "std_mean", "prod", "logsumexp",
     "linalg_vector_norm", "norm", "dist", "trace",
@@ -26,7 +26,7 @@ _SUMS = (
 _SUMS_BY_NAME = ("loss", "avg_pool", "cross_entropy")
 _PREFIX = ("cumsum", "logcumsumexp")
 _NORMS = {"native_layer_norm": 1, "_fused_rms_norm": 1}
-"""Position of the shape that is normalised over."""
+"""Operators with the position of the shape that is normalised over."""
 _MOVES = """
 empty empty_like empty_strided new_empty zeros zeros_like new_zeros ones ones_like new_ones full
 full_like new_full fill zero arange scalar_tensor lift_fresh lift_fresh_copy detach clone copy
@@ -41,45 +41,45 @@ upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d ups
 upsample_bicubic2d upsample_trilinear3d grid_sampler_2d im2col unfold rot90 diag diag_embed
 diagonal_copy cummax cummin _cummax_helper _cummin_helper
 """
-"""Operators that move, choose or create: no roundoff, or that of a short sum."""
+"""Operators that move, choose or create elements: no roundoff, or that of a short sum."""
 _MOVING = frozenset(_MOVES.split())
 _POINTWISE = (
     "hardswish", "log_sigmoid_forward", "_prelu_kernel", "prelu", "glu", "rrelu_with_noise",
     "polar",
 )  # fmt: skip
-"""Operators whose elements are made by themselves, and that torch does not tag so."""
+"""Elementwise operators that torch does not tag as pointwise."""
 
 
-def moves(function: Any) -> bool:
-    """Whether an operator is a view, or moves, chooses or creates: no roundoff worth the name."""
+def is_exact_operator(function: Any) -> bool:
+    """Return True if an operator is a view, or moves, chooses or creates elements: no roundoff."""
     return function.is_view or function.overloadpacket.__name__.rstrip("_") in _MOVING
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Of the longest sums in one forward."""
+    """Number of terms of the longest sums in one forward."""
 
     longest: int
-    """K."""
+    """K: terms of the longest sum."""
     signed: int
-    """The same without what a softmax sums: exponentials, all of one sign, so that their sum errs
-    in proportion to itself and not to what it was made from."""
+    """K without the sums inside a softmax. Exponentials have one sign, so the error of their sum is
+    proportional to the sum, not to the softmax's input."""
 
     prefix: int = 0
     """Length of the longest prefix sum, 0 where there is none."""
 
     @classmethod
     def of(cls, longest: int) -> Terms:
-        """Of a sum that may cancel."""
+        """Return the terms of a sum that may cancel."""
         return cls(longest, longest)
 
     def at_most(self, count: int) -> Terms:
-        """As if no sum were longer than `count`."""
+        """Return these terms limited to `count`."""
         return Terms(min(self.longest, count), min(self.signed, count), self.prefix)
 
 
 def terms(run: Callable[[], Any]) -> Terms:
-    """Call `run` and count."""
+    """Call `run` and count the terms of its longest sums."""
     import torch
 
     longest = signed = 1
@@ -99,28 +99,28 @@ def terms(run: Callable[[], Any]) -> Terms:
                 signed = max(signed, found)
         return result
 
-    with watching(count):
+    with intercept_operators(count):
         run()
     return Terms(longest, signed, prefix)
 
 
-def largest(run: Callable[[], Any]) -> float:
-    """Call `run`: the size of the largest finite number that it computes on the way."""
+def largest_intermediate(run: Callable[[], Any]) -> float:
+    """Call `run` and return the largest finite magnitude among its intermediate results."""
     sizes = [0.0]
 
     def measure(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = function(*args, **kwargs)
-        if not moves(function):
-            sizes.extend(size(tensor) for tensor in _tensors([result]))
+        if not is_exact_operator(function):
+            sizes.extend(largest_magnitude(tensor) for tensor in _tensors([result]))
         return result
 
-    with watching(measure):
+    with intercept_operators(measure):
         run()
     return max(sizes)
 
 
-def size(tensor: Any) -> float:
-    """Of its largest finite number; 0 of integers."""
+def largest_magnitude(tensor: Any) -> float:
+    """Return the largest finite magnitude of a tensor; 0 for integers."""
     if not (tensor.is_floating_point() and tensor.numel()):
         return 0.0
     return float(tensor.detach().abs().nan_to_num(0.0, 0.0).amax())

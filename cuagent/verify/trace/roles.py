@@ -1,8 +1,8 @@
-"""What a reference does with its parameters and buffers, as one run of it shows.
+"""Find the roles of parameters and buffers in a reference, from one run of it.
 
-A parameter that is no factor of a product (a bias, a gain, a table of added scores, a temperature)
-decides little while it is near zero or one. A buffer is loaded with the weights, so that a kernel
-must read it. Runs in the oracle's process. Not covered: buffers outside the state dict.
+A parameter that is not a factor of a product (a bias, a gain, a table of added scores, a
+temperature) has little effect near its initial zero or one. A buffer is loaded with the weights, so
+a kernel must read it. Runs in the oracle's process. Not covered: buffers outside the state dict.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.verify.inputs import draws
 from cuagent.verify.inputs.varied import Fixed
-from cuagent.verify.oracle.perturb import real
-from cuagent.verify.trace.hooks import watching
+from cuagent.verify.tensors import is_inexact
+from cuagent.verify.trace.hooks import intercept_operators
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -23,72 +23,74 @@ FACTORS = {
     "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2),
     "addmv": (1, 2), "convolution": (0, 1),
 }  # fmt: skip
-"""Positions of the factors among an operator's arguments."""
+"""Product operators with the positions of their factors among the arguments."""
 RECURRENT = ("rnn", "lstm", "gru")
-"""In the names of operators that hold products inside."""
+"""Parts of the names of recurrent operators, which contain products."""
 BOUNDING = frozenset(("clamp", "clamp_min", "clamp_max", "hardtanh"))
 FEW_NUMBERS = 2
+"""Largest number of elements of a parameter that counts as a single number."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 NOISE = 0.3
+"""Relative size of changes of floating buffers."""
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Names in the state dict."""
+    """Names in the state dict, by role."""
 
     added: frozenset[str] = frozenset()
-    """Floating parameters that are no factor of a product."""
-    bounded: frozenset[str] = frozenset()
-    """Those of them that are clamped, or of which a clamped tensor is made."""
+    """Floating parameters, except factors of products."""
+    clamped: frozenset[str] = frozenset()
+    """Names in `added` whose parameter, or a tensor computed from it, is clamped."""
     buffers: frozenset[str] = frozenset()
-    """Buffers that the reference takes otherwise, with another output."""
+    """Buffers whose changed values the reference accepts, with another output."""
     unvaried: tuple[str, ...] = ()
-    """Buffers that stay as they are: not in the state dict, or with no other value that the
-    reference takes."""
+    """Buffers that are never changed: outside the state dict, or with no other accepted value."""
 
     @property
     def without_buffers(self) -> Roles:
-        """The same, with no buffer that may change."""
+        """The same roles, with no buffer that may change."""
         return replace(self, buffers=frozenset())
 
     @property
     def grows(self) -> bool:
-        """Whether there is anything to change."""
+        """True if grown weights would change anything."""
         return bool(self.added or self.buffers)
 
     def has_few_numbers(self, state: dict[str, Tensor]) -> bool:
-        """Whether some parameter is a number, which can be large one way only at a time."""
+        """Return True if a parameter is a number; two kinds of weights grow it both ways."""
         return any(state[name].numel() <= FEW_NUMBERS for name in self.added)
 
 
 def roles_of(model: nn.Module, run: Callable[[], list[Tensor]]) -> Roles:
-    """`run` calls the model on the task's own inputs.
+    """Return the roles in `model`; `run` calls it on the task's own inputs.
 
-    Integers of buffers on a GPU stay: a bad index there ends the process.
+    Integer buffers on a GPU are not changed: an index out of range there ends the process.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
-    factors, bounded = _used(named, run)
+    factors, clamped = _used(named, run)
     added = {n for n, x in named.items() if x.is_floating_point() and n not in factors}
     state = model.state_dict()
     buffers = dict(model.named_buffers(remove_duplicate=False))
     ours = {n: b for n, b in buffers.items() if not n.endswith(STATISTICS) and b.numel()}
     tried = {
-        n: _influence(b, run) if n in state and (_harmless(b) or not b.is_cuda) else None
+        n: _influence(b, run) if n in state and (_holds_no_index(b) or not b.is_cuda) else None
         for n, b in ours.items()
     }
     varied = {n for n, influence in tried.items() if influence}
     unvaried = tuple(sorted(n for n, influence in tried.items() if influence is None))
-    return Roles(frozenset(added), frozenset(bounded & added), frozenset(varied), unvaried)
+    return Roles(frozenset(added), frozenset(clamped & added), frozenset(varied), unvaried)
 
 
 def changed_buffer(buffer: Tensor, generator: Generator) -> Tensor:
-    """Other values of a buffer in the same range and order; two values change places as in a mask.
+    """Return other values for a buffer, in the same range and order.
 
-    Integers and booleans change as fixed inputs do (`varied`); the first change that keeps most.
+    A buffer of two values changes like a mask. Integers and booleans change like fixed inputs, by
+    the strictest contract that changes them (`inputs.varied`).
     """
     import torch
 
-    if not real(buffer):
+    if not is_inexact(buffer):
         fixed = Fixed(buffer, 0)
         changed = (fixed.changed(cs[0], generator) for cs in fixed.candidates() if cs)
         return next((c for c in changed if not torch.equal(c, buffer)), buffer)
@@ -107,28 +109,28 @@ def changed_buffer(buffer: Tensor, generator: Generator) -> Tensor:
     return moved.clamp(values[0], values[-1]) if values.numel() > 1 else moved
 
 
-def _harmless(buffer: Tensor) -> bool:
-    """Whether it holds no integers, which may be indices."""
+def _holds_no_index(buffer: Tensor) -> bool:
+    """Return True unless the buffer holds integers, which may be indices."""
     import torch
 
-    return real(buffer) or buffer.dtype is torch.bool
+    return is_inexact(buffer) or buffer.dtype is torch.bool
 
 
 def _influence(buffer: Tensor, run: Callable[[], list[Tensor]]) -> bool | None:
-    """Whether other values of a buffer change the answer; None where the reference takes none."""
+    """Return True if other values of a buffer change the answer; None if none is accepted."""
     import torch
 
-    usual, kept = run(), buffer.clone()
+    usual, original = run(), buffer.clone()
     differs = []
 
-    def takes(sample: Tensor) -> bool:
+    def accepts(sample: Tensor) -> bool:
         buffer.copy_(sample)
         try:
             results = run()
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
             return False
         finally:
-            buffer.copy_(kept)
+            buffer.copy_(original)
         differs.append(any(not torch.equal(x, y) for x, y in zip(results, usual, strict=True)))
         return all(
             x.shape == y.shape and bool((x.isfinite() | ~y.isfinite()).all())
@@ -136,8 +138,8 @@ def _influence(buffer: Tensor, run: Callable[[], list[Tensor]]) -> bool | None:
         )
 
     generator = draws.seeded([buffer], 1)
-    samples = [changed_buffer(kept, generator) for _ in range(2)]
-    if all(torch.equal(sample, kept) for sample in samples) or not all(map(takes, samples)):
+    samples = [changed_buffer(original, generator) for _ in range(2)]
+    if all(torch.equal(sample, original) for sample in samples) or not all(map(accepts, samples)):
         return None
     return any(differs)
 
@@ -145,13 +147,13 @@ def _influence(buffer: Tensor, run: Callable[[], list[Tensor]]) -> bool | None:
 def _used(
     named: Mapping[str, Tensor], run: Callable[[], list[Tensor]]
 ) -> tuple[set[str], set[str]]:
-    """Names of the parameters that are factors of products, and of those that are clamped."""
+    """Return the names of parameters that are factors of products, and of clamped ones."""
     import torch
 
     places = {x.untyped_storage().data_ptr(): name for name, x in named.items()}
     sizes = {x.numel(): name for name, x in named.items()}
     factors: set[str] = set()
-    bounded: set[str] = set()
+    clamped: set[str] = set()
 
     def name_of(tensor: Any) -> str | None:
         if not isinstance(tensor, torch.Tensor):
@@ -167,12 +169,12 @@ def _used(
             tensors = _tensors(args)
             factors.update(filter(None, (name_of(x) for x in tensors if x.dim() > 1)))
         elif name in BOUNDING and args[0].numel() in sizes:
-            bounded.add(name_of(args[0]) or sizes[args[0].numel()])
+            clamped.add(name_of(args[0]) or sizes[args[0].numel()])
         return function(*args, **kwargs)
 
-    with watching(call):
+    with intercept_operators(call):
         run()
-    return factors, bounded
+    return factors, clamped
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -186,13 +188,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _rising(buffer: Tensor) -> bool:
-    """Whether all its lines along the last axis rise, or all fall."""
+    """Return True if all lines along the last axis rise, or all fall."""
     steps = buffer.diff(dim=-1) if buffer.dim() and buffer.shape[-1] > 1 else buffer.new_zeros(1)
     return bool((steps > 0).all() or (steps < 0).all())
 
 
 def _respaced(buffer: Tensor, generator: Generator) -> Tensor:
-    """Other steps along each line, with the same first and last value."""
+    """Change the steps along each line and keep its first and last value."""
     import torch
 
     steps = buffer.double().diff(dim=-1)

@@ -1,11 +1,11 @@
-"""Which operators of the reference choose among elements, and where their indices end up.
+"""Find operators of the reference that choose among elements, and follow their indices to outputs.
 
-A maximum, a sort or a pooling shows of each line only what it chose: to see the others, extremes
-must be drawn there, and for that one must know what the lines are. And an index among equals may be
-any of them: to judge it one must know what it was chosen from.
+A maximum, a sort or a pooling shows only the chosen element of each line. To test the others,
+extremes must be drawn there, which requires the lines. And an index among equal elements may name
+any of them, so its judgement requires the elements that it was chosen from.
 
-Followed: indices that reach the output as they are, whatever views, slices and integer types they
-pass through. What is computed from an index (a sum with it, a one-hot row) is not.
+Covered: indices that reach the output unchanged, through any views, slices and integer dtypes. Not
+covered: results computed from an index (a sum with it, a one-hot row).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.oracle.perturb import real
-from cuagent.verify.trace.hooks import watching
+from cuagent.verify.tensors import is_inexact
+from cuagent.verify.trace.hooks import intercept_operators
 from cuagent.verify.trace.nan_tests import NanTests
 
 if TYPE_CHECKING:
@@ -27,22 +27,22 @@ max min amax amin aminmax argmax argmin any all topk sort kthvalue median nanmed
 cummin
 """
 BY_DIM = frozenset(_BY_DIM.split())
-"""Operators with an argument `dim`; without one they choose among all elements."""
+"""Operators with an argument `dim`; without it they choose among all elements."""
 POOLS = {
     "max_pool2d_with_indices": 2,
     "max_pool3d_with_indices": 3,
     "adaptive_max_pool2d": 2,
     "adaptive_max_pool3d": 3,
 }
-"""How many of the last axes a pooling goes over."""
+"""Poolings with the number of last axes that they span."""
 WITHOUT_INDEX = frozenset(("any", "all", "amax", "amin", "aminmax", "linalg_vector_norm"))
-"""Which tell what they chose, and never where it stands."""
+"""Operators that return the chosen value but not its index."""
 SHIFTED = frozenset(("_softmax", "_log_softmax", "logsumexp"))
-"""That look for a maximum first, so that nothing overflows."""
+"""Operators that subtract a maximum first, so that nothing overflows."""
 DISTINCT = ("topk", "sort")
-"""Whose indices in one line are never twice the same."""
+"""Operators whose indices in one line are distinct."""
 BOUNDED = (*POOLS, "cummax", "cummin")
-"""Which choose for each element of their result from a part of the line only."""
+"""Operators that choose each element of their result from a part of the line."""
 ROUNDINGS = (
     "round",
     "floor",
@@ -58,96 +58,100 @@ COMPARING = frozenset(
     ("gt", "ge", "lt", "le", "eq", "ne", "clamp", "clamp_min", "clamp_max", "hardtanh", "threshold",
      "hardshrink", "softshrink", "histc")
 )  # fmt: skip
-"""Which do one thing on this side of a number and another on that."""
+"""Operators whose formula changes at a threshold."""
 JUMPING = frozenset(("gt", "ge", "lt", "le", "eq", "ne", "threshold", "hardshrink"))
-"""Those of them whose result is another right beside the number."""
+"""Comparing operators whose result jumps at the threshold."""
 SCALING = frozenset(("mul", "div"))
-"""Which scale by a number, as before a rounding."""
+"""Operators that scale by a number, for example before a rounding."""
 SEARCHING = {"bucketize": 1, "searchsorted": 0}
-"""Position of the boundaries among the arguments."""
+"""Operators with the position of the boundaries among the arguments."""
 MOST_BOUNDARIES = 64
-LEAST_SCALE, MOST_SCALE = 2.0**-10, 2.0**10
+"""Largest number of boundaries that are used as thresholds."""
 MOST_SCALES, FEW_SIZES = 1 << 12, 2
-"""Elements of a tensor that may be one of scales, and how many different sizes it may hold."""
+"""Largest size in elements of a tensor of scales, and its largest number of different values."""
+LEAST_SCALE, MOST_SCALE = 2.0**-10, 2.0**10
+"""Range of the scales that are used."""
 ROUNDED = frozenset(
     ("round", "floor", "ceil", "trunc", "frac", "floor_divide", "remainder", "fmod")
 )
-"""Which jump between whole numbers, or half way between them."""
-KEPT = 1 << 22
-"""Elements of what decides; more are taken for what roundoff may move."""
+"""Operators that jump at whole numbers, or half way between them."""
+MOST_DECIDING = 1 << 22
+"""Largest size in elements of a deciding tensor that is kept; larger ones count as inexact."""
 FINEST, LARGEST_ROUND = 2.0**-4, 2.0**8
+"""Step and largest size of thresholds that every precision represents."""
 COPIES = ("clone", "_to_copy", "_unsafe_view", "flip")
-"""That are no views, and leave the elements what they are."""
+"""Operators that copy elements unchanged, besides views."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """One operator that ran."""
+    """One executed operator that chose among elements."""
 
     name: str
     operand: Tensor
     dims: tuple[int, ...]
-    """Over which it chose."""
+    """Axes among whose elements it chose."""
     function: Any
-    rest: tuple[Any, ...]
-    """Its arguments but the first."""
-    options: dict[str, Any]
+    other_args: tuple[Any, ...]
+    """Arguments after the first."""
+    kwargs: dict[str, Any]
 
     @property
     def places(self) -> int:
-        """Elements of a line: among how many it chose."""
+        """Number of elements of a line."""
         return math.prod(self.operand.shape[dim] for dim in self.dims)
 
     @property
     def lines(self) -> int:
+        """Number of lines."""
         return self.operand.numel() // max(1, self.places)
 
     @property
     def indexed(self) -> bool:
-        """Whether it can tell where what it chose stands."""
+        """True if the operator returns the index of the chosen element."""
         return self.name not in WITHOUT_INDEX and self.name not in SHIFTED
 
     @property
     def stable(self) -> bool:
-        """Whether it promises the order of equals."""
+        """True if the operator guarantees the order of equal elements."""
         return self.name == "sort" and "stable" in (self.function._overloadname or "")
 
 
 @dataclass(frozen=True)
-class Traced:
-    """An output tensor whose elements are indices of one selection."""
+class TracedIndices:
+    """Output tensor whose elements are indices of one selection."""
 
     selection: int
-    """Its number, in the order in which they ran."""
-    numbers: Tensor
-    """Like the output: which element of the selection's own indices each is."""
+    """Number of the selection, in the order of execution."""
+    positions: Tensor
+    """Position of each output element in the flattened indices of the selection."""
     shape: tuple[int, ...]
-    """Of the selection's own indices."""
+    """Shape of the selection's own indices."""
 
 
 @dataclass(frozen=True)
-class Followed:
-    """One run of the reference."""
+class ReferenceTrace:
+    """Facts from one run of the reference."""
 
     outputs: list[Tensor]
     selections: list[Selection]
-    traced: list[Traced | None]
-    """For each output."""
+    traced: list[TracedIndices | None]
+    """Traced indices for each output, None if it has none."""
     names: frozenset[str] = frozenset()
-    """Of all operators that ran."""
+    """Names of all operators that ran."""
     decided: Sequence[Tensor] = ()
-    """The real numbers by which integers and truth values were decided, or roundings."""
+    """Operands of operators that round or produce integers or booleans."""
     thresholds: tuple[float, ...] = ()
-    """Round numbers that real ones were compared with."""
+    """Round numbers that floating tensors were compared with."""
     casts: bool = False
-    """Whether real numbers were made integers."""
+    """True if floating numbers were cast to integers."""
     defined: bool = True
-    """Whether each of them lay within the integers' range: of NaN, or beyond it, every machine
-    makes another one."""
+    """True if all casts were within the integer range; casts of NaN or larger numbers depend on the
+    machine."""
     edges: tuple[float, ...] = ()
-    """Those of them where the result jumps."""
+    """Thresholds at which the result jumps."""
     scales: tuple[float, ...] = ()
-    """Numbers by which something was scaled: whole ones, and powers of two."""
+    """Whole numbers and powers of two by which a tensor was scaled."""
     handles_nan: bool = False
     """True if the reference tests its inputs for NaN (`nan_tests`)."""
     handles_infinity: bool = False
@@ -155,12 +159,12 @@ class Followed:
 
     @property
     def rounds(self) -> bool:
-        """Whether something is rounded to whole numbers."""
+        """True if a tensor was rounded to whole numbers."""
         return self.casts or bool(ROUNDED & {name.rstrip("_") for name in self.names})
 
 
-def follow(run: Callable[[], list[Tensor]]) -> Followed:
-    """Run the reference and follow what it chooses."""
+def trace_reference(run: Callable[[], list[Tensor]]) -> ReferenceTrace:
+    """Run the reference and record what it chooses, compares, rounds and scales."""
     import torch
 
     selections: list[Selection] = []
@@ -171,10 +175,10 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
     edges: set[float] = set()
     scales: set[float] = set()
     nan_tests = NanTests()
-    known: dict[int, tuple[Tensor, Traced]] = {}
-    """By identity; the tensor is kept, so that its number is not given to another."""
+    known_indices: dict[int, tuple[Tensor, TracedIndices]] = {}
+    """Indices by id(tensor); the tensor is kept, so that its id is not reused."""
 
-    def pursue(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def record(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         names.add(_name(function, args))
         chosen = selection(function, args, kwargs)
         result = function(*args, **kwargs)
@@ -187,27 +191,31 @@ def follow(run: Callable[[], list[Tensor]]) -> Followed:
         if _casts(function, args, result):
             casts.append(_holds(result.dtype, args[0]))
         if _decides(function, result):
-            reals = [x for x in args if isinstance(x, torch.Tensor) and real(x)]
-            decided.extend(x.detach().clone() if x.numel() <= KEPT else x[:0] for x in reals)
+            reals = [x for x in args if isinstance(x, torch.Tensor) and is_inexact(x)]
+            decided.extend(
+                x.detach().clone() if x.numel() <= MOST_DECIDING else x[:0] for x in reals
+            )
         if chosen is not None:
             index = index_of(chosen.name, result)
             if index is not None:
-                known[id(index)] = index, _untouched(len(selections), index)
+                known_indices[id(index)] = index, _own_indices(len(selections), index)
             selections.append(chosen)
-        elif args and id(args[0]) in known:
+        elif args and id(args[0]) in known_indices:
             if function._schema.is_mutable:
-                del known[id(args[0])]
+                del known_indices[id(args[0])]
             else:
-                _pass_on(known, function, args, kwargs, result)
+                _propagate(known_indices, function, args, kwargs, result)
         return result
 
-    with watching(pursue):
+    with intercept_operators(record):
         outputs = run()
     traced = [
-        known[id(output)][1] if id(output) in known and not real(output) else None
+        known_indices[id(output)][1]
+        if id(output) in known_indices and not is_inexact(output)
+        else None
         for output in outputs
     ]
-    return Followed(
+    return ReferenceTrace(
         outputs,
         selections,
         traced,
@@ -239,7 +247,7 @@ def _is_complex(value: Any) -> bool:
 
 
 def _thresholds(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[float]:
-    """Those that every precision holds: at others a kernel may compare with a double."""
+    """Return thresholds that every precision represents; a kernel may compare others in fp64."""
     if not _is_one_of(COMPARING, function):
         return []
     numbers = [x for x in (*args, *kwargs.values()) if isinstance(x, int | float)]
@@ -247,7 +255,7 @@ def _thresholds(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> l
 
 
 def _boundaries(function: Any, args: Sequence[Any]) -> list[float]:
-    """Some of those between which numbers are sorted in."""
+    """Return some of the boundaries of a bucket search."""
     at = SEARCHING.get(function.overloadpacket.__name__)
     if at is None or not args[at].is_floating_point():
         return []
@@ -285,16 +293,16 @@ def _few_sizes(value: Any) -> list[float]:
 
 
 def _casts(function: Any, args: Sequence[Any], result: Any) -> bool:
-    """Whether it makes integers of real numbers."""
+    """Return True if the operator casts floating numbers to integers."""
     import torch
 
     if function.overloadpacket.__name__ != "_to_copy" or not args[0].is_floating_point():
         return False
-    return not real(result) and result.dtype is not torch.bool
+    return not is_inexact(result) and result.dtype is not torch.bool
 
 
 def _holds(dtype: dtype, tensor: Tensor) -> bool:
-    """Whether integers of that type can be what these numbers are, cut off."""
+    """Return True if all numbers, truncated, are in the range of the integer dtype."""
     import torch
 
     if not tensor.numel():
@@ -307,12 +315,12 @@ def _decides(function: Any, result: Any) -> bool:
     import torch
 
     results = result if isinstance(result, tuple | list) else (result,)
-    whole = any(isinstance(x, torch.Tensor) and not real(x) for x in results)
+    whole = any(isinstance(x, torch.Tensor) and not is_inexact(x) for x in results)
     return whole or function.overloadpacket.__name__.rstrip("_") in ROUNDINGS
 
 
 def selection(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Selection | None:
-    """What an operator with these arguments chooses from, if it does."""
+    """Return the selection that an operator call makes, None if it chooses nothing."""
     import torch
 
     name = function.overloadpacket.__name__
@@ -335,7 +343,7 @@ def selection(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Sel
 
 
 def _dims(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
-    """The value of its argument `dim`; none where it goes over all."""
+    """Return the axes of the argument `dim`; empty if the operator spans all axes."""
     for position, argument in enumerate(function._schema.arguments):
         if argument.name == "dim":
             given = args[position] if position < len(args) else argument.default_value
@@ -345,37 +353,37 @@ def _dims(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[in
 
 
 def index_of(name: str, result: Any) -> Tensor | None:
-    """The indices in the result of the operator `name`, where it gives any."""
+    """Return the indices in the result of the operator `name`, None if it returns none."""
     if isinstance(result, tuple | list):
         return None if name == "aminmax" else result[1]
     return result if name in ("argmax", "argmin") else None
 
 
-def _untouched(number: int, index: Tensor) -> Traced:
+def _own_indices(number: int, index: Tensor) -> TracedIndices:
     import torch
 
     numbers = torch.arange(index.numel(), device=index.device).view(index.shape)
-    return Traced(number, numbers, tuple(index.shape))
+    return TracedIndices(number, numbers, tuple(index.shape))
 
 
-def _pass_on(
-    known: dict[int, tuple[Tensor, Traced]],
+def _propagate(
+    known_indices: dict[int, tuple[Tensor, TracedIndices]],
     function: Any,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     result: Any,
 ) -> None:
-    """What a view or a copy of known indices holds."""
+    """Record the positions of indices that a view or a copy returns."""
     name = function.overloadpacket.__name__
     if not (function.is_view or name in COPIES):
         return
-    traced = known[id(args[0])][1]
+    traced = known_indices[id(args[0])][1]
     if name == "_to_copy":
-        known[id(result)] = result, traced
+        known_indices[id(result)] = result, traced
         return
-    numbers = function(traced.numbers, *args[1:], **kwargs)
+    numbers = function(traced.positions, *args[1:], **kwargs)
     if isinstance(result, tuple | list):
         for part, of_part in zip(result, numbers, strict=True):
-            known[id(part)] = part, replace(traced, numbers=of_part)
+            known_indices[id(part)] = part, replace(traced, positions=of_part)
     else:
-        known[id(result)] = result, replace(traced, numbers=numbers)
+        known_indices[id(result)] = result, replace(traced, positions=numbers)

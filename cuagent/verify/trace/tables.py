@@ -1,8 +1,8 @@
-"""Which tables the integers of an input are places in, and how long those are.
+"""Find the lengths of tables that integer inputs index.
 
-What a task's own few indices have of a table may leave out its last row, where kernels err. An
-input is known again by its values, whatever views and casts it went through. Not covered: indices
-that are computed (a sum, a hash), of which no input alone says where they end.
+A task's own few indices may not include the last row of a table, where kernels often err. An input
+is recognized by its values, through any views and casts. Not covered: indices that are computed (a
+sum, a hash), whose range no single input determines.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.oracle.perturb import real
-from cuagent.verify.trace.hooks import watching
+from cuagent.verify.tensors import is_inexact
+from cuagent.verify.trace.hooks import intercept_operators
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,17 +22,17 @@ gather index_select scatter scatter_add scatter_reduce index_add index_copy inde
 ALONG = frozenset(_ALONG.split())
 """Operators with arguments (self, dim, index, ...)."""
 ROWS = frozenset(("embedding", "_embedding_bag", "_embedding_bag_forward_only"))
-"""With (weight, indices, ...)."""
+"""Operators with arguments (weight, indices, ...)."""
 CLASSES = frozenset(("nll_loss_forward", "nll_loss2d_forward"))
-"""With (self, target, ...)."""
+"""Operators with arguments (self, target, ...)."""
 
 
 def tables(run: Callable[[], object], inputs: Sequence[Tensor]) -> list[int]:
-    """For each input the length of the shortest table that it indexes in this run; 0 for none."""
+    """Return the length of the shortest table that each input indexes in this run; 0 for none."""
     import torch
 
     sizes = [0] * len(inputs)
-    wholes = {n: x.reshape(-1) for n, x in enumerate(inputs) if not real(x)}
+    wholes = {n: x.reshape(-1) for n, x in enumerate(inputs) if not is_inexact(x)}
     if not wholes:
         return sizes
 
@@ -43,13 +43,13 @@ def tables(run: Callable[[], object], inputs: Sequence[Tensor]) -> list[int]:
                     sizes[number] = min(size, sizes[number] or size)
         return function(*args, **kwargs)
 
-    with watching(call):
+    with intercept_operators(call):
         run()
     return sizes
 
 
 def _indexed(name: str, args: Sequence[Any]) -> Iterator[tuple[Tensor, int]]:
-    """Each index that an operator is given, and the length of what it is a place in."""
+    """Yield each index argument of an operator with the length of the axis that it indexes."""
     import torch
 
     if name in ALONG and args[0].dim():

@@ -1,10 +1,9 @@
-"""Arenas: memory that the referee owns and lends to workers, as tensors on both sides.
+"""Arenas: memory that the referee owns and lends to workers, visible as tensors on both sides.
 
 An arena holds `count` slots of one layout: guard, tensor, guard, tensor, guard. On the CPU it is a
-memfd; on the GPU plain device memory that travels as a CUDA IPC handle, so nothing is copied
-through the host. The borrower can write anywhere in it: whoever lends inputs keeps the originals in
-an arena that is not lent, and whoever lends outputs poisons them first and looks at the guards
-afterwards.
+memfd. On the GPU it is plain device memory that travels as a CUDA IPC handle, so nothing is copied
+through the host. A borrower can write anywhere in it. So a lender of inputs keeps the originals in
+an arena that is not lent, and a lender of outputs poisons them first and checks the guards after.
 """
 
 from __future__ import annotations
@@ -25,19 +24,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALIGNMENT = 256
-"""Bytes; what the allocators of CUDA and torch promise at least."""
+"""Bytes; the least alignment that the allocators of CUDA and torch guarantee."""
 GUARD = 0xC3
-"""The byte between tensors."""
+"""Value of the bytes between tensors."""
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 STRETCH = 1 << 28
-"""Elements that are compared at a time."""
+"""Elements that are compared at a time, because torch.equal allocates a boolean for each
+element."""
 POISONS = (0xFF, 0x5A)
-"""Two bytes to fill outputs with: NaN, and a large finite number, in every floating dtype."""
+"""Two bytes to fill outputs with. In every floating dtype they give NaN and a large finite
+number."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor in a slot: `offset` and `nbytes` count bytes, `stride` counts elements."""
+    """One tensor in a slot. `offset` and `nbytes` count bytes, `stride` counts elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,14 +49,14 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tensors of one slot lie. `size` is bytes per slot, guards included."""
+    """Positions of the tensors in one slot. `size` is bytes per slot, with the guards."""
 
     leaves: tuple[Leaf, ...]
     size: int
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """[begin, end) of everything in a slot that is no tensor."""
+        """[begin, end) of every range of bytes in a slot that belongs to no tensor."""
         edges = [0, *(e for leaf in self.leaves for e in (leaf.offset, leaf.offset + leaf.nbytes))]
         return list(zip(edges[::2], [*edges[1::2], self.size], strict=True))
 
@@ -72,8 +73,7 @@ class Layout:
 
 
 def same_bytes(first: Tensor, second: Tensor) -> bool:
-    """Whether two pieces of memory, uint8[n] each, hold the same. In stretches: torch compares
-    into a tensor of as many truth values as there are elements."""
+    """Return True if two tensors, uint8[n] each, are equal. Compares STRETCH elements at a time."""
     import torch
 
     if first.numel() % 8 == first.storage_offset() % 8 == second.storage_offset() % 8 == 0:
@@ -83,7 +83,8 @@ def same_bytes(first: Tensor, second: Tensor) -> bool:
 
 
 def settle(device: str) -> None:
-    """Wait for what this process has queued on the device: the next reader is another process."""
+    """Wait for the work that this process queued on `device`, because another process reads it
+    next."""
     if device != "cpu":
         import torch
 
@@ -91,10 +92,11 @@ def settle(device: str) -> None:
 
 
 def layout_of(tensors: Sequence[Tensor], *, dense: bool = False, wide: bool = False) -> Layout:
-    """The layout that holds these tensors, with their strides, or contiguous where `dense` or
-    where elements lie one upon another otherwise than by `expand`.
+    """Return the layout that holds these tensors.
 
-    `wide`: floating tensors become float64 (complex ones complex128), for an oracle's answers.
+    It keeps their strides. A tensor is contiguous if `dense`, or if its elements overlap in another
+    way than by `expand`. With `wide` floating tensors become float64 and complex ones complex128,
+    for an oracle's answers.
     """
     import torch
 
@@ -105,8 +107,8 @@ def layout_of(tensors: Sequence[Tensor], *, dense: bool = False, wide: bool = Fa
         if wide and (dtype.is_floating_point or dtype.is_complex):
             dtype = torch.complex128 if dtype.is_complex else torch.float64
         shape = tuple(tensor.shape)
-        kept = not dense and tensor.layout is torch.strided and _repeats_only(tensor)
-        stride = tuple(tensor.stride()) if kept else _packed(shape)
+        keeps_strides = not dense and tensor.layout is torch.strided and _repeats_only(tensor)
+        stride = tuple(tensor.stride()) if keeps_strides else _packed(shape)
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
         nbytes = dtype.itemsize * extent if math.prod(shape) else 0
         leaves.append(Leaf(str(dtype).removeprefix("torch."), shape, stride, offset, nbytes))
@@ -115,18 +117,20 @@ def layout_of(tensors: Sequence[Tensor], *, dense: bool = False, wide: bool = Fa
 
 
 def _repeats_only(tensor: Tensor) -> bool:
-    """Whether no two elements lie in one place but for what `expand` repeats."""
-    long = sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1 and s)
-    reach = 0
-    for stride, size in long:
-        if stride <= reach:
+    """Return True if elements share memory only because of `expand`."""
+    sized = sorted(
+        (s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1 and s
+    )
+    extent = 0
+    for stride, size in sized:
+        if stride <= extent:
             return False
-        reach += stride * (size - 1)
+        extent += stride * (size - 1)
     return True
 
 
 def fill(view: Tensor, tensor: Tensor) -> None:
-    """Copy `tensor` to `view`; of what lies there in one place (`expand`) the first is copied."""
+    """Copy `tensor` to `view`. Elements that `expand` repeats are copied once."""
     for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
         if size > 1 and not stride:
             view, tensor = view.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
@@ -138,7 +142,7 @@ def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Arena:
-    """`count` slots of `layout` in shared memory. Make one with `create` or `attach`; close it."""
+    """`count` slots of `layout` in shared memory. Construct with `create` or `attach`; close it."""
 
     def __init__(self, layout: Layout, count: int, device: str, lease: Lease | None = None):
         self.layout = layout
@@ -149,38 +153,39 @@ class Arena:
 
     @staticmethod
     def create(layout: Layout, count: int, device: str) -> Arena:
-        """Has memory, its guards filled, from its first use on, which may raise MemoryError."""
+        """Return an arena that allocates memory and fills its guards at first use, which may raise
+        MemoryError."""
         return Arena(layout, count, device)
 
     @staticmethod
     def attach(description: dict[str, Any], descriptors: Sequence[int]) -> Arena:
-        """The other side's view of an arena, from `describe` and its descriptors."""
+        """Open another process's arena, from the results of its `describe`."""
         layout, count = Layout.from_json(description["layout"]), description["count"]
         size, device = layout.size * count, description["device"]
         if device == "cpu":
-            # Its pages at once, or a fresh process would fault where one that has been here before
-            # does not: its calls took a tenth longer, more than its time slice on a busy machine.
+            # Map all pages now. Otherwise a fresh process takes page faults that an older one does
+            # not: its calls took a tenth longer, more than its time slice on a busy machine.
             lease = _map(descriptors[0], size, mmap.MAP_POPULATE)
         else:
             lease = _open_handle(description["handle"], size)
         return Arena(layout, count, device, lease)
 
     def describe(self) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """What a borrower needs: JSON, and descriptors to send beside it."""
+        """Return the data that a borrower attaches with: JSON, and descriptors to send with it."""
         lease = self._held()
-        about = {"layout": self.layout.to_json(), "count": self.count, "device": self.device}
+        description = {"layout": self.layout.to_json(), "count": self.count, "device": self.device}
         if lease.descriptor is None:
-            return about | {"handle": lease.handle}, ()
-        return about, (lease.descriptor,)
+            return description | {"handle": lease.handle}, ()
+        return description, (lease.descriptor,)
 
     @property
     def size(self) -> int:
-        """Bytes, whether it has them now or not."""
+        """Bytes of all slots, also while no memory is allocated."""
         return self.layout.size * self.count
 
     @property
     def memory(self) -> Tensor:
-        """uint8[size]"""
+        """All bytes, uint8[size]."""
         return self._held().memory
 
     def _held(self) -> Lease:
@@ -192,7 +197,7 @@ class Arena:
 
     @cached_property
     def slots(self) -> list[list[Tensor]]:
-        """Views of the tensors of each slot."""
+        """Tensors of each slot, as views."""
         return [
             [self._view(slot, leaf) for leaf in self.layout.leaves] for slot in range(self.count)
         ]
@@ -219,55 +224,59 @@ class Arena:
             fill(view, tensor)
 
     def lay(self, originals: Arena, slot: int = 0, of: int | None = None) -> None:
-        """Make a slot, guards and all, what slot `of` (the same) is in an arena of one layout."""
+        """Copy slot `of` (default `slot`) of an arena of the same layout to `slot`, with its
+        guards."""
         size, of = self.layout.size, slot if of is None else of
         self._bytes(slot, 0, size).copy_(originals._bytes(of, 0, size))
 
     def holds(self, originals: Arena, slot: int = 0, of: int | None = None) -> bool:
-        """Whether a slot is, to the last byte, what slot `of` is in an arena of one layout."""
+        """Return True if `slot` equals slot `of` (default `slot`) of `originals` in every byte."""
         size, of = self.layout.size, slot if of is None else of
         return same_bytes(self._bytes(slot, 0, size), originals._bytes(of, 0, size))
 
     def snapshot(self, slot: int = 0) -> list[Tensor]:
-        """Private copies, which no borrower can reach."""
+        """Return private copies of a slot's tensors, which no borrower can reach."""
         return [view.clone() for view in self.slots[slot]]
 
     def poison(self, byte: int, slot: int | None = None) -> None:
-        """Fill the tensors of one slot, or of all, with a byte."""
+        """Fill the tensors of one slot, or of all slots, with a byte."""
         for number in range(self.count) if slot is None else [slot]:
             for leaf in self.layout.leaves:
                 self._bytes(number, leaf.offset, leaf.offset + leaf.nbytes).fill_(byte)
 
     def own_copy(self, slot: int) -> list[Tensor]:
-        """The tensors of a slot in this process's own memory, each at one place for all slots."""
+        """Copy the tensors of a slot into this process's own memory, at the same address for all
+        slots."""
         for leaf, own in zip(self.layout.leaves, self._own_bytes, strict=True):
             own.copy_(self._bytes(slot, leaf.offset, leaf.offset + leaf.nbytes))
         return self._own
 
     def mend_guards(self, slot: int | None = None, byte: int = GUARD) -> None:
-        """Fill what lies between the tensors, whatever an earlier borrower left there."""
+        """Fill all bytes outside the tensors with `byte`, in one slot or in all."""
         for number in range(self.count) if slot is None else [slot]:
             for gap in self._gaps(number):
                 gap.fill_(byte)
 
     def guards_hold(self, slot: int | None = None) -> bool:
-        """Whether every byte between the tensors is as it was made."""
+        """Return True if every byte outside the tensors still has the value GUARD."""
         slots = range(self.count) if slot is None else [slot]
         return all(bool((gap == GUARD).all()) for number in slots for gap in self._gaps(number))
 
     def guards_like(self, originals: Arena, slot: int, of: int) -> bool:
-        """Whether between the tensors there is what there is in slot `of` of another arena."""
+        """Return True if the bytes outside the tensors equal those in slot `of` of another
+        arena."""
         import torch
 
         return all(map(torch.equal, self._gaps(slot), originals._gaps(of)))
 
     def close(self) -> None:
-        """Give the memory back for good. Views of it must not be used any more."""
+        """Release the memory for good. Its views must not be used any more."""
         self.give_back()
         self._closed = True
 
     def give_back(self) -> None:
-        """Have no memory until the next use. Views must not be used any more, borrowers be gone."""
+        """Release the memory until the next use. Views must not be used any more, and no borrower
+        may be left."""
         for views in ("slots", "_own", "_own_bytes"):
             self.__dict__.pop(views, None)
         lease, self._lease = self._lease, None
@@ -287,7 +296,7 @@ class Arena:
 
 
 def _typed(flat: Tensor, leaf: Leaf, device: str) -> Tensor:
-    """uint8[leaf.nbytes] as the tensor that it holds."""
+    """Return uint8[leaf.nbytes] as the tensor that it holds."""
     import torch
 
     dtype = getattr(torch, leaf.dtype)
@@ -297,7 +306,8 @@ def _typed(flat: Tensor, leaf: Leaf, device: str) -> Tensor:
 
 
 class Lease:
-    """A piece of shared memory: the tensor over it, how to lend it, how to give it back."""
+    """A piece of shared memory: a tensor over it, the means to lend it, the function that frees
+    it."""
 
     def __init__(
         self,
@@ -323,7 +333,7 @@ class Lease:
 def _host_lease(size: int) -> Lease:
     descriptor = os.memfd_create("cuagent-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
-    # A borrower that cut it off would end everybody who touches the rest (SIGBUS).
+    # If a borrower could shrink the file, every access to the missing part would raise SIGBUS.
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     return _map(descriptor, size)
 
@@ -331,7 +341,7 @@ def _host_lease(size: int) -> Lease:
 def _map(descriptor: int, size: int, flags: int = 0) -> Lease:
     import torch
 
-    # The mapping lives as long as the tensors over it do; closing the descriptor does not end it.
+    # The mapping lives as long as its tensors; closing the descriptor does not unmap it.
     memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED | flags)
     return Lease(torch.frombuffer(memory, dtype=torch.uint8), descriptor)
 

@@ -1,9 +1,9 @@
-"""Device memory that two processes share: the five calls of the CUDA driver that this takes.
+"""Share device memory between two processes, with five calls of the CUDA driver.
 
-torch's own sharing goes through pickles and a reference-counting file in /dev/shm; an untrusted
-process must not speak to us that way. Legacy IPC handles do not cross PID namespaces.
+torch's own sharing uses pickles and a reference-counting file in /dev/shm; an untrusted process
+must not send us either. Legacy IPC handles do not cross PID namespaces.
 
-Everything here acts in the primary context of the current device, the one torch uses.
+All functions act in the primary context of the current device, the one that torch uses.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class _Handle(ctypes.Structure):
 
 
 class CudaMemoryError(MemoryError):
-    """A call of the CUDA driver failed; the message names it."""
+    """A call of the CUDA driver failed; the message names the call."""
 
 
 def allocate(size: int) -> int:
-    """Device address of `size` new bytes."""
+    """Allocate `size` bytes and return their device address. Raises CudaMemoryError."""
     import torch
 
     pointer = ctypes.c_uint64()
@@ -37,8 +37,9 @@ def allocate(size: int) -> int:
     except CudaMemoryError as error:
         there = torch.cuda.mem_get_info()[0]
         raise CudaMemoryError(
-            f"the GPU has {there / 2**30:.3g} GiB free where {size / 2**30:.3g} GiB are needed at "
-            f"once; take a smaller task, or end what else runs there ({error})"
+            f"the GPU has {there / 2**30:.3g} GiB free, but one allocation needs "
+            f"{size / 2**30:.3g} GiB; use a smaller task or end other processes on the GPU "
+            f"({error})"
         ) from None
     return pointer.value
 
@@ -48,14 +49,14 @@ def free(pointer: int) -> None:
 
 
 def export(pointer: int) -> str:
-    """The handle of an allocation, in hexadecimal."""
+    """Return the IPC handle of an allocation, in hexadecimal."""
     handle = _Handle()
     _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(pointer))
     return bytes(handle.reserved).hex()
 
 
 def open_handle(handle: str) -> int:
-    """Device address, in this process, of another process's allocation."""
+    """Return the device address, in this process, of another process's allocation."""
     pointer = ctypes.c_uint64()
     raw = _Handle.from_buffer_copy(bytes.fromhex(handle))
     _call("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), raw, _LAZY_ENABLE_PEER_ACCESS)
@@ -67,7 +68,7 @@ def close_handle(pointer: int) -> None:
 
 
 def as_tensor(pointer: int, size: int) -> Tensor:
-    """uint8[size] over device memory, without owning it."""
+    """Return uint8[size] over device memory, without owning it."""
     import torch
 
     class Region:
@@ -91,7 +92,7 @@ def _driver() -> ctypes.CDLL:
 
 @cache
 def _context(device: int) -> ctypes.c_void_p:
-    """The primary context of a device, kept as long as the process lives."""
+    """Return the primary context of a device, retained until the process ends."""
     handle, context = ctypes.c_int(), ctypes.c_void_p()
     _check("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
     _check("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
@@ -101,7 +102,7 @@ def _context(device: int) -> ctypes.c_void_p:
 def _call(name: str, *arguments: object) -> None:
     import torch
 
-    # A context is current in a thread, and torch makes it so only where it has to allocate.
+    # A context is current per thread, and torch sets it only when it allocates.
     _check("cuCtxSetCurrent", _context(torch.cuda.current_device()))
     _check(name, *arguments)
 

@@ -1,9 +1,9 @@
-"""How much of a GPU's memory an untrusted process has taken, seen from another process.
+"""Measure how much GPU memory an untrusted process uses, from another process.
 
-What is free is asked before a command, while it lasts and after it; meanwhile nobody else of ours
-uses the device, so that what is gone then is the process's, in whatever way it was allocated. NVML
-could name the owner, but not from inside a container. On a GPU that others use as well it may have
-been them: that is told by what comes back when the process is ended.
+Free memory is read before, during and after a command. No other process of ours uses the device
+meanwhile, so the difference belongs to the worker, regardless of the allocator. NVML could name the
+owner, but not inside a container. If others use the GPU too, the difference may be theirs: the
+memory that is free again after the process ended decides that.
 """
 
 from __future__ import annotations
@@ -11,56 +11,59 @@ from __future__ import annotations
 from collections.abc import Callable
 
 FLOOR = 8 << 30
-"""Bytes that every candidate may take: far more than a CUDA context and its libraries, so that
-other judges that start on the device meanwhile are not taken for it."""
-TIMES, SHARE = 8, 0.5
-"""Of what the reference needed at its peak; of the whole device, where that is less."""
-LEAST_TIMES = 2
-"""Of the reference's peak, whatever share of the device that is."""
+"""Bytes that every candidate may use. This is far more than a CUDA context and its libraries need,
+so that other judges that start on the device meanwhile do not exceed it."""
+PEAK_TIMES, DEVICE_SHARE = 8, 0.5
+"""Limit as a multiple of the reference's peak, and as a share of the device if that is less."""
+MIN_PEAK_TIMES = 2
+"""Least limit as a multiple of the reference's peak, even above DEVICE_SHARE of the device."""
 
 
 class DeviceExcess(Exception):
-    """It took more than it may."""
+    """The process used more GPU memory than its limit."""
 
 
-def bound(peak: int, total: int) -> int:
-    """Bytes for a candidate whose reference had `peak` allocated, on a device of `total`."""
-    return max(min(max(FLOOR, TIMES * peak), int(SHARE * total)), LEAST_TIMES * peak)
+def memory_limit(peak: int, total: int) -> int:
+    """Return the limit in bytes for a candidate.
+
+    `peak` are the bytes that the reference allocated, `total` those of the device.
+    """
+    return max(min(max(FLOOR, PEAK_TIMES * peak), int(DEVICE_SHARE * total)), MIN_PEAK_TIMES * peak)
 
 
-def free() -> int:
-    """Bytes that nobody has allocated on torch's current device."""
+def free_bytes() -> int:
+    """Return the free bytes on torch's current device."""
     import torch
 
     return torch.cuda.mem_get_info()[0]
 
 
 class DeviceUse:
-    """What one process holds, followed from command to command. Raises DeviceExcess."""
+    """Bytes that one process holds, measured around its commands. Raises DeviceExcess."""
 
-    def __init__(self, most: int, free: Callable[[], int] = free) -> None:
-        self.most = most
-        self._asked = free
+    def __init__(self, limit: int, free_bytes: Callable[[], int] = free_bytes) -> None:
+        self.limit = limit
+        self._read_free = free_bytes
         self._held = 0
         self._before = 0
 
     def begin(self) -> None:
-        """A command is about to be sent."""
-        self._before = self._asked()
+        """Start the measurement of a command that is sent next."""
+        self._before = self._read_free()
 
-    def look(self) -> int:
-        """Bytes that it holds, while the command lasts."""
-        if (now := self._now()) > self.most:
-            raise DeviceExcess(f"took more than {self.most / 2**30:.1f} GiB of device memory")
+    def check(self) -> int:
+        """Return the bytes that the process holds, while the command lasts."""
+        if (now := self._measured()) > self.limit:
+            raise DeviceExcess(f"took more than {self.limit / 2**30:.1f} GiB of device memory")
         return now
 
     def end(self) -> None:
-        """The command is done."""
-        self._held = self.look()
+        """Finish the measurement of a command."""
+        self._held = self.check()
 
-    def came_back(self) -> bool:
-        """Once the process is ended: whether that gave back what it was said to hold."""
-        return self._now() < self.most / 2
+    def was_freed(self) -> bool:
+        """Return True if the memory is free again after the process ended."""
+        return self._measured() < self.limit / 2
 
-    def _now(self) -> int:
-        return self._held + self._before - self._asked()
+    def _measured(self) -> int:
+        return self._held + self._before - self._read_free()

@@ -1,6 +1,6 @@
-"""What glibc does with memory that is freed: pinned, since its own rules drift with time.
+"""Fix how glibc treats freed memory, because its own thresholds drift with time.
 
-And what this process keeps of a GPU's. Not covered: other C libraries, which are left as they are.
+Also release cached GPU memory. Not covered: other C libraries, which are left as they are.
 """
 
 from __future__ import annotations
@@ -12,40 +12,44 @@ _M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
 _M_PERTURB = -6
 FILLS = (0x01, 0xA5, 0x40, 0xBF)
-"""What freed memory is filled with; what `malloc` gives out holds the complement. As fp32 these are
--1.7e38, 1.5e16, -1.5 and 3.0 where it was not used before, and else 2e-38, -3e-16, 3.0 and -1.5."""
+"""Bytes for M_PERTURB: freed memory is filled with the byte, `malloc` returns its complement.
+
+As fp32 these give -1.7e38, 1.5e16, -1.5 and 3.0 in unused memory, and 2e-38, -3e-16, 3.0 and -1.5
+in freed memory.
+"""
 
 
 def pin_allocator() -> None:
-    """Fix the thresholds, for this process and what it forks.
+    """Fix the thresholds for this process and its children.
 
-    Measured: equal modules whose temporaries are 8 MiB differed by a factor of two, because one
-    process gave its heap back after every call and took 2048 page faults to get it again.
+    Measured: equal modules with temporaries of 8 MiB differed by a factor of two, because one
+    process returned its heap to the system after every call and took 2048 page faults to get it
+    again.
     """
     _set(_M_MMAP_THRESHOLD, 32 << 20)  # the largest that glibc accepts
     _set(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def keep_memory() -> None:
-    """Use freed memory again whatever its size; at most 2 GiB of it lie idle. For the oracle.
+    """Let the oracle reuse freed memory of any size; at most 2 GiB stay idle.
 
-    Tensors of 32 MiB and more would be mapped anew each time: a fifth of its processor time on 4
-    million logits in fp64 was page faults.
+    Otherwise tensors of 32 MiB and more are mapped anew each time. On 4 million logits in fp64 a
+    fifth of the oracle's processor time was page faults.
     """
     _set(_M_MMAP_MAX, 0)
 
 
 def fill(byte: int) -> None:
-    """Have `malloc` fill what it gives out and what is freed, whatever asks for it; 0 ends that.
+    """Let `malloc` fill new and freed memory with `byte`; 0 turns this off.
 
-    Memory that a process got just now is zero, so that a kernel which reads what nobody wrote is
-    right by luck. `calloc` still gives zeros.
+    Fresh memory of a process is zero, so a kernel that reads unwritten memory would be right by
+    luck. `calloc` still returns zeros.
     """
     _set(_M_PERTURB, byte)
 
 
 def give_back(device: str) -> None:
-    """What is kept so and not in use, to the system or the GPU: where others need it more."""
+    """Return cached memory that is not in use to the system or the GPU."""
     if device != "cpu":
         import torch
 
@@ -54,6 +58,6 @@ def give_back(device: str) -> None:
         libc.malloc_trim(0)
 
 
-def _set(what: int, value: int) -> None:
+def _set(option: int, value: int) -> None:
     if hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(what, value)
+        libc.mallopt(option, value)

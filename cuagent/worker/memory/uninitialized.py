@@ -1,10 +1,10 @@
-"""Poisoned, guarded tensors wherever the candidate asks torch for uninitialised memory.
+"""Poison and guard the tensors that a candidate allocates uninitialised in torch.
 
 `torch.empty` usually returns zeros or the last result, so a kernel that skips elements, or writes
 one too many, often looks right. While this mode is active such tensors are filled with a byte and
-stand between guards. It sees the Python calls (`torch.empty`, `empty_like`, `empty_strided`,
-`Tensor.new_empty`), not allocations inside C++; a candidate can switch it off. It finds bugs; the
-referee relies on nothing that it says.
+placed between guards. It covers the Python calls (`torch.empty`, `empty_like`, `empty_strided`,
+`Tensor.new_empty`), not allocations inside C++, and a candidate can switch it off. It finds bugs;
+the referee does not rely on its result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from cuagent.worker.memory.arena import ALIGNMENT, GUARD
 
 
 class Allocations:
-    """A context. With `poison` None it does nothing, as in every timed call."""
+    """A context that guards allocations. With `poison` None, as in every timed call, it does
+    nothing."""
 
     def __init__(self, poison: int | None):
         self._poison = poison
@@ -35,7 +36,7 @@ class Allocations:
             self._mode.__exit__(*error)
 
     def overrun(self) -> bool:
-        """Whether a guard was written to."""
+        """Return True if a guard was overwritten."""
         return not all(bool((guard == GUARD).all()) for guard in self._guards)
 
 
@@ -71,7 +72,7 @@ def _plain(tensor: Tensor) -> bool:
 
 
 def _guarded(tensor: Tensor, poison: int, guards: list[Tensor]) -> Tensor:
-    """A tensor of the same form, between guards, inside one larger allocation."""
+    """Return a tensor of the same form, between guards in one larger allocation."""
     import torch
 
     size = tensor.untyped_storage().nbytes()

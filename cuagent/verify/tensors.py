@@ -1,0 +1,54 @@
+"""Operations on tensors that inputs, traces, rules and the oracle share.
+
+Large tensors are processed in blocks, so that an output of several GB needs no second copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+
+UNIT = 2.0**-24
+"""Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
+FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors that a module may raise on altered inputs, for example on probabilities above one."""
+BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
+"""Elements processed at a time, by device type. On the CPU such a block fits in the caches."""
+
+
+def is_inexact(tensor: Tensor) -> bool:
+    """Return True if the tensor is floating or complex, so that its elements carry roundoff."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def to_fp64(tensor: Tensor) -> Tensor:
+    """Return the tensor in fp64 or complex128; integers and booleans are returned unchanged."""
+    return tensor.to(wide_dtype(tensor)) if is_inexact(tensor) else tensor
+
+
+def wide_dtype(tensor: Tensor) -> dtype:
+    """Return complex128 for a complex tensor, fp64 for any other."""
+    import torch
+
+    return torch.complex128 if tensor.is_complex() else torch.float64
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """View complex numbers as pairs of real numbers; return other tensors unchanged."""
+    import torch
+
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the same range of each flattened tensor, at most BLOCK elements at a time.
+
+    Complex numbers are viewed as pairs of real numbers.
+    """
+    flat = [as_real(tensor).reshape(-1) for tensor in tensors]
+    size = BLOCK[flat[0].device.type]
+    for begin in range(0, flat[0].numel(), size):
+        yield tuple(tensor[begin : begin + size] for tensor in flat)
