@@ -125,6 +125,6 @@ def _settle(run: Run, emit: Emit) -> None:
 
 
 def _judge_best(run: Run, best: Tried, emit: Emit) -> None:
-    emit(Phase(f"judging attempt {best.n} afresh"))
+    emit(Phase(f"judging attempt {best.n} again for the record"))
     judgement = run.measured("record", lambda judge: judge.judge(best.attempt, Effort.RECORD))
     run.settle(best, judgement)

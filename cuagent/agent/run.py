@@ -49,7 +49,7 @@ CHARACTERS_PER_TOKEN = 3
 
 
 class JudgeLost(Exception):
-    """Raised when the judge has failed: no worker, no oracle or no sandbox. The text is one line."""
+    """Raised when the judge has failed (no worker, oracle or sandbox). The text is one line."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class Run:
             self.log.write("device", what=what, seconds=round(seconds, 3))
 
     def snapshot(self) -> None:
-        """Log the files of the work folder if they have changed, so that `undo` can restore them."""
+        """Log the files of the work folder if they changed, so that `undo` can restore them."""
         with shielded():
             before = {name: kept.digest for name, kept in self.files.items()}
             files = take_snapshot(self.folder, self.files)
@@ -293,7 +293,7 @@ class Run:
         return settled
 
     def _confirm_ladder(self, judgement: Judgement) -> None:
-        """Replace the figures of rungs that the timing of record includes; the best is among them."""
+        """Update the rungs that the timing of record includes; the best rung is among them."""
         from cuagent.measure.ladder import confirmed
 
         if self.ladder is None or judgement.timing is None or not judgement.verdict.accepted:
