@@ -224,7 +224,7 @@ def _path_of(call: ToolCall) -> str:
 
 
 def _worked(records: Sequence[Record]) -> float:
-    """Return the seconds spanned by the records of each session, without the time between sessions."""
+    """Return the seconds within the sessions, without the time between them."""
     total, start, last = 0.0, records[0]["time"], records[0]["time"]
     for record in records:
         if record["type"] == "resume":

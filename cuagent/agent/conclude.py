@@ -1,7 +1,8 @@
 """End a run: judge the best attempt again for the record, then report and record the result.
 
 The measurements that selected an attempt are never its result, because the best of many noisy
-measurements is biased upwards. If no kernel beats the best free option, the best rung is the result.
+measurements is biased upwards. If no kernel beats the best free option, the best rung is the
+result.
 """
 
 from __future__ import annotations

@@ -113,7 +113,10 @@ def _files_before(records: Records, message: Record) -> Any:
 
 
 def diff(run: Run, a: int, b: int | None = None) -> str:
-    """Return the unified diff from attempt `a` to attempt `b`, or to the work folder. Raises RecordError."""
+    """Return the unified diff from attempt `a` to attempt `b`, or to the work folder.
+
+    Raises RecordError.
+    """
     old = dict(_attempt(run, a).attempt.files)
     new = dict((_current(run) if b is None else _attempt(run, b).attempt).files)
     after = "work" if b is None else f"attempt {b}"

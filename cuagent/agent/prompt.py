@@ -63,7 +63,7 @@ def project_rules(folder: Path) -> str:
 
 
 def _upward(folder: Path) -> Iterator[Path]:
-    """Yield the folder and its parents up to the repository's root; without one, only the folder."""
+    """Yield the folder and its parents up to the repository's root, or only the folder."""
     above = [folder, *folder.parents]
     root = next((place for place in above if (place / ".git").exists()), folder)
     yield from above[: above.index(root) + 1]

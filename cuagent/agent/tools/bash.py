@@ -19,7 +19,7 @@ from typing import Any
 from cuagent.agent.jobs import Job
 from cuagent.agent.run import Run
 from cuagent.agent.tools.capped import OUTPUTS, Spool, discard_output, output_file, tidy
-from cuagent.agent.tools.shell import FOREGROUND, BACKGROUND, Command, start
+from cuagent.agent.tools.shell import BACKGROUND, FOREGROUND, Command, start
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 from cuagent.events import ToolOutput
 
@@ -113,7 +113,7 @@ def _collect(command: Command, spool: Spool, deadline: float, context: Context) 
 def _ending(outcome: str, code: int | None, timeout: float) -> str:
     match outcome:
         case "timed out":
-            return f"[killed after {timeout:g} s; commands get no input; set timeout to allow more time]"
+            return f"[killed after {timeout:g} s; it gets no input; set timeout for more time]"
         case "interrupted":
             return "[interrupted by the user before it finished]"
     return exit_line(code or 0)

@@ -37,7 +37,7 @@ TOOL = Tool(
         },
         counters={
             "type": "boolean",
-            "description": "CUDA only: add hardware counters for each launch; takes about 10 s more.",
+            "description": "CUDA only: add hardware counters of each launch; takes some 10 s more.",
         },
     ),
     profile,

@@ -136,7 +136,7 @@ def _confined(run: Run, argv: list[str], tag: str, largest: int) -> list[str]:
 
 
 def _kill_tagged(tag: str, group: int) -> bool:
-    """Kill the processes with the tag; kill `group` whole if one is in it. True if any was found."""
+    """Kill all processes with the tag, and `group` if one is in it. Return True if any existed."""
     wanted, found = f"{TAG}={tag}".encode(), False
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():

@@ -30,8 +30,8 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     lines = list(judgement_lines(settled, best=False))
     if not settled.accepted:
         lines.append(
-            "The attempt was rejected when judged again, so the run continues: correct it, or submit "
-            "another one."
+            "The attempt was rejected when judged again, so the run continues: correct it, or "
+            "submit another one."
         )
         return ToolResult("\n".join(lines), data, is_error=True)
     result = run.result
@@ -44,7 +44,7 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 def _chosen(run: Run, number: int | None) -> Tried | None:
-    """Return the attempt to submit, None if none was accepted. Raises ToolError for a bad number."""
+    """Return the attempt to submit, None if none was accepted. Raises ToolError."""
     if number is None:
         return run.best
     accepted = [t.n for t in run.tried if t.accepted]

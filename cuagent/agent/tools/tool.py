@@ -34,7 +34,7 @@ LONGEST_SUMMARY = 100
 
 
 class ToolError(Exception):
-    """Raised for a call that cannot be executed. The text tells the model the cause and a remedy."""
+    """Raised for a call that cannot be executed. The text gives the cause and a remedy."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tool `write`: write a whole file. The model must have read the current text of an existing one."""
+"""Tool `write`: write a whole file. An existing file must have been read in its current state."""
 
 from __future__ import annotations
 
