@@ -1,7 +1,7 @@
 """Start a new run, or resume one from its log alone.
 
-Invariant: `resume_run` restores the state that the log records, at whatever byte the writer was
-killed; at most the current step is lost.
+Invariant: `resume_run` restores the state that the log records, even if a kill cut the log at any
+byte; at most the current step is lost.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def resume_run(
 ) -> Run:
     """Restore a run from its log: conversation, attempts, costs and times, and its last stop.
 
-    `budget` is for the whole run, including what was spent before. Raises RecordError.
+    `budget` is for the whole run, including all earlier work. Raises RecordError.
     """
     log = RunLog(folder)
     try:

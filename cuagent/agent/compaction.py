@@ -41,7 +41,7 @@ def is_due(run: Run, model: Model) -> bool:
 def compact(run: Run, model: Model, focus: str = "") -> bool:
     """Replace the conversation by a summary. Return False if the model gave no summary.
 
-    `focus` names what the user most wants to keep. Raises ModelError and Interrupted.
+    `focus` is the user's text on the most important content. Raises ModelError and Interrupted.
     """
     if len(run.messages) <= OPENING:
         return False

@@ -89,7 +89,7 @@ def _begin(run: Run, model: Model) -> None:
 
 
 def announce(run: Run, model: Model) -> None:
-    """Report the run to the views and, if it was resumed, what it has spent."""
+    """Report the run to the views and, if it was resumed, its totals so far."""
     where = run.folder
     run.emit(RunStarted(where.id, where.path, run.task.name, run.task.device, model.name))
     if run.steps:

@@ -287,7 +287,7 @@ class Run:
             self._judged(settled, "record")
             if settled.accepted:
                 self.settled[tried.n] = settled
-            else:  # an attempt that is rejected for the record is no result
+            else:  # an attempt rejected for the record cannot be the result
                 self.tried[tried.n - 1] = settled
                 self.settled.pop(tried.n, None)
         return settled

@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Delay KeyboardInterrupt until the block has ended. Other threads than the main get none."""
+    """Delay KeyboardInterrupt until the block has ended. Only the main thread receives one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

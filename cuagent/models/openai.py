@@ -202,7 +202,7 @@ class _Parts:
         return Reply(message, finish, self.usage, cost_of(self.usage, price), self._tokens())
 
     def _tokens(self) -> TokenTrace | None:
-        # without one log-probability per token there is no trace: training must not guess
+        # a trace needs one log-probability per token: training must not guess
         if not self.ids or len(self.ids) != len(self.logprobs):
             return None
         return TokenTrace(tuple(self.prompt_ids), tuple(self.ids), tuple(self.logprobs))

@@ -75,10 +75,10 @@ def _opened_outputs(work: int) -> Iterator[int]:
 
 def head_and_tail(head: str, tail: str, left_out: int, size: int, file: str) -> str:
     """Join both ends with a line on the number of missing characters and the file that has them."""
-    kept = (
+    stored = (
         "the whole output is" if size <= LARGEST_KEPT else f"the first {LARGEST_KEPT >> 20} MiB are"
     )
-    return f"{head}\n... [{left_out:,} characters omitted; {kept} in {file}] ...\n{tail}"
+    return f"{head}\n... [{left_out:,} characters omitted; {stored} in {file}] ...\n{tail}"
 
 
 @dataclass
