@@ -92,7 +92,7 @@ def fuzz_run(task: Task, root: Path, protocol: str, seed: int) -> Stop:
     run = start_run(task, NO_JUDGE, model=protocol, root=root, budget=Budget(cost=None))
     with provider.serve(*answers, {"status": 400, "error": "that is all"}) as server:
         url = server.url + "/v1" * (protocol != "anthropic")
-        quick = replace(endpoint, base_url=url, patience=0.001, tries=9, stall=5.0)
+        quick = replace(endpoint, base_url=url, retry_delay=0.001, tries=9, stall=5.0)
         model: Any = make("m", quick)
         while True:
             run.budget = replace(run.budget, steps=run.steps + REPLIES_PER_RUN)

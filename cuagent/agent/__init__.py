@@ -3,8 +3,8 @@
 run = start_run(task, judge, model=model.name, tools=[t.spec for t in TOOLS], emit=view)
 stop = run_agent(run, model, emit=view)
 
-After any stop `run_agent(run, ...)` goes on with the same run: it takes what lies in `run.inbox`
-first. From another thread, `run.inbox.put(text)` steers and `run.cancel()` interrupts.
+After any stop `run_agent(run, ...)` continues the same run and reads the messages in `run.inbox`
+first. From another thread, `run.inbox.put(text)` steers the model and `run.cancel()` interrupts.
 """
 
 from cuagent.agent.begin import resume_run, start_run

@@ -1,8 +1,8 @@
-"""Waiting for long work in such a way that a person, or a limit, can end the waiting at once.
+"""Wait for long work so that the user or a deadline can end the wait immediately.
 
-The work runs in a thread of its own. When the waiting is given up the work is left to itself and
-its result is dropped: so whatever it uses must stand being used on until it ends. Not covered:
-ending the work itself.
+The work runs in a separate thread. When the wait ends early, the thread continues and its result is
+dropped, so the objects that it uses must stay usable until it ends. Not covered: ending the work
+itself.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-LOOK = 0.05
-"""Seconds between two looks at whether to give up; an end of the work is noticed at once."""
+POLL_SECONDS = 0.05
+"""Seconds between two checks for cancellation; the end of the work is noticed immediately."""
 
 
 class Interrupted(Exception):
-    """The user wants the step in flight to end."""
+    """Raised when the user interrupts the current step."""
 
 
 class Overdue(Exception):
-    """The work has not ended by its deadline."""
+    """Raised when the work has not ended by its deadline."""
 
 
 class _Work(threading.Thread, Generic[T]):
-    """One piece of work and what came of it."""
+    """A thread that runs one function and holds its result or error."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         super().__init__(daemon=True, name="cuagent-work")
@@ -38,21 +38,21 @@ class _Work(threading.Thread, Generic[T]):
     def run(self) -> None:
         try:
             self.result.append(self._work())
-        except BaseException as error:  # noqa: BLE001 - it is raised where the work is waited for
+        except BaseException as error:  # noqa: BLE001 - `attend` raises it again
             self.error = error
         finally:
             self.ended.set()
 
 
 def attend(work: Callable[[], T], cancelled: threading.Event, deadline: float | None = None) -> T:
-    """The result of `work`, or the error that it raised.
+    """Return the result of `work`, or raise the error that it raised.
 
     Raises Interrupted once `cancelled` is set and Overdue at `deadline` (on the monotonic clock).
     KeyboardInterrupt passes through.
     """
     thread = _Work(work)
     thread.start()
-    while not thread.ended.wait(LOOK):
+    while not thread.ended.wait(POLL_SECONDS):
         if cancelled.is_set():
             raise Interrupted
         if deadline is not None and time.monotonic() > deadline:

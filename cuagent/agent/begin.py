@@ -1,7 +1,7 @@
-"""How a run begins: afresh, or again from its log alone.
+"""Start a new run, or resume one from its log alone.
 
-Invariant: what `resume_run` leaves in memory is what the log says, whenever the writer was killed;
-at most the step in flight is lost.
+Invariant: `resume_run` restores the state that the log records, even if a kill cut the log at any
+byte; at most the current step is lost.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def start_run(
     config: Any = None,
     project: Path = Path(),
 ) -> Run:
-    """A fresh run: its folder, its log with the first records, and the opening messages.
+    """Start a run: create its folder, its log with the first records, and the opening messages.
 
-    The AGENTS.md of `project` and of the folders above it are told to the model.
+    The opening messages include the AGENTS.md of `project` and of the folders above it.
     Raises RecordError.
     """
     budget = budget or Budget()
@@ -96,9 +96,9 @@ def resume_run(
     emit: Emit = ignore,
     project: Path = Path(),
 ) -> Run:
-    """The run as its log tells it: conversation, attempts, what was spent, why it had stopped.
+    """Restore a run from its log: conversation, attempts, costs and times, and its last stop.
 
-    `budget` is for the whole run, with what was spent before. Raises RecordError.
+    `budget` is for the whole run, including all earlier work. Raises RecordError.
     """
     log = RunLog(folder)
     try:
@@ -121,16 +121,16 @@ def resume_run(
 
 def _fits(folder: RunFolder, records: Sequence[Record], task: Task) -> None:
     if not records or records[0]["type"] != "session":
-        raise RecordError(f"{folder.id}: its log has no beginning; start a new run")
+        raise RecordError(f"{folder.id}: its log has no session record; start a new run")
     if records[0]["task"]["digest"] != task.digest:
-        raise RecordError(f"{folder.id}: is about another task than {task.name}; start a new run")
+        raise RecordError(f"{folder.id}: belongs to another task, not {task.name}; start a new run")
 
 
 def _prepare(run: Run, *, trusted: bool = True) -> None:
-    """The work folder with the reference in it, under git; what is there stays as it is.
+    """Create the work folder with the reference in it, under git. Existing files stay unchanged.
 
-    Of a run that is not `trusted`, being of another origin, the history and the state of the shell
-    are not used.
+    A run that is not `trusted` comes from elsewhere: its git history and its shell state are not
+    used.
     """
     if not trusted and run.folder.scratch.exists():
         shutil.rmtree(run.folder.scratch)
@@ -144,7 +144,7 @@ def _prepare(run: Run, *, trusted: bool = True) -> None:
 
 
 def _open(run: Run, project: Path) -> None:
-    """The opening messages, or what a kill has left out of them, and the files as they are."""
+    """Add the opening messages that are missing, and take a snapshot of the files."""
     if len(run.messages) < 2:
         for message in opening(run.task, project)[len(run.messages) :]:
             run.add(message)
@@ -152,7 +152,7 @@ def _open(run: Run, project: Path) -> None:
 
 
 def _recall(run: Run, records: Sequence[Record]) -> None:
-    """What the records say of attempts and of what was spent."""
+    """Restore the attempts, the ladder and the totals from the records."""
     texts: dict[int, Record] = {}
     for record in records:
         match record["type"]:
@@ -179,7 +179,7 @@ def _recall_call(run: Run, record: Record) -> None:
 
 
 def _recall_judgement(run: Run, record: Record, texts: Mapping[int, Record]) -> None:
-    """As `Run.register` and `Run.settle` had it."""
+    """Restore the state that `Run.register` or `Run.settle` had set."""
     n = record["attempt"]
     text = texts[n]
     tried = Tried(n, attempt_of(text["files"]), text["commit"], judgement_of(record))
@@ -192,20 +192,20 @@ def _recall_judgement(run: Run, record: Record, texts: Mapping[int, Record]) -> 
 
 
 def _recall_ladder(run: Run, records: Sequence[Record]) -> None:
-    """Attempts are measured against it again, unless it is of another machine."""
-    found = ladder_of(records)
-    if found is not None and run.judge.start_from(found):
-        run.ladder = found
+    """Measure attempts against the recorded ladder again, unless it is of another machine."""
+    ladder = ladder_of(records)
+    if ladder is not None and run.judge.start_from(ladder):
+        run.ladder = ladder
 
 
 def _recall_seen(run: Run) -> None:
-    """The files that the conversation has shown or written, as they now are."""
+    """Mark the files that the conversation has read or written as seen in their current state."""
     calls = {call.id: call for message in run.messages for call in message.tool_calls}
     for message in run.messages:
         call = calls.get(message.tool_call_id or "")
         if call is None or message.is_error or call.name not in ("read", *WRITERS):
             continue
-        with suppress(ToolError):  # it may be no text file any more
+        with suppress(ToolError):  # the file may no longer be text
             name = confined(run, str(message.data.get("path") or _path_of(call)))
             text = text_if_there(run, name)
             if text is not None:
@@ -213,7 +213,10 @@ def _recall_seen(run: Run) -> None:
 
 
 def _path_of(call: ToolCall) -> str:
-    """As the call named it; the call was answered without an error, so it can be read."""
+    """Return the path in the call's arguments, "" if there is none.
+
+    The call succeeded, so its arguments are valid JSON.
+    """
     try:
         return str(json.loads(call.arguments)["path"])
     except (ValueError, TypeError, KeyError):
@@ -221,13 +224,13 @@ def _path_of(call: ToolCall) -> str:
 
 
 def _worked(records: Sequence[Record]) -> float:
-    """Seconds between the records of each session, without the time between sessions."""
-    total, begun, last = 0.0, records[0]["time"], records[0]["time"]
+    """Return the seconds within the sessions, without the time between them."""
+    total, start, last = 0.0, records[0]["time"], records[0]["time"]
     for record in records:
         if record["type"] == "resume":
-            total, begun = total + last - begun, record["time"]
+            total, start = total + last - start, record["time"]
         last = record["time"]
-    return total + last - begun
+    return total + last - start
 
 
 def _todo(messages: Sequence[Message]) -> list[dict[str, str]]:

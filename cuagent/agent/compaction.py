@@ -1,8 +1,8 @@
-"""Compaction: the conversation becomes its opening, a summary by the model, and what is certain.
+"""Compact a conversation into its opening, a summary by the model, and the recorded facts.
 
-What is kept word for word: the system prompt with the skill, the task, and the table of attempts
-as the judge has it; the work folder keeps the files. The log is never rewritten: the short
-conversation is another branch of it.
+The system prompt with the skill, the task, and the judge's table of attempts are kept word for
+word; the work folder keeps the files. The log is never rewritten: the short conversation is
+another branch of it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from cuagent.message import Message, Reply
 from cuagent.models.model import ContextOverflow, Model
 
 SHARE = 0.8
-"""Of the model's context: at more than that a conversation is compacted before the next step."""
+"""Fraction of the model's context; a longer conversation is compacted before the next step."""
 OPENING = 2
-"""Messages that every run begins with: the system prompt and the task."""
+"""Number of messages that every run begins with: the system prompt and the task."""
 FEWEST = 6
-"""Messages; a conversation shorter than that has nothing to compact."""
+"""Number of messages after the opening that a conversation must exceed to be compacted."""
 SHORT = 600
-"""Characters of each end of a tool result, where the whole is too long even to be summed up."""
+"""Characters kept of each end of a tool result if the conversation is too long to summarize."""
 
 
 def is_due(run: Run, model: Model) -> bool:
-    """Whether the conversation nears the length of the model, where that is known."""
+    """True if the conversation exceeds `SHARE` of the model's context. False if that is unknown."""
     context = getattr(model, "context", None)
     return (
         context is not None
@@ -39,9 +39,9 @@ def is_due(run: Run, model: Model) -> bool:
 
 
 def compact(run: Run, model: Model, focus: str = "") -> bool:
-    """Put a summary in the place of the conversation; False where there is none to be had.
+    """Replace the conversation by a summary. Return False if the model gave no summary.
 
-    `focus` is what the user wants kept above all. Raises ModelError and Interrupted.
+    `focus` is the user's text on the most important content. Raises ModelError and Interrupted.
     """
     if len(run.messages) <= OPENING:
         return False
@@ -53,17 +53,17 @@ def compact(run: Run, model: Model, focus: str = "") -> bool:
         return False
     opening = run.messages[:OPENING]
     run.branch(opening, _opening_id(run), "compaction")
-    run.add(Message("user", _told(run, text), data={"from": "compaction"}))
+    run.add(Message("user", _summary_message(run, text), data={"from": "compaction"}))
     run.seen.clear()
     run.notice(
-        f"the conversation was summed up: about {before:,} tokens before, "
+        f"the conversation was summarized: about {before:,} tokens before, "
         f"{run.context_tokens:,} now; the log keeps all of it"
     )
     return True
 
 
 def _summary(run: Run, model: Model, focus: str) -> Reply:
-    """What the model says when asked to sum up. What it is sent begins as before: caches hold."""
+    """Ask the model for a summary. The request keeps the prefix, so prompt caches stay valid."""
     request = importlib.resources.files(__package__).joinpath("compaction.md")
     wanted = request.read_text(encoding="utf-8").strip()
     if focus:
@@ -79,7 +79,7 @@ def _ask(run: Run, model: Model, messages: Sequence[Message]) -> Reply:
     reply = attend(lambda: model.query(messages, run.tools, lambda text, kind: None), run.cancelled)
     sampling = getattr(model, "sampling", {})
     seconds = time.monotonic() - start
-    run.paid(reply, model.name, sampling, seconds, purpose="compaction")
+    run.record_call(reply, model.name, sampling, seconds, purpose="compaction")
     return reply
 
 
@@ -90,16 +90,16 @@ def _shortened(message: Message) -> Message:
     return replace(message, content=f"{head}\n... [left out] ...\n{tail}")
 
 
-def _told(run: Run, summary: str) -> str:
+def _summary_message(run: Run, summary: str) -> str:
     parts = [
-        "The conversation became too long and was replaced by your own summary of it. Files must "
-        "be read again before they are changed.",
+        "The conversation became too long and was replaced by your own summary of it. Read files "
+        "again before you change them.",
         summary,
     ]
     if run.ladder is not None:
         parts.append(ladder_text(run.ladder))
     if run.tried:
-        parts.append("Attempts so far, as the judge has them:\n\n" + attempts_table(run))
+        parts.append("Attempts so far, as judged:\n\n" + attempts_table(run))
     if run.todo:
         parts.append(
             "Your list:\n\n" + "\n".join(f"- [{i['state']}] {i['text']}" for i in run.todo)
@@ -108,7 +108,7 @@ def _told(run: Run, summary: str) -> str:
 
 
 def _opening_id(run: Run) -> str | None:
-    """Id of the last opening message in the log."""
+    """Return the id of the last opening message in the log."""
     from cuagent.record import branch_of, read_records
 
     records = branch_of(read_records(run.folder, blobs=False))

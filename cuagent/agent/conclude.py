@@ -1,7 +1,8 @@
-"""The end of a run: the attempt of record is judged afresh, and the result is said and recorded.
+"""End a run: judge the best attempt again for the record, then report and record the result.
 
-The numbers that selected an attempt are never its result: choosing the best of many noisy
-measurements flatters it. Where no kernel adds to what is free, the best rung is the result.
+The measurements that selected an attempt are never its result, because the best of many noisy
+measurements is biased upwards. If no kernel beats the best free option, the best rung is the
+result.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from cuagent.judge import Judgement, Result, free_of, result_of
 from cuagent.measure.ladder import Ladder
 from cuagent.timing import Effort, Standing
 
-_WORTH = {
+_PREFIX = {
     Standing.FASTER: "",
     Standing.INCONCLUSIVE: "no sure gain: ",
     Standing.SLOWER: "no gain: ",
     None: "no gain: ",
 }
 UNSCORED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.MODEL_FAILED, Stop.JUDGE_FAILED)
-"""What ended for no reason of the policy's own has no reward, unless an attempt was accepted."""
+"""Stops that the policy did not cause; they have no reward unless an attempt was accepted."""
 UNSETTLED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.JUDGE_FAILED)
-"""What ends without judging the best attempt afresh: it may go on, or there is no judge."""
+"""Stops that do not judge the best attempt again: the run may continue, or the judge failed."""
 
 MOST_AFRESH = 3
-"""Attempts judged for the record at the end: where one turns out worse, the next best is judged."""
+"""Attempts judged for the record at the end: if one turns out worse, the next best is judged."""
 
 
 def conclude(run: Run, emit: Emit) -> None:
-    """Judge what was not submitted, write the last record and say how it ended."""
+    """Judge the best attempt if it was not submitted, write the last record and report the end."""
     assert run.stop is not None
     shown = run.stop
     if run.ended is not None and run.stop in (Stop.ANSWERED, Stop.INTERRUPTED):
@@ -50,7 +51,7 @@ def conclude(run: Run, emit: Emit) -> None:
 
 
 def reward_of(run: Run) -> int | None:
-    """The milestone reward of the run; None where it says nothing about the policy."""
+    """Return the milestone reward of the run, None if the stop does not depend on the policy."""
     result = run.result
     if result:
         return result.judgement.score.reward
@@ -58,20 +59,20 @@ def reward_of(run: Run) -> int | None:
 
 
 def result_judgement(run: Run) -> Judgement | None:
-    """On the best attempt, of record where there is one."""
+    """Return the judgement on the best attempt: the one of record if there is one."""
     result = run.result
     return result.judgement if result else None
 
 
 def summarize(run: Run) -> str:
-    """One line: what came of it."""
+    """Return the result of the run in one line."""
     if run.ladder is None or result_of(result_judgement(run), run.ladder) is Result.KERNEL:
         return _attempt_line(run)
     return f"{_attempt_line(run)}; {_free_line(run)}"
 
 
 def _free_line(run: Run) -> str:
-    """What is free, where no kernel adds to it; or that it could not be told."""
+    """Return the line on the best free option, or on an undecided one."""
     found = run.ladder
     free = free_of(result_judgement(run), found)
     rung = found.best if found is not None else None
@@ -84,7 +85,7 @@ def _free_line(run: Run) -> str:
 def _undecided_line(found: Ladder | None) -> str:
     unsure = found.undecided if found is not None else None
     if unsure is None or unsure.over_eager is None:
-        return "nothing that is free beats the module"
+        return "no free option beats the module"
     name = NAMES.get(unsure.name, unsure.name)
     return f"could not tell whether {name} is faster: {ratio_over('eager', unsure.over_eager)}"
 
@@ -98,14 +99,14 @@ def _attempt_line(run: Run) -> str:
         return f"no kernel accepted ({tried} tried)"
     judgement = result.judgement
     fresh = "measured afresh" if result.n in run.settled else "measured in the loop only"
-    gain = _WORTH[judgement.standing]
+    prefix = _PREFIX[judgement.standing]
     if judgement.is_faster and judgement.gain is not None:
-        gain = _WORTH[judgement.gain.kernel.standing].replace(":", " on top:")
-    return f"{gain}attempt {result.n}, {ratios_line(judgement)} ({fresh})"
+        prefix = _PREFIX[judgement.gain.kernel.standing].replace(":", " on top:")
+    return f"{prefix}attempt {result.n}, {ratios_line(judgement)} ({fresh})"
 
 
 def _settle(run: Run, emit: Emit) -> None:
-    """Judge afresh what is to be the result: the best attempt, or else what is free."""
+    """Judge the result again: the best attempt, or else the best free option."""
     try:
         for _ in range(1 if run.stop in HURRIED else MOST_AFRESH):
             best = run.result
@@ -125,6 +126,6 @@ def _settle(run: Run, emit: Emit) -> None:
 
 
 def _judge_best(run: Run, best: Tried, emit: Emit) -> None:
-    emit(Phase(f"judging attempt {best.n} afresh"))
+    emit(Phase(f"judging attempt {best.n} again for the record"))
     judgement = run.measured("record", lambda judge: judge.judge(best.attempt, Effort.RECORD))
     run.settle(best, judgement)

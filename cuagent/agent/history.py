@@ -1,7 +1,7 @@
-"""Going back: to an attempt, or a step; and what differs between attempts.
+"""Return to an attempt or to a step, and compare attempts.
 
-Files and conversation go back together, and nothing is lost: what is left behind stays in the log
-and its blobs. For a run in which nobody works at the moment.
+Files and conversation go back together. Nothing is lost: the log and its blobs keep everything.
+The run must not be working meanwhile.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ Records = list[Record]
 
 @dataclass(frozen=True)
 class Undone:
-    """What `undo` took back."""
+    """The messages and calls that `undo` removed from the conversation."""
 
     said: str
-    """The user's own words in it, to be put before the user again."""
+    """The user's messages among them, offered to the user again."""
     calls: tuple[str, ...]
-    """Names of the tools that had been called."""
+    """Names of the tools that were called."""
     compaction: bool = False
-    """Whether it was no step but the summing up of the conversation."""
+    """True if a summary of the conversation was undone instead of a step."""
 
 
 def restore(run: Run, n: int) -> Tried:
-    """Put the files of attempt `n` into the work folder; others stay. Raises RecordError."""
+    """Restore the files of attempt `n`; other files stay. Raises RecordError."""
     tried = _attempt(run, n)
     run.snapshot()
     try:
@@ -52,68 +52,71 @@ def restore(run: Run, n: int) -> Tried:
         for name, content in tried.attempt.files:
             write_file(run.work, name, content.encode("utf-8"), replace_links=True)
     except OSError as error:
-        raise RecordError(f"{run.work}: attempt {n} cannot be put back ({error})") from error
+        raise RecordError(f"{run.work}: attempt {n} cannot be restored ({error})") from error
     run.snapshot()
-    text = f"I have put the files of attempt {n} back into your work folder; go on from there."
+    text = f"I have restored the files of attempt {n} in your work folder; continue from there."
     run.add(Message("user", text, data={"from": "user"}))
     run.stop = Stop.ANSWERED
     return tried
 
 
 def undo(run: Run) -> Undone | None:
-    """Take the last step back, its files too; None where there is none.
+    """Undo the last step and its file changes. Return None if there is no step.
 
-    Where the conversation was summed up since the last step, that is taken back instead, and the
-    files stay as they are. Raises RecordError.
+    If the conversation was summarized after the last step, undo the summary instead; the files
+    then stay as they are. Raises RecordError.
     """
     records = read_records(run.folder)
     path = branch_of(records)
-    kept = _before_last_step(path)
-    if kept is None:
+    end = _before_last_step(path)
+    if end is None:
         return _undo_compaction(run, records, path)
     run.snapshot()
-    if (files := _files_before(records, path[kept])) is not None:
+    if (files := _files_before(records, path[end])) is not None:
         restore_snapshot(run.folder, files)
-    gone = _go_back(run, path[:kept], path[kept:])
-    calls = tuple(call.name for m in gone for call in m.tool_calls)
+    removed = _go_back(run, path[:end], path[end:])
+    calls = tuple(call.name for m in removed for call in m.tool_calls)
     run.snapshot()
-    return Undone(_said(gone), calls)
+    return Undone(_user_text(removed), calls)
 
 
 def _undo_compaction(run: Run, records: Records, path: Records) -> Undone | None:
-    """Go back to the conversation as it was before it was summed up last."""
+    """Restore the conversation from before its last summary."""
     sums = [at for at, r in enumerate(path) if r.get("data", {}).get("from") == "compaction"]
     if not sums:
         return None
     at = records.index(path[sums[-1]])
     branch = max(n for n, r in enumerate(records[:at]) if r.get("why") == "compaction")
-    gone = _go_back(run, branch_of(records[:branch]), path[sums[-1] :])
-    return Undone(_said(gone), (), compaction=True)
+    removed = _go_back(run, branch_of(records[:branch]), path[sums[-1] :])
+    return Undone(_user_text(removed), (), compaction=True)
 
 
-def _go_back(run: Run, kept: Records, gone: Records) -> list[Message]:
-    """Let the conversation be `kept` again; returns the messages that are gone."""
-    run.branch([message_of(record) for record in kept], kept[-1]["id"], "undo")
-    run.stop = Stop.ANSWERED  # an end in it is taken back as well
-    return [message_of(record) for record in gone]
+def _go_back(run: Run, path: Records, removed: Records) -> list[Message]:
+    """Reset the conversation to `path`. Return the removed messages."""
+    run.branch([message_of(record) for record in path], path[-1]["id"], "undo")
+    run.stop = Stop.ANSWERED  # an end of the run is undone as well
+    return [message_of(record) for record in removed]
 
 
-def _said(gone: list[Message]) -> str:
-    return "\n".join(m.content for m in gone if m.data.get("from") == "user")
+def _user_text(messages: list[Message]) -> str:
+    return "\n".join(m.content for m in messages if m.data.get("from") == "user")
 
 
 def _files_before(records: Records, message: Record) -> Any:
-    """The files as they were when `message` was said; None where no record tells.
+    """Return the files at the time of `message`, None if no record has them.
 
-    The log's order decides, not the branch of the conversation: one that was summed up is short,
-    and the files were not made anew with it.
+    The order of the log decides, not the branch of the conversation: a summary shortens the branch
+    but does not change the files.
     """
     before = records[: records.index(message)]
     return next((r["files"] for r in reversed(before) if r["type"] == "checkpoint"), None)
 
 
 def diff(run: Run, a: int, b: int | None = None) -> str:
-    """Unified diff from attempt `a` to attempt `b`, or to the work folder. Raises RecordError."""
+    """Return the unified diff from attempt `a` to attempt `b`, or to the work folder.
+
+    Raises RecordError.
+    """
     old = dict(_attempt(run, a).attempt.files)
     new = dict((_current(run) if b is None else _attempt(run, b).attempt).files)
     after = "work" if b is None else f"attempt {b}"
@@ -137,7 +140,7 @@ def _attempt(run: Run, n: int) -> Tried:
 
 
 def _remove(path: Path) -> None:
-    """A folder with all in it, a file, or a link but not where it leads. Raises OSError."""
+    """Remove a folder with its content, a file, or a link (not its target). Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)  # follows no links
     else:
@@ -152,16 +155,16 @@ def _current(run: Run) -> Attempt:
 
 
 def _before_last_step(path: list[dict[str, Any]]) -> int | None:
-    """How many messages come before the last step and the words that led to it."""
+    """Count the messages before the last step and before the user messages that led to it."""
     steps = [at for at, record in enumerate(path) if record["role"] == "assistant"]
     if not steps:
         return None
-    kept = steps[-1]
-    while kept > OPENING and path[kept - 1]["role"] == "user" and not _stays(path[kept - 1]):
-        kept -= 1
-    return kept
+    end = steps[-1]
+    while end > OPENING and path[end - 1]["role"] == "user" and not _stays(path[end - 1]):
+        end -= 1
+    return end
 
 
 def _stays(record: dict[str, Any]) -> bool:
-    """What led to no step: a summary, the ladder."""
+    """True for a message that `undo` keeps: a summary or the ladder."""
     return record.get("data", {}).get("from") in ("compaction", "ladder")

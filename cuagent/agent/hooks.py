@@ -1,7 +1,7 @@
-"""What is looked at before each step: what the user says, limits, repetition, idle turns, length.
+"""Checks before each step: user messages, limits, repetition, turns without calls, length.
 
-A hook takes the run and the model and returns None to go on, a text to put before the model, or a
-Stop. It changes the run through its methods alone, and leaves a whole conversation.
+A hook takes the run and the model. It returns None to continue, a text to show to the model, or a
+Stop. It changes the run only through its methods, and leaves a complete conversation.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from cuagent.models.model import Model
 Hook = Callable[[Run, Model], Stop | str | None]
 
 LAST_STEPS = 5
-"""So many steps before the end the model is told."""
+"""Steps before the step limit at which the model is warned."""
 SAME_CALLS_WARN, SAME_CALLS_STOP = 3, 6
+"""Identical calls in a row after which the model is warned, and after which the run stops."""
 WAITING = ("bash_output",)
-"""Tools whose result changes by itself."""
+"""Tools that may give a new result for the same call."""
 IDLE_TURNS = 3
 """Turns in a row without a tool call after which the run ends."""
 
 
 def steering(run: Run, model: Model) -> None:
-    """What the user said since the last step comes before the model as it was said."""
+    """Pass the user's new messages to the model word for word."""
     while True:
         try:
             text = run.inbox.get_nowait()
@@ -40,7 +41,7 @@ def steering(run: Run, model: Model) -> None:
 
 
 def limits(run: Run, model: Model) -> Stop | str | None:
-    """Steps, cost, wall time and device time."""
+    """Stop at the limits of steps, cost, wall time and device time."""
     budget = run.budget
     if budget.steps is not None and run.steps >= budget.steps:
         return Stop.STEP_LIMIT
@@ -51,12 +52,12 @@ def limits(run: Run, model: Model) -> Stop | str | None:
     if budget.device_seconds is not None and run.device_seconds >= budget.device_seconds:
         return Stop.DEVICE_LIMIT
     if budget.steps is not None and run.steps and budget.steps - run.steps == LAST_STEPS:
-        return f"{LAST_STEPS} steps are left: bring your best attempt to an end and call submit."
+        return f"{LAST_STEPS} steps are left: finish your best attempt and call submit."
     return None
 
 
 def repetition(run: Run, model: Model) -> Stop | str | None:
-    """The same call with the same arguments, with no other in between."""
+    """Warn, then stop, if the model repeats one call with the same arguments."""
     calls = (
         (call.name, call.arguments)
         for message in takewhile(lambda m: not _from_user(m), reversed(run.messages))
@@ -76,25 +77,28 @@ def repetition(run: Run, model: Model) -> Stop | str | None:
 
 
 def idleness(run: Run, model: Model) -> Stop | str | None:
-    """A turn without a tool call ends nothing here; the model is told what does."""
+    """Ask for a tool call after a turn without one; stop after `IDLE_TURNS` such turns."""
     if run.messages[-1].role != "assistant" or run.messages[-1].tool_calls:
         return None
     if _idle_turns(run.messages) >= IDLE_TURNS:
         return Stop.STALLED
     return (
-        "You ended your turn without calling a tool. Go on with a tool call, or call submit to "
+        "You ended your turn without calling a tool. Continue with a tool call, or call submit to "
         "end the run."
     )
 
 
 def answered(run: Run, model: Model) -> Stop | None:
-    """In place of `idleness` where a person sits by: a turn without a tool call is theirs."""
+    """Stop after a turn without a tool call, so that the user can reply.
+
+    Interactive sessions use this hook in place of `idleness`.
+    """
     last = run.messages[-1]
     return Stop.ANSWERED if last.role == "assistant" and not last.tool_calls else None
 
 
 def compaction(run: Run, model: Model) -> None:
-    """A conversation that nears the model's length is summed up before it is too long."""
+    """Summarize a conversation that approaches the model's context length."""
     if is_due(run, model):
         compact(run, model)
 

@@ -1,17 +1,14 @@
-"""Background commands of the agent: each a process group with its output in a file.
+"""Background commands of the agent; each is a process group with its output in a file.
 
-Invariant: none outlives the `run_agent` in which it was started.
+Invariant: no command outlives the `run_agent` call that started it.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
-
-if TYPE_CHECKING:
-    from cuagent.agent.run import Run
+from typing import BinaryIO
 
 
 @dataclass
@@ -22,14 +19,14 @@ class Job:
     command: str
     process: subprocess.Popen[bytes]
     output: BinaryIO
-    """The whole output; its file in the work folder was opened before the command started."""
+    """Open file with the whole output; it was opened before the command started."""
     kill: Callable[[], None]
-    """Ends the process and whatever it has started."""
+    """End the process and every process that it has started."""
     shown: int = 0
-    """Bytes of the output that the model has seen."""
+    """Number of bytes of the output that the model has seen."""
 
 
-def end_jobs(run: Run) -> None:
-    """Kill every background command that still runs, and what those that ended have left."""
-    for job in run.jobs.values():
+def end_jobs(jobs: Iterable[Job]) -> None:
+    """Kill every background command and the processes that ended commands have left."""
+    for job in jobs:
         job.kill()

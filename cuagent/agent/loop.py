@@ -1,7 +1,7 @@
-"""The ReAct loop: look at the limits, ask the model, do what it says, until something stops it.
+"""Run the ReAct loop: check the limits, ask the model, execute its calls, until a stop.
 
-Invariants: every tool call gets exactly one result, also when interrupted; what happened is in
-the log before anything else happens; nothing but `Stop` says why the run ended.
+Invariants: every tool call gets exactly one result, also when interrupted; each event is in the
+log before the next one happens; only `Stop` states why the run ended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cuagent.models.model import ContextOverflow, Model, ModelError
 NOT_RUN = "not executed: the run has ended"
 BY_USER = "interrupted by the user before it finished"
 GRACE = 60.0
-"""Seconds beyond the wall time of the budget in which a reply in flight may still come."""
+"""Seconds after the wall-time limit in which a pending reply may still arrive."""
 
 
 def run_agent(
@@ -48,9 +48,9 @@ def run_agent(
     hooks: Sequence[Hook] = HOOKS,
     emit: Emit = ignore,
 ) -> Stop:
-    """Step until something stops the run; leaves a whole conversation and a whole log.
+    """Step until the run stops. Leave a complete conversation and a complete log.
 
-    A run that had stopped goes on.
+    A stopped run continues.
     """
     run.emit, run.tools = emit, tuple(tool.spec for tool in tools)
     _begin(run, model)
@@ -70,26 +70,26 @@ def run_agent(
         run.stop, run.error, why = Stop.JUDGE_FAILED, str(error), "no result: the judge failed"
     finally:
         with shielded():
-            end_jobs(run)
+            end_jobs(run.jobs.values())
             run.close_calls(why)
     conclude(run, emit)
-    run.clock_out()
+    run.stop_clock()
     return run.stop
 
 
 def _begin(run: Run, model: Model) -> None:
-    """A run that had stopped here says so in the log; one that had not is told to the views."""
+    """Log that a stopped run resumes, or announce a new run to the views; start its clock."""
     if run.started is None:
         run.log.write("resume", model=model.name, budget=run.budget)
     else:
         announce(run, model)
     run.ended = run.stop if run.stop in FINISHED else None
     run.stop, run.error = None, ""
-    run.clock_in()
+    run.start_clock()
 
 
 def announce(run: Run, model: Model) -> None:
-    """Tell the views which run it is and, where it was taken up again, what it has spent."""
+    """Report the run to the views and, if it was resumed, its totals so far."""
     where = run.folder
     run.emit(RunStarted(where.id, where.path, run.task.name, run.task.device, model.name))
     if run.steps:
@@ -97,7 +97,7 @@ def announce(run: Run, model: Model) -> None:
 
 
 def step(run: Run, model: Model, tools: Sequence[Tool], hooks: Sequence[Hook], emit: Emit) -> None:
-    """One question to the model, and all the calls in its reply, in their order."""
+    """Run the hooks, ask the model once and execute the calls of its reply in order."""
     for hook in hooks:
         match hook(run, model):
             case Stop() as stop:
@@ -121,9 +121,9 @@ def step(run: Run, model: Model, tools: Sequence[Tool], hooks: Sequence[Hook], e
 
 
 def query(run: Run, model: Model, emit: Emit) -> Reply:
-    """Ask the model and record what it cost and said.
+    """Ask the model and record its reply and cost.
 
-    A conversation that turns out to be too long is compacted, once.
+    If the conversation is too long for the model, compact it once and ask again.
     """
     try:
         reply, seconds = ask(run, model, emit)
@@ -132,21 +132,21 @@ def query(run: Run, model: Model, emit: Emit) -> Reply:
             raise error
         reply, seconds = ask(run, model, emit)
     reply = replace(reply, message=with_unique_ids(reply.message, run))
-    priced = run.cost is not None
-    run.took(reply, model.name, getattr(model, "sampling", {}), seconds)
-    if priced and run.cost is None and run.budget.cost is not None:
-        run.notice(f"no price is known for {model.name}: the cost limit cannot hold", "warning")
+    had_price = run.cost is not None
+    run.record_reply(reply, model.name, getattr(model, "sampling", {}), seconds)
+    if had_price and run.cost is None and run.budget.cost is not None:
+        run.notice(f"no price is known for {model.name}: the cost limit does not apply", "warning")
     return reply
 
 
 def ask(run: Run, model: Model, emit: Emit) -> tuple[Reply, float]:
-    """One reply and the seconds it took, while the user and the clock may end the waiting."""
+    """Return one reply and its seconds. Raises Interrupted, or Overdue at the wall-time limit."""
     messages = tuple(run.messages)
-    gone = threading.Event()
+    abandoned = threading.Event()
 
     def on_text(text: str, kind: Literal["text", "reasoning"]) -> None:
-        if gone.is_set():
-            raise Interrupted  # in the thread that still listens to the provider
+        if abandoned.is_set():
+            raise Interrupted  # ends the thread that still reads the reply
         if text:
             emit(TextDelta(text, kind))
 
@@ -156,7 +156,7 @@ def ask(run: Run, model: Model, emit: Emit) -> tuple[Reply, float]:
     try:
         reply = attend(lambda: model.query(messages, run.tools, on_text), run.cancelled, deadline)
     finally:
-        gone.set()
+        abandoned.set()
     return reply, time.monotonic() - start
 
 
@@ -192,7 +192,7 @@ def act(run: Run, call: ToolCall, tools: Sequence[Tool], emit: Emit, *, cut_off:
 
 
 def with_unique_ids(message: Message, run: Run) -> Message:
-    """The reply with an id of its own for each call: providers refuse two of a kind."""
+    """Give each call of the reply a unique id, since providers refuse duplicates."""
     used = {call.id for m in run.messages for call in m.tool_calls}
     calls = []
     for n, call in enumerate(message.tool_calls, 1):

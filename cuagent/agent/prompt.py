@@ -1,7 +1,7 @@
-"""What the model is told at the start: the system prompt, the skill, the task.
+"""Build the opening messages: the system prompt, the skill, the task.
 
-Invariant: nothing here changes from step to step (no clock, no counter, no best so far), so that
-a provider's prompt cache holds for the whole run.
+Invariant: their text is constant during a run (no clock, no counter, no best so far), so that a
+provider's prompt cache stays valid for the whole run.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from cuagent.task.task import Device
 
 LONGEST_RULES = 32 << 10
-"""Bytes of all AGENTS.md files together."""
+"""Limit in bytes on all AGENTS.md files together."""
 LONGEST_SOURCE = 24_000
-"""Characters of the reference that are shown at once; the rest is in reference.py."""
+"""Characters of the reference in the prompt; the rest is in reference.py."""
 
 
 def opening(task: Task, project: Path | None = None) -> list[Message]:
-    """The messages that every run begins with; AGENTS.md of `project` is among them."""
+    """Return the two opening messages of every run, including the AGENTS.md of `project`."""
     parts = [_text("cuagent.agent", "system.md"), skill(task.device)]
     if project is not None and (rules := project_rules(project)):
-        parts.append(f"# What the user's project says (AGENTS.md)\n\n{rules}")
+        parts.append(f"# Rules of the user's project (AGENTS.md)\n\n{rules}")
     return [Message("system", "\n\n".join(filter(None, parts))), Message("user", _assignment(task))]
 
 
 def project_rules(folder: Path) -> str:
-    """The AGENTS.md files from the repository's root down to `folder`; the nearest come last.
+    """Join the AGENTS.md files from the repository's root down to `folder`, the nearest last.
 
-    Where they are longer than `LONGEST_RULES` together, the farthest are left out. A link that
-    leads out of the repository is passed over: what it shows would be sent to the model's provider.
+    If they exceed `LONGEST_RULES` together, those farthest from `folder` are omitted. A link out of
+    the repository is skipped, because its target would be sent to the model's provider.
     """
     found: list[str] = []
     room = LONGEST_RULES
@@ -63,17 +63,17 @@ def project_rules(folder: Path) -> str:
 
 
 def _upward(folder: Path) -> Iterator[Path]:
-    """The folder and those above it up to its repository's root; itself alone outside of one."""
+    """Yield the folder and its parents up to the repository's root, or only the folder."""
     above = [folder, *folder.parents]
     root = next((place for place in above if (place / ".git").exists()), folder)
     yield from above[: above.index(root) + 1]
 
 
 def skill(device: Device | None = None) -> str:
-    """The body of skills/SKILL.md, without its front matter.
+    """Return the body of skills/SKILL.md, without its front matter.
 
-    What stands between `<!-- cuda -->` and `<!-- /cuda -->`, and the same for `cpu`, is for tasks
-    on that device alone; with `device` the rest of these is left out.
+    A part between `<!-- cuda -->` and `<!-- /cuda -->` (or the same for `cpu`) is for tasks on that
+    device only. With `device`, the parts for the other device are omitted.
     """
     text = _text("cuagent.skills", "SKILL.md")
     if text.startswith("---\n"):
@@ -125,7 +125,7 @@ def _machine(cuda: bool) -> str:
 
 
 def _processor() -> str:
-    """Name of the processor and the widest vectors it has."""
+    """Return the processor's name and its widest vector extension."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,10 +1,10 @@
-"""The Run: one `optimize`, and the only thing in the agent that changes.
+"""Hold the state of one `optimize` run; it is the only mutable state of the agent.
 
-It holds the conversation, the attempts that were judged and what was spent. Whatever changes is
-written to the log in the same shielded moment, so that memory and log never disagree.
-Another thread may put texts into `inbox` and call `cancel`, and nothing else.
-Not covered: how a run begins (`begin.py`), deciding anything (`loop.py`, `hooks.py`) and measuring
-anything (`cuagent.judge`).
+The state is the conversation, the judged attempts and the totals spent. Each change is also
+written to the log, with Ctrl-C held back, so that memory and log always agree.
+Another thread may only put texts into `inbox` and call `cancel`.
+Not covered: starting and resuming (`begin.py`), decisions (`loop.py`, `hooks.py`) and measurements
+(`cuagent.judge`).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 REFERENCE = "reference.py"
-CHARACTERS_A_TOKEN = 3
-"""For guesses on the safe side: source code has three to four."""
+CHARACTERS_PER_TOKEN = 3
+"""Characters per token for estimates; source code has three to four, so estimates are high."""
 
 
 class JudgeLost(Exception):
-    """Nothing can be judged any more: no worker, no oracle, no sandbox. One line."""
+    """Raised when the judge has failed (no worker, oracle or sandbox). The text is one line."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Tried:
     n: int
     attempt: Attempt
     commit: str
-    """In the history of the work folder; "" where there is none."""
+    """Commit in the git history of the work folder, "" if there is none."""
     judgement: Judgement
 
     @property
@@ -68,7 +68,7 @@ class Tried:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Larger is better (`Judgement.rank`)."""
+        """Sort key of the attempt; larger is better (`Judgement.rank`)."""
         return self.judgement.rank
 
 
@@ -85,41 +85,41 @@ class Run:
     messages: list[Message] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)
     ladder: Ladder | None = None
-    """What is free; None until it was measured."""
+    """Baselines that need no kernel; None until they are measured."""
     settled: dict[int, Tried] = field(default_factory=dict)
-    """Attempts that were accepted when judged for the record, by number, with that judgement."""
+    """Attempts accepted when judged for the record, by number, with that judgement."""
     stop: Stop | None = None
     ended: Stop | None = None
-    """The end with a result that stands until something more is judged: a question that is only
-    answered takes nothing back."""
+    """Last stop with a result. It stays valid until another attempt is judged; a reply to a user's
+    question does not reset it."""
     error: str = ""
-    """What the provider said, if it failed."""
+    """Error of the provider or the judge, "" if neither failed."""
     steps: int = 0
     usage: Usage = field(default_factory=Usage)
     cost: float | None = 0.0
-    """US dollars; None once a call had no known price."""
+    """US dollars; None after a call without a known price."""
     device_seconds: float = 0.0
-    """Spent in the judge on the device."""
+    """Seconds for which the judge used the device."""
     started: float | None = field(default_factory=time.monotonic)
-    """On the monotonic clock; None while nobody works."""
+    """Start of the current work on the monotonic clock, in seconds; None while the run is idle."""
     earlier_seconds: float = 0.0
-    """Worked before `started`."""
+    """Seconds worked before `started`."""
     context_tokens: int = 0
-    """How long the conversation is, by the provider's count and a guess for what came since."""
+    """Length of the conversation: the provider's last count plus an estimate for later messages."""
     inbox: SimpleQueue[str] = field(default_factory=SimpleQueue)
-    """What the user says while the agent works; it reaches the model before the next step."""
+    """Messages of the user while the agent works; the model gets them before the next step."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     tools: tuple[ToolSpec, ...] = ()
-    """What the model is offered."""
+    """Tools that the model may call."""
     todo: list[dict[str, str]] = field(default_factory=list)
     jobs: dict[str, Job] = field(default_factory=dict)
-    """Background commands, by the name the model knows them by."""
+    """Background commands, by the name that the model sees."""
     seen: dict[str, str] = field(default_factory=dict)
-    """Files of the work folder that the model has read or written, with their sha256."""
+    """SHA-256 of each file of the work folder that the model has read or written, by name."""
     files: dict[str, FileState] = field(default_factory=dict)
-    """The work folder after the last step that changed it."""
+    """Files of the work folder at the last snapshot, by name."""
     outputs: int = 0
-    """How many long outputs were put into files."""
+    """Number of output files created so far; it numbers the next one."""
     _judging: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -128,47 +128,47 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Worked so far; the time in which a person thought is not counted."""
+        """Seconds worked so far, without the time in which the run waited for the user."""
         now = time.monotonic()
         return self.earlier_seconds + (0.0 if self.started is None else now - self.started)
 
     @property
     def best(self) -> Tried | None:
-        """The best accepted attempt, by the numbers of the loop."""
+        """The best accepted attempt, by the judgements within the loop."""
         return max((t for t in self.tried if t.accepted), key=lambda t: t.rank, default=None)
 
     @property
     def final(self) -> Tried | None:
-        """The best attempt by the judgements of record; None where there is none."""
+        """The best attempt by the judgements of record; None if there is none."""
         return max(self.settled.values(), key=lambda t: t.rank, default=None)
 
     @property
     def result(self) -> Tried | None:
-        """The best accepted attempt, each by its judgement of record where it has one."""
-        known = (self.settled.get(t.n, t) for t in self.tried)
-        return max((t for t in known if t.accepted), key=lambda t: t.rank, default=None)
+        """The best accepted attempt, by the judgements of record where they exist."""
+        latest = (self.settled.get(t.n, t) for t in self.tried)
+        return max((t for t in latest if t.accepted), key=lambda t: t.rank, default=None)
 
     def spent(self) -> Spent:
-        """Totals so far, for the views."""
+        """Return the totals so far, for the views."""
         tokens_in = self.usage.input + self.usage.cache_read + self.usage.cache_write
         return Spent(self.steps, self.seconds, tokens_in, self.usage.output, self.cost)
 
     def cancel(self) -> None:
-        """Interrupt the step in flight, from any thread."""
+        """Interrupt the current step, from any thread."""
         self.cancelled.set()
 
-    def clock_in(self) -> None:
-        """Work begins, again perhaps."""
+    def start_clock(self) -> None:
+        """Start or restart the clock, and clear a cancellation."""
         self.cancelled.clear()
         if self.started is None:
             self.started = time.monotonic()
 
-    def clock_out(self) -> None:
-        """Work ends for now."""
+    def stop_clock(self) -> None:
+        """Stop the clock and add up its seconds."""
         self.earlier_seconds, self.started = self.seconds, None
 
     def notice(self, text: str, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Tell the user something, and keep it."""
+        """Log a notice and show it to the user."""
         self.log.write("notice", level=level, text=text)
         self.emit(Notice(text, level))
 
@@ -178,20 +178,22 @@ class Run:
             self.log.message(message, call)
             self.messages.append(message)
             if call is None:
-                self.context_tokens += len(message.content) // CHARACTERS_A_TOKEN
+                self.context_tokens += len(message.content) // CHARACTERS_PER_TOKEN
 
-    def took(self, reply: Reply, model: str, sampling: Any, seconds: float) -> None:
-        """Record a call of the model and the message that came of it."""
+    def record_reply(self, reply: Reply, model: str, sampling: Any, seconds: float) -> None:
+        """Record a call of the model and its reply."""
         with shielded():
-            call = self.paid(reply, model, sampling, seconds)
+            call = self.record_call(reply, model, sampling, seconds)
             self.add(reply.message, call)
             usage = reply.usage
             self.context_tokens = (
                 usage.input + usage.cache_read + usage.cache_write + usage.output
             ) or self.context_tokens
 
-    def paid(self, reply: Reply, model: str, sampling: Any, seconds: float, **more: Any) -> str:
-        """Record what a call of the model took; returns the record's id."""
+    def record_call(
+        self, reply: Reply, model: str, sampling: Any, seconds: float, **more: Any
+    ) -> str:
+        """Record usage, cost and time of a call of the model. Return the record's id."""
         self.usage += reply.usage
         if self.cost is not None:
             self.cost = None if reply.cost is None else self.cost + reply.cost
@@ -209,34 +211,40 @@ class Run:
         )
 
     def close_calls(self, why: str) -> None:
-        """Answer every call that has no result."""
+        """Add a result, with the text `why`, for every call that has none."""
         for message in close_open_calls(self.messages, why)[len(self.messages) :]:
             self.add(message)
 
     def branch(self, messages: list[Message], head: str | None, why: str) -> None:
-        """Go on from `messages`, the last of which is `head` in the log; what was stays there."""
+        """Continue from `messages`, whose last one has the id `head` in the log.
+
+        The log keeps the old branch.
+        """
         with shielded():
             self.log.branch(head, why)
             self.messages[:] = messages
             self.context_tokens = tokens_of(messages)
 
     def consult(self, work: Callable[[Judge], T]) -> T:
-        """Let the judge do something. Raises JudgeLost and Interrupted.
+        """Call the judge. Raises JudgeLost and Interrupted.
 
-        Interrupted work goes on to its end, unseen, and the judge does nothing else before.
+        Interrupted work continues to its end and its result is dropped; later calls wait for it.
         """
 
-        def in_turn() -> T:
+        def locked() -> T:
             with self._judging:
                 return work(self.judge)
 
         try:
-            return attend(in_turn, self.cancelled)
-        except _losses() as error:
+            return attend(locked, self.cancelled)
+        except _fatal_judge_errors() as error:
             raise JudgeLost(f"{type(error).__name__}: {error}") from error
 
     def measured(self, what: str, work: Callable[[Judge], T]) -> T:
-        """Like `consult`, for what runs on the device: the time it takes is counted."""
+        """Call the judge for work on the device, and count its time.
+
+        Raises JudgeLost and Interrupted.
+        """
         start = time.monotonic()
         try:
             return self.consult(work)
@@ -246,7 +254,7 @@ class Run:
             self.log.write("device", what=what, seconds=round(seconds, 3))
 
     def snapshot(self) -> None:
-        """Keep the files of the work folder if they have changed, for `undo` to come back to."""
+        """Log the files of the work folder if they changed, so that `undo` can restore them."""
         with shielded():
             before = {name: kept.digest for name, kept in self.files.items()}
             files = take_snapshot(self.folder, self.files)
@@ -254,12 +262,12 @@ class Run:
                 self.log.write("checkpoint", message=self.log.head, files=files)
 
     def register(self, attempt: Attempt, judgement: Judgement) -> Tried:
-        """Number, commit and record a judged attempt; the same text keeps its number."""
+        """Number, commit and record a judged attempt. A text judged before keeps its number."""
         with shielded():
-            known = next((t for t in self.tried if t.attempt.digest == attempt.digest), None)
-            if known:
-                tried = replace(known, judgement=judgement)
-                self.tried[known.n - 1] = tried
+            earlier = next((t for t in self.tried if t.attempt.digest == attempt.digest), None)
+            if earlier:
+                tried = replace(earlier, judgement=judgement)
+                self.tried[earlier.n - 1] = tried
             else:
                 n = len(self.tried) + 1
                 commit = self._commit(f"attempt {n}: {judgement.verdict.reason}")
@@ -272,36 +280,36 @@ class Run:
         return tried
 
     def settle(self, tried: Tried, judgement: Judgement) -> Tried:
-        """Record the fresh judgement on the attempt of record."""
+        """Record the judgement of record on an attempt."""
         with shielded():
             settled = replace(tried, judgement=judgement)
             self._confirm_ladder(judgement)
             self._judged(settled, "record")
             if settled.accepted:
                 self.settled[tried.n] = settled
-            else:  # a result that the judgement of record refuses is none
+            else:  # an attempt rejected for the record cannot be the result
                 self.tried[tried.n - 1] = settled
                 self.settled.pop(tried.n, None)
         return settled
 
     def _confirm_ladder(self, judgement: Judgement) -> None:
-        """The rungs in a record timing have its figures from now on, and the best is among them."""
+        """Update the rungs that the timing of record includes; the best rung is among them."""
         from cuagent.measure.ladder import with_record_timing
 
         if self.ladder is None or judgement.timing is None or not judgement.verdict.accepted:
             return
-        found = with_record_timing(self.ladder, judgement.timing)
-        if found != self.ladder:
-            self.keep_ladder(found, shown=False)
+        ladder = with_record_timing(self.ladder, judgement.timing)
+        if ladder != self.ladder:
+            self.record_ladder(ladder, shown=False)
 
-    def keep_ladder(self, found: Ladder, *, shown: bool = True) -> None:
-        """Take over what is free, and record it; `shown` as a table of its own."""
-        self.ladder = found
-        self.log.write("ladder", shown=shown, **found.to_json())
-        self.emit(LadderMeasured(found, shown))
+    def record_ladder(self, ladder: Ladder, *, shown: bool = True) -> None:
+        """Set and record the ladder. With `shown`, the views print it as a table."""
+        self.ladder = ladder
+        self.log.write("ladder", shown=shown, **ladder.to_json())
+        self.emit(LadderMeasured(ladder, shown))
 
     def end(self, summary: str, reward: int | None) -> None:
-        """Write the last record."""
+        """Write the last record of the run."""
         self.log.write(
             "end",
             stop=self.stop,
@@ -339,14 +347,14 @@ class Run:
 
 
 def tokens_of(messages: Sequence[Message]) -> int:
-    """A guess, rather too high, at how long a conversation is."""
+    """Estimate the tokens of a conversation, rather too high than too low."""
     characters = sum(len(m.content) + len(m.reasoning) for m in messages)
     arguments = sum(len(c.arguments) for m in messages for c in m.tool_calls)
-    return (characters + arguments) // CHARACTERS_A_TOKEN
+    return (characters + arguments) // CHARACTERS_PER_TOKEN
 
 
-def _losses() -> tuple[type[Exception], ...]:
-    """What the judge raises when it is at its end itself."""
+def _fatal_judge_errors() -> tuple[type[Exception], ...]:
+    """Return the errors after which the judge cannot work any more."""
     from cuagent.sandbox import SandboxError
     from cuagent.verify.oracle.client import OracleLost
     from cuagent.worker import ForkServerError

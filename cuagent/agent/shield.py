@@ -1,4 +1,4 @@
-"""A stretch of work that Ctrl-C does not cut in two."""
+"""Protect a block of code from Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Hold back KeyboardInterrupt until the block has ended. Only the main thread gets one."""
+    """Delay KeyboardInterrupt until the block has ended. Only the main thread receives one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Why a run ended, and what it may spend."""
+"""Reasons for the end of a run, and its budget."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from enum import StrEnum
 
 
 class Stop(StrEnum):
-    """Why a run ended; a member's text says what it means to a person."""
+    """Reason for the end of a run; the value is the text shown to users."""
 
     SUBMITTED = "submitted"
-    """An attempt was submitted, and judged afresh it was right and faster than eager."""
+    """An attempt was submitted; judged again, it was right and faster than eager."""
     NO_GAIN = "no gain"
-    """The model submitted, but nothing that was right and faster than eager."""
+    """The model submitted, but no attempt was right and faster than eager."""
     ANSWERED = "answered"
-    """The model ended its turn without a tool call, and a person is there to say more."""
+    """The model ended its turn without a tool call, and the user can reply."""
     STALLED = "stalled"
-    """The model ended its turn without a tool call, again and again."""
+    """The model ended several turns in a row without a tool call."""
     LOOPING = "looping"
-    """The model repeated one and the same call."""
+    """The model repeated the same call too often."""
     STEP_LIMIT = "step limit"
     COST_LIMIT = "cost limit"
     TIME_LIMIT = "time limit"
@@ -26,26 +26,26 @@ class Stop(StrEnum):
     CONTEXT_FULL = "context full"
     """The conversation no longer fits the model."""
     MODEL_FAILED = "model failed"
-    """The provider cannot answer, or did not after all retries."""
+    """The provider cannot answer, or did not answer after all retries."""
     JUDGE_FAILED = "judge failed"
-    """Nothing can be judged on this machine any more; no fault of the policy's."""
+    """The judge cannot work on this machine any more; the policy did not cause it."""
     INTERRUPTED = "interrupted"
     """The user stopped it."""
 
 
 FINISHED = (Stop.SUBMITTED, Stop.NO_GAIN)
-"""What the model ended itself, with a result; such a run goes on only where somebody says so."""
+"""Stops with a result, made by the model itself; such a run continues only at a user's request."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may spend; safe by default. None is no limit."""
+    """Limits of a run, with cautious defaults. None means unlimited."""
 
     steps: int | None = 100
-    """Calls of the model."""
+    """Number of calls of the model."""
     cost: float | None = 5.0
-    """US dollars; holds only where the model's price is known."""
+    """US dollars; applies only if the model's price is known."""
     seconds: float | None = 3600.0
-    """Wall time. No step begins after it, and a reply in flight is given up a minute later."""
+    """Wall time. No step begins after it, and a pending reply is abandoned a minute later."""
     device_seconds: float | None = None
-    """Time in which the judge verifies, times or profiles on the device."""
+    """Seconds for which the judge verifies, times or profiles on the device."""

@@ -1,4 +1,4 @@
-"""How figures and verdicts read, to the model and to people: short, the verdict first."""
+"""Format figures and verdicts for the model and for people: short, the verdict first."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 NAMES = {"eager": "eager", "compile": "torch.compile"}
 MOST_DIAGNOSTICS = 8
+"""Compiler diagnostics shown for one build."""
 LONGEST_OUTPUT = 12
-"""Lines of what the candidate printed."""
+"""Lines shown of the candidate's output."""
 HINTS = {
     Reason.BUILD_FAILED: "correct the source, then call compile.",
     Reason.IMPORT_FAILED: "model_new.py must import cleanly; paths to kernels are relative to it.",
@@ -29,19 +30,19 @@ HINTS = {
     Reason.WRONG_FORM: "return the same structure, shapes and dtypes as the reference.",
     Reason.WRONG_VALUES: "look for a wrong index, a missing edge or a race.",
     Reason.LESS_PRECISE: "sum in fp32 (or wider), in more than one accumulator or pairwise.",
-    Reason.NOT_WRITTEN: "some of the output is never written: check the grid and the tail.",
+    Reason.NOT_WRITTEN: "a part of the output is never written: check the grid and the tail.",
     Reason.WROTE_OUTSIDE: "check the bounds of every store.",
     Reason.CHANGED_INPUT: "write to a new tensor, never into an argument.",
-    Reason.NOT_DETERMINISTIC: "look for a race, or memory that is read before it is written.",
-    Reason.MEMORY_FAULT: "check indices, barriers around shared memory, and what is never written.",
+    Reason.NOT_DETERMINISTIC: "look for a race, or a read of uninitialized memory.",
+    Reason.MEMORY_FAULT: "check indices, barriers around shared memory, and uninitialized reads.",
     Reason.WRONG_WHILE_TIMED: "each call must compute its own answer: keep no state between calls.",
     Reason.CLOCK_CONTRADICTION: "all work must be done on the current stream, within the call.",
-    Reason.INFRASTRUCTURE: "this is not about your kernel; call verify again.",
+    Reason.INFRASTRUCTURE: "your kernel is not the cause; call verify again.",
 }
 
 
 def duration(seconds: float) -> str:
-    """1.23 s, 45.6 ms, 789 us."""
+    """Format a duration: 1.23 s, 45.6 ms, 789 us."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -49,7 +50,7 @@ def duration(seconds: float) -> str:
 
 
 def ratios_line(judgement: Judgement) -> str:
-    """1.84x over eager [1.79, 1.90], 1.21x over torch.compile [1.17, 1.25]."""
+    """Format all ratios: 1.84x over eager [1.79, 1.90], 1.21x over torch.compile [1.17, 1.25]."""
     timing = judgement.timing
     if timing is None or not timing.ratios:
         return "not timed"
@@ -57,25 +58,25 @@ def ratios_line(judgement: Judgement) -> str:
 
 
 def ratio_over(name: str, ratio: Ratio) -> str:
-    """1.84x over eager [1.79, 1.90]; said to be inconclusive where it is."""
+    """Format one ratio: 1.84x over eager [1.79, 1.90], with a note if it is inconclusive."""
     unsure = " (inconclusive)" if ratio.standing is Standing.INCONCLUSIVE else ""
     limits = f"[{ratio.low:.2f}, {ratio.high:.2f}]"
     return f"{ratio.value:.2f}x over {NAMES.get(name, name)} {limits}{unsure}"
 
 
-def ladder_text(found: Ladder) -> str:
-    """The ladder as the model is told of it at the start."""
-    return "What is free, before any kernel:\n\n" + "\n".join(rung_lines(found))
+def ladder_text(ladder: Ladder) -> str:
+    """Format the ladder for the model's first step."""
+    return "Ways to run the module faster without a kernel:\n\n" + "\n".join(rung_lines(ladder))
 
 
-def rung_lines(found: Ladder) -> Iterator[str]:
-    """The ladder, a line a rung, the one to beat named; then what a reader should know of it."""
-    best = found.best
-    for rung in found.rungs:
+def rung_lines(ladder: Ladder) -> Iterator[str]:
+    """Format the ladder: one line per rung, with the one to beat marked, then the notes."""
+    best = ladder.best
+    for rung in ladder.rungs:
         yield _rung_line(rung, best is not None and rung.name == best.name)
-    if found.later:
-        yield f"not timed yet: {', '.join(found.later)}"
-    yield from found.notes
+    if ladder.later:
+        yield f"not timed yet: {', '.join(ladder.later)}"
+    yield from ladder.notes
 
 
 def _rung_line(rung: Rung, best: bool) -> str:
@@ -85,16 +86,16 @@ def _rung_line(rung: Rung, best: bool) -> str:
     if rung.over_eager is not None and rung.name != "eager":
         parts.append(ratio_over("eager", rung.over_eager))
     if not rung.admitted:
-        parts.append("of a precision that the task does not admit")
+        parts.append("uses a precision that the task does not allow")
     elif not rung.right:
-        parts.append("not right by the strict rule")
+        parts.append("rejected by the strict rule")
     if best:
         parts.append("the one to beat")
     return f"{rung.name}: {', '.join(parts)}"
 
 
 def times_line(timing: Timing) -> str:
-    """candidate 0.41 ms, eager 0.76 ms, torch.compile failed: no compiler."""
+    """Format the times: candidate 0.41 ms, eager 0.76 ms, torch.compile failed: no compiler."""
     return ", ".join(
         f"{NAMES.get(arm.name, arm.name)} "
         + (f"failed: {arm.failed}" if arm.failed else duration(arm.median))
@@ -103,7 +104,7 @@ def times_line(timing: Timing) -> str:
 
 
 def judgement_lines(tried: Tried, best: bool) -> Iterator[str]:
-    """The judgement on an attempt: the verdict, the figures or what is wrong, what to do next."""
+    """Format a judgement: the verdict, the figures or the errors, the next step."""
     judgement, verdict = tried.judgement, tried.judgement.verdict
     if not verdict.accepted:
         yield from _rejected(tried.n, verdict, judgement.build)
@@ -115,43 +116,43 @@ def judgement_lines(tried: Tried, best: bool) -> Iterator[str]:
             yield f"{share:.0%} of the roofline"
         yield from judgement.timing.remarks
     if verdict.strict:
-        yield f"error at {verdict.strict.worst:.2g} of what is allowed"
+        yield f"largest error: {verdict.strict.worst:.2g} of the limit"
     yield f"reward {judgement.score.reward}" + (", the best so far" if best else "")
 
 
 def next_line(timing: Timing | None) -> str:
-    """What to do after an accepted attempt."""
+    """Suggest the next step after an accepted attempt."""
     ratios = timing.ratios if timing else {}
     slower = _named(ratios, Standing.SLOWER)
     if slower:
         return f"next: right, but slower than {slower}: profile it to see why."
     if unsure := _named(ratios, Standing.INCONCLUSIVE):
         return (
-            f"next: right, but the times do not tell it from {unsure}: profile it to see what is "
-            "left; where the intervals are wide, verify again."
+            f"next: right, but not measurably faster or slower than {unsure}: profile it to find "
+            "what to improve; if the intervals are wide, verify again."
         )
-    return "next: profile it to see what is left, or submit."
+    return "next: profile it to find what to improve, or submit."
 
 
 def _named(ratios: Mapping[str, Ratio], standing: Standing) -> str:
-    """The baselines that the candidate stands so to: `eager and torch.compile`."""
-    found = [NAMES.get(name, name) for name, r in ratios.items() if r.standing is standing]
-    return " and ".join(found)
+    """Join the names of the baselines with this standing: `eager and torch.compile`."""
+    names = [NAMES.get(name, name) for name, r in ratios.items() if r.standing is standing]
+    return " and ".join(names)
 
 
 def attempts_table(run: Run) -> str:
-    """One line an attempt, for a model that has forgotten them."""
+    """List the attempts, one per line, for a conversation that was summarized."""
     lines = []
     for tried in run.tried:
         best = " (the best)" if run.best and run.best.n == tried.n else ""
         verdict = tried.judgement.verdict
-        said = ratios_line(tried.judgement) if tried.accepted else f"rejected: {verdict.reason}"
-        lines.append(f"- attempt {tried.n}{best}: {said}")
+        result = ratios_line(tried.judgement) if tried.accepted else f"rejected: {verdict.reason}"
+        lines.append(f"- attempt {tried.n}{best}: {result}")
     return "\n".join(lines)
 
 
 def build_lines(build: Build) -> Iterator[str]:
-    """What compiled and what did not."""
+    """Format a build: its errors, or the resources of each kernel and its warnings."""
     if not build.ok:
         yield "FAILED"
         yield from _diagnostics(build.diagnostics)
@@ -178,18 +179,18 @@ def _rejected(n: int, verdict: Verdict, build: Build | None) -> Iterator[str]:
         yield verdict.detail
     for draw in _worst_by_kind(verdict.draws)[:4]:
         note = f" ({more})" if (more := verdict.extra_note(draw)) else ""
-        error = f"largest error {draw.max_error:.3g}, {draw.ratio:.3g} times what is allowed"
+        error = f"largest error {draw.max_error:.3g}, {draw.ratio:.3g} times the limit"
         yield f"{draw.kind} inputs: {error}{note}"
     if verdict.output.strip():
         lines = verdict.output.strip().splitlines()[-LONGEST_OUTPUT:]
-        yield "it printed:"
+        yield "output of the candidate:"
         yield from (f"  {line[:200]}" for line in lines)
     if hint := verdict.hint or HINTS.get(verdict.reason):
         yield f"next: {hint}"
 
 
 def _worst_by_kind(draws: tuple[Draw, ...]) -> list[Draw]:
-    """Of the draws that failed, the worst of each kind of input."""
+    """Return the worst failed draw of each kind of input."""
     worst: dict[str, Draw] = {}
     for draw in draws:
         if not draw.passed and (draw.kind not in worst or draw.ratio > worst[draw.kind].ratio):

@@ -196,7 +196,7 @@ def _wait_first(session: Session) -> None:
     run = session.run
     run.emit = session.view
     announce(run, session.model)
-    run.clock_out()
+    run.stop_clock()
     session.view.rest(finished=is_finished(run))
     if run.stop is not Stop.ANSWERED:
         session.say(f"{finished(run.stop, run.folder.id)}, or say what to try next", "yellow")

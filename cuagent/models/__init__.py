@@ -1,4 +1,4 @@
-"""The providers, and `make_model`, which finds the right one for a name.
+"""Make the model for a name, from one of the providers.
 
 expert                       offline, the default where no key is set
 openai:gpt-6.1-sol           OPENAI_API_KEY, OPENAI_BASE_URL
@@ -6,7 +6,7 @@ anthropic:claude-sonnet-5-5  ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL
 openrouter:, vllm:, sglang:, ollama:  each with the name of a model (`servers.py`)
 NAME:model                   a server of the user's own (`endpoints_of`)
 scripted:FILE                replies from a JSONL file
-replay:RUN                   what the model said in a recorded run
+replay:RUN                   the replies of a recorded run
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = [
 ]
 
 DEFAULTS = {"anthropic": "claude-sonnet-5-5", "openai": "gpt-6.1-sol"}
-"""The model of a provider that is named without one."""
+"""Default model of each provider."""
 
 
 def default_model() -> str:
-    """The name used where the user gives none: a provider whose key is set, else the expert."""
+    """Return the default model: of a provider whose key is set, else the expert."""
     for endpoint in (ANTHROPIC, OPENAI):
         if os.environ.get(endpoint.key_variable, "").strip():
             return f"{endpoint.name}:{DEFAULTS[endpoint.name]}"
@@ -56,10 +56,10 @@ def make_model(
     prices: Mapping[str, Price] | None = None,
     stall: float | None = None,
 ) -> Model:
-    """The model of that name. `endpoints` are the user's own servers, by name.
+    """Return the model of that name. `endpoints` are the user's own servers, by name.
 
-    `stall` replaces the endpoint's own time-out, in seconds without a byte.
-    Raises ModelError, also where its key is missing.
+    `stall` replaces the endpoint's time-out, in seconds without a byte.
+    Raises ModelError if the name is unknown or the key is missing.
     """
     kind, _, rest = (name or default_model()).partition(":")
     servers = {**SERVERS, **(endpoints or {})}
@@ -76,11 +76,11 @@ def make_model(
 
             return replay(find_run(rest))
     if kind not in servers:
-        known = ", ".join(["expert", *(f"{server}:MODEL" for server in servers), "scripted:FILE"])
-        raise ModelError(f"unknown model {name!r}; use one of {known}")
+        choices = ", ".join(["expert", *(f"{server}:MODEL" for server in servers), "scripted:FILE"])
+        raise ModelError(f"unknown model {name!r}; use one of {choices}")
     model = rest or DEFAULTS.get(kind, "")
     if not model:
-        raise ModelError(f"{kind}: which model? Write {kind}:MODEL")
+        raise ModelError(f"{kind}: no model named; write {kind}:MODEL")
     return _served(model, servers[kind], prices, stall)
 
 
@@ -95,7 +95,7 @@ def _served(
 
         return AnthropicModel(model, endpoint, prices)
     if compatible:
-        # a compatible server: it speaks chat completions for certain, and seldom wants a key
+        # a compatible server: it supports chat completions, and seldom needs a key
         endpoint = replace(endpoint, protocol="openai", needs_key=False)
     if endpoint.protocol == "responses":
         from cuagent.models.responses import ResponsesModel
@@ -110,5 +110,5 @@ def _expert(task: Task | None) -> Model:
     from cuagent.models.expert import ExpertModel
 
     if task is None:
-        raise ModelError("the expert needs to know the task")
+        raise ModelError("the expert needs a task")
     return ExpertModel(task)

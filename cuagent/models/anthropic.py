@@ -1,8 +1,8 @@
-"""Anthropic messages: streamed, cached, with thinking kept for replay.
+"""Call models through Anthropic's messages protocol: streamed, cached, with thinking replayed.
 
 The order of a reply's blocks (thinking, text, calls) is kept in `provider_state` with the
-signatures, and sent back unchanged: within a tool cycle the server demands it. Cache breakpoints
-stand on the last tool, the system prompt and the last two user messages, four in all.
+signatures, and sent back unchanged, as the server requires within a tool cycle. The four cache
+breakpoints are on the last tool, the system prompt and the last two user messages.
 Not covered: images, server-side tools.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.message import Finish, Message, Reply, ToolCall, Usage
 from cuagent.models import wire
-from cuagent.models.endpoint import ANTHROPIC, CONNECT, Dropped, Endpoint
+from cuagent.models.endpoint import ANTHROPIC, CONNECT_TIMEOUT, Dropped, Endpoint
 from cuagent.models.model import OnText, ToolSpec
 from cuagent.models.prices import Price, cost_of
 from cuagent.models.served import Served
@@ -36,9 +36,9 @@ FINISHES = {
 
 
 class AnthropicModel(Served):
-    """One model behind the messages protocol."""
+    """One model with the messages protocol."""
 
-    usual = ANTHROPIC
+    default_endpoint = ANTHROPIC
 
     def connect(self) -> tuple[ModuleType, anthropic.Anthropic]:
         import anthropic
@@ -46,9 +46,9 @@ class AnthropicModel(Served):
         client = anthropic.Anthropic(
             api_key=self.endpoint.key(),
             base_url=self.endpoint.base_url,
-            max_retries=0,  # ours cover broken streams too
+            max_retries=0,  # `endpoint.ask` retries, also after a broken stream
             timeout=anthropic.Timeout(
-                self.endpoint.stall, connect=min(self.endpoint.stall, CONNECT)
+                self.endpoint.stall, connect=min(self.endpoint.stall, CONNECT_TIMEOUT)
             ),
         )
         return anthropic, client
@@ -76,7 +76,7 @@ class AnthropicModel(Served):
 def request_of(
     model: str, messages: Sequence[Message], tools: Sequence[ToolSpec], endpoint: Endpoint
 ) -> dict[str, Any]:
-    """The arguments of `messages.create`."""
+    """Return the arguments of `messages.create`."""
     system, sent = messages_of(messages)
     request: dict[str, Any] = {
         "model": model,
@@ -96,9 +96,9 @@ def request_of(
 
 
 def messages_of(messages: Sequence[Message]) -> tuple[str, list[dict[str, Any]]]:
-    """The system prompt, and the rest with neighbours of one role merged.
+    """Return the system prompt and the other messages, with adjacent ones of one role merged.
 
-    So all results of one turn come back in one user message, before any text in it.
+    So all results of one turn are in one user message, before its text.
     """
     system = "\n\n".join(wire.clean(m.content) for m in messages if m.role == "system")
     sent: list[dict[str, Any]] = []
@@ -136,7 +136,7 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
 
 
 def _text(text: str) -> list[dict[str, Any]]:
-    # a block of white space alone is refused
+    # the server refuses a block that is only white space
     return [{"type": "text", "text": wire.clean(text)}] if text.strip() else []
 
 
@@ -150,7 +150,7 @@ def _tool_use(call: ToolCall) -> dict[str, Any]:
 
 
 def _replayed(message: Message) -> list[dict[str, Any]]:
-    """The blocks in the order in which they came, if they came from this provider."""
+    """Return the blocks in their original order if they came from this provider, else []."""
     state = message.provider_state
     if not isinstance(state, dict) or state.get("provider") != "anthropic":
         return []
@@ -162,16 +162,16 @@ def _replayed(message: Message) -> list[dict[str, Any]]:
             case "text":
                 blocks += _text(block["text"])
             case "thinking" if not block.get("signature"):
-                continue  # it broke off; unsigned thinking is refused
+                continue  # incomplete; the server refuses unsigned thinking
             case _:
                 blocks.append(block)
-    # thinking alone is no turn
+    # the server refuses a turn of thinking alone
     return blocks if any(b["type"] in ("text", "tool_use") for b in blocks) else []
 
 
 @dataclass
 class _Parts:
-    """A reply while it streams in: blocks by index, each with its text so far."""
+    """Partial reply of a stream: blocks by index, each with its text so far."""
 
     blocks: dict[int, dict[str, Any]] = field(default_factory=dict)
     stop: str | None = None
@@ -204,7 +204,7 @@ class _Parts:
                 on_text("", "text")
 
     def _count(self, usage: Any) -> None:
-        """Counts are cumulative: a later one replaces an earlier one, unless it is left out."""
+        """Update the counts. They are cumulative, so a later value replaces an earlier one."""
         for name in (
             "input_tokens",
             "output_tokens",
@@ -257,5 +257,5 @@ def _opened(block: Any) -> dict[str, Any]:
             start = json.dumps(block.input) if block.input else ""
             return {"type": "tool_use", "id": block.id, "name": block.name, "arguments": start}
         case _:
-            kept: dict[str, Any] = block.model_dump(exclude_none=True)
-            return kept
+            fields: dict[str, Any] = block.model_dump(exclude_none=True)
+            return fields

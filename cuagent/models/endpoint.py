@@ -1,6 +1,6 @@
-"""Where a model is served, and what both providers share in talking to it: clear errors, retries.
+"""Describe a model server, and call it with retries and clear errors, for all protocols.
 
-Not covered: asynchronous calls; several answers to one question.
+Not covered: asynchronous calls; several answers to one request.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from cuagent.models.prices import Price
 from cuagent.record import redactor
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-LASTING = ("invalid_request", "authentication", "permission", "not_found", "billing", "quota")
-"""What a stream's own error says where asking again is of no use."""
+"""HTTP status codes after which a retry may succeed."""
+PERMANENT = ("invalid_request", "authentication", "permission", "not_found", "billing", "quota")
+"""Parts of the error texts in a stream after which a retry cannot succeed."""
 OVERLONG = (
     "context_length",
     "context length",
@@ -30,42 +31,43 @@ OVERLONG = (
     "too many tokens",
     "maximum context",
 )
-"""How providers say that the conversation does not fit."""
+"""Parts of the providers' error texts for a conversation that exceeds the context."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server and how to talk to it. None leaves the choice to the SDK or to the server."""
+    """Server of a model and its settings. None leaves the choice to the SDK or to the server."""
 
     name: str
-    """What stands before the colon in `name:model`."""
+    """Name before the colon in `name:model`."""
     protocol: Literal["openai", "responses", "anthropic"]
-    """`openai` is chat completions, which all compatible servers speak."""
+    """`openai` means chat completions, which all compatible servers support."""
     key_variable: str
-    """The environment variable that holds the key."""
+    """Environment variable that holds the key."""
     base_url: str | None = None
     context: int | None = None
-    """Tokens that fit; else by name (`prices.py`)."""
+    """Context length in tokens; if None, looked up by the model's name (`prices.py`)."""
     max_output: int | None = None
     price: Price | None = None
-    """For every model of this server; else by name (`prices.py`)."""
+    """Price of every model of this server; if None, looked up by name (`prices.py`)."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """temperature, top_p, seed, reasoning_effort, thinking, ...: sent as they are."""
+    """Request fields sent unchanged: temperature, top_p, seed, reasoning_effort, thinking, ..."""
     echo_reasoning: bool = False
-    """Send `reasoning_content` back; some servers want it, others refuse it."""
+    """True to send `reasoning_content` back; some servers need it, others refuse it."""
     return_tokens: bool = False
-    """Ask for token ids and log-probabilities (vLLM); training needs them."""
+    """True to request token ids and log-probabilities (vLLM); training needs them."""
     needs_key: bool = True
     stall: float = 600.0
-    """Seconds without a byte after which a reply is given up and asked for again. Any byte counts:
-    text, a ping event, an SSE comment. A reply that never ends is ended by the run's wall time.
-    A model may think for minutes before its first byte, so the default is that of the SDKs."""
+    """Seconds without a byte after which a request is retried. Any byte counts: text, a ping event,
+    an SSE comment. The run's wall-time limit ends a reply that never ends. A model may think for
+    minutes before its first byte, so the default is that of the SDKs."""
     tries: int = 6
-    patience: float = 1.0
+    """Requests sent before a query fails."""
+    retry_delay: float = 1.0
     """Seconds before the first retry; doubled each time, at most a minute."""
 
     def key(self) -> str:
-        """The key. Raises ModelError."""
+        """Return the key. Raises ModelError if it is needed and missing."""
         key = os.environ.get(self.key_variable, "").strip()
         if not key and self.needs_key:
             raise ModelError(
@@ -79,50 +81,53 @@ OPENAI = Endpoint("openai", "responses", "OPENAI_API_KEY")
 ANTHROPIC = Endpoint("anthropic", "anthropic", "ANTHROPIC_API_KEY", max_output=32_000)
 
 
-CONNECT = 30.0
-"""Seconds in which a server takes the connection; that has nothing to do with thinking."""
+CONNECT_TIMEOUT = 30.0
+"""Seconds to open a connection; the model's thinking time does not count here."""
 MALFORMED = (ValueError, TypeError, AttributeError, LookupError)
-"""What the SDKs and our readers of a stream meet where a server breaks its protocol."""
+"""Errors that the SDKs and our stream readers raise if a server violates its protocol."""
 
 
 class Dropped(Exception):
-    """The reply broke off before its end."""
+    """Raised when a reply stops before its end; the request is retried."""
 
 
 def ask(
     once: Callable[[], Reply], sdk: ModuleType, endpoint: Endpoint, model: str, on_text: OnText
 ) -> Reply:
-    """Call `once` until it answers. Raises ModelError, ContextOverflow or ModelUnavailable."""
-    wait, why = endpoint.patience, ""
+    """Call `once` until it succeeds, at most `endpoint.tries` times.
+
+    Raises ModelError, ContextOverflow or ModelUnavailable.
+    """
+    delay, why = endpoint.retry_delay, ""
     for attempt in range(1, endpoint.tries + 1):
         try:
             return once()
         except (sdk.APIError, Dropped, *_transport_errors()) as error:
-            if not _passing(error):
+            if not _is_transient(error):
                 raise _explain(error, endpoint, model) from error
             why = _stalled(error, sdk, endpoint) or _reason(error)
-            pause = _retry_after(error) or wait * random.uniform(0.75, 1.25)
+            pause = _retry_after(error) or delay * random.uniform(0.75, 1.25)
         except MALFORMED as error:
-            why = f"the reply is not in the protocol ({_reason(error)})"
-            pause = wait
+            why = f"the reply violates the protocol ({_reason(error)})"
+            pause = delay
         if attempt < endpoint.tries:
-            on_text(f"\n[{endpoint.name}: {why}; asking again in {pause:.0f} s]\n", "reasoning")
+            on_text(f"\n[{endpoint.name}: {why}; retrying in {pause:.0f} s]\n", "reasoning")
             time.sleep(pause)
-            wait = min(2 * wait, 60)
+            delay = min(2 * delay, 60)
     raise ModelUnavailable(
         f"{endpoint.name}: {why}; gave up after {endpoint.tries} tries. "
-        "The run is kept and can be resumed later"
+        "The run is saved and can be resumed later"
     )
 
 
 def greet(
     once: Callable[[], object], sdk: ModuleType, endpoint: Endpoint, model: str, address: str
 ) -> None:
-    """Ask for the model's entry, which costs nothing, and heed only what is certain.
+    """Request the model's entry, which costs nothing, to find a missing server or a wrong key.
 
-    That is: nobody listens there, or the key is unknown (401). A key may be good for replies and
-    not for this (403), and compatible servers need not know the question (404).
-    Raises ModelError and ModelUnavailable.
+    Raises ModelUnavailable if no server answers, and ModelError if the key is unknown (401). Other
+    errors are ignored: a key may be valid for replies but not for this request (403), and
+    compatible servers may not support it (404).
     """
     try:
         once()
@@ -131,7 +136,7 @@ def greet(
     except sdk.APIConnectionError as error:
         raise ModelUnavailable(
             f"{endpoint.name}: no server answers at {redactor()(address)} "
-            f"({error.__cause__ or error}); start it, or name another with --model"
+            f"({error.__cause__ or error}); start it, or choose another model with --model"
         ) from error
     except sdk.AuthenticationError as error:
         raise _explain(error, endpoint, model) from error
@@ -139,14 +144,14 @@ def greet(
         return
 
 
-def failure(words: str) -> ModelError:
-    """What a server's own words in a stream amount to."""
-    kind = ContextOverflow if _overlong(words) else ModelError
-    return kind(redactor()(words))
+def failure(text: str) -> ModelError:
+    """Return the error for a server's error text within a stream."""
+    kind = ContextOverflow if _overlong(text) else ModelError
+    return kind(redactor()(text))
 
 
 def _transport_errors(kind: str = "HTTPError") -> tuple[type[Exception], ...]:
-    # older SDKs let these through while a reply streams; which of the two is there varies
+    # older SDKs pass these errors through while a reply streams; either package may be installed
     found: list[type[Exception]] = []
     for name in ("httpx", "httpx2"):
         try:
@@ -156,14 +161,14 @@ def _transport_errors(kind: str = "HTTPError") -> tuple[type[Exception], ...]:
     return tuple(found)
 
 
-def _passing(error: Exception) -> bool:
-    """Whether asking again may help."""
+def _is_transient(error: Exception) -> bool:
+    """True if a retry may succeed."""
     status = getattr(error, "status_code", None)
     if status is not None and status >= 400:
         return status in RETRIED and "insufficient_quota" not in str(error)
-    # no status, or that of a stream which began well: the connection failed, or the stream carried
-    # an error such as "overloaded"
-    return not _overlong(str(error)) and not any(kind in str(error) for kind in LASTING)
+    # No error status: the connection failed, or a stream that began well contained an error such
+    # as "overloaded".
+    return not _overlong(str(error)) and not any(kind in str(error) for kind in PERMANENT)
 
 
 def _explain(error: Exception, endpoint: Endpoint, model: str) -> ModelError:
@@ -178,34 +183,34 @@ def _explain(error: Exception, endpoint: Endpoint, model: str) -> ModelError:
     if status == 404:
         return ModelError(f"{where}: unknown model or address ({_reason(error)}); see --model")
     if status == 429:
-        return ModelError(f"{where}: the account has no credit left ({_reason(error)})")
+        return ModelError(f"{where}: the account has no credit ({_reason(error)})")
     return ModelError(f"{where}: the server refused the request ({_reason(error)})")
 
 
 def _overlong(text: str) -> bool:
-    return any(words in text.lower() for words in OVERLONG)
+    return any(part in text.lower() for part in OVERLONG)
 
 
 def _stalled(error: Exception, sdk: ModuleType, endpoint: Endpoint) -> str:
-    """That nothing came, in words of ours; "" where it was something else."""
+    """Return the message for a time-out, "" for another error."""
     timeouts = (sdk.APITimeoutError, *_transport_errors("TimeoutException"))
     if not isinstance(error, timeouts):
         return ""
     if _unconnected(error):
         return "no connection to the server"
     return (
-        f"no byte came for {endpoint.stall:g} s (where the model thinks longer than that, set "
+        f"no byte came for {endpoint.stall:g} s (if the model needs longer to think, raise "
         "--model-timeout)"
     )
 
 
 def _unconnected(error: Exception) -> bool:
-    """Whether it was the connection that took too long, and no reply."""
+    """True if the connection timed out, not the reply."""
     return any("ConnectTimeout" in type(e).__name__ for e in (error, error.__cause__) if e)
 
 
 def _reason(error: Exception) -> str:
-    """The server's own words, in one short line."""
+    """Return the server's error text in one short line."""
     body = getattr(error, "body", None)
     if isinstance(body, dict):
         inner = body.get("error", body)
@@ -214,12 +219,12 @@ def _reason(error: Exception) -> str:
         text = None
     status = getattr(error, "status_code", None)
     # a server may repeat the key that it refuses
-    words = redactor()(" ".join(str(text or error or type(error).__name__).split())[:200])
-    return f"{status}: {words}" if status else words
+    line = redactor()(" ".join(str(text or error or type(error).__name__).split())[:200])
+    return f"{status}: {line}" if status else line
 
 
 def _retry_after(error: Exception) -> float | None:
-    """Seconds that the server asks to wait, if it does and they are few."""
+    """Return the seconds in the server's Retry-After header, None if absent or above 120."""
     response = getattr(error, "response", None)
     try:
         seconds = float(response.headers["retry-after"])  # type: ignore[union-attr]

@@ -1,6 +1,7 @@
-"""What a language model is to the agent: one call from messages and tools to a reply.
+"""Define the interface of a language model: one call from messages and tools to a reply.
 
-The data that passes (`Message`, `ToolCall`, `Reply`, ...) is `cuagent.message`, named here too.
+The data types (`Message`, `ToolCall`, `Reply`, ...) are defined in `cuagent.message` and
+re-exported here.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ __all__ = [
 
 
 class ModelError(Exception):
-    """The provider cannot answer and trying again will not help. One line with what to do."""
+    """Raised when the provider cannot answer and a retry cannot help. The line says what to do."""
 
 
 class ModelUnavailable(ModelError):
-    """The provider did not answer after all retries; a later resume may succeed."""
+    """Raised when the provider did not answer after all retries; a later resume may succeed."""
 
 
 class ContextOverflow(ModelError):
-    """The conversation no longer fits the model; a shorter one may."""
+    """Raised when the conversation exceeds the model's context; a shorter one may fit."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,16 @@ class ToolSpec:
 
 
 OnText = Callable[[str, Literal["text", "reasoning"]], None]
-"""Receives pieces of the reply as they stream, empty ones where what streams is no text. What it
-raises ends the query."""
+"""Callback for the pieces of a reply as they stream; a piece that is not text is passed as "".
+An exception that it raises ends the query."""
 
 
 class Model(Protocol):
-    """One conversation partner.
+    """Language model as the agent calls it.
 
-    `sampling` (what is recorded with each call), `context` (tokens that fit, or None) and `greet`
-    (asked before any work; raises ModelError where no query could succeed) are looked for and need
-    not be there.
+    Three attributes are optional: `sampling` (parameters recorded with each call), `context`
+    (context length in tokens, or None) and `greet` (a check before any work; raises ModelError if
+    no query can succeed).
     """
 
     name: str
@@ -67,5 +68,5 @@ class Model(Protocol):
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
     ) -> Reply:
-        """Ask once. Raises ModelError or ModelUnavailable; KeyboardInterrupt passes through."""
+        """Return one reply. Raises ModelError or ModelUnavailable; lets KeyboardInterrupt pass."""
         ...

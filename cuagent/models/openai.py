@@ -1,6 +1,7 @@
-"""Chat completions: every server that speaks OpenAI's first protocol (OPENAI_BASE_URL, vLLM, ...).
+"""Call models through chat completions, for all compatible servers (OPENAI_BASE_URL, vLLM, ...).
 
-Always streamed. `reasoning_content`, a custom of compatible servers, is kept as reasoning.
+Replies are always streamed. The field `reasoning_content` of compatible servers is kept as
+reasoning.
 Not covered: the Responses API (`responses.py`), images, several choices.
 """
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.message import Finish, Message, Reply, TokenTrace, ToolCall, Usage
 from cuagent.models import wire
-from cuagent.models.endpoint import CONNECT, OPENAI, Dropped, Endpoint
+from cuagent.models.endpoint import CONNECT_TIMEOUT, OPENAI, Dropped, Endpoint
 from cuagent.models.model import OnText, ToolSpec
 from cuagent.models.prices import Price, cost_of
 from cuagent.models.served import Served
@@ -32,9 +33,9 @@ FINISHES = {
 
 
 class OpenAIModel(Served):
-    """One model behind the chat completions protocol."""
+    """One model with the chat completions protocol."""
 
-    usual = OPENAI
+    default_endpoint = OPENAI
 
     def connect(self) -> tuple[ModuleType, openai.OpenAI]:
         return client_of(self.endpoint)
@@ -60,14 +61,14 @@ class OpenAIModel(Served):
 
 
 def client_of(endpoint: Endpoint) -> tuple[ModuleType, openai.OpenAI]:
-    """The SDK and a client of it for this server. Raises ModelError."""
+    """Return the SDK and its client for this server. Raises ModelError if the key is missing."""
     import openai
 
     client = openai.OpenAI(
         api_key=endpoint.key(),
         base_url=endpoint.base_url,
-        max_retries=0,  # ours cover broken streams too
-        timeout=openai.Timeout(endpoint.stall, connect=min(endpoint.stall, CONNECT)),
+        max_retries=0,  # `endpoint.ask` retries, also after a broken stream
+        timeout=openai.Timeout(endpoint.stall, connect=min(endpoint.stall, CONNECT_TIMEOUT)),
     )
     return openai, client
 
@@ -75,7 +76,7 @@ def client_of(endpoint: Endpoint) -> tuple[ModuleType, openai.OpenAI]:
 def request_of(
     model: str, messages: Sequence[Message], tools: Sequence[ToolSpec], endpoint: Endpoint
 ) -> dict[str, Any]:
-    """The arguments of `chat.completions.create`."""
+    """Return the arguments of `chat.completions.create`."""
     request: dict[str, Any] = {
         "model": model,
         "messages": messages_of(messages, echo_reasoning=endpoint.echo_reasoning),
@@ -104,7 +105,7 @@ def request_of(
 def messages_of(
     messages: Sequence[Message], *, echo_reasoning: bool = False
 ) -> list[dict[str, Any]]:
-    """Our messages as the protocol wants them."""
+    """Convert our messages to the protocol's form."""
     return [m for message in messages if (m := _message(message, echo_reasoning)) is not None]
 
 
@@ -140,12 +141,12 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 @dataclass
 class _Parts:
-    """A reply while it streams in."""
+    """Partial reply of a stream."""
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, dict[str, str]] = field(default_factory=dict)
-    """By the index that the server gives each call: id, name, arguments so far."""
+    """Id, name and arguments so far of each call, by the index that the server gives it."""
     finish: str | None = None
     usage: Usage = field(default_factory=Usage)
     prompt_ids: list[int] = field(default_factory=list)
@@ -174,7 +175,7 @@ class _Parts:
             self.text.append(text)
             on_text(text, "text")
         for piece in delta.tool_calls or []:
-            # some servers leave the index out: a new id then means a new call
+            # some servers omit the index: a new id then means a new call
             index = piece.index if piece.index is not None else self._index(piece.id)
             call = self.calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
             call["id"] = piece.id or call["id"]
@@ -201,14 +202,14 @@ class _Parts:
         return Reply(message, finish, self.usage, cost_of(self.usage, price), self._tokens())
 
     def _tokens(self) -> TokenTrace | None:
-        # lengths that differ are no trace: training must not learn from a guess
+        # a trace needs one log-probability per token: training must not guess
         if not self.ids or len(self.ids) != len(self.logprobs):
             return None
         return TokenTrace(tuple(self.prompt_ids), tuple(self.ids), tuple(self.logprobs))
 
 
 def _usage(usage: Any) -> Usage:
-    """The four disjoint parts; `prompt_tokens` includes what was read from and written to cache."""
+    """Return the four disjoint parts; `prompt_tokens` includes cache reads and writes."""
     cached, written = wire.cached(getattr(usage, "prompt_tokens_details", None))
     output = getattr(usage, "completion_tokens_details", None)
     return Usage(

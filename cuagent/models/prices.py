@@ -1,11 +1,11 @@
-"""What a call costs, and how long a conversation may be, by the model's name.
+"""Look up the price of a call and the context length by the model's name.
 
-The tables hold list prices and lengths as known on 2026-11-21; a user's own prices come first. A
-model without a price costs None, never 0: the run then says that its cost limit cannot hold.
+The tables hold list prices and lengths as of 2026-11-21; a user's own prices take precedence. A
+model without a price costs None, never 0: the run then warns that its cost limit does not apply.
 Sources: platform.claude.com/docs/en/about-claude/pricing for claude-fable-*, claude-opus-5 and all
 of generation 4; tables of third parties that cite the providers' own pages for claude-opus-5-5,
-claude-sonnet-5*, claude-haiku-5-5 and for all of OpenAI's. A price may have changed since: what an
-account is billed is the provider's word.
+claude-sonnet-5*, claude-haiku-5-5 and for all of OpenAI's. A price may have changed since; only
+the provider's bill is authoritative.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from cuagent.message import Usage
 
 @dataclass(frozen=True)
 class Long:
-    """What a call with a long prompt costs: all of it, not the part beyond."""
+    """Price factors of a call with a long prompt; they apply to the whole call."""
 
     above: int
-    """Tokens of the prompt, cached or not."""
+    """Tokens of the prompt, cached or not, above which the factors apply."""
     input: float
     """Factor on the prices of the prompt's parts."""
     output: float
+    """Factor on the price of the output."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars for a million tokens of each disjoint part."""
+    """US dollars per million tokens of each disjoint part."""
 
     input: float
     output: float
@@ -40,7 +41,7 @@ class Price:
 
 
 def _anthropic(input: float, output: float, read: float = 0.1, long: Long | None = None) -> Price:
-    # reads at a tenth of the input or less, writes for five minutes at five quarters
+    # cache reads cost `read` times the input price, cache writes for five minutes 1.25 times
     return Price(input, output, read * input, 1.25 * input, long)
 
 
@@ -51,7 +52,7 @@ def _openai(
 
 
 LONG = Long(272_000, 2, 1.5)
-"""OpenAI's models of a million tokens."""
+"""Surcharge of OpenAI's models with a context of a million tokens."""
 PRICES: Mapping[str, Price] = {
     "claude-fable-5-1": _anthropic(10, 50, read=0.025),
     "claude-fable-5": _anthropic(10, 50),
@@ -100,25 +101,25 @@ CONTEXTS = (
     ("o3", 200_000),
     ("o4", 200_000),
 )
-"""Tokens of a conversation by the beginning of the model's name: what fits, or what fits before a
-long prompt costs more."""
+"""Longest conversation in tokens by the beginning of the model's name: the context length, or the
+length above which a long prompt costs more."""
 SNAPSHOT = re.compile(r"-(\d{8}|\d{4}-\d\d-\d\d|latest)$")
-"""What names a version of a model at the same price; no other name is taken for another's."""
+"""Suffix of a dated version, which has the price of its model; other names are never matched."""
 
 
 def price_of(model: str, own: Mapping[str, Price] | None = None) -> Price | None:
-    """The price of a model by its name, dated or not; the user's table first."""
+    """Return the price of a model by its name, dated or not; `own` takes precedence."""
     table = {**PRICES, **(own or {})}
     return table.get(model) or table.get(SNAPSHOT.sub("", model))
 
 
 def context_of(model: str) -> int | None:
-    """Tokens after which a conversation is too long for a model, None where that is not known."""
+    """Return the longest conversation of a model in tokens, None if unknown."""
     return next((tokens for start, tokens in CONTEXTS if model.startswith(start)), None)
 
 
 def cost_of(usage: Usage, price: Price | None) -> float | None:
-    """US dollars of one call; None without a price."""
+    """Return the US dollars of one call, None without a price."""
     if price is None:
         return None
     prompt = (

@@ -1,7 +1,7 @@
-"""OpenAI's Responses API: what its reasoning models want, since they call tools through no other.
+"""Call models through OpenAI's Responses API; its reasoning models call tools only through it.
 
-Stateless: nothing is stored at the provider, and the encrypted reasoning of earlier turns is sent
-back unchanged, in its place among the calls. Not covered: built-in tools, images, background mode.
+Stateless: the provider stores nothing, and the encrypted reasoning of earlier turns is sent back
+unchanged, at its position among the calls. Not covered: built-in tools, images, background mode.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 PROVIDER = "openai-responses"
 TEXT = ("response.output_text.delta", "response.refusal.delta")
 REASONING = ("response.reasoning_summary_text.delta", "response.reasoning_text.delta")
-PASSING = ("server_error", "rate_limit_exceeded", "server_overloaded", "vector_store_timeout")
-"""Codes of a failed response after which asking again may help."""
+TRANSIENT = ("server_error", "rate_limit_exceeded", "server_overloaded", "vector_store_timeout")
+"""Error codes of a response after which a retry may succeed."""
 
 
 class ResponsesModel(Served):
-    """One model behind the Responses API."""
+    """One model with the Responses API."""
 
-    usual = OPENAI
+    default_endpoint = OPENAI
 
     def connect(self) -> tuple[ModuleType, openai.OpenAI]:
         return client_of(self.endpoint)
@@ -55,10 +55,10 @@ class ResponsesModel(Served):
         for event in stream:
             parts.take(event, on_text)
             if parts.failed:
-                code, words = parts.failed
-                if code in PASSING:
-                    raise Dropped(words)
-                raise failure(f"{self.name}: the server refused the request ({code}: {words})")
+                code, text = parts.failed
+                if code in TRANSIENT:
+                    raise Dropped(text)
+                raise failure(f"{self.name}: the server refused the request ({code}: {text})")
         if parts.ended is None:
             raise Dropped("the reply broke off")
         return parts.reply(self.price)
@@ -67,7 +67,7 @@ class ResponsesModel(Served):
 def request_of(
     model: str, messages: Sequence[Message], tools: Sequence[ToolSpec], endpoint: Endpoint
 ) -> dict[str, Any]:
-    """The arguments of `responses.create`."""
+    """Return the arguments of `responses.create`."""
     instructions = "\n\n".join(wire.clean(m.content) for m in messages if m.role == "system")
     request: dict[str, Any] = {
         "model": model,
@@ -75,7 +75,7 @@ def request_of(
         "stream": True,
         "store": False,
         "include": ["reasoning.encrypted_content"],
-        # requests of one run go where its prefix is cached
+        # routes all requests of one run to the same cache
         "prompt_cache_key": hashlib.sha256(repr(messages[:2]).encode()).hexdigest()[:32],
     }
     if instructions:
@@ -87,7 +87,7 @@ def request_of(
                 "name": tool.name,
                 "description": tool.description,
                 "parameters": dict(tool.schema),
-                "strict": False,  # strict mode knows no optional argument
+                "strict": False,  # strict mode has no optional arguments
             }
             for tool in tools
         ]
@@ -97,12 +97,12 @@ def request_of(
 
 
 def items_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Our messages, but for the system prompt, as items of the protocol."""
+    """Convert our messages, except the system prompt, to items of the protocol."""
     items: list[dict[str, Any]] = []
     for message in messages:
         match message.role:
             case "assistant":
-                items += _replayed(message) or _said(message.content) + [
+                items += _replayed(message) or _text_items(message.content) + [
                     _function_call(call) for call in message.tool_calls
                 ]
             case "tool":
@@ -114,7 +114,7 @@ def items_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return items
 
 
-def _said(text: str) -> list[dict[str, Any]]:
+def _text_items(text: str) -> list[dict[str, Any]]:
     if not text:
         return []
     content = [{"type": "output_text", "text": wire.clean(text), "annotations": []}]
@@ -131,7 +131,7 @@ def _function_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _replayed(message: Message) -> list[dict[str, Any]]:
-    """The items in the order in which they came, if they came from this provider."""
+    """Return the items in their original order if they came from this provider, else []."""
     state = message.provider_state
     if not isinstance(state, dict) or state.get("provider") != PROVIDER:
         return []
@@ -141,10 +141,10 @@ def _replayed(message: Message) -> list[dict[str, Any]]:
             case "function_call":
                 items.append(_function_call(message.tool_calls[item["call"]]))
             case "message":
-                items += _said(item["text"])
+                items += _text_items(item["text"])
             case "reasoning" if item.get("encrypted_content"):
                 items.append(item)
-    # reasoning must be followed by what it led to
+    # the server requires an item after each reasoning item
     while items and items[-1]["type"] == "reasoning":
         items.pop()
     return items
@@ -152,14 +152,14 @@ def _replayed(message: Message) -> list[dict[str, Any]]:
 
 @dataclass
 class _Parts:
-    """A reply while it streams in: what is finished of it, and how it ended."""
+    """Partial reply of a stream: its finished items and its end."""
 
     items: list[Any] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     ended: Any = None
-    """The whole response, in its last event."""
+    """Whole response, from the last event."""
     failed: tuple[str, str] | None = None
-    """Code and words."""
+    """Error code and text."""
 
     def take(self, event: Any, on_text: OnText) -> None:
         match event.type:
@@ -192,9 +192,9 @@ class _Parts:
                     state.append({"type": "function_call", "call": len(calls)})
                     calls.append(ToolCall(item.call_id, item.name, item.arguments or "{}"))
                 case "message":
-                    said = "".join(_words(part) for part in item.content)
-                    state.append({"type": "message", "text": said})
-                    text += said
+                    content = "".join(_part_text(part) for part in item.content)
+                    state.append({"type": "message", "text": content})
+                    text += content
                 case "reasoning":
                     state.append(_reasoning(item))
         message = Message(
@@ -218,12 +218,12 @@ class _Parts:
         return Finish.TOOL_CALLS if calls else Finish.STOP
 
 
-def _words(part: Any) -> str:
+def _part_text(part: Any) -> str:
     return getattr(part, "text", None) or getattr(part, "refusal", None) or ""
 
 
 def _reasoning(item: Any) -> dict[str, Any]:
-    """What must come back of a reasoning item."""
+    """Return the fields of a reasoning item that must be sent back."""
     return {
         "type": "reasoning",
         "id": item.id,
@@ -233,7 +233,7 @@ def _reasoning(item: Any) -> dict[str, Any]:
 
 
 def _usage(usage: Any) -> Usage:
-    """The four disjoint parts; `input_tokens` includes what was read from and written to cache."""
+    """Return the four disjoint parts; `input_tokens` includes cache reads and writes."""
     if usage is None:
         return Usage()
     cached, written = wire.cached(usage.input_tokens_details)

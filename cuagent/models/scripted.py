@@ -1,8 +1,8 @@
-"""A model that says what it was told to: for tests, for demonstrations, and to replay a run.
+"""Give prepared replies in order: for tests, for demonstrations, and to replay a run.
 
 A script is a list, or a JSONL file, of replies such as
 `{"text": "Let me see.", "calls": [{"name": "bash", "arguments": {"command": "ls"}}]}`;
-`arguments` may be a string and is then passed on as it stands, malformed or not.
+`arguments` may be a string, which is passed on unchanged, malformed or not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cuagent.record import RunFolder, message_of, read_records
 
 
 class ScriptedModel:
-    """Gives its replies in order, whatever it is asked."""
+    """Model that gives its replies in order and ignores the messages."""
 
     def __init__(
         self, replies: Iterable[Mapping[str, Any] | Reply], name: str = "scripted"
@@ -29,7 +29,7 @@ class ScriptedModel:
             for n, reply in enumerate(replies, 1)
         ]
         self.asked: list[tuple[Message, ...]] = []
-        """What it was sent, for tests."""
+        """Messages of each query, for tests."""
 
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
@@ -46,7 +46,7 @@ class ScriptedModel:
 
 
 def script(path: Path) -> ScriptedModel:
-    """The script in a JSONL file. Raises ModelError."""
+    """Read a script from a JSONL file. Raises ModelError."""
     replies = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -63,7 +63,7 @@ def script(path: Path) -> ScriptedModel:
 
 
 def replay(folder: RunFolder) -> ScriptedModel:
-    """What the model said in a recorded run, again, at no cost. Raises RecordError."""
+    """Return a model that repeats the replies of a recorded run, at no cost. Raises RecordError."""
     records = read_records(folder)
     replies = []
     for record in records:
@@ -75,7 +75,7 @@ def replay(folder: RunFolder) -> ScriptedModel:
 
 
 def reply_of(entry: Mapping[str, Any], number: int) -> Reply:
-    """One entry of a script as a reply."""
+    """Convert one entry of a script to a reply."""
     calls = tuple(
         ToolCall(
             call.get("id", f"call_{number}_{n}"),

@@ -1,4 +1,4 @@
-"""What the protocols have in common: a model that a server answers for, and how it is asked."""
+"""Base class of the models behind a server, for all protocols."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cuagent.models.endpoint import Endpoint, ask, greet
 from cuagent.models.model import OnText, ToolSpec
 from cuagent.models.prices import Price, context_of, price_of
 
-PATIENCE = 5.0
-"""Seconds that a greeting waits; a server that is only slow is no reason to refuse."""
+GREET_TIMEOUT = 5.0
+"""Seconds that `greet` waits; a slow server passes the check."""
 
 
 class Served(ABC):
-    """One model of one server. Raises ModelError where its key is missing."""
+    """One model of one server. Raises ModelError if its key is missing."""
 
-    usual: ClassVar[Endpoint]
-    """The server where none is named."""
+    default_endpoint: ClassVar[Endpoint]
+    """Server that is used if none is given."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Served(ABC):
         endpoint: Endpoint | None = None,
         prices: Mapping[str, Price] | None = None,
     ) -> None:
-        self.endpoint = endpoint or self.usual
+        self.endpoint = endpoint or self.default_endpoint
         self.name = f"{self.endpoint.name}:{model}"
         self.model = model
         self.price = self.endpoint.price or price_of(model, prices)
@@ -37,8 +37,8 @@ class Served(ABC):
         self._sdk, self._client = self.connect()
 
     def greet(self) -> None:
-        """Before any work: whether the server is there and takes the key. Raises ModelError."""
-        client = self._client.with_options(timeout=PATIENCE)
+        """Check that the server answers and accepts the key. Raises ModelError."""
+        client = self._client.with_options(timeout=GREET_TIMEOUT)
         address = str(client.base_url)
         greet(
             lambda: client.models.retrieve(self.model),
@@ -56,10 +56,10 @@ class Served(ABC):
 
     @abstractmethod
     def connect(self) -> tuple[ModuleType, Any]:
-        """The provider's SDK and a client of it for this server."""
+        """Return the provider's SDK and its client for this server."""
 
     @abstractmethod
     def once(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
     ) -> Callable[[], Reply]:
-        """What asks a single time, and may be called again with the same request."""
+        """Return a function that sends the request one time; a retry calls it again."""

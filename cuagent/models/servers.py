@@ -1,17 +1,17 @@
-"""Servers by name: those that are known, and those that a user describes in the settings.
+"""Find model servers by name: the built-in ones and those in the user's settings.
 
     [endpoints.lab]
     base_url = "http://gpu7:8000/v1"
-    key = "LAB_API_KEY"                 # the variable that holds it; left out: none is needed
+    key = "LAB_API_KEY"                 # the variable that holds it; omit if no key is needed
     context = 131072
-    price = { input = 0.2, output = 0.8 }   # US dollars for a million tokens
+    price = { input = 0.2, output = 0.8 }   # US dollars per million tokens
     sampling = { temperature = 0.7 }
 
     [prices."some-model"]
     input = 1.0
     output = 4.0
 
-Invariant: a key that nobody knows is refused, never ignored.
+Invariant: an unknown key in the settings is an error, never ignored.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SERVERS: Mapping[str, Endpoint] = {
     ),
 }
 PROTOCOLS = ("openai", "responses", "anthropic")
-WANTED: Mapping[str, tuple[type, ...]] = {
+KEYS: Mapping[str, tuple[type, ...]] = {
     "protocol": (str,),
     "base_url": (str,),
     "key": (str,),
@@ -61,20 +61,20 @@ WANTED: Mapping[str, tuple[type, ...]] = {
 
 
 def endpoints_of(tables: Mapping[str, Any]) -> dict[str, Endpoint]:
-    """The user's servers; one named as a known one changes that. Raises ModelError."""
+    """Return the user's servers; a built-in name changes that server. Raises ModelError."""
     return {name: _endpoint(name, table) for name, table in tables.items()}
 
 
 def prices_of(tables: Mapping[str, Any]) -> dict[str, Price]:
-    """The user's prices by the model's name. Raises ModelError."""
+    """Return the user's prices by the model's name. Raises ModelError."""
     return {name: _price(f"prices.{name}", table) for name, table in tables.items()}
 
 
 def _endpoint(name: str, table: Any) -> Endpoint:
     where = f"endpoints.{name}"
-    _check(where, table, WANTED)
+    _check(where, table, KEYS)
     if name not in SERVERS and "base_url" not in table:
-        raise ModelError(f"{where}: base_url is missing; say where the server is")
+        raise ModelError(f"{where}: base_url is missing; set it to the server's address")
     if table.get("protocol", "openai") not in PROTOCOLS:
         raise ModelError(f"{where}: protocol is {table['protocol']!r}; use {', '.join(PROTOCOLS)}")
     given = {key: value for key, value in table.items() if key not in ("key", "price")}
@@ -82,11 +82,11 @@ def _endpoint(name: str, table: Any) -> Endpoint:
         given["price"] = _price(f"{where}.price", table["price"])
     if "key" in table:
         given |= {"key_variable": table["key"], "needs_key": True}
-    known = SERVERS.get(name)
-    if known is None:
+    builtin = SERVERS.get(name)
+    if builtin is None:
         base = {"protocol": "openai", "key_variable": f"{name.upper()}_API_KEY", "needs_key": False}
         return Endpoint(name, **(base | given))
-    return Endpoint(**(vars(known) | given))
+    return Endpoint(**(vars(builtin) | given))
 
 
 def _price(where: str, table: Any) -> Price:
@@ -94,7 +94,7 @@ def _price(where: str, table: Any) -> Price:
     _check(where, table, dict.fromkeys(("input", "output", "cache_read", "cache_write"), number))
     for key in ("input", "output"):
         if key not in table:
-            raise ModelError(f"{where}: {key} is missing; US dollars for a million tokens")
+            raise ModelError(f"{where}: {key} is missing; give US dollars per million tokens")
     paid = table["input"]
     return Price(
         paid, table["output"], table.get("cache_read", paid), table.get("cache_write", paid)

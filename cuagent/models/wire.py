@@ -1,7 +1,7 @@
-"""What both providers demand of texts, names and arguments, whatever a model once wrote.
+"""Make texts, names and arguments of earlier replies valid for the providers' requests.
 
-The log keeps the model's bytes; here they are made acceptable on their way back, so that one
-malformed call does not make every later request fail.
+The log keeps the model's bytes. They are corrected only in the request, so that one malformed call
+does not make every later request fail.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import re
 from typing import Any
 
 LONGEST_NAME = 64
+"""Characters of a tool name or call id that all providers accept."""
 
 
 def clean(text: str) -> str:
-    """The text without what cannot be sent: NUL, and halves of surrogate pairs."""
+    """Replace characters that cannot be sent: NUL, and halves of surrogate pairs."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def tool_name(name: str) -> str:
-    """The name with letters, digits, `_` and `-` alone."""
+    """Replace all characters other than letters, digits, `_` and `-`."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:LONGEST_NAME] or "unnamed"
 
 
@@ -28,7 +29,7 @@ def call_id(id: str) -> str:
 
 
 def arguments(raw: str) -> dict[str, Any]:
-    """The arguments as an object; what is not one is put in one."""
+    """Parse the arguments; wrap a text that is not a JSON object into one."""
     try:
         value = json.loads(clean(raw) or "{}")
     except (ValueError, RecursionError):
@@ -37,7 +38,7 @@ def arguments(raw: str) -> dict[str, Any]:
 
 
 def cached(details: Any) -> tuple[int, int]:
-    """Tokens read from and written to the cache, where OpenAI's details of the input tell."""
+    """Return the tokens read from and written to the cache, by OpenAI's details of the input."""
     read = getattr(details, "cached_tokens", None) or 0
     written = getattr(details, "cache_write_tokens", None) or 0
     return read, written

@@ -1,4 +1,4 @@
-"""A run on a small real task, with a judge whose figures can be chosen only by what is judged."""
+"""Fixtures: a run on a small real task without a judge, and a function that calls tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Call = Callable[..., ToolResult]
 
 
 class NoJudge:
-    """Stands where nothing is to be judged: a test that reaches it is wrong."""
+    """Placeholder for a judge; every access fails, since these tests judge nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The task of the agent's tests."""
+"""Source of the task in the agent's tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A run starts at the ladder, keeps it, and hands over its best rung where no kernel adds to it.
+"""A run starts with the ladder, and its best rung is the result if no kernel beats it.
 
-The reference sleeps, and longer unless its weights lie in channels_last: then a rung is quicker
-whatever else the machine does.
+The reference sleeps 20 ms, or 2 ms with weights in channels_last, so one rung is surely faster on a
+busy machine as well.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def get_init_inputs():
 """
 RUNGS = ("eager", "eager+channels_last")
 SUBMIT = {"calls": [{"name": "submit", "arguments": {}}]}
-LOOK = {"calls": [{"name": "bash", "arguments": {"command": "ls"}}]}
+LIST = {"calls": [{"name": "bash", "arguments": {"command": "ls"}}]}
 FROM_THE_LADDER = (start_at_ladder, *HOOKS)
 
 
@@ -67,7 +67,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> 
     (folder / "conv.py").write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        patch.setitem(timer.BUDGET_S, Effort.RECORD, 3.0)  # as few repeats as are admitted
+        patch.setitem(timer.BUDGET_S, Effort.RECORD, 3.0)  # the fewest repeats allowed
         patch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: RUNGS)
         patch.setattr("cuagent.measure.ladder.COMPILE", RUNGS[1])  # nothing is compiled here
         task = load_task(str(folder / "conv.py"), device="cpu")
@@ -81,14 +81,14 @@ def run(judge: Judge, tmp_path: Path) -> Run:
     return start_run(judge.task, judge, model="scripted", budget=Budget(steps=5), root=root)
 
 
-def test_without_a_kernel_the_best_rung_measured_afresh_is_the_result(run: Run) -> None:
+def test_best_rung_is_the_result_without_a_kernel(run: Run) -> None:
     events: list[Event] = []
     model = ScriptedModel([SUBMIT])
     assert run_agent(run, model, TOOLS, FROM_THE_LADDER, events.append) is Stop.NO_GAIN
 
     told = model.asked[0][-1]
     assert told.role == "user"
-    assert told.content.startswith("What is free, before any kernel:\n\neager: ")
+    assert told.content.startswith("Ways to run the module faster without a kernel:\n\neager: ")
     assert "the one to beat" in told.content.splitlines()[3]
 
     assert run.ladder is not None
@@ -103,9 +103,9 @@ def test_without_a_kernel_the_best_rung_measured_afresh_is_the_result(run: Run) 
     assert ladder_of(read_records(run.folder)) == run.ladder
 
 
-def test_a_run_taken_up_again_knows_its_ladder_and_its_model_is_not_told_twice(run: Run) -> None:
+def test_resumed_run_keeps_ladder_and_shows_it_once(run: Run) -> None:
     run.budget = Budget(steps=1)
-    run_agent(run, ScriptedModel([LOOK]), TOOLS, FROM_THE_LADDER)
+    run_agent(run, ScriptedModel([LIST]), TOOLS, FROM_THE_LADDER)
     run.log.close()
     again = resume_run(run.folder, run.task, run.judge, model="scripted")
     assert again.ladder == run.ladder
@@ -117,19 +117,19 @@ def test_a_run_taken_up_again_knows_its_ladder_and_its_model_is_not_told_twice(r
 
 def test_undo_keeps_the_ladder(run: Run) -> None:
     run.budget = Budget(steps=1)
-    run_agent(run, ScriptedModel([LOOK]), TOOLS, FROM_THE_LADDER)
+    run_agent(run, ScriptedModel([LIST]), TOOLS, FROM_THE_LADDER)
     assert undo(run) is not None
     assert run.messages[-1].data.get("from") == "ladder"
 
 
-def test_a_run_whose_model_fails_measures_no_more(run: Run) -> None:
+def test_failed_model_ends_ladder_measurements(run: Run) -> None:
     events: list[Event] = []
     model = ScriptedModel([])
     assert run_agent(run, model, TOOLS, FROM_THE_LADDER, events.append) is Stop.MODEL_FAILED
     assert sum(isinstance(event, LadderMeasured) for event in events) == 1
 
 
-def test_an_attempt_is_timed_against_the_best_rung(run: Run) -> None:
+def test_attempt_is_timed_against_the_best_rung(run: Run) -> None:
     text = SOURCE.replace("class Model(", "class ModelNew(").replace("0.002", "0.015")
     slow = [
         {"name": "write", "arguments": {"path": "model_new.py", "text": text}},

@@ -1,4 +1,4 @@
-"""Commands that misbehave, and commands in the background: each ends, and within its limit."""
+"""Misbehaving commands and background commands end within their limits."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def running() -> str:
 
 @pytest.fixture(params=["probed", Tier.NONE])
 def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once as the machine allows, once as where there is no sandbox at all."""
+    """Run the test with the machine's sandbox and without any sandbox."""
     if request.param is Tier.NONE:
         monkeypatch.setattr("cuagent.agent.tools.shell.probe", lambda: Tier.NONE)
 
 
 @pytest.mark.usefixtures("tier")
-def test_a_child_in_a_session_of_its_own_does_not_outlive_its_command(call: Call) -> None:
+def test_child_in_new_session_ends_with_its_command(call: Call) -> None:
     mark = f"sleep 98764.{os.getpid()}"
-    for _ in range(2):  # the second goes on from the first's variables, but not from its mark
+    for _ in range(2):  # the second command inherits the first one's variables, but not its tag
         stray = f"setsid {mark} >/dev/null 2>&1 & sleep 0.1"
         assert call("bash", command=stray).text == "(no output)"
         assert mark not in running()
 
 
-def test_a_fork_bomb_ends_at_the_time_limit_and_leaves_nothing(call: Call) -> None:
+def test_fork_bomb_is_killed_at_the_time_limit(call: Call) -> None:
     bomb = f"boom{os.getpid()}() {{ boom{os.getpid()} | boom{os.getpid()} & }}; "
     start = time.monotonic()
     result = call("bash", command=f"{bomb} boom{os.getpid()}; sleep 60", timeout=2)
@@ -51,18 +51,18 @@ def test_a_fork_bomb_ends_at_the_time_limit_and_leaves_nothing(call: Call) -> No
 
 
 @pytest.mark.parametrize("command", ["cat", "read x", "python3", "cat /dev/tty", "sudo -v"])
-def test_a_command_that_wants_input_does_not_wait_for_it(call: Call, command: str) -> None:
+def test_command_without_input_does_not_block(call: Call, command: str) -> None:
     start = time.monotonic()
     call("bash", command=command, timeout=20)
     assert time.monotonic() - start < 10
 
 
-def test_a_background_command_runs_beside_others(call: Call, run: Run) -> None:
+def test_background_command_runs_in_parallel(call: Call, run: Run) -> None:
     command = (
-        "export BESIDE=1; echo begin; while [ ! -e go ]; do sleep 0.05; done; echo end; exit 3"
+        "export PARALLEL=1; echo begin; while [ ! -e go ]; do sleep 0.05; done; echo end; exit 3"
     )
     assert call("bash", command=command, background=True).text.startswith("started bash-1;")
-    assert call("bash", command="echo between $BESIDE").text == "between"
+    assert call("bash", command="echo between $PARALLEL").text == "between"
     seen = call("bash_output", job="bash-1", wait=1).text
     assert seen == "begin\n[still running]"
     call("write", path="go", text="")
@@ -72,7 +72,7 @@ def test_a_background_command_runs_beside_others(call: Call, run: Run) -> None:
     assert call("bash_kill", job="bash-1").text == "bash-1 had ended already"
 
 
-def test_a_background_command_is_killed_when_asked_and_its_name_is_checked(call: Call) -> None:
+def test_bash_kill_kills_the_named_command(call: Call) -> None:
     mark = f"sleep 98763.{os.getpid()}"
     call("bash", command=f"setsid {mark} & {mark}", background=True)
     time.sleep(0.2)
@@ -82,29 +82,29 @@ def test_a_background_command_is_killed_when_asked_and_its_name_is_checked(call:
     assert call("bash_output", job="bash-1").text == "[killed by SIGKILL]"
 
 
-def test_killing_an_ended_command_spares_the_group_that_has_its_number_now() -> None:
+def test_kill_spares_a_group_that_reuses_the_process_id() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     other = subprocess.Popen(["sleep", "60"], start_new_session=True)
     ended.pid = other.pid
     try:
-        Command(ended, "no such mark").kill()
+        Command(ended, "no such tag").kill()
         assert other.poll() is None
     finally:
         other.kill()
         other.wait()
 
 
-def test_a_huge_output_of_a_background_command_is_shown_by_its_ends(call: Call) -> None:
+def test_huge_background_output_shows_head_and_tail(call: Call) -> None:
     call("bash", command="echo first; yes | head -c 100000000; echo last", background=True)
     text = call("bash_output", job="bash-1", wait=60).text
     assert text.startswith("first\ny\n")
     assert len(text) < 14_000
-    assert "the whole is in .outputs/bash-1.txt" in text
+    assert "the whole output is in .outputs/bash-1.txt" in text
     assert not text.endswith("[still running]")
 
 
-def test_only_so_many_commands_run_in_the_background(call: Call) -> None:
+def test_number_of_background_commands_is_limited(call: Call) -> None:
     for _ in range(4):
         assert not call("bash", command="sleep 60", background=True).is_error
     assert "still running; kill one" in call("bash", command="sleep 1", background=True).text
@@ -113,7 +113,7 @@ def test_only_so_many_commands_run_in_the_background(call: Call) -> None:
 
 
 @pytest.mark.parametrize("form", ["{}", "setsid {} & sleep 0.1"], ids=["running", "ended"])
-def test_no_background_command_outlives_the_agents_work(run: Run, form: str) -> None:
+def test_background_commands_end_with_run_agent(run: Run, form: str) -> None:
     mark = f"sleep 98762.{os.getpid()}"
     start = {"command": form.format(mark), "background": True}
     calls = [
@@ -124,7 +124,7 @@ def test_no_background_command_outlives_the_agents_work(run: Run, form: str) -> 
     assert mark not in running()
 
 
-def test_asking_after_a_background_command_again_and_again_is_no_loop(run: Run) -> None:
+def test_repeated_bash_output_calls_are_not_a_loop(run: Run) -> None:
     start = {"name": "bash", "arguments": {"command": "sleep 60", "background": True}}
     ask = {"name": "bash_output", "arguments": {"job": "bash-1", "wait": 0}}
     model = ScriptedModel(
@@ -133,7 +133,7 @@ def test_asking_after_a_background_command_again_and_again_is_no_loop(run: Run) 
     assert run_agent(run, model) is Stop.NO_GAIN
 
 
-def test_no_planted_secret_reaches_a_command_or_the_log(
+def test_secrets_reach_neither_commands_nor_the_log(
     tmp_path: Path, call: Call, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("OPENAI_API_KEY", "LAB_AUTH", "DB_PASSWORD", "SESSION_COOKIE"):

@@ -1,4 +1,4 @@
-"""A command swaps folders of the work folder for links while the file tools use them."""
+"""File tools follow no link while a command swaps folders of the work folder for links."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cuagent.sandbox import beneath
 Call = Callable[..., ToolResult]
 SECRET = "a secret of the user"
 SECONDS = 1.0
-"""How long each tool is raced; in as long, thousands of calls by path leaked dozens of times."""
+"""Seconds of each race; in this time, calls that opened files by path leaked dozens of times."""
 
 
 @pytest.fixture(params=["openat2", "by component"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of opening: with openat2, and as on a kernel that lacks it."""
+    """Open files with openat2, and as on a kernel without it."""
     if request.param == "by component":
         monkeypatch.setattr(beneath, "_has_openat2", lambda: False)
     elif not beneath._has_openat2():
@@ -32,7 +32,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def outside(run: Run, tmp_path: Path) -> Path:
-    """A folder of the user; `link` in the work folder leads to it, `folder` is beside it."""
+    """Return a folder of the user; the work folder has a `link` to it and a real `folder`."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text(SECRET)
@@ -55,7 +55,7 @@ def swapped(first: Path, second: Path) -> Iterator[None]:
             swapper.kill()
 
 
-def test_no_read_or_listing_follows_a_link_put_in_its_way(
+def test_reads_and_listings_follow_no_swapped_link(
     call: Call, run: Run, outside: Path, way: None
 ) -> None:
     texts: set[str] = set()
@@ -72,7 +72,7 @@ def test_no_read_or_listing_follows_a_link_put_in_its_way(
     assert any("inside" in text for text in texts)
 
 
-def test_no_write_or_edit_follows_a_link_put_in_its_way(
+def test_writes_and_edits_follow_no_swapped_link(
     call: Call, run: Run, outside: Path, way: None
 ) -> None:
     written = 0
@@ -89,9 +89,7 @@ def test_no_write_or_edit_follows_a_link_put_in_its_way(
     assert written
 
 
-def test_a_background_command_cannot_have_its_output_read_from_elsewhere(
-    call: Call, run: Run, outside: Path
-) -> None:
+def test_background_output_follows_no_link(call: Call, run: Run, outside: Path) -> None:
     command = (
         f"ln -s {outside}/file .outputs/evil; mv .outputs/evil .outputs/bash-1.txt; echo moved"
     )
@@ -101,7 +99,7 @@ def test_a_background_command_cannot_have_its_output_read_from_elsewhere(
     assert "moved" in text
 
 
-def test_a_link_is_told_of_also_where_it_stays_inside(call: Call, run: Run, way: None) -> None:
+def test_link_inside_the_work_folder_is_reported(call: Call, run: Run, way: None) -> None:
     (run.work / "a.py").write_text("inside")
     (run.work / "b.py").symlink_to("a.py")
     for tool, more in (("read", {}), ("write", {"text": "x"})):
@@ -123,7 +121,7 @@ def test_a_link_is_told_of_also_where_it_stays_inside(call: Call, run: Run, way:
         ("../*", set()),
     ],
 )
-def test_patterns_mean_what_they_mean_to_pathlib(
+def test_glob_patterns_match_like_pathlib(
     call: Call, run: Run, pattern: str, names: set[str]
 ) -> None:
     (run.work / "reference.py").unlink()

@@ -1,4 +1,4 @@
-"""The tools that judge, on a real task with a real compiler and the real judge."""
+"""Tools that judge, on a real task with the real compiler and judge."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> 
     file = tmp_path_factory.mktemp("task") / "scale.py"
     file.write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(timer.BUDGET_S, Effort.RECORD, 3.0)  # as few repeats as are admitted
+        patch.setitem(timer.BUDGET_S, Effort.RECORD, 3.0)  # the fewest repeats allowed
         with Judge(load_task(str(file), device="cpu"), fork_server=fork_server) as judge:
             yield judge
 
@@ -86,7 +86,7 @@ def answers(run: Run, name: str) -> list[Any]:
     ]
 
 
-def test_an_optimization_from_a_compile_error_to_the_result_of_record(judged_run: Run) -> None:
+def test_run_from_compile_error_to_result_of_record(judged_run: Run) -> None:
     events: list[Event] = []
     broken, wrong = KERNEL.replace("2.0f + 1.0f;", "2.0f + 1.0f"), KERNEL.replace("1.0f", "1.5f")
     model = ScriptedModel(
@@ -97,7 +97,7 @@ def test_an_optimization_from_a_compile_error_to_the_result_of_record(judged_run
             {"calls": [edit("kernels/scale.cpp", "1.5f", "1.0f"), tool("verify")]},
             {"calls": [tool("profile")]},
             {"calls": [tool("submit", attempt=1)]},
-            # a busy machine can make the clocks disagree: then it is judged and submitted again
+            # a busy machine can cause a clock contradiction: then verify and submit again
             *[{"calls": [tool("submit", message="one pass"), tool("verify")]}] * 4,
         ]
     )
@@ -155,7 +155,7 @@ def test_an_optimization_from_a_compile_error_to_the_result_of_record(judged_run
     assert all(size < 1 << 20 for size in kept.values())
 
 
-def test_at_a_limit_the_best_attempt_is_judged_afresh_all_the_same(judged_run: Run) -> None:
+def test_best_attempt_is_judged_again_at_a_limit(judged_run: Run) -> None:
     judged_run.budget = Budget(steps=1)
     calls = [write("model_new.py", MODULE), write("kernels/scale.cpp", KERNEL), tool("verify")]
     assert run_agent(judged_run, ScriptedModel([{"calls": calls}]), TOOLS, HOOKS) is Stop.STEP_LIMIT
@@ -169,10 +169,10 @@ def test_at_a_limit_the_best_attempt_is_judged_afresh_all_the_same(judged_run: R
     assert found.holds, found.contrary
 
 
-def test_the_reference_is_timed_before_anything_is_written(
+def test_baseline_times_the_reference_without_a_kernel(
     judged_run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # one rung of the ladder is enough here, and must not be found by a later run
+    # one rung is enough here; a separate cache keeps it from later runs
     monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: ("eager",))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = ScriptedModel([{"calls": [tool("baseline")]}, {"calls": [tool("submit")]}])
@@ -186,10 +186,8 @@ def test_the_reference_is_timed_before_anything_is_written(
     assert judged_run.device_seconds > 0
 
 
-def test_a_judge_that_is_lost_ends_the_run_and_is_not_the_models_fault(
-    judge: Judge, judged_run: Run
-) -> None:
-    judge.referee.close()  # its processes are gone; so this test comes last
+def test_lost_judge_ends_the_run_without_a_reward(judge: Judge, judged_run: Run) -> None:
+    judge.referee.close()  # ends the processes of the shared judge, so this test is the last one
     run = judged_run
     calls = [write("model_new.py", MODULE), write("kernels/scale.cpp", KERNEL), tool("verify")]
     stop = run_agent(run, ScriptedModel([{"calls": [*calls, tool("glob")]}]))

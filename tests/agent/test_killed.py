@@ -1,4 +1,4 @@
-"""A run killed at any moment: what its log holds up to any byte is taken up again, and is whole."""
+"""A killed run can be resumed from its log, cut at any byte."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ REPLIES = [
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run with attempts, blobs, an undo and two ends."""
+    """Return a run with attempts, blobs, an undo and two ends."""
     root = tmp_path_factory.mktemp("killed")
     (root / "scale.py").write_text(SOURCE)
     task = load_task(str(root / "scale.py"), device="cpu")
@@ -62,7 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def _refusing() -> Any:
-    """Stands for a judge of which only refusals are wanted: no compiler, no process."""
+    """Return a judge that rejects every attempt, without a compiler or process."""
     from cuagent.build.result import Build
     from cuagent.judge import Judgement
     from cuagent.score import milestone
@@ -80,7 +80,7 @@ def _refusing() -> Any:
 
 
 def cut(run: Run, at: int, place: Path) -> tuple[RunFolder, list[dict[str, Any]]]:
-    """A copy of the run as a kill would leave it after `at` bytes of its log."""
+    """Copy the run as a kill would leave it after `at` bytes of its log."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     for name in ("work", "blobs", "history.git"):
@@ -93,17 +93,17 @@ def cut(run: Run, at: int, place: Path) -> tuple[RunFolder, list[dict[str, Any]]
 
 @settings(max_examples=CASES, deadline=None)
 @given(share=st.floats(0, 1))
-def test_a_log_cut_at_any_byte_is_taken_up_again(whole: Run, share: float) -> None:
+def test_log_cut_at_any_byte_can_be_resumed(whole: Run, share: float) -> None:
     at = int(share * whole.folder.log.stat().st_size)
     folder, before = cut(whole, at, whole.folder.path.parent / "cut")
     if not before:
-        with pytest.raises(RecordError, match="has no beginning"):
+        with pytest.raises(RecordError, match="has no session record"):
             resume_run(folder, whole.task, whole.judge, model="scripted")
         return
     run = resume_run(folder, whole.task, whole.judge, model="scripted")
     try:
-        known = conversation(before)
-        assert run.messages[: len(known)] == known
+        logged = conversation(before)
+        assert run.messages[: len(logged)] == logged
         assert [m.role for m in run.messages[:2]] == ["system", "user"]
         calls = [r for r in before if r["type"] == "call"]
         assert run.steps == len(calls)
@@ -120,7 +120,7 @@ def test_a_log_cut_at_any_byte_is_taken_up_again(whole: Run, share: float) -> No
         run.log.close()
 
 
-def test_an_attempt_is_put_back_and_attempts_are_compared(whole: Run) -> None:
+def test_restore_and_diff_of_attempts(whole: Run) -> None:
     size = whole.folder.log.stat().st_size
     folder, _ = cut(whole, size, whole.folder.path.parent / "restored")
     run = resume_run(folder, whole.task, whole.judge, model="scripted")
@@ -135,7 +135,7 @@ def test_an_attempt_is_put_back_and_attempts_are_compared(whole: Run) -> None:
     assert not (run.work / "kernels").exists()
     assert (run.work / "notes.txt").exists()
     assert diff(run, first.n) == ""
-    assert "attempt 1 back" in run.messages[-1].content
+    assert "files of attempt 1" in run.messages[-1].content
     assert undo(run) is not None
     run.log.close()
 
@@ -165,7 +165,7 @@ run_agent(run, Endless())
 """
 
 
-def test_a_process_killed_in_its_work_is_taken_up_with_its_files(tmp_path: Path) -> None:
+def test_killed_process_can_be_resumed_with_its_files(tmp_path: Path) -> None:
     (tmp_path / "scale.py").write_text(SOURCE)
     task: Task = load_task(str(tmp_path / "scale.py"), device="cpu")
     process = subprocess.Popen(

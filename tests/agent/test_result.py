@@ -1,4 +1,4 @@
-"""The best accepted attempt is the result, whatever is submitted after it."""
+"""The best accepted attempt is the result, also after worse submissions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def judged(attempt: Attempt, eager: float, effort: Effort, *, accepted: bool = T
     )
 
 
-def test_a_worse_attempt_that_is_submitted_later_is_not_the_result(run: Run) -> None:
+def test_worse_later_submission_is_not_the_result(run: Run) -> None:
     first = run.register(FAST, judged(FAST, 4.0, Effort.QUICK))
     run.settle(first, judged(FAST, 4.2, Effort.RECORD))
     second = run.register(SLOW, judged(SLOW, 0.5, Effort.QUICK))
@@ -54,10 +54,10 @@ def test_a_worse_attempt_that_is_submitted_later_is_not_the_result(run: Run) -> 
     assert "attempt 1, 4.20x over eager" in records[-1]["summary"]
     best = best_of(records)
     assert best is not None
-    assert best.attempt == FAST.digest, "apply and export take it"
+    assert best.attempt == FAST.digest, "apply and export use the best attempt"
 
 
-def test_it_is_known_again_when_the_run_is_taken_up(run: Run) -> None:
+def test_resumed_run_keeps_the_result(run: Run) -> None:
     first = run.register(FAST, judged(FAST, 4.0, Effort.QUICK))
     run.settle(first, judged(FAST, 4.2, Effort.RECORD))
     run.log.close()
@@ -71,9 +71,7 @@ def test_it_is_known_again_when_the_run_is_taken_up(run: Run) -> None:
     assert best.attempt == FAST.digest
 
 
-def test_a_better_attempt_without_a_record_timing_is_judged_for_it(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_better_attempt_is_judged_for_the_record(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.register(FAST, judged(FAST, 4.0, Effort.QUICK))
     second = run.register(SLOW, judged(SLOW, 0.5, Effort.QUICK))
     run.settle(second, judged(SLOW, 0.45, Effort.RECORD))
@@ -90,7 +88,7 @@ def test_a_better_attempt_without_a_record_timing_is_judged_for_it(
     assert "attempt 1, 3.90x over eager" in summarize(run)
 
 
-def test_what_the_record_refuses_is_no_result(run: Run) -> None:
+def test_attempt_rejected_for_the_record_is_no_result(run: Run) -> None:
     first = run.register(FAST, judged(FAST, 4.0, Effort.QUICK))
     run.settle(first, judged(FAST, 4.2, Effort.RECORD))
     run.settle(first, judged(FAST, 4.2, Effort.RECORD, accepted=False))
@@ -98,12 +96,12 @@ def test_what_the_record_refuses_is_no_result(run: Run) -> None:
     assert best_of(read_records(run.folder)) is None
 
 
-def test_the_best_rung_is_that_of_the_record(run: Run, events: list[Any]) -> None:
+def test_timing_of_record_sets_the_best_rung(run: Run, events: list[Any]) -> None:
     unsure = Ratio(1.1, 0.8, 1.5)
     eager = Rung("eager", 1e-3, EVEN, 0.0, True, 1.0, None, True)
     compiled = Rung("compile", 0.9e-3, unsure, 0.0, True, 1.0, None, True)
     quick = Ladder(run.task.digest, "match", "a CPU", {}, (eager, compiled), 1.0)
-    run.keep_ladder(quick)
+    run.record_ladder(quick)
     assert quick.best == eager
     first = run.register(FAST, judged(FAST, 4.0, Effort.QUICK))
     record = judged(FAST, 4.2, Effort.RECORD)
@@ -115,5 +113,7 @@ def test_the_best_rung_is_that_of_the_record(run: Run, events: list[Any]) -> Non
     gain = gain_of(record.timing, run.ladder)
     assert gain is not None
     assert (gain.rung, round(gain.kernel.value, 2)) == ("compile", 2.8)
-    climbed = [event for event in events if isinstance(event, LadderMeasured)]
-    assert [event.shown for event in climbed] == [True, False], "no second table"
+    measured = [event for event in events if isinstance(event, LadderMeasured)]
+    assert [event.shown for event in measured] == [True, False], (
+        "the update is not shown as a second table"
+    )

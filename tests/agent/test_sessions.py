@@ -1,4 +1,4 @@
-"""Going on after a stop: steering, interrupts, resuming, compaction, undo."""
+"""Continue a run after a stop: steering, interrupts, resuming, compaction, undo."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def resumed(run: Run, **more: Any) -> Run:
 
 
 class Slow(ScriptedModel):
-    """Answers only after a while; what is heard is counted."""
+    """Model that streams dots for 10 s before it answers."""
 
     def query(self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText) -> Any:
         for _ in range(200):
@@ -65,23 +65,21 @@ class Slow(ScriptedModel):
         return super().query(messages, tools, on_text)
 
 
-def test_what_the_user_says_reaches_the_model_with_the_next_step(
-    run: Run, events: list[Event]
-) -> None:
-    class Heard(ScriptedModel):
+def test_user_message_reaches_the_model_at_the_next_step(run: Run, events: list[Event]) -> None:
+    class Steered(ScriptedModel):
         def query(self, *given: Any) -> Any:
             if len(self.asked) == 0:
                 run.inbox.put("use one warp a row")
             return super().query(*given)
 
-    model = Heard([{"calls": [bash("echo 1")]}, SUBMIT])
+    model = Steered([{"calls": [bash("echo 1")]}, SUBMIT])
     run_agent(run, model, emit=events.append)
     said = Message("user", "use one warp a row", data={"from": "user"})
     assert model.asked[1][-1] == said
     assert UserSaid("use one warp a row") in events
 
 
-def test_a_run_goes_on_after_an_interrupt_with_what_the_user_says(run: Run) -> None:
+def test_interrupted_run_continues_with_the_user_message(run: Run) -> None:
     timer = threading.Timer(0.5, run.cancel)
     timer.start()
     start = time.monotonic()
@@ -99,7 +97,7 @@ def test_a_run_goes_on_after_an_interrupt_with_what_the_user_says(run: Run) -> N
     assert end["stop"] == "no gain"
 
 
-def test_an_interrupt_from_another_thread_ends_a_command_and_keeps_its_output(run: Run) -> None:
+def test_interrupt_ends_a_command_and_keeps_its_output(run: Run) -> None:
     threading.Timer(1.0, run.cancel).start()
     calls = [bash("echo so far; sleep 60"), bash("echo second")]
     start = time.monotonic()
@@ -110,19 +108,21 @@ def test_an_interrupt_from_another_thread_ends_a_command_and_keeps_its_output(ru
     assert second.startswith("interrupted by the user")
 
 
-def test_a_turn_without_a_call_is_the_users_where_one_sits_by(run: Run) -> None:
+def test_interactive_turn_without_call_waits_for_the_user(run: Run) -> None:
     model = ScriptedModel([{"text": "It is bound by memory."}, SUBMIT])
     assert run_agent(run, model, hooks=INTERACTIVE) is Stop.ANSWERED
     run.inbox.put("go on")
     assert run_agent(run, model, hooks=INTERACTIVE) is Stop.NO_GAIN
 
 
-def test_a_question_after_the_end_takes_no_result_back(run: Run, events: list[Event]) -> None:
+def test_question_after_the_end_keeps_the_result(run: Run, events: list[Event]) -> None:
     assert run_agent(run, ScriptedModel([SUBMIT]), hooks=INTERACTIVE) is Stop.NO_GAIN
     run.inbox.put("Why?")
     model = ScriptedModel([{"text": "It is as fast as it can be."}])
     assert run_agent(run, model, hooks=INTERACTIVE, emit=events.append) is Stop.NO_GAIN
-    assert [e.stop for e in events if isinstance(e, RunEnded)] == [Stop.ANSWERED], "no new summary"
+    assert [e.stop for e in events if isinstance(e, RunEnded)] == [Stop.ANSWERED], (
+        "only the reply is shown"
+    )
     end = end_record(read_records(run.folder))
     assert end is not None
     assert end["stop"] == Stop.NO_GAIN
@@ -137,9 +137,7 @@ def test_a_question_after_the_end_takes_no_result_back(run: Run, events: list[Ev
     again.log.close()
 
 
-def test_a_provider_that_never_ends_is_left_at_the_wall_time(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_reply_ends_at_the_wall_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cuagent.agent.loop.GRACE", 0.2)
     run.budget = Budget(seconds=run.seconds + 0.3)
     start = time.monotonic()
@@ -147,13 +145,13 @@ def test_a_provider_that_never_ends_is_left_at_the_wall_time(
     assert time.monotonic() - start < 3
 
 
-def test_device_time_is_a_limit_of_its_own(run: Run) -> None:
+def test_device_time_limit_ends_the_run(run: Run) -> None:
     run.budget = Budget(device_seconds=10.0)
     run.device_seconds = 11.0
     assert run_agent(run, ScriptedModel([])) is Stop.DEVICE_LIMIT
 
 
-def test_a_run_is_taken_up_from_its_log_alone(run: Run, events: list[Event]) -> None:
+def test_run_is_resumed_from_its_log_alone(run: Run, events: list[Event]) -> None:
     todo = [{"text": "read", "state": "done"}]
     calls = [
         write("a.py", "x = 1\n"),
@@ -174,14 +172,12 @@ def test_a_run_is_taken_up_from_its_log_alone(run: Run, events: list[Event]) -> 
     again.log.close()
 
 
-def test_a_run_that_is_running_is_not_taken_up(run: Run) -> None:
+def test_running_run_cannot_be_resumed(run: Run) -> None:
     with pytest.raises(RecordError, match="still running in another process"):
         resume_run(run.folder, run.task, run.judge, model="scripted")
 
 
-def test_a_long_conversation_is_summed_up_and_the_log_keeps_it(
-    run: Run, events: list[Event]
-) -> None:
+def test_long_conversation_is_compacted_and_stays_in_the_log(run: Run, events: list[Event]) -> None:
     class Small(ScriptedModel):
         context = 2000
 
@@ -196,7 +192,7 @@ def test_a_long_conversation_is_summed_up_and_the_log_keeps_it(
     assert "Memory-bound; nothing tried." in run.messages[2].content
     assert [m.role for m in run.messages] == ["system", "user", "user", "assistant", "tool"]
     assert model.asked[4][-1].content.startswith("The conversation is nearly as long")
-    assert any(isinstance(e, Notice) and "summed up" in e.text for e in events)
+    assert any(isinstance(e, Notice) and "summarized" in e.text for e in events)
     assert run.cost == 0.5
     records = read_records(run.folder)
     assert conversation(records)[2:] == run.messages[2:]
@@ -204,7 +200,7 @@ def test_a_long_conversation_is_summed_up_and_the_log_keeps_it(
     assert run.steps == 5
 
 
-def test_a_model_that_gives_no_summary_changes_nothing(run: Run, events: list[Event]) -> None:
+def test_compaction_without_summary_changes_nothing(run: Run, events: list[Event]) -> None:
     run.emit = events.append
     run.add(Message("user", "hello"))
     before = list(run.messages)
@@ -213,7 +209,7 @@ def test_a_model_that_gives_no_summary_changes_nothing(run: Run, events: list[Ev
     assert conversation(read_records(run.folder)) == before
 
 
-def test_an_overlong_conversation_is_summed_up_once_and_asked_again(run: Run) -> None:
+def test_context_overflow_compacts_once_and_retries(run: Run) -> None:
     class Overflowing(ScriptedModel):
         def query(self, messages: Sequence[Message], *more: Any) -> Any:
             if len(messages) == 5:
@@ -226,7 +222,7 @@ def test_an_overlong_conversation_is_summed_up_once_and_asked_again(run: Run) ->
     assert "All is known." in run.messages[2].content
 
 
-def test_a_step_is_undone_with_its_files(run: Run) -> None:
+def test_undo_restores_the_files_of_a_step(run: Run) -> None:
     model = ScriptedModel(
         [
             {"calls": [write("a.py", "one\n")]},
@@ -262,7 +258,7 @@ def test_a_step_is_undone_with_its_files(run: Run) -> None:
     again.log.close()
 
 
-def test_a_step_after_a_summary_is_undone_with_its_own_files_only(run: Run) -> None:
+def test_undo_after_compaction_restores_only_the_steps_files(run: Run) -> None:
     model = ScriptedModel([{"calls": [write("a.py", "one\n")]}, {"text": "What now?"}])
     run_agent(run, model, hooks=INTERACTIVE)
     before = list(run.messages)
@@ -275,7 +271,7 @@ def test_a_step_after_a_summary_is_undone_with_its_own_files_only(run: Run) -> N
     assert undone is not None
     assert undone.said == "and b"
     assert not (run.work / "b.py").exists()
-    assert (run.work / "a.py").read_text() == "one\n", "written before the summary"
+    assert (run.work / "a.py").read_text() == "one\n", "a.py was written before the summary"
     assert "a.py is written." in run.messages[-1].content
     undone = undo(run)
     assert undone is not None
@@ -291,7 +287,7 @@ def test_a_step_after_a_summary_is_undone_with_its_own_files_only(run: Run) -> N
     again.log.close()
 
 
-def test_a_summary_is_undone_together_with_what_was_said_after_it(run: Run) -> None:
+def test_undo_of_a_summary_removes_later_messages(run: Run) -> None:
     run_agent(run, ScriptedModel([{"text": "What now?"}]), hooks=INTERACTIVE)
     before = list(run.messages)
     for words in ("Nothing yet.", "Still nothing."):
@@ -305,14 +301,14 @@ def test_a_summary_is_undone_together_with_what_was_said_after_it(run: Run) -> N
     assert run.messages == before
 
 
-def test_attempts_that_are_not_there_are_named(run: Run) -> None:
+def test_missing_attempts_are_named_in_errors(run: Run) -> None:
     with pytest.raises(RecordError, match="no attempt 3; there is none yet"):
         restore(run, 3)
     with pytest.raises(RecordError, match="no attempt 1"):
         diff(run, 1)
 
 
-def test_the_example_in_the_system_prompt_is_of_the_tasks_device(run: Run) -> None:
+def test_prompt_example_matches_the_tasks_device(run: Run) -> None:
     told = {device: opening(replace(run.task, device=device))[0].content for device in Device}
     assert 'load("kernels/scale.cpp")' in told[Device.CPU]
     assert "#pragma omp parallel for simd" in told[Device.CPU]
@@ -322,7 +318,7 @@ def test_the_example_in_the_system_prompt_is_of_the_tasks_device(run: Run) -> No
     assert not any("<!--" in text for text in told.values())
 
 
-def test_the_example_for_the_cpu_works_as_it_stands(tmp_path: Path) -> None:
+def test_prompt_example_for_the_cpu_works(tmp_path: Path) -> None:
     files = dict(
         re.findall(r"```(?:cpp|python)\n(?://|#) (\S+)\n(.*?)```", skill(Device.CPU), re.S)
     )
@@ -337,7 +333,7 @@ def test_the_example_for_the_cpu_works_as_it_stands(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | where, timeout=200)
 
 
-def test_the_projects_rules_are_told_from_the_root_to_the_folder(
+def test_project_rules_are_joined_from_root_to_folder(
     tmp_path: Path,
 ) -> None:
     from cuagent.agent.prompt import LONGEST_RULES, project_rules
@@ -354,10 +350,10 @@ def test_the_projects_rules_are_told_from_the_root_to_the_folder(
     assert len(told.encode()) <= LONGEST_RULES + 2
     (inner / "AGENTS.md").unlink()
     (inner / "AGENTS.md").symlink_to(tmp_path / "AGENTS.md")
-    assert "outside" not in project_rules(inner), "a link does not send other files to a provider"
+    assert "outside" not in project_rules(inner), "a link out of the repository must be skipped"
 
 
-def test_a_resumed_run_knows_the_files_that_it_wrote_before(run: Run) -> None:
+def test_resumed_run_may_change_files_it_wrote(run: Run) -> None:
     run_agent(run, ScriptedModel([{"calls": [write("model_new.py", "a = 1\n")]}, SUBMIT]))
     again = resumed(run)
     run_agent(again, ScriptedModel([{"calls": [write("model_new.py", "a = 2\n")]}, SUBMIT]))

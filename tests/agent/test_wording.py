@@ -1,4 +1,4 @@
-"""What the model reads of a judgement: figures never without their doubts."""
+"""Text of a judgement for the model: figures come with their warnings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JUDGED = Judgement(
 )
 
 
-def test_doubts_and_the_share_of_the_roofline_stand_beside_the_times() -> None:
+def test_judgement_shows_warnings_and_roofline_share() -> None:
     tried = Tried(1, Attempt((("model_new.py", ""),)), "", JUDGED)
     lines = list(judgement_lines(tried, best=False))
     assert lines[0] == "ACCEPTED attempt 1: 2.50x over eager [2.40, 2.60]"
@@ -42,7 +42,7 @@ def test_doubts_and_the_share_of_the_roofline_stand_beside_the_times() -> None:
     assert "machine busy: 40 % by others" in lines
 
 
-def test_a_wrong_value_is_told_once_with_a_hint_of_its_own() -> None:
+def test_wrong_value_is_shown_once_with_its_hint() -> None:
     note = (
         "output 0, element (3,) of shape (8,): got 1, expected -1; 12.5 % of the elements are wrong"
     )
@@ -55,14 +55,12 @@ def test_a_wrong_value_is_told_once_with_a_hint_of_its_own() -> None:
     tried = Tried(2, Attempt((("model_new.py", ""),)), "", replace(JUDGED, verdict=verdict))
     lines = list(judgement_lines(tried, best=False))
     assert "\n".join(lines).count(note) == 1
-    assert "few inputs: largest error 1, 2 times what is allowed" in lines, "the same elsewhere"
+    assert "few inputs: largest error 1, 2 times the limit" in lines, "the note must not repeat"
     assert lines[-1] == "next: their sign is flipped: look there."
-    assert (
-        "normal inputs: largest error 1, 3 times what is allowed (output 0, element (4,))" in lines
-    )
+    assert "normal inputs: largest error 1, 3 times the limit (output 0, element (4,))" in lines
 
 
-def test_the_plain_form_holds_what_follows_from_the_figures_and_can_be_read_back() -> None:
+def test_plain_judgement_round_trips_with_derived_figures() -> None:
     told = plain_judgement(JUDGED)
     assert told["timing"]["suspect"].startswith("SUSPECT")
     assert told["timing"]["share"] == 0.5
@@ -71,7 +69,7 @@ def test_the_plain_form_holds_what_follows_from_the_figures_and_can_be_read_back
     assert judgement_of(told) == JUDGED
 
 
-def test_the_rung_to_beat_is_named_and_those_left_for_later() -> None:
+def test_rung_lines_mark_the_best_and_the_unmeasured() -> None:
     rungs = (
         Rung("eager", 2e-3, Ratio(1.0, 1.0, 1.0), 1e-7, True, 0.1, None, True),
         Rung("compile", 1e-3, Ratio(2.0, 1.9, 2.1), 1e-7, True, 9.0, None, True),
@@ -81,7 +79,7 @@ def test_the_rung_to_beat_is_named_and_those_left_for_later() -> None:
     assert list(rung_lines(found)) == [
         "eager: 2 ms",
         "compile: 1 ms, 2.00x over eager [1.90, 2.10], the one to beat",
-        "reduce-overhead: 500 us, 4.00x over eager [3.90, 4.10], not right by the strict rule",
+        "reduce-overhead: 500 us, 4.00x over eager [3.90, 4.10], rejected by the strict rule",
         "not timed yet: max-autotune",
     ]
     assert replace(found, later=()).best == rungs[1]

@@ -1,10 +1,10 @@
-"""A provider on this machine: a real HTTP server that speaks OpenAI chat, Responses and Anthropic.
+"""Serve the OpenAI chat, Responses and Anthropic protocols over HTTP on this machine, for tests.
 
-It gives the answers it was made with, in order, and keeps the requests. An answer may be a fault:
+The server gives its prepared answers in order and keeps the requests. An answer may be a fault:
 `{"status": 429}`, `{"drop": True}` (the connection ends in the middle of the stream),
-`{"stall": seconds}`, `{"garble": b"..."}` (bytes in the middle that no protocol knows),
-`{"alive": seconds}` (nothing but keep-alive bytes for so long, before the first event and in the
-middle), `{"silent": seconds}` (not even the headers for so long).
+`{"stall": seconds}`, `{"garble": b"..."}` (bytes in the middle that violate the protocol),
+`{"alive": seconds}` (only keep-alive bytes for that time, before the first event and in the
+middle), `{"silent": seconds}` (not even headers for that time).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ PIECE = 7
 
 
 class Provider:
-    """The server's address and what it was asked."""
+    """Address of the server and the requests that it got."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         self.answers = list(answers)
         self.requests: list[dict[str, Any]] = []
         self.greeted: list[str] = []
-        """Paths that were asked for without a body."""
+        """Paths of the GET requests."""
         self.url = ""
 
 
 @contextmanager
 def serve(*answers: Answer, greeting: int = 404) -> Iterator[Provider]:
-    """`greeting` is what a question for a model's entry is answered with."""
+    """Serve the answers. `greeting` is the status code for a request of a model's entry."""
     provider = Provider(answers)
 
     class Handler(BaseHTTPRequestHandler):
@@ -79,7 +79,7 @@ def serve(*answers: Answer, greeting: int = 404) -> Iterator[Provider]:
             self._chunk("")
 
         def _keep_alive(self, seconds: float, comments: bool) -> None:
-            """What providers send meanwhile: SSE comments, or events that say nothing."""
+            """Send keep-alive bytes: SSE comments, or empty events."""
             until = time.monotonic() + seconds
             while time.monotonic() < until:
                 ping = 'event: ping\ndata: {"type": "ping"}\n\n'
@@ -93,7 +93,9 @@ def serve(*answers: Answer, greeting: int = 404) -> Iterator[Provider]:
             try:
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(raw), raw))
             except (BrokenPipeError, ConnectionResetError):
-                self.close_connection = True  # the client gave up, as some tests want
+                self.close_connection = (
+                    True  # the client closed the connection, as some tests expect
+                )
 
         def _error(self, answer: Answer) -> None:
             error = {"message": answer.get("error", "fault"), "type": "error"}
@@ -113,7 +115,7 @@ def serve(*answers: Answer, greeting: int = 404) -> Iterator[Provider]:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, *_: Any) -> None:
-            """A client that goes away is what some tests want."""
+            """Ignore clients that close the connection; some tests expect it."""
 
     server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -199,7 +201,7 @@ def _block(index: int, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _responses(answer: Answer) -> Iterator[dict[str, Any]]:
-    """Reasoning, text and calls as items, each whole in its `done` event."""
+    """Yield reasoning, text and calls as items, each whole in its `done` event."""
     items: list[dict[str, Any]] = []
     if answer.get("reasoning"):
         summary = [{"type": "summary_text", "text": answer["reasoning"]}]
@@ -259,4 +261,4 @@ def _deltas(item: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 SPEECH = {"/messages": _anthropic, "/responses": _responses, "/completions": _openai}
-"""By the end of the path that was asked."""
+"""Protocols by the end of the request's path."""

@@ -1,6 +1,6 @@
-"""The providers' rules whose breach makes every later request fail, as assertions on a request.
+"""Assert the providers' rules on a request; a violation makes every later request fail.
 
-The quoted words are those with which the servers refuse.
+The quoted texts are the servers' error messages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def check_openai(request: dict[str, Any]) -> None:
-    """Chat completions."""
+    """Check a chat completions request."""
     json.dumps(request).encode("utf-8")
     expected: list[str] = []
     for message in request["messages"]:
@@ -32,7 +32,7 @@ def check_openai(request: dict[str, Any]) -> None:
 
 
 def check_responses(request: dict[str, Any]) -> None:
-    """The Responses API."""
+    """Check a Responses API request."""
     json.dumps(request).encode("utf-8")
     open_calls: list[str] = []
     thinking = False
@@ -56,13 +56,13 @@ def check_responses(request: dict[str, Any]) -> None:
 
 
 def check_anthropic(request: dict[str, Any]) -> None:
-    """Messages."""
+    """Check an Anthropic messages request."""
     json.dumps(request).encode("utf-8")
     sent = request["messages"]
     assert sum("cache_control" in b for m in sent for b in m["content"]) <= 2
     open_calls: list[str] = []
     for place, message in enumerate(sent):
-        # "roles must alternate", the first is the user's, no message is empty
+        # "roles must alternate"; the first message is the user's, and none is empty
         assert message["role"] == ("assistant" if place % 2 else "user")
         assert message["content"]
         kinds = [block["type"] for block in message["content"]]

@@ -1,4 +1,4 @@
-"""The whole loop over HTTP, with faults on the way: both protocols leave the same conversation."""
+"""The whole loop over HTTP with faults; every protocol gives the same conversation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FAULTS = [{"status": 429}, {"drop": True, "blocks": []}, {"status": 500}]
 
 
 def answers() -> list[dict[str, Any]]:
-    """Each answer in both protocols' words, with the faults in between."""
+    """Return the answers in the form of every protocol, with faults between them."""
     made: list[dict[str, Any]] = []
     for text, calls in CALLS:
         openai = [{"id": i, "name": n, "arguments": a} for i, n, a in calls]
@@ -70,7 +70,7 @@ MODELS = {"openai": OpenAIModel, "responses": ResponsesModel, "anthropic": Anthr
 
 
 @pytest.mark.parametrize("protocol", MODELS)
-def test_the_loop_goes_to_its_end_over_http(
+def test_loop_over_http_gives_the_same_conversation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "planted-key-123456")
@@ -79,7 +79,7 @@ def test_the_loop_goes_to_its_end_over_http(
     with serve(*answers()) as provider:
         endpoint = ANTHROPIC if protocol == "anthropic" else OPENAI
         make: Any = MODELS[protocol]
-        model = make("m", replace(endpoint, base_url=provider.url, patience=0.01))
+        model = make("m", replace(endpoint, base_url=provider.url, retry_delay=0.01))
         stop = run_agent(run, model)
         asked = provider.requests
     assert stop is Stop.NO_GAIN
@@ -94,16 +94,16 @@ def test_the_loop_goes_to_its_end_over_http(
     assert results[5].startswith("not executed")
     assert conversation(read_records(run.folder)) == run.messages
     assert "planted-key" not in run.folder.log.read_text()
-    # a cache holds as long as each request begins as the one before it did
+    # prompt caches stay valid if each request starts with the previous one
     for earlier, later in pairwise(asked):
         assert earlier["tools"] == later["tools"]
-        said = "input" if protocol == "responses" else "messages"
-        kept = json.dumps(unmarked(earlier[said])).rstrip("]}")
-        assert json.dumps(unmarked(later[said])).startswith(kept)
+        field = "input" if protocol == "responses" else "messages"
+        prefix = json.dumps(unmarked(earlier[field])).rstrip("]}")
+        assert json.dumps(unmarked(later[field])).startswith(prefix)
 
 
 def unmarked(value: Any) -> Any:
-    """Without the cache breakpoints, which move on and are no content."""
+    """Remove the cache breakpoints, which move and are not content."""
     if isinstance(value, dict):
         return {k: unmarked(v) for k, v in value.items() if k != "cache_control"}
     return [unmarked(v) for v in value] if isinstance(value, list) else value

@@ -30,7 +30,7 @@ from cuagent.models.responses import ResponsesModel
 
 TOOLS = [ToolSpec("bash", "Run it.", {"type": "object", "properties": {}, "required": []})]
 QUESTION = [Message("system", "Be quick."), Message("user", "Go.")]
-QUICK = {"patience": 0.01, "tries": 3, "stall": 1.0}
+QUICK = {"retry_delay": 0.01, "tries": 3, "stall": 1.0}
 
 
 @pytest.fixture(autouse=True)
@@ -56,12 +56,12 @@ def anthropic(provider: Provider, model: str = "claude-sonnet-5", **more: Any) -
 
 
 def ask(model: Model, messages: list[Message] = QUESTION) -> tuple[Any, list[tuple[str, str]]]:
-    heard: list[tuple[str, str]] = []
-    reply = model.query(messages, TOOLS, lambda text, kind: heard.append((kind, text)))
-    return reply, heard
+    pieces: list[tuple[str, str]] = []
+    reply = model.query(messages, TOOLS, lambda text, kind: pieces.append((kind, text)))
+    return reply, pieces
 
 
-def test_the_time_out_is_the_settings_unless_the_servers_table_has_its_own() -> None:
+def test_time_out_of_the_server_table_overrides_settings() -> None:
     settings = resolve({}, environ={"CUAGENT_MODEL_TIMEOUT": "20m"}, cwd=Path("/"))
     assert _timeout("openai:m", settings) == 1200
     own = replace(settings, endpoints={"openai": {"stall": 9.0}})
@@ -78,13 +78,13 @@ def _timeout(name: str, settings: Settings) -> float:
     return float(spoken.endpoint.stall)
 
 
-def test_openai_text_calls_reasoning_and_usage_come_together() -> None:
+def test_openai_reply_is_assembled_from_the_stream() -> None:
     calls = [
         {"id": "c1", "name": "bash", "arguments": '{"command": "ls -la"}'},
         {"id": "c2", "name": "read", "arguments": '{"path": "mal'},
     ]
     with serve({"text": "Let me look.", "reasoning": "First the files.", "calls": calls}) as p:
-        reply, heard = ask(openai(p))
+        reply, pieces = ask(openai(p))
     message = reply.message
     assert message.content == "Let me look."
     assert message.reasoning == "First the files."
@@ -93,15 +93,15 @@ def test_openai_text_calls_reasoning_and_usage_come_together() -> None:
     assert reply.finish is Finish.TOOL_CALLS
     assert reply.usage == Usage(input=40, cache_read=60, output=20, reasoning=5)
     assert reply.cost == pytest.approx((40 * 1.25 + 60 * 0.125 + 20 * 10) / 1e6)
-    assert "".join(text for kind, text in heard if kind == "text") == "Let me look."
-    assert len(heard) > 4
+    assert "".join(text for kind, text in pieces if kind == "text") == "Let me look."
+    assert len(pieces) > 4
     sent = p.requests[0]
     assert sent["stream_options"] == {"include_usage": True}
     assert sent["tools"][0]["function"]["name"] == "bash"
     assert [m["role"] for m in sent["messages"]] == ["system", "user"]
 
 
-def test_openai_token_ids_are_kept_where_the_server_gives_them() -> None:
+def test_openai_token_ids_are_kept() -> None:
     logprobs = {"content": [{"token": "a", "logprob": -0.5, "top_logprobs": []}] * 2}
     answer = {
         "text": "ab",
@@ -114,13 +114,13 @@ def test_openai_token_ids_are_kept_where_the_server_gives_them() -> None:
     assert p.requests[0]["return_token_ids"] is True
 
 
-def test_openai_token_ids_without_as_many_logprobs_are_no_trace() -> None:
+def test_openai_token_ids_without_logprobs_give_no_trace() -> None:
     with serve({"text": "ab", "choice": {"token_ids": [7, 8]}}) as p:
         reply, _ = ask(openai(p, return_tokens=True))
     assert reply.tokens is None
 
 
-def test_openai_history_is_sent_as_the_protocol_wants_it() -> None:
+def test_openai_history_follows_the_protocol() -> None:
     messages = [
         *QUESTION,
         Message("assistant", "", (ToolCall("c1", "bash", '{"a": "mal'),), reasoning="hm"),
@@ -151,9 +151,9 @@ ITEMS: dict[str, Any] = {
 }
 
 
-def test_responses_text_calls_reasoning_and_usage_come_together() -> None:
+def test_responses_reply_is_assembled_from_the_stream() -> None:
     with serve(ITEMS) as p:
-        reply, heard = ask(responses(p))
+        reply, pieces = ask(responses(p))
     message = reply.message
     assert message.content == "Let me look."
     assert message.reasoning == "First the files."
@@ -161,7 +161,7 @@ def test_responses_text_calls_reasoning_and_usage_come_together() -> None:
     assert reply.finish is Finish.TOOL_CALLS
     assert reply.usage == Usage(input=30, cache_read=60, cache_write=10, output=20, reasoning=5)
     assert reply.cost == pytest.approx((30 * 2 + 60 * 0.1 + 10 * 2.5 + 20 * 10) / 1e6)
-    assert "".join(text for kind, text in heard if kind == "text") == "Let me look."
+    assert "".join(text for kind, text in pieces if kind == "text") == "Let me look."
     sent = p.requests[0]
     assert sent["instructions"] == "Be quick."
     assert sent["input"] == [{"role": "user", "content": "Go."}]
@@ -169,7 +169,7 @@ def test_responses_text_calls_reasoning_and_usage_come_together() -> None:
     assert sent["tools"][0]["name"] == "bash"
 
 
-def test_responses_replays_reasoning_in_its_place() -> None:
+def test_responses_replays_reasoning_in_order() -> None:
     with serve(ITEMS, {"text": "ok"}) as p:
         model = responses(p)
         first, _ = ask(model)
@@ -192,7 +192,7 @@ def test_responses_replays_reasoning_in_its_place() -> None:
     assert p.requests[0]["prompt_cache_key"] == p.requests[1]["prompt_cache_key"]
 
 
-def test_responses_say_why_they_broke_off() -> None:
+def test_responses_report_why_a_reply_ended() -> None:
     with serve({"text": "half", "finish": "length"}) as p:
         reply, _ = ask(responses(p))
     assert reply.finish is Finish.LENGTH
@@ -213,9 +213,9 @@ BLOCKS = [
 ]
 
 
-def test_anthropic_text_calls_thinking_and_usage_come_together() -> None:
+def test_anthropic_reply_is_assembled_from_the_stream() -> None:
     with serve({"blocks": BLOCKS}) as p:
-        reply, heard = ask(anthropic(p))
+        reply, pieces = ask(anthropic(p))
     message = reply.message
     assert message.content == "Let me look."
     assert message.reasoning == "First the files.\nAnd then."
@@ -226,13 +226,13 @@ def test_anthropic_text_calls_thinking_and_usage_come_together() -> None:
     assert reply.finish is Finish.TOOL_CALLS
     assert reply.usage == Usage(input=30, cache_read=60, cache_write=10, output=20)
     assert reply.cost == pytest.approx((30 * 2 + 60 * 0.2 + 10 * 2.5 + 20 * 10) / 1e6)
-    assert ("reasoning", "First t") in heard
+    assert ("reasoning", "First t") in pieces
     sent = p.requests[0]
     assert sent["system"][0]["cache_control"] == {"type": "ephemeral"}
     assert sent["tools"][-1]["cache_control"] == {"type": "ephemeral"}
 
 
-def test_anthropic_replays_blocks_in_their_order_with_signatures() -> None:
+def test_anthropic_replays_blocks_in_order_with_signatures() -> None:
     with serve({"blocks": BLOCKS}, {"blocks": [{"type": "text", "text": "ok"}]}) as p:
         model = anthropic(p)
         first, _ = ask(model)
@@ -280,31 +280,31 @@ class TestFaults:
         ],
         ids=str,
     )
-    def test_what_passes_is_asked_again(self, make: Any, fault: dict[str, Any]) -> None:
+    def test_transient_faults_are_retried(self, make: Any, fault: dict[str, Any]) -> None:
         with serve({**self.ok, **fault}, self.ok) as p:
-            reply, heard = ask(make(p))
+            reply, pieces = ask(make(p))
         assert reply.message.content == "fine"
         assert len(p.requests) == 2
-        assert any("asking again" in text for _, text in heard)
+        assert any("retrying" in text for _, text in pieces)
         if "stall" in fault:
             assert any(
-                "no byte came for 1 s" in text and "--model-timeout" in text for _, text in heard
+                "no byte came for 1 s" in text and "--model-timeout" in text for _, text in pieces
             )
 
-    def test_bytes_that_keep_alive_count_as_life(self, make: Any) -> None:
+    def test_keep_alive_bytes_prevent_the_time_out(self, make: Any) -> None:
         with serve({**self.ok, "alive": 1.5}) as p:
             reply, _ = ask(make(p))
         assert reply.message.content == "fine"
-        assert len(p.requests) == 1, "not asked again"
+        assert len(p.requests) == 1, "the request must not be retried"
 
-    def test_a_long_thought_is_waited_for_where_the_setting_admits_it(self, make: Any) -> None:
+    def test_long_thinking_is_awaited_within_the_time_out(self, make: Any) -> None:
         with serve({**self.ok, "silent": 1.5}, self.ok) as p:
             reply, _ = ask(make(p, stall=10.0))
-            assert len(p.requests) == 1, "not asked again"
+            assert len(p.requests) == 1, "the request must not be retried"
             ask(make(p, stall=0.5))
         assert reply.message.content == "fine"
 
-    def test_a_key_that_the_server_repeats_is_not_said(
+    def test_key_repeated_by_the_server_is_redacted(
         self, make: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
@@ -314,7 +314,7 @@ class TestFaults:
             ask(make(p))
         assert "planted-key" not in str(refusal.value)
 
-    def test_what_does_not_pass_is_given_up(self, make: Any) -> None:
+    def test_lasting_fault_fails_after_all_retries(self, make: Any) -> None:
         with serve({"status": 503, "error": "down for repairs"}) as p:
             with pytest.raises(ModelUnavailable, match=r"down for repairs; gave up after 3 tries"):
                 ask(make(p))
@@ -338,7 +338,7 @@ class TestFaults:
             ),
         ],
     )
-    def test_what_asking_again_cannot_mend_is_said_clearly(
+    def test_permanent_faults_fail_with_a_clear_error(
         self, make: Any, fault: dict[str, Any], error: type[Exception], words: str
     ) -> None:
         with serve(fault) as p:
@@ -346,14 +346,14 @@ class TestFaults:
                 ask(make(p))
             assert len(p.requests) == 1
 
-    def test_a_server_that_is_not_there_is_said_clearly(self, make: Any) -> None:
+    def test_missing_server_fails_with_a_clear_error(self, make: Any) -> None:
         nowhere = Provider([])
         nowhere.url = "http://127.0.0.1:9"
         with pytest.raises(ModelUnavailable, match="gave up after 3 tries"):
             ask(make(nowhere))
 
 
-def test_an_error_in_a_stream_that_began_well_is_told_apart() -> None:
+def test_transient_and_permanent_errors_in_a_stream_differ() -> None:
     def fault(kind: str) -> dict[str, Any]:
         error = {"type": "error", "error": {"type": kind, "message": "see the type"}}
         return {"blocks": [], "garble": f"event: error\ndata: {json.dumps(error)}\n\n".encode()}
@@ -366,22 +366,22 @@ def test_an_error_in_a_stream_that_began_well_is_told_apart() -> None:
         ask(anthropic(p))
 
 
-def test_a_stream_that_ends_without_an_end_is_asked_for_again() -> None:
+def test_truncated_stream_is_retried() -> None:
     with serve({"text": "cut", "finish": None}, {"text": "whole"}) as p:
         reply, _ = ask(openai(p))
     assert reply.message.content == "whole"
 
 
-def test_an_empty_account_is_not_asked_again() -> None:
+def test_account_without_credit_is_not_retried() -> None:
     fault = {"status": 429, "error": "insufficient_quota: no credit", "code": "insufficient_quota"}
     with serve(fault) as p:
-        with pytest.raises(ModelError, match="no credit left"):
+        with pytest.raises(ModelError, match="no credit"):
             ask(openai(p))
         assert len(p.requests) == 1
 
 
 @pytest.mark.parametrize("make", [openai, responses, anthropic])
-def test_a_greeting_finds_a_refused_key_before_any_work(make: Any) -> None:
+def test_greet_finds_a_refused_key(make: Any) -> None:
     with serve(greeting=401) as p:
         with pytest.raises(ModelError, match="_API_KEY was refused"):
             make(p).greet()
@@ -389,20 +389,20 @@ def test_a_greeting_finds_a_refused_key_before_any_work(make: Any) -> None:
 
 
 @pytest.mark.parametrize("answer", [403, 404, 500])
-def test_a_greeting_that_says_nothing_certain_is_no_obstacle(answer: int) -> None:
+def test_greet_ignores_uncertain_errors(answer: int) -> None:
     with serve(greeting=answer) as p:
         openai(p).greet()
         assert p.greeted == ["/v1/models/gpt-5"]
 
 
-def test_a_greeting_finds_that_nobody_listens() -> None:
+def test_greet_finds_a_missing_server() -> None:
     with serve() as p:
         model = openai(p)
     with pytest.raises(ModelUnavailable, match=r"no server answers at http://127\.0\.0\.1"):
         model.greet()
 
 
-def test_names_lead_to_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_make_model_finds_models_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert default_model() == "anthropic:claude-sonnet-5-5"
     monkeypatch.delenv("ANTHROPIC_API_KEY")
     assert default_model() == "openai:gpt-6.1-sol"
@@ -422,7 +422,7 @@ def test_names_lead_to_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert made.name == "lab:qwen"
 
 
-def test_a_users_servers_and_prices_are_read_and_slips_are_named() -> None:
+def test_user_servers_and_prices_are_read_and_checked() -> None:
     lab = {"base_url": "http://gpu7/v1", "price": {"input": 1, "output": 2}, "context": 9000}
     made = endpoints_of({"lab": lab, "openai": {"stall": 9.0}})
     assert made["lab"].price == Price(1, 2, 1, 1)
@@ -444,7 +444,7 @@ def test_a_users_servers_and_prices_are_read_and_slips_are_named() -> None:
             endpoints_of(table)
 
 
-def test_prices_hold_for_dated_names_and_are_never_guessed() -> None:
+def test_prices_match_dated_names_only() -> None:
     assert price_of("gpt-5-2025-08-07") == price_of("gpt-5") is not None
     assert price_of("claude-haiku-4-5-20251001") == price_of("claude-haiku-4-5") is not None
     assert price_of("gpt-5.99") is None
@@ -455,7 +455,7 @@ def test_prices_hold_for_dated_names_and_are_never_guessed() -> None:
     assert cost_of(Usage(1, 1), None) is None
 
 
-def test_a_long_prompt_costs_more_where_the_provider_says_so() -> None:
+def test_long_prompt_has_a_surcharge() -> None:
     price = price_of("gpt-6.1-sol")
     short, long = Usage(cache_read=272_000, output=1000), Usage(cache_read=272_001, output=1000)
     assert cost_of(short, price) == pytest.approx((272_000 * 0.1 + 1000 * 10) / 1e6)
@@ -465,18 +465,18 @@ def test_a_long_prompt_costs_more_where_the_provider_says_so() -> None:
     assert context_of("llama") is None
 
 
-def test_a_script_is_read_from_a_file_and_its_mistakes_are_named(tmp_path: Path) -> None:
+def test_script_is_read_from_a_file_and_checked(tmp_path: Path) -> None:
     file = tmp_path / "script.jsonl"
     file.write_text('{"text": "hi", "calls": [{"name": "bash", "arguments": "mal{"}]}\n\n')
-    reply, heard = ask(make_model(f"scripted:{file}"))
+    reply, pieces = ask(make_model(f"scripted:{file}"))
     assert reply.message.tool_calls == (ToolCall("call_1_1", "bash", "mal{"),)
-    assert heard == [("text", "hi")]
+    assert pieces == [("text", "hi")]
     file.write_text('{"calls": [{}]}\n')
     with pytest.raises(ModelError, match=r"script\.jsonl:1: not a reply"):
         make_model(f"scripted:{file}")
 
 
-def test_the_sdks_are_loaded_only_when_a_model_is_made() -> None:
+def test_sdks_are_imported_only_for_a_model() -> None:
     code = (
         "import sys, cuagent.models, cuagent.agent\n"
         "print([m for m in ('torch', 'openai', 'anthropic', 'git', 'rich') if m in sys.modules])"

@@ -1,4 +1,4 @@
-"""Whatever a conversation went through, what is sent keeps the three protocols' rules."""
+"""Requests keep the rules of the three protocols for any history of the conversation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATES = st.sampled_from(
 
 @st.composite
 def turns(draw: st.DrawFn) -> list[Message]:
-    """A prefix of a conversation as the loop makes it, broken off anywhere."""
+    """Draw a prefix of a conversation as the loop makes it, cut at any point."""
     messages = [Message("system", draw(TEXT)), Message("user", draw(TEXT))]
     for turn in range(draw(st.integers(0, 5))):
         count = draw(st.integers(0, 3))

@@ -1,4 +1,4 @@
-"""baseline: the ladder, which is every way to run the reference quicker without a new kernel."""
+"""Tool `baseline`: measure the ladder, the ways to run the reference faster without a kernel."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cuagent.agent.wording import rung_lines
 
 
 def baseline(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
-    found = measure_ladder(context.run, whole=True)
-    times = {rung.name: rung.seconds for rung in found.rungs if not rung.failed}
-    best = found.best.name if found.best else None
-    return ToolResult("\n".join(rung_lines(found)), {"times": times, "best": best})
+    ladder = measure_ladder(context.run, whole=True)
+    times = {rung.name: rung.seconds for rung in ladder.rungs if not rung.failed}
+    best = ladder.best.name if ladder.best else None
+    return ToolResult("\n".join(rung_lines(ladder)), {"times": times, "best": best})
 
 
 TOOL = Tool("baseline", schema(), baseline)

@@ -1,8 +1,8 @@
-"""bash: one command line at a time, with the folder and the environment of the one before.
+"""Tool `bash`: run one command line in the folder and environment that the last one left.
 
-A command is killed whole at its time limit or when it has ended, so nothing is left running. The
-shell's folder and exported variables pass through a file in the run's scratch folder. In the
-background a command runs beside others until it ends, is killed, or the agent stops working.
+At its end or its time limit a command and all its processes are killed, so none is left running.
+The shell's folder and exported variables pass through a file in the run's scratch folder. A
+background command runs in parallel to others until it ends, is killed, or the agent stops working.
 Not covered: terminals.
 """
 
@@ -19,21 +19,22 @@ from typing import Any
 from cuagent.agent.jobs import Job
 from cuagent.agent.run import Run
 from cuagent.agent.tools.capped import OUTPUTS, Spool, discard_output, output_file, tidy
-from cuagent.agent.tools.shell import KEEPING, READING, Command, start
+from cuagent.agent.tools.shell import BACKGROUND, FOREGROUND, Command, start
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 from cuagent.events import ToolOutput
 
 DEFAULT_TIMEOUT, LONGEST_TIMEOUT = 120, 1200
-"""Seconds."""
+"""Time limit of a command in seconds: the default, and the largest that the model may set."""
 LARGEST_FILE = 1 << 30
-"""Bytes of any file that a command writes."""
+"""Limit in bytes on any file that a command writes."""
 LARGEST_OUTPUT = 64 << 20
-"""Bytes of the output of a background command, which is killed when it prints more."""
+"""Limit in bytes on the output of a background command, which is killed beyond it."""
 MOST_STREAMED = 64 << 10
-"""Bytes of one output that are shown while it runs."""
+"""Limit in bytes on the output that is shown while a command runs."""
 MOST_JOBS = 4
-LINGER = 0.2
-"""Seconds of silence after the command's end, when a child of it still holds the pipe."""
+"""Background commands that may run at the same time."""
+DRAIN_SECONDS = 0.2
+"""Seconds without output after the command's end until a pipe that a child holds is left."""
 ENDED, TIMED_OUT, INTERRUPTED = "ended", "timed out", "interrupted"
 
 
@@ -43,24 +44,24 @@ def bash(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     run = context.run
     timeout = min(arguments.get("timeout", DEFAULT_TIMEOUT), LONGEST_TIMEOUT)
     name, file = output_file(run, "bash")
-    begun = time.monotonic()
-    with file as whole:
-        spool = Spool(whole)
-        command = start(run, arguments["command"], KEEPING, subprocess.PIPE, LARGEST_FILE)
-        how = INTERRUPTED
+    started = time.monotonic()
+    with file as opened:
+        spool = Spool(opened)
+        command = start(run, arguments["command"], FOREGROUND, subprocess.PIPE, LARGEST_FILE)
+        outcome = INTERRUPTED
         try:
-            how = _collect(command, spool, begun + timeout, context)
+            outcome = _collect(command, spool, started + timeout, context)
         except KeyboardInterrupt:
             run.cancel()
         finally:
             command.kill()
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     text = spool.text(f"{OUTPUTS}/{name}").rstrip("\n")
     if not spool.is_long:
         discard_output(run, name)
-    code = command.process.returncode if how == ENDED else None
-    data = {"exit": code, "seconds": round(seconds, 3), "timed_out": how == TIMED_OUT}
-    ending = _ending(how, code, timeout)
+    code = command.process.returncode if outcome == ENDED else None
+    data = {"exit": code, "seconds": round(seconds, 3), "timed_out": outcome == TIMED_OUT}
+    ending = _ending(outcome, code, timeout)
     return ToolResult("\n".join(filter(None, [text, ending])) or "(no output)", data, code != 0)
 
 
@@ -70,18 +71,18 @@ def _in_background(run: Run, command: str) -> ToolResult:
         raise ToolError(f"{', '.join(running)} are still running; kill one with bash_kill first")
     name, file = output_file(run, "bash")
     try:
-        started = start(run, command, READING, file, LARGEST_OUTPUT)
+        started = start(run, command, BACKGROUND, file, LARGEST_OUTPUT)
     except BaseException:
         file.close()
         raise
     job = Job(name.removesuffix(".txt"), command, started.process, file, started.kill)
     run.jobs[job.name] = job
-    text = f"started {job.name}; see it with bash_output, end it with bash_kill"
+    text = f"started {job.name}; read its output with bash_output, kill it with bash_kill"
     return ToolResult(text, {"job": job.name})
 
 
 def _collect(command: Command, spool: Spool, deadline: float, context: Context) -> str:
-    """Read until the command has ended, its time is over or the user interrupts; says which."""
+    """Read output until the end, the time limit or an interrupt. Return which of them came."""
     process = command.process
     assert process.stdout is not None
     fd = process.stdout.fileno()
@@ -93,13 +94,13 @@ def _collect(command: Command, spool: Spool, deadline: float, context: Context) 
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return TIMED_OUT
-            if selector.select(min(remaining, LINGER)):
+            if selector.select(min(remaining, DRAIN_SECONDS)):
                 piece = os.read(fd, 1 << 16)
                 if not piece:
                     break
                 if spool.size < MOST_STREAMED:
                     context.emit(ToolOutput(context.call_id, tidy(piece)))
-                spool.take(piece)
+                spool.append(piece)
             elif process.poll() is not None:
                 return ENDED
     try:
@@ -109,17 +110,17 @@ def _collect(command: Command, spool: Spool, deadline: float, context: Context) 
     return ENDED
 
 
-def _ending(how: str, code: int | None, timeout: float) -> str:
-    match how:
+def _ending(outcome: str, code: int | None, timeout: float) -> str:
+    match outcome:
         case "timed out":
-            return f"[killed after {timeout:g} s; it gets no input, and timeout may be set to more]"
+            return f"[killed after {timeout:g} s; it gets no input; set timeout for more time]"
         case "interrupted":
             return "[interrupted by the user before it finished]"
     return exit_line(code or 0)
 
 
 def exit_line(code: int) -> str:
-    """How a command ended, if not well."""
+    """Return a line with the signal or exit code, "" after success."""
     if code < 0:
         return f"[killed by {signal.Signals(-code).name}]"
     return f"[exit code {code}]" if code else ""
@@ -133,12 +134,12 @@ TOOL = Tool(
         timeout={
             "type": "number",
             "minimum": 1,
-            "description": f"Seconds until it is killed, {DEFAULT_TIMEOUT} by default, at most "
+            "description": f"Time limit in seconds, {DEFAULT_TIMEOUT} by default, at most "
             f"{LONGEST_TIMEOUT}.",
         },
         background={
             "type": "boolean",
-            "description": "Return at once and let it run; for what takes minutes.",
+            "description": "Return immediately and let it run; for commands that take minutes.",
         },
     ),
     bash,

@@ -1,4 +1,4 @@
-"""bash_kill: end a background command and all that it has started."""
+"""Tool `bash_kill`: kill a background command and every process that it has started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bash_kill(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 TOOL = Tool(
     "bash_kill",
-    schema(["job"], job={"type": "string", "description": "What bash called it."}),
+    schema(["job"], job={"type": "string", "description": "The name that bash returned."}),
     bash_kill,
     shown="job",
 )

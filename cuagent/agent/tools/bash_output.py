@@ -1,4 +1,4 @@
-"""bash_output: what a background command has printed since it was last looked at."""
+"""Tool `bash_output`: show the new output of a background command."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from cuagent.agent.tools.capped import LONGEST, OUTPUTS, head_and_tail, tidy
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 DEFAULT_WAIT, LONGEST_WAIT = 10, 600
-"""Seconds."""
-LOOK = 0.1
+"""Seconds to wait for the end: the default, and the longest that the model may set."""
+POLL_SECONDS = 0.1
+"""Seconds between two checks for an interrupt."""
 
 
 def bash_output(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     job = job_of(context.run, arguments["job"])
     _wait(context.run, job, min(arguments.get("wait", DEFAULT_WAIT), LONGEST_WAIT))
     code = job.process.poll()
-    text = _fresh(job).rstrip("\n")
-    standing = "[still running]" if code is None else exit_line(code) or "[ended]"
-    return ToolResult(f"{text}\n{standing}" if text else standing, {"job": job.name, "exit": code})
+    text = _new_output(job).rstrip("\n")
+    state = "[still running]" if code is None else exit_line(code) or "[ended]"
+    return ToolResult(f"{text}\n{state}" if text else state, {"job": job.name, "exit": code})
 
 
 def job_of(run: Run, name: str) -> Job:
-    """The background command of that name. Raises ToolError."""
+    """Return the background command of that name. Raises ToolError if there is none."""
     if name not in run.jobs:
         have = ", ".join(run.jobs) or "none; start one with bash and background"
         raise ToolError(f"no background command {name[:40]!r}; there is {have}")
@@ -37,29 +38,29 @@ def job_of(run: Run, name: str) -> Job:
 
 
 def _wait(run: Run, job: Job, seconds: float) -> None:
-    """Until it has ended, the time is over or the user interrupts."""
+    """Wait until the command ends, the time is over or the user interrupts."""
     deadline = time.monotonic() + seconds
     while not run.cancelled.is_set() and time.monotonic() < deadline:
         try:
-            job.process.wait(LOOK)
+            job.process.wait(POLL_SECONDS)
         except subprocess.TimeoutExpired:
             continue
         return
 
 
-def _fresh(job: Job) -> str:
-    """What was not shown before, its head and tail where it is long."""
+def _new_output(job: Job) -> str:
+    """Return the output that was not shown before; of a long one, head and tail."""
     file = job.output.fileno()
     size = os.fstat(file).st_size
-    new = max(0, size - job.shown)  # the command may have cut it
-    # Read at a place of its own: the command writes at the one that it shares with this file.
+    new = max(0, size - job.shown)  # the command may have truncated its output
+    # pread leaves the file offset alone, which the command shares
     if new <= LONGEST:
         text = tidy(os.pread(file, new, job.shown))
     else:
         head = tidy(os.pread(file, LONGEST // 3, job.shown))
         tail = tidy(os.pread(file, 2 * LONGEST // 3, size - 2 * LONGEST // 3))
-        whole = f"{OUTPUTS}/{job.name}.txt"
-        text = head_and_tail(head, tail, new - LONGEST, size, whole)
+        path = f"{OUTPUTS}/{job.name}.txt"
+        text = head_and_tail(head, tail, new - LONGEST, size, path)
     job.shown = size
     return text
 
@@ -68,11 +69,11 @@ TOOL = Tool(
     "bash_output",
     schema(
         ["job"],
-        job={"type": "string", "description": "What bash called it, such as bash-1."},
+        job={"type": "string", "description": "The name that bash returned, such as bash-1."},
         wait={
             "type": "number",
             "minimum": 0,
-            "description": f"Seconds to wait for its end, {DEFAULT_WAIT} by default.",
+            "description": f"Seconds to wait for the end, {DEFAULT_WAIT} by default.",
         },
     ),
     bash_output,

@@ -1,4 +1,4 @@
-"""The candidate as it lies in the work folder, frozen; shared by the tools that judge it."""
+"""Freeze and judge the candidate in the work folder, for the tools that need a judgement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def frozen(run: Run) -> Attempt:
-    """The attempt in the work folder. Raises ToolError."""
+    """Freeze the attempt in the work folder. Raises ToolError."""
     try:
         return freeze(run.work)
     except AttemptError as error:
@@ -25,16 +25,16 @@ def frozen(run: Run) -> Attempt:
 
 
 def judged(run: Run, attempt: Attempt, effort: Effort) -> Judgement:
-    """The judge's word on an attempt; asked again once where it could not say. Raises JudgeLost."""
+    """Judge an attempt, again if the infrastructure failed. Raises JudgeLost if it failed twice."""
     for _ in range(2):
         judgement = run.measured("verify", lambda judge: judge.judge(attempt, effort))
         if judgement.verdict.reason is not Reason.INFRASTRUCTURE:
             return judgement
-    raise JudgeLost(f"twice nothing could be judged: {judgement.verdict.detail}")
+    raise JudgeLost(f"judging failed twice: {judgement.verdict.detail}")
 
 
 def figures(tried: Tried) -> dict[str, Any]:
-    """A judgement as the expert, the views and the record want it.
+    """Return a judgement as data for the expert, the views and the log.
 
     Times are seconds per call; ratios are baseline time over candidate time.
     """

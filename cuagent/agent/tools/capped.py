@@ -1,6 +1,6 @@
-"""Long outputs: the head and the tail for the model, the whole in a file that it can read.
+"""Shorten a long output to its head and tail, and keep the whole in a file.
 
-A single huge output must not fill the conversation; nor may it be lost.
+A single huge output must neither fill the conversation nor be lost; the model can read the file.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from cuagent.agent.tools.tool import ToolError
 from cuagent.sandbox.beneath import create, make_folders
 
 LONGEST = 12_000
-"""Characters of an output that go to the model; a third from its head, the rest from its tail."""
+"""Characters of an output that the model gets: a third from its head, the rest from its tail."""
 LARGEST_KEPT = 64 << 20
-"""Bytes of one output that are kept in its file."""
+"""Limit in bytes on the file of one output."""
 OUTPUTS = ".outputs"
+"""Folder of the output files, in the work folder."""
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
 def tidy(raw: bytes) -> str:
-    """Bytes of a terminal as plain text: no colours, no overwritten progress lines, no NUL."""
+    """Decode terminal bytes to plain text, without colours, overwritten progress lines and NUL."""
     text = (
         ANSI.sub("", raw.decode("utf-8", "replace")).replace("\r\n", "\n").replace("\0", "\ufffd")
     )
@@ -36,10 +37,10 @@ def tidy(raw: bytes) -> str:
 
 
 def output_file(run: Run, name: str) -> tuple[str, BinaryIO]:
-    """The name of a fresh file for a whole output, and the file, open to write and to read.
+    """Create a new file for a whole output. Return its name and the file, open for both directions.
 
-    Commands may put links here, before and while it is written. So it is opened once, beneath the
-    work folder, and never by its name again.
+    A command may place links at this path before and during the write. So the file is opened once,
+    beneath the work folder, and never by its name again. Raises ToolError.
     """
     run.outputs += 1
     file = f"{name}-{run.outputs}.txt"
@@ -49,18 +50,18 @@ def output_file(run: Run, name: str) -> tuple[str, BinaryIO]:
                 os.unlink(file, dir_fd=folder)
             return file, os.fdopen(create(folder, file), "w+b")
     except OSError as error:
-        raise ToolError(f"{OUTPUTS}/{file} cannot be made: {error.strerror}") from error
+        raise ToolError(f"{OUTPUTS}/{file} cannot be created: {error.strerror}") from error
 
 
 def discard_output(run: Run, file: str) -> None:
-    """Remove an output that the model was shown whole."""
+    """Remove an output file whose whole text the model has seen."""
     with opened_work(run) as work, suppress(OSError), _opened_outputs(work) as folder:
         os.unlink(file, dir_fd=folder)
 
 
 @contextmanager
 def _opened_outputs(work: int) -> Iterator[int]:
-    """The folder of outputs; what lies at its place and is no folder is removed."""
+    """Open the folder of outputs. Remove a file or link at its path first."""
     try:
         folder = make_folders(work, OUTPUTS)
     except OSError:
@@ -73,14 +74,16 @@ def _opened_outputs(work: int) -> Iterator[int]:
 
 
 def head_and_tail(head: str, tail: str, left_out: int, size: int, file: str) -> str:
-    """Both ends, and between them how many characters are missing and where they are."""
-    kept = "the whole is" if size <= LARGEST_KEPT else f"the first {LARGEST_KEPT >> 20} MiB are"
-    return f"{head}\n... [{left_out:,} characters left out; {kept} in {file}] ...\n{tail}"
+    """Join both ends with a line on the number of missing characters and the file that has them."""
+    stored = (
+        "the whole output is" if size <= LARGEST_KEPT else f"the first {LARGEST_KEPT >> 20} MiB are"
+    )
+    return f"{head}\n... [{left_out:,} characters omitted; {stored} in {file}] ...\n{tail}"
 
 
 @dataclass
 class Spool:
-    """An output as it comes: its head and tail in memory, the whole in a file."""
+    """Growing output: its head and tail in memory, the whole in a file."""
 
     file: BinaryIO
     head: bytearray = field(default_factory=bytearray)
@@ -89,10 +92,10 @@ class Spool:
 
     @property
     def is_long(self) -> bool:
-        """Whether the file holds more than the model is shown."""
+        """True if the file holds more than the model sees."""
         return self.size > LONGEST
 
-    def take(self, piece: bytes) -> None:
+    def append(self, piece: bytes) -> None:
         if self.size < LARGEST_KEPT:
             self.file.write(piece[: LARGEST_KEPT - self.size])
         self.size += len(piece)
@@ -102,7 +105,7 @@ class Spool:
         del self.tail[: -2 * LONGEST // 3]
 
     def text(self, file: str) -> str:
-        """What the model sees; `file` is where the rest can be read."""
+        """Return the text for the model; `file` names the file with the rest."""
         if not self.tail:
             return tidy(bytes(self.head))
         if self.size <= LONGEST + len(self.tail) and len(self.tail) < 2 * LONGEST // 3:

@@ -1,4 +1,4 @@
-"""compile: do the kernels build? Short diagnostics, and what each kernel uses."""
+"""Tool `compile`: build the kernels; show diagnostics and the resources of each kernel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compile(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     }
     lines = list(build_lines(build))
     if not attempt.kernels:
-        lines.append("kernels/ holds no .cu or .cpp file, so there was nothing to compile")
+        lines.append("kernels/ has no .cu or .cpp file, so there was nothing to compile")
     return ToolResult("\n".join(lines), data, is_error=not build.ok)
 
 

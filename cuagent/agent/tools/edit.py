@@ -1,6 +1,6 @@
-"""edit: replace a piece of text that occurs exactly once.
+"""Tool `edit`: replace a piece of text that occurs exactly once.
 
-When it does not, the result shows where it nearly does, so that the next try need not be blind.
+If it does not occur, the error shows the most similar region, which helps the next call.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 from cuagent.agent.tools.files import confined, require_seen, save, text_of
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
-AROUND = 3
+CONTEXT_LINES = 3
 """Lines shown before and after a change."""
 MOST_SHOWN = 40
+"""Lines shown of one region."""
 LONGEST_SEARCH = 4000
-"""Lines of a file in which the nearest region is looked for."""
-PATIENCE = 2.0
-"""Seconds for looking."""
+"""Lines of a file that are searched for the most similar region."""
+SEARCH_SECONDS = 2.0
+"""Time limit of that search in seconds."""
 
 
 def edit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
@@ -36,7 +37,7 @@ def edit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 @dataclass(frozen=True)
 class Change:
-    """A file's text with one edit made, and how to show it."""
+    """Text of a file after one edit, with a title and the changed region for the model."""
 
     title: str
     text: str
@@ -45,25 +46,25 @@ class Change:
 
 
 def changed(name: str, text: str, arguments: Mapping[str, Any]) -> Change:
-    """One edit of a text. Raises ToolError."""
+    """Apply one edit to a text. Raises ToolError."""
     old, new = arguments["old"], arguments["new"]
     _check(name, text, old, new, everywhere=arguments.get("all", False))
     count = text.count(old)
     first = text[: text.index(old)].count("\n") + 1
     after = text.replace(old, new)
-    region = _numbered(after, first - AROUND, first + new.count("\n") + AROUND)
+    region = _numbered(after, first - CONTEXT_LINES, first + new.count("\n") + CONTEXT_LINES)
     times = f" in {count} places" if count > 1 else ""
     return Change(f"changed {name}{times}", after, region, count)
 
 
 def _check(name: str, text: str, old: str, new: str, *, everywhere: bool) -> None:
     if not old:
-        raise ToolError("old is empty; to make a file use write")
+        raise ToolError("old is empty; use write to create a file")
     if old == new:
         raise ToolError("old and new are the same")
     count = text.count(old)
     if count == 0:
-        raise ToolError(f"{name}: old does not occur in it{_why(text, old)}")
+        raise ToolError(f"{name}: old does not occur in the file{_why(text, old)}")
     if count > 1 and not everywhere:
         lines = ", ".join(str(n) for n in _lines_of(text, old)[:10])
         raise ToolError(
@@ -73,22 +74,22 @@ def _check(name: str, text: str, old: str, new: str, *, everywhere: bool) -> Non
 
 
 def _why(text: str, old: str) -> str:
-    """The likely cause, and the region that is nearest."""
+    """Return the likely cause and the most similar region."""
     cause = ""
     if _squeezed(old) in _squeezed(text):
-        cause = "; it would but for white space"
+        cause = "; it differs only in white space"
     first, last = _nearest(text.splitlines(), old.splitlines())
-    return f"{cause}. The nearest region is\n{_numbered(text, first, last)}"
+    return f"{cause}. The most similar region is\n{_numbered(text, first, last)}"
 
 
 def _nearest(lines: list[str], wanted: list[str]) -> tuple[int, int]:
-    """First and last line of the window most like `wanted`."""
+    """Return the first and last line of the window most similar to `wanted`."""
     size = max(1, len(wanted))
     target = "\n".join(line.strip() for line in wanted)[:2000]
     matcher = SequenceMatcher(autojunk=False)
     matcher.set_seq2(target)
     best, place = -1.0, 0
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + SEARCH_SECONDS
     for start in range(max(1, min(len(lines), LONGEST_SEARCH) - size + 1)):
         window = "\n".join(line.strip() for line in lines[start : start + size])[:2000]
         matcher.set_seq1(window)
@@ -122,8 +123,8 @@ def _squeezed(text: str) -> str:
 
 PROPERTIES: Mapping[str, Mapping[str, Any]] = {
     "path": {"type": "string", "description": "Path relative to your work folder."},
-    "old": {"type": "string", "description": "The text to replace, as it stands in the file."},
-    "new": {"type": "string", "description": "The text to put in its place."},
+    "old": {"type": "string", "description": "The text to replace, exactly as in the file."},
+    "new": {"type": "string", "description": "The new text."},
     "all": {"type": "boolean", "description": "Replace every occurrence, not just the only one."},
 }
 SCHEMA = schema(["path", "old", "new"], **PROPERTIES)

@@ -1,8 +1,8 @@
-"""What the file tools share: files of the work folder, and what the model has seen of them.
+"""Access files of the work folder for the file tools, and record what the model has seen.
 
-`skills/...` may be read as well; nothing else outside of the work folder exists for these tools.
-Commands of the agent change the folder while a tool looks at it. So a path is a name relative to
-the work folder, and files are opened beneath it by the kernel (`cuagent.sandbox.beneath`).
+`skills/...` can be read as well; the tools reach no other file outside of the work folder.
+Commands of the agent may change the folder while a tool reads it. So a path is a name relative to
+the work folder, and the operating system opens files beneath it (`cuagent.sandbox.beneath`).
 """
 
 from __future__ import annotations
@@ -28,23 +28,27 @@ from cuagent.sandbox.beneath import (
 
 SKILLS, REFERENCE = "skills", "reference.py"
 LARGEST = 4 << 20
-"""Bytes of a file that is read as text."""
+"""Limit in bytes on a file that is read as text."""
 HIDDEN = frozenset({".outputs", "__pycache__", ".git"})
+"""Folders that no listing shows."""
 LINK = (
     "a symbolic link, or a path through one, which may lead outside of your work folder; the file "
-    "tools open none: name the file itself, or use bash"
+    "tools follow no links: name the file itself, or use bash"
 )
 
 
 def confined(run: Run, path: str) -> str:
-    """The path relative to the work folder, "" for the folder itself. Raises ToolError."""
+    """Return the path relative to the work folder, "" for the folder itself.
+
+    Raises ToolError if it is outside.
+    """
     if "\0" in path:
-        raise ToolError("the path holds a NUL character")
+        raise ToolError("the path contains a NUL character")
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:
-        raise ToolError("the path holds a character that no file name can have") from error
-    # By its text alone: links are followed nowhere, so `a/..` is nothing else than the folder.
+        raise ToolError("the path contains a character that no file name can have") from error
+    # Purely textual: no link is ever followed, so `a/..` is always the folder itself.
     target = os.path.normpath(run.work.resolve() / path)
     for work in (run.work.resolve(), run.work.absolute()):
         if Path(target).is_relative_to(work):
@@ -55,7 +59,7 @@ def confined(run: Run, path: str) -> str:
 
 @contextmanager
 def opened_work(run: Run) -> Iterator[int]:
-    """Descriptor of the work folder. Raises ToolError where it cannot be opened."""
+    """Open the work folder and yield its descriptor. Raises ToolError if this fails."""
     try:
         work = open_folder(run.work)
     except OSError as error:
@@ -67,7 +71,7 @@ def opened_work(run: Run) -> Iterator[int]:
 
 
 def text_of(run: Run, name: str) -> str:
-    """The text of a file of the work folder. Raises ToolError."""
+    """Return the text of a file of the work folder. Raises ToolError."""
     text = text_if_there(run, name)
     if text is None:
         raise ToolError(f"{name}: no such file{_near(run, name)}")
@@ -75,7 +79,7 @@ def text_of(run: Run, name: str) -> str:
 
 
 def text_if_there(run: Run, name: str) -> str | None:
-    """Like `text_of`, and None where there is no such file. Raises ToolError."""
+    """Return the text of a file, None if the file does not exist. Raises ToolError."""
     try:
         with opened_work(run) as work:
             data = read_beneath(work, name, LARGEST)
@@ -87,9 +91,9 @@ def text_if_there(run: Run, name: str) -> str | None:
 
 
 def skill_text(run: Run, path: str) -> str | None:
-    """The text of one of the skill's own files under `skills/`, None for another path.
+    """Return the text of a file of the skill under `skills/`, None for another path.
 
-    Raises ToolError. A folder of that name in the work folder goes first.
+    A folder `skills` in the work folder takes precedence. Raises ToolError.
     """
     if Path(path).parts[:1] != (SKILLS,) or os.path.lexists(run.work / SKILLS):
         return None
@@ -105,12 +109,12 @@ def skill_text(run: Run, path: str) -> str | None:
 
 
 def mark_seen(run: Run, name: str, text: str) -> None:
-    """Remember that the model knows the file as it now is."""
+    """Record that the model has seen this text of the file."""
     run.seen[name] = _digest(text)
 
 
 def require_seen(run: Run, name: str, text: str) -> None:
-    """Raise ToolError unless the model may change the file and has seen it as it now is."""
+    """Raise ToolError unless the model may change the file and has seen its current text."""
     _refuse_reference(name)
     if name not in run.seen:
         raise ToolError(f"{name}: read it before you change it")
@@ -119,7 +123,7 @@ def require_seen(run: Run, name: str, text: str) -> None:
 
 
 def save(run: Run, name: str, text: str) -> None:
-    """Write a file whole or not at all. Raises ToolError."""
+    """Write a file atomically and mark it as seen. Raises ToolError."""
     _refuse_reference(name)
     try:
         with opened_work(run) as work:
@@ -130,7 +134,10 @@ def save(run: Run, name: str, text: str) -> None:
 
 
 def listed(run: Run, pattern: str) -> list[tuple[str, int]]:
-    """Name and size of the files that match, sorted, without what is hidden. Raises ToolError."""
+    """Return name and size in bytes of the matching files, sorted, without the hidden ones.
+
+    Raises ToolError.
+    """
     if Path(pattern).parts[:1] == (SKILLS,) and not (run.work / SKILLS).exists():
         raise ToolError("the skill's files are not in your work folder; open them with read")
     parts = PurePosixPath(pattern).parts
@@ -142,14 +149,14 @@ def listed(run: Run, pattern: str) -> list[tuple[str, int]]:
 
 
 def _fits(parts: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether the components of a file's name match those of a pattern, as in `Path.glob`."""
-    if parts[-1] == "**":  # which stands for folders alone
+    """True if the components of a file's name match those of a pattern, as in `Path.glob`."""
+    if parts[-1] == "**":  # it matches folders only
         return False
     states = {0}
-    """How many parts may have been used up by the names so far."""
+    """Possible numbers of parts that the names so far have matched."""
     for name in names:
         for state in sorted(states):
-            while state < len(parts) and parts[state] == "**":  # it also stands for no folder
+            while state < len(parts) and parts[state] == "**":  # it also matches no folder
                 state += 1
                 states.add(state)
         states = {
@@ -169,9 +176,9 @@ def _next(state: int, part: str, name: str) -> tuple[int, ...]:
 
 def _decoded(data: bytes, name: str) -> str:
     if len(data) > LARGEST:
-        raise ToolError(f"{name}: larger than {LARGEST >> 20} MiB; use bash to look at parts")
+        raise ToolError(f"{name}: larger than {LARGEST >> 20} MiB; use bash to read parts of it")
     try:
-        # newlines as they are: an edit must not change the lines that it does not touch
+        # keep the newlines: an edit must not change other lines
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ToolError(f"{name}: not a text file") from error
@@ -189,7 +196,7 @@ def _why(error: OSError) -> str:
 
 def _refuse_reference(name: str) -> None:
     if name == REFERENCE:
-        raise ToolError(f"{REFERENCE} is the task and stays as it is; write to model_new.py")
+        raise ToolError(f"{REFERENCE} is the task and must not change; write to model_new.py")
 
 
 def _digest(text: str) -> str:

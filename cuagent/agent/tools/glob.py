@@ -1,4 +1,4 @@
-"""glob: the files of the work folder that match a pattern."""
+"""Tool `glob`: list the files of the work folder that match a pattern."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from cuagent.agent.tools.files import listed
 from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
 
 MOST = 200
+"""Files listed."""
 
 
 def glob(context: Context, arguments: Mapping[str, Any]) -> ToolResult:

@@ -1,7 +1,7 @@
-"""grep: lines of the work folder's files that match a regular expression of Python.
+"""Tool `grep`: find lines in the work folder that match a regular expression of Python.
 
-The search runs in a process of its own, because an expression that backtracks without end can only
-be killed. It opens the files beneath the work folder's descriptor, so no link leads it elsewhere.
+The search runs in a separate process, because an expression that backtracks endlessly can only be
+killed. It opens the files beneath the work folder's descriptor, so it follows no link to elsewhere.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from cuagent.agent.tools.files import LARGEST, listed, opened_work
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 MOST = 200
+"""Matching lines shown."""
 LONGEST_LINE = 240
-PATIENCE = 20.0
-"""Seconds for the search."""
+"""Characters shown of one line."""
+SEARCH_SECONDS = 20.0
+"""Time limit of the search in seconds."""
 
 
 def grep(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
@@ -42,7 +44,7 @@ def grep(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 def _search(run: Run, pattern: str, names: list[str]) -> tuple[list[str], int]:
-    """The first lines and how many there are. Raises ToolError."""
+    """Return the first matching lines and the number of all. Raises ToolError."""
     with opened_work(run) as work:
         request = {
             "pattern": pattern,
@@ -61,11 +63,13 @@ def _search(run: Run, pattern: str, names: list[str]) -> tuple[list[str], int]:
                 pass_fds=(work,),
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE,
+                timeout=SEARCH_SECONDS,
                 check=True,
             )
         except subprocess.TimeoutExpired as error:
-            raise ToolError(f"no answer in {PATIENCE:g} s; use a simpler expression") from error
+            raise ToolError(
+                f"no answer in {SEARCH_SECONDS:g} s; use a simpler expression"
+            ) from error
     answer = json.loads(done.stdout)
     return answer["lines"], answer["count"]
 
@@ -77,7 +81,7 @@ TOOL = Tool(
         pattern={"type": "string", "description": "A regular expression."},
         files={
             "type": "string",
-            "description": "Which files to search, such as kernels/*; all by default.",
+            "description": "Pattern of the files to search, such as kernels/*; all by default.",
         },
     ),
     grep,

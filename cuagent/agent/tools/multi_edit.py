@@ -1,4 +1,4 @@
-"""multi_edit: several replacements in one or several files, all or none."""
+"""Tool `multi_edit`: make several replacements in one or several files, all or none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def multi_edit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 def _save_all(context: Context, texts: Mapping[str, str]) -> None:
-    """Write every file, or put back those that were written before one failed."""
+    """Write every file. If one fails, restore those written before."""
     run = context.run
     before = {name: text_of(run, name) for name in texts}
     done: list[str] = []
@@ -51,7 +51,7 @@ TOOL = Tool(
     "multi_edit",
     schema(
         ["edits"],
-        edits={"type": "array", "description": "The edits, in their order.", "items": SCHEMA},
+        edits={"type": "array", "description": "The edits, in order.", "items": SCHEMA},
     ),
     multi_edit,
     changes=True,

@@ -1,4 +1,4 @@
-"""profile: where the time of the reference or of the candidate goes."""
+"""Tool `profile`: show where the time of the reference or the candidate goes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cuagent.measure.profile.profile import MAX_LINES, ProfileError
 
 def profile(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     run = context.run
-    there = (run.work / MODULE).is_file()
-    what = arguments.get("what", "candidate" if there else "reference")
+    has_candidate = (run.work / MODULE).is_file()
+    what = arguments.get("what", "candidate" if has_candidate else "reference")
     try:
         attempt = frozen(run) if what == "candidate" else None
         counters = bool(arguments.get("counters", False))
@@ -33,11 +33,11 @@ TOOL = Tool(
         what={
             "type": "string",
             "enum": ["candidate", "reference"],
-            "description": "The candidate in your work folder by default, once there is one.",
+            "description": "By default the candidate in your work folder, if there is one.",
         },
         counters={
             "type": "boolean",
-            "description": "CUDA: hardware counters of each launch too, in some 10 s more.",
+            "description": "CUDA only: add hardware counters of each launch; takes some 10 s more.",
         },
     ),
     profile,

@@ -1,4 +1,4 @@
-"""read: a file, or a range of its lines, with line numbers."""
+"""Tool `read`: show a file, or a range of its lines, with line numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schem
 
 DEFAULT_LINES = 600
 LONGEST_LINE = 1000
+"""Characters shown of one line."""
 LONGEST = 48_000
-"""Characters of one result."""
+"""Characters of one result, exceeded by at most one line."""
 
 
 def read(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
@@ -35,7 +36,7 @@ def read(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
             break
     last = first + len(shown) - 1
     if last < len(lines):
-        shown.append(f"... lines {last + 1} to {len(lines)} follow; go on with first={last + 1}")
+        shown.append(f"... lines {last + 1} to {len(lines)} follow; continue with first={last + 1}")
     return ToolResult("\n".join(shown), {"lines": len(lines), "first": first, "last": last})
 
 
@@ -52,7 +53,7 @@ TOOL = Tool(
         lines={
             "type": "integer",
             "minimum": 1,
-            "description": f"How many lines, {DEFAULT_LINES} by default.",
+            "description": f"Number of lines, {DEFAULT_LINES} by default.",
         },
     ),
     read,

@@ -1,7 +1,7 @@
-"""`python -I -S search.py < REQUEST > ANSWER`: the process in which `grep` searches.
+"""Search for `grep` in a separate process: `python -I -S search.py < REQUEST > ANSWER`.
 
 Request: {"pattern", "work": descriptor of the work folder, "files": names in it, "largest",
-"longest_line", "most"}; answer: {"lines": the first of them, "count": of all}.
+"longest_line", "most"}; answer: {"lines": the first matches, "count": number of all}.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def matches(request: dict[str, Any]) -> Iterator[str]:
-    """`name:number: line`, in the order of the files."""
+    """Yield `name:number: line` for each matching line, in the order of the files."""
     from cuagent.sandbox.beneath import read_beneath
 
     expression = re.compile(request["pattern"])
@@ -30,7 +30,7 @@ def matches(request: dict[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    # -I leaves out the folder that holds cuagent, and it may be installed nowhere on the path.
+    # -I removes the folder that holds cuagent from the path, and cuagent may not be installed
     sys.path.append(str(Path(__file__).resolve().parents[3]))
     given = json.load(sys.stdin)
     found = list(matches(given))

@@ -1,9 +1,9 @@
-"""A command line as a process of the sandbox: how it starts, and how all of it ends.
+"""Start a command line in the sandbox, and kill all its processes.
 
-Each command is a process group of its own, without input. It can write to the work folder and to
-scratch, and has no network and no secret of the user. Every process that it starts carries a mark
-in its environment, so that one that has left the group is found and killed as well.
-Not covered: a process that left the group and wiped its environment, where the sandbox does not
+Each command is a separate process group without input. It can write to the work folder and to
+scratch, and has no network and no secret of the user. Each of its processes inherits a tag in its
+environment, so that those that have left the group are found and killed as well.
+Not covered: a process that left the group and erased its environment, if the sandbox does not
 end it (bubblewrap does).
 """
 
@@ -27,45 +27,46 @@ from cuagent.agent.tools.tool import ToolError
 from cuagent.record import is_secret_name
 from cuagent.sandbox import Policy, SandboxError, probe, wrap
 
-MARK = "CUAGENT_COMMAND"
-BLOWS = 40
-"""Rounds of killing; a fork bomb needs more than one."""
-KEEPING = f"""\
-_state=$1 _command=$2 _mark=${MARK}
+TAG = "CUAGENT_COMMAND"
+"""Environment variable that holds the random tag of a command."""
+KILL_ROUNDS = 40
+"""Limit on the rounds of killing; a fork bomb needs more than one."""
+FOREGROUND = f"""\
+_state=$1 _command=$2 _mark=${TAG}
 set --
 [ -r "$_state" ] && . "$_state"
-{MARK}=$_mark
+{TAG}=$_mark
 trap '_code=$?; {{ export -p; printf "cd %q 2>/dev/null\\n" "$PWD"; }} > "$_state.new" \
 && mv -f "$_state.new" "$_state"; exit $_code' EXIT
 eval "$_command"
 """
-"""Goes on from the folder and the variables of the command before, but for its mark, and keeps its
-own."""
-READING = f"""\
-_command=$2 _mark=${MARK}
+"""Script that loads the folder and variables of the last command, except its tag, and saves its
+resulting ones."""
+BACKGROUND = f"""\
+_command=$2 _mark=${TAG}
 [ -r "$1" ] && . "$1"
-{MARK}=$_mark
+{TAG}=$_mark
 set --
 eval "$_command"
 """
-"""Goes on from them too, and keeps nothing: for what runs beside other commands."""
+"""Script that loads the same state but saves none: for commands in parallel to others."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that was started."""
+    """A started command."""
 
     process: subprocess.Popen[bytes]
-    mark: str
+    tag: str
 
     def kill(self) -> None:
-        """End it and all that it has started, and nothing that was given its number since."""
-        if self.process.returncode is None:  # else the number may be another's by now
+        """Kill the command and its processes, but none that has reused its process id."""
+        if self.process.returncode is None:  # else another process may have this id now
             _end_group(self.process.pid)
-        quiet = 0  # twice: a process has no environment at the moment in which it becomes another
-        for _ in range(BLOWS):
-            quiet = 0 if _kill_marked(self.mark, self.process.pid) else quiet + 1
-            if quiet == 2:
+        empty = 0  # two empty rounds: during execve a process has no readable environment
+        for _ in range(KILL_ROUNDS):
+            empty = 0 if _kill_tagged(self.tag, self.process.pid) else empty + 1
+            if empty == 2:
                 break
             time.sleep(0.002)
         self.process.wait()
@@ -73,21 +74,21 @@ class Command:
             self.process.stdout.close()
 
 
-def start(run: Run, command: str, session: str, out: int | IO[bytes], largest: int) -> Command:
-    """Start a command line; no file that it writes grows over `largest` bytes. Raises ToolError."""
+def start(run: Run, command: str, script: str, out: int | IO[bytes], largest: int) -> Command:
+    """Start a command line whose files may not exceed `largest` bytes. Raises ToolError."""
     shell = shutil.which("bash")
     if shell is None:
         raise ToolError("there is no bash on this machine; use the file tools")
     if "\0" in command:
-        raise ToolError("the command holds a NUL character")
-    state, mark = run.folder.scratch.resolve() / "shell", token_hex(8)
+        raise ToolError("the command contains a NUL character")
+    state, tag = run.folder.scratch.resolve() / "shell", token_hex(8)
     text = command.encode("utf-8", "replace").decode()
-    argv = [shell, "--noprofile", "--norc", "-c", session, "bash", str(state), text]
+    argv = [shell, "--noprofile", "--norc", "-c", script, "bash", str(state), text]
     try:
         process = subprocess.Popen(
-            _confined(run, argv, mark, largest),
+            _confined(run, argv, tag, largest),
             cwd=run.work,
-            env={n: v for n, v in os.environ.items() if not is_secret_name(n)} | {MARK: mark},
+            env={n: v for n, v in os.environ.items() if not is_secret_name(n)} | {TAG: tag},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -95,11 +96,11 @@ def start(run: Run, command: str, session: str, out: int | IO[bytes], largest: i
         )
     except (OSError, SandboxError) as error:
         raise ToolError(f"the command could not be started: {error}") from error
-    return Command(process, mark)
+    return Command(process, tag)
 
 
 def environment(run: Run) -> dict[str, str]:
-    """What a command gets beside the sandbox's few variables: nothing asks, pages or colours."""
+    """Return variables added to the sandbox's own; they turn off prompts, pagers and colours."""
     return {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "TERM": "dumb",
@@ -110,17 +111,17 @@ def environment(run: Run) -> dict[str, str]:
         "GIT_EDITOR": "true",
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_CONFIG_NOSYSTEM": "1",
-        # the run lies inside the user's own repository, which git must not find from here
+        # the run is inside the user's repository, which git must not find from here
         "GIT_CEILING_DIRECTORIES": str(run.folder.path.resolve()),
         "PYTHONUNBUFFERED": "1",
     }
 
 
-def _confined(run: Run, argv: list[str], mark: str, largest: int) -> list[str]:
-    """The command inside the sandbox. Raises SandboxError."""
+def _confined(run: Run, argv: list[str], tag: str, largest: int) -> list[str]:
+    """Wrap the command in the sandbox. Raises SandboxError."""
     folders = (run.folder.scratch.resolve(), run.work.resolve())
     if os.geteuid() == 0:
-        # every command has a user id of its own, and those that run together share the folders
+        # each command has its own user id, and parallel commands share the folders
         for folder in folders:
             folder.chmod(0o777)
     policy = Policy(
@@ -129,18 +130,18 @@ def _confined(run: Run, argv: list[str], mark: str, largest: int) -> list[str]:
         gpu=run.task.device == "cuda",
         children=run.task.device == "cuda",
         file_bytes=largest,
-        environment=(*environment(run).items(), (MARK, mark)),
+        environment=(*environment(run).items(), (TAG, tag)),
     )
     return wrap(argv, policy, probe())
 
 
-def _kill_marked(mark: str, group: int) -> bool:
-    """Kill what carries the mark, with `group` where one of it is found there; whether any was."""
-    wanted, found = f"{MARK}={mark}".encode(), False
+def _kill_tagged(tag: str, group: int) -> bool:
+    """Kill all processes with the tag, and `group` if one is in it. Return True if any existed."""
+    wanted, found = f"{TAG}={tag}".encode(), False
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # it has ended, or belongs to another user
             if wanted in Path(entry.path, "environ").read_bytes():
                 found = True
                 if os.getpgid(int(entry.name)) == group:
@@ -152,4 +153,4 @@ def _kill_marked(mark: str, group: int) -> bool:
 
 def _end_group(group: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)  # no fork escapes this one
+        os.killpg(group, signal.SIGKILL)  # a fork cannot escape a group signal

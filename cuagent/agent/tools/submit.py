@@ -1,4 +1,4 @@
-"""submit: judge the chosen attempt afresh, at full effort, and end the run with that result."""
+"""Tool `submit`: judge the chosen attempt again, at full effort, and end the run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         text = "The run ends without a kernel: no attempt was accepted."
         return ToolResult(text, {"ended": True, "attempt": None, "message": message})
     measure_remaining_rungs(run)
-    context.emit(Phase(f"judging attempt {chosen.n} afresh"))
+    context.emit(Phase(f"judging attempt {chosen.n} again for the record"))
     settled = run.settle(chosen, judged(run, chosen.attempt, Effort.RECORD))
     data = figures(settled) | {"ended": settled.accepted, "message": message}
     lines = list(judgement_lines(settled, best=False))
     if not settled.accepted:
         lines.append(
-            "Judged afresh it was refused, so the run goes on: correct it, or submit another."
+            "The attempt was rejected when judged again, so the run continues: correct it, or "
+            "submit another one."
         )
         return ToolResult("\n".join(lines), data, is_error=True)
     result = run.result
@@ -43,7 +44,7 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 def _chosen(run: Run, number: int | None) -> Tried | None:
-    """The attempt to hand in; None where there is none to choose. Raises ToolError."""
+    """Return the attempt to submit, None if none was accepted. Raises ToolError."""
     if number is None:
         return run.best
     accepted = [t.n for t in run.tried if t.accepted]

@@ -1,4 +1,4 @@
-"""todo: the model's own list of what it wants to try."""
+"""Tool `todo`: keep the model's list of ideas to try."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schem
 
 STATES = {"open": "[ ]", "doing": "[>]", "done": "[x]", "dropped": "[-]"}
 MOST = 40
+"""Items of one list."""
 
 
 def todo(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     items = [{"text": item["text"], "state": item["state"]} for item in arguments["items"]]
     if len(items) > MOST:
-        raise ToolError(f"{len(items)} items; keep it to {MOST}")
+        raise ToolError(f"{len(items)} items; keep at most {MOST}")
     if sum(item["state"] == "doing" for item in items) > 1:
-        raise ToolError("more than one item is doing; do one thing at a time")
+        raise ToolError("more than one item is doing; work on one item at a time")
     context.run.todo = items
     lines = [f"{STATES[item['state']]} {item['text']}" for item in items]
     return ToolResult("\n".join(lines) or "the list is empty", {"todo": items})
@@ -31,8 +32,8 @@ TOOL = Tool(
             "description": "The whole list.",
             "items": schema(
                 ["text", "state"],
-                text={"type": "string", "description": "What to try, and what you expect."},
-                state={"type": "string", "enum": list(STATES), "description": "How it stands."},
+                text={"type": "string", "description": "The idea, and the effect that you expect."},
+                state={"type": "string", "enum": list(STATES), "description": "State of the item."},
             ),
         },
     ),

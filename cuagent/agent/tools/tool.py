@@ -1,7 +1,7 @@
-"""What a tool is, and the boundary at which nothing that it does can break the loop.
+"""Define tools, and execute calls so that no error in a tool breaks the loop.
 
-A tool is a name, a JSON schema, a text in Markdown beside its code, and a function. A mistake of
-the model (malformed arguments, a file that is not there) is an error result that teaches.
+A tool is a name, a JSON schema, a Markdown file next to its code, and a function. A mistake of the
+model (malformed arguments, a missing file) gives an error result that says what to do.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
 }
 LONGEST_SUMMARY = 100
+"""Characters of the line that shows a call to a person."""
 
 
 class ToolError(Exception):
-    """The call cannot be done as given. The text goes to the model: what is wrong, what to do."""
+    """Raised for a call that cannot be executed. The text gives the cause and a remedy."""
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """`text` is for the model; `data` for the record, the views and the in-process expert."""
+    """Result of a call: `text` for the model; `data` for the log, the views and the expert."""
 
     text: str
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +48,7 @@ class ToolResult:
 
 @dataclass(frozen=True)
 class Context:
-    """Where a call runs."""
+    """Run, call id and event sink of one call."""
 
     run: Run
     call_id: str
@@ -56,14 +57,14 @@ class Context:
 
 @dataclass(frozen=True)
 class Tool:
-    """`shown` names the argument that stands for the call in one line."""
+    """A tool of the model; `shown` names the argument that represents a call in one line."""
 
     name: str
     schema: Mapping[str, Any]
     function: Callable[[Context, Mapping[str, Any]], ToolResult]
     shown: str = ""
     changes: bool = False
-    """Whether it may change files of the work folder."""
+    """True if the tool may change files of the work folder."""
 
     @property
     def spec(self) -> ToolSpec:
@@ -71,7 +72,7 @@ class Tool:
         return ToolSpec(self.name, text.read_text(encoding="utf-8").strip(), self.schema)
 
     def summarize(self, raw: str) -> str:
-        """One line for a person."""
+        """Summarize the arguments of a call in one line for a person."""
         try:
             value = json.loads(raw)[self.shown] if self.shown else ""
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -82,7 +83,7 @@ class Tool:
 
 
 def schema(required: Sequence[str] = (), **properties: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema of an object with these properties and no others."""
+    """Return the JSON schema of an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -99,7 +100,10 @@ def execute(
     *,
     cut_off: bool = False,
 ) -> ToolResult:
-    """Do one call. Only KeyboardInterrupt, Interrupted, JudgeLost and RecordError pass."""
+    """Execute one call. Turn every error into a result.
+
+    Only KeyboardInterrupt, Interrupted, JudgeLost and RecordError pass through.
+    """
     try:
         if tool is None:
             raise ToolError(_unknown(call.name, [t.name for t in tools]))
@@ -112,19 +116,21 @@ def execute(
         trace = traceback.format_exc()
         context.run.log.write("notice", level="error", text=trace, tool=call.name)
         return ToolResult(
-            f"Error: {call.name} failed inside ({type(error).__name__}: {str(error)[:300]}). "
-            "This is a fault of the tool, not of your code; try another way.",
+            f"Error: {call.name} failed internally ({type(error).__name__}: {str(error)[:300]}). "
+            "This is a bug in the tool, not in your code; try another way.",
             {"internal": type(error).__name__},
             is_error=True,
         )
 
 
 def parse(raw: str, schema: Mapping[str, Any], *, cut_off: bool = False) -> dict[str, Any]:
-    """The arguments as the schema wants them. Raises ToolError."""
+    """Parse the arguments and check them against the schema. Raises ToolError."""
     try:
         arguments = json.loads(raw or "{}", strict=False)
     except (ValueError, RecursionError) as error:
-        why = "your reply was cut off at its length limit; write less at once" if cut_off else error
+        why = (
+            "your reply was cut off at its length limit; write shorter pieces" if cut_off else error
+        )
         raise ToolError(f"the arguments are not valid JSON: {why}") from error
     if not isinstance(arguments, dict):
         raise ToolError(f"the arguments must be a JSON object; {_expected(schema)}")
@@ -132,17 +138,17 @@ def parse(raw: str, schema: Mapping[str, Any], *, cut_off: bool = False) -> dict
 
 
 def _object(arguments: Mapping[str, Any], schema: Mapping[str, Any], where: str = "") -> Any:
-    """The object without its nulls, which stand for what is left out. Raises ToolError."""
-    known = schema["properties"]
-    for name in arguments.keys() - known.keys():
-        near = get_close_matches(name, known, 1)
+    """Return the checked object without its nulls, which mean omitted. Raises ToolError."""
+    properties = schema["properties"]
+    for name in arguments.keys() - properties.keys():
+        near = get_close_matches(name, properties, 1)
         hint = f"did you mean {near[0]}?" if near else _expected(schema)
         raise ToolError(f"no argument {where + name[:64]!r}; {hint}")
     given = {key: value for key, value in arguments.items() if value is not None}
     for name in schema["required"]:
         if name not in given:
             raise ToolError(f"argument {where + name!r} is missing; {_expected(schema)}")
-    return {name: _checked(where + name, value, known[name]) for name, value in given.items()}
+    return {name: _checked(where + name, value, properties[name]) for name, value in given.items()}
 
 
 def _checked(name: str, value: Any, wanted: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""verify: freeze what lies in the work folder, judge it, and keep it as a numbered attempt."""
+"""Tool `verify`: freeze and judge the candidate, and keep it as a numbered attempt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def verify(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     if tried.accepted:
         lines.append(next_line(tried.judgement.timing))
     if again:
-        lines.append(f"(the same text as before: it stays attempt {tried.n})")
+        lines.append(f"(the same text as before; it remains attempt {tried.n})")
     if tried.accepted and best and best.n != tried.n:
         lines.append(f"the best is still attempt {best.n}")
     return ToolResult("\n".join(lines), figures(tried), is_error=not tried.accepted)

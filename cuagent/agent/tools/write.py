@@ -1,4 +1,4 @@
-"""write: a whole file. One that exists must have been read as it now is."""
+"""Tool `write`: write a whole file. An existing file must have been read in its current state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cuagent.agent.tools.files import confined, require_seen, save, text_if_ther
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 LARGEST_COMPARED = 200_000
-"""Characters of both texts; comparing more takes too long."""
+"""Characters of both texts together; a longer comparison takes too long."""
 LONGEST_DIFF = 2_000
-"""Lines."""
+"""Lines of a diff that the log and the views get."""
 
 
 def write(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
