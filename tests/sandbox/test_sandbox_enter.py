@@ -231,10 +231,12 @@ def test_sockets_reach_nobody_and_pairs_work(scratch: Path, tier: Tier, gpu: boo
             "stream": tried(unix, socket.SOCK_STREAM),
             "packets": tried(unix, socket.SOCK_SEQPACKET),
             "datagrams": tried(unix, socket.SOCK_DGRAM),
+            "raw datagrams": tried(unix, socket.SOCK_RAW),
             "internet": tried(socket.AF_INET, socket.SOCK_STREAM),
             "pair": tried(unix, socket.SOCK_STREAM, pair=True),
             "pair of packets": tried(unix, socket.SOCK_SEQPACKET, pair=True),
             "pair of datagrams": tried(unix, socket.SOCK_DGRAM, pair=True),
+            "pair of raw datagrams": tried(unix, socket.SOCK_RAW, pair=True),
         }
 
     refused = errno.EACCES
@@ -242,8 +244,10 @@ def test_sockets_reach_nobody_and_pairs_work(scratch: Path, tier: Tier, gpu: boo
         "stream": 0 if gpu else refused,
         "packets": 0 if gpu else refused,
         "datagrams": refused,
+        "raw datagrams": refused,
         "internet": refused,
         "pair": 0,
         "pair of packets": 0,
         "pair of datagrams": refused,
+        "pair of raw datagrams": refused,
     }
