@@ -41,17 +41,19 @@ def project_rules(folder: Path) -> str:
     """The AGENTS.md files from the repository's root down to `folder`; the nearest come last.
 
     Where they are longer than `LONGEST_RULES` together, the farthest are left out. A link that
-    leads out of the repository is passed over: what it shows would be sent to the model's provider.
+    leads out of the repository, or to another file than Markdown, is passed over: what it shows
+    would be sent to the model's provider, and `.env` or `.git/config` may hold keys.
     """
     found: list[str] = []
     room = LONGEST_RULES
     places = list(_upward(folder.resolve()))
     for place in places:
         path = (place / "AGENTS.md").resolve()
-        if not (path.is_file() and path.is_relative_to(places[-1])):
+        if not (path.is_file() and path.is_relative_to(places[-1]) and path.suffix == ".md"):
             continue
         try:
-            raw = path.read_bytes()[:room]
+            with path.open("rb") as file:
+                raw = file.read(room)
         except OSError:
             continue
         if text := raw.decode("utf-8", "ignore").strip():

@@ -355,6 +355,16 @@ def test_the_projects_rules_are_told_from_the_root_to_the_folder(
     (inner / "AGENTS.md").unlink()
     (inner / "AGENTS.md").symlink_to(tmp_path / "AGENTS.md")
     assert "outside" not in project_rules(inner), "a link does not send other files to a provider"
+    for name in (".env", ".git/config"):
+        (tmp_path / "a" / name).write_text("a key of the user")
+        (inner / "AGENTS.md").unlink()
+        (inner / "AGENTS.md").symlink_to(tmp_path / "a" / name)
+        assert "a key" not in project_rules(inner)
+    (tmp_path / "a" / "CLAUDE.md").write_text("linked rules")
+    (tmp_path / "a" / "AGENTS.md").unlink()
+    (inner / "AGENTS.md").unlink()
+    (inner / "AGENTS.md").symlink_to(tmp_path / "a" / "CLAUDE.md")
+    assert project_rules(inner) == "linked rules"
 
 
 def test_a_resumed_run_knows_the_files_that_it_wrote_before(run: Run) -> None:
