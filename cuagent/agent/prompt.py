@@ -41,17 +41,19 @@ def project_rules(folder: Path) -> str:
     """Join the AGENTS.md files from the repository's root down to `folder`, the nearest last.
 
     If they exceed `LONGEST_RULES` together, those farthest from `folder` are omitted. A link out of
-    the repository is skipped, because its target would be sent to the model's provider.
+    the repository, or to a file other than Markdown, is skipped: its target would be sent to the
+    model's provider, and `.env` or `.git/config` may hold keys.
     """
     found: list[str] = []
     room = LONGEST_RULES
     places = list(_upward(folder.resolve()))
     for place in places:
         path = (place / "AGENTS.md").resolve()
-        if not (path.is_file() and path.is_relative_to(places[-1])):
+        if not (path.is_file() and path.is_relative_to(places[-1]) and path.suffix == ".md"):
             continue
         try:
-            raw = path.read_bytes()[:room]
+            with path.open("rb") as file:
+                raw = file.read(room)
         except OSError:
             continue
         if text := raw.decode("utf-8", "ignore").strip():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 ALIGNMENT = 16
 """Bytes that tensors must be aligned to, as verified; vector loads of other views may fail."""
+SCALARS = (bool, int, float, str, type(None))
 PLAIN = (Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter))
 """Classes of tensors with plain memory; a subclass may have none."""
 
@@ -111,6 +112,23 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def form_of(tensor: Tensor) -> tuple[Any, ...]:
     """Return (dtype, shape, stride)."""
     return tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def module_form(module: nn.Module) -> tuple[Any, ...]:
+    """Return class, number of forward hooks, whether forward was replaced, and plain attributes."""
+    attributes = module.__dict__
+    values = {
+        key: value
+        for key, value in attributes.items()
+        if key[:1] != "_"
+        and key != "training"
+        and (
+            value.__class__ in SCALARS
+            or (value.__class__ is tuple and all(item.__class__ in SCALARS for item in value))
+        )
+    }
+    hooks = len(attributes["_forward_hooks"]) + len(attributes["_forward_pre_hooks"])
+    return module.__class__, hooks, "forward" in attributes, values
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -29,6 +29,7 @@ from .forms import (
     dtype_name,
     form_of,
     matches,
+    module_form,
     required_text,
     same,
     tensors_in,
@@ -47,6 +48,14 @@ SHARED = (
     "_load_state_dict_post_hooks",
 )
 """Attributes of the kernel's module that the guarding module shares."""
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+"""Attributes with the hooks of a submodule, which the original calls too."""
 
 
 class Guarded(nn.Module):
@@ -75,6 +84,8 @@ class Guarded(nn.Module):
         attributes.update(_original=None, _checked_state=None, _ties={})
         attributes["_dtype"] = torch.get_default_dtype()
         attributes["_constructed_forms"] = {name: form_of(tensor) for name, tensor in self._state()}
+        inner = dict(kernel.named_modules())
+        attributes["_constructed_modules"] = {p: module_form(m) for p, m in inner.items() if p}
         attributes["_construction"] = self._construction_difference()
 
     # -- calls
@@ -174,8 +185,10 @@ class Guarded(nn.Module):
                 if owner.get(key) is not tensor or tensor.data_ptr() != pointer:
                     break
             else:
-                for owner, key, module in checked[2]:
+                for owner, key, module, form in checked[2]:
                     if owner.get(key) is not module or module.training:
+                        break
+                    if module_form(module) != form:
                         break
                 else:
                     return ""
@@ -187,6 +200,8 @@ class Guarded(nn.Module):
         for path, module in self._kernel.named_modules():
             if path and module.training:
                 return f"{path} is in training mode; call eval() to use the kernel"
+            if path and module_form(module) != self._constructed_modules.get(path):
+                return f"{path} was changed or replaced after construction, or has hooks"
             owned = {**module._parameters, **module._buffers}
             for key, tensor in owned.items():
                 name = f"{path}.{key}" if path else key
@@ -198,8 +213,9 @@ class Guarded(nn.Module):
                     return f"{name} is {value_text(tensor)}, unlike when it was constructed"
                 owner = module._parameters if key in module._parameters else module._buffers
                 tensors.append((owner, key, tensor, tensor.data_ptr()))
-            modules += [(module._modules, key, inner) for key, inner in module._modules.items()]
-        modules = [entry for entry in modules if entry[2] is not None]
+            for key, inner in module._modules.items():
+                if inner is not None:
+                    modules.append((module._modules, key, inner, module_form(inner)))
         self.__dict__["_checked_state"] = (device, tensors, modules)
         return ""
 
@@ -288,6 +304,7 @@ class Guarded(nn.Module):
         RuntimeError if gradients are enabled and a parameter here is a buffer there.
         """
         original = self._original if self._original is not None else self._construct()
+        self._carry_over(original)
         buffers = []
         for path, module in original.named_modules():
             counterpart = self._at(path)
@@ -314,6 +331,29 @@ class Guarded(nn.Module):
         for name, value in self._changed.items():
             setattr(original, name, value)
         return original, buffers
+
+    def _carry_over(self, original: nn.Module) -> None:
+        """Change submodules of the original as ours were changed since their construction."""
+        for path, form in self._constructed_modules.items():
+            ours = self._at(path)
+            parent, _, key = path.rpartition(".")
+            try:
+                owner = original.get_submodule(parent)
+                theirs = owner.get_submodule(key)
+            except AttributeError:  # the kernel's module has other submodules
+                continue
+            if ours is None or ours is theirs or (now := module_form(ours)) == form:
+                continue
+            self.__dict__["_original"] = None  # construct it anew for the next call
+            if ours.__class__ is not form[0]:
+                owner._modules[key] = ours
+                continue
+            theirs.__dict__.update({name: ours.__dict__[name] for name in HOOKS})
+            changed = {k: v for k, v in now[3].items() if k not in form[3] or form[3][k] != v}
+            if now[2] and not form[2]:
+                changed["forward"] = ours.forward
+            for name, value in changed.items():
+                setattr(theirs, name, value)
 
     def _construct(self) -> nn.Module:
         """Construct the original. Raises RuntimeError if its state has other forms than ours."""

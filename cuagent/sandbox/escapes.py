@@ -181,6 +181,14 @@ def datagram_of_a_pair(t: Targets) -> str:
     return "delivered"
 
 
+def datagram_of_a_raw_pair(t: Targets) -> str:
+    """The kernel makes a datagram socket of AF_UNIX with SOCK_RAW; no right is needed for it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_RAW)
+    with ours, theirs:
+        ours.sendto(b"data", t["datagrams"])
+    return "delivered"
+
+
 def descriptor_in_flight(_t: Targets) -> str:
     """Hide memory in a descriptor that was sent and closed: no process lists it."""
     ours, theirs = socket.socketpair()
@@ -313,6 +321,7 @@ ESCAPES: tuple[Callable[[Targets], str], ...] = (
     socket_file,
     datagram_to_file,
     datagram_of_a_pair,
+    datagram_of_a_raw_pair,
     descriptor_in_flight,
     inherited_descriptor,
     inherited_environment,

@@ -117,7 +117,7 @@ CLONE3 = 435
 CLONE, IOCTL, PRLIMIT, PRCTL = (56, 16, 302, 157) if X86 else (220, 29, 261, 167)
 SOCKET, CONNECT, SOCKETPAIR, FCNTL = (41, 42, 53, 72) if X86 else (198, 203, 199, 25)
 SENDMSG, SENDMMSG = (46, 307) if X86 else (211, 269)
-AF_UNIX, SOCKET_KIND, SOCK_DGRAM = 1, 0xF, 2
+AF_UNIX, SOCKET_KIND, SOCK_STREAM, SOCK_SEQPACKET = 1, 0xF, 1, 5
 WATCHES = (1024, 1026)
 """F_SETLEASE delays other processes that open a file; F_NOTIFY reports their actions."""
 FILE_FLAGS = (0x40086602, 0x40046602, 0x401C5820, 0x40087602)
@@ -175,13 +175,15 @@ def _sockets(*, gpu: bool) -> list[bytes]:
     """Block sockets to other processes; allow socket pairs except of datagrams.
 
     Landlock does not protect socket files, such as a container daemon's. A datagram needs no
-    connection, so one to a socket file would carry data and descriptors out.
+    connection, so one to a socket file would carry data and descriptors out. The kernel makes a
+    datagram socket of AF_UNIX with SOCK_RAW too, so the filter lists the kinds that need a connection.
     """
     datagrams = [
-        _op(EQUAL, SOCKETPAIR, 0, 5),
+        _op(EQUAL, SOCKETPAIR, 0, 6),
         _op(LOAD, 24),
         _op(MASK, SOCKET_KIND),
-        _op(EQUAL, SOCK_DGRAM, 0, 1),
+        _op(EQUAL, SOCK_STREAM, 2, 0),
+        _op(EQUAL, SOCK_SEQPACKET, 1, 0),
         _op(RETURN, FAIL | errno.EACCES),
         _op(LOAD, 0),
     ]
@@ -193,13 +195,14 @@ def _sockets(*, gpu: bool) -> list[bytes]:
         return [*_when(EQUAL, SOCKET, errno.EACCES), *connect, *datagrams, *sending]
     # CUDA binds an AF_UNIX socket at its start; else cuInit fails with error 304.
     return [
-        _op(EQUAL, SOCKET, 0, 8),
+        _op(EQUAL, SOCKET, 0, 9),
         _op(LOAD, 16),
         _op(EQUAL, AF_UNIX, 1, 0),
         _op(RETURN, FAIL | errno.EACCES),
         _op(LOAD, 24),
         _op(MASK, SOCKET_KIND),
-        _op(EQUAL, SOCK_DGRAM, 0, 1),
+        _op(EQUAL, SOCK_STREAM, 2, 0),
+        _op(EQUAL, SOCK_SEQPACKET, 1, 0),
         _op(RETURN, FAIL | errno.EACCES),
         _op(LOAD, 0),
         *connect,

@@ -228,7 +228,8 @@ class Terminal:
                 # the run's own clock, which counts what was worked before and no opening
                 self._started = (self._rested or time.monotonic()) - event.seconds
             case UserSaid(text):
-                pieces = [f"> {line}" for line in fold(text, *OF_USER, self.glyphs.more)]
+                head, tail = (UNCUT, 0) if self._uncut else OF_USER
+                pieces = [f"> {line}" for line in fold(text, head, tail, self.glyphs.more)]
                 self._print([Text(), *(Text(piece, "bold cyan") for piece in pieces)])
             case Notice(text, level):
                 pieces = wrap(one_line(text), max(self.width - 2, 8))

@@ -350,7 +350,17 @@ def test_project_rules_are_joined_from_root_to_folder(
     assert len(told.encode()) <= LONGEST_RULES + 2
     (inner / "AGENTS.md").unlink()
     (inner / "AGENTS.md").symlink_to(tmp_path / "AGENTS.md")
-    assert "outside" not in project_rules(inner), "a link out of the repository must be skipped"
+    assert "outside" not in project_rules(inner), "a link does not send other files to a provider"
+    for name in (".env", ".git/config"):
+        (tmp_path / "a" / name).write_text("a key of the user")
+        (inner / "AGENTS.md").unlink()
+        (inner / "AGENTS.md").symlink_to(tmp_path / "a" / name)
+        assert "a key" not in project_rules(inner)
+    (tmp_path / "a" / "CLAUDE.md").write_text("linked rules")
+    (tmp_path / "a" / "AGENTS.md").unlink()
+    (inner / "AGENTS.md").unlink()
+    (inner / "AGENTS.md").symlink_to(tmp_path / "a" / "CLAUDE.md")
+    assert project_rules(inner) == "linked rules"
 
 
 def test_resumed_run_may_change_files_it_wrote(run: Run) -> None:

@@ -321,6 +321,29 @@ def test_guard_takes_less_than_50_microseconds(model: Any) -> None:
     assert min(rounds) < 50e-6, f"{min(rounds) * 1e6:.1f} us a call"
 
 
+CHANGES: dict[str, Any] = {
+    "attribute": lambda m: setattr(m.norm, "eps", 1.0),
+    "hook": lambda m: m.norm.register_forward_hook(lambda inner, args, out: out * 2),
+    "hook before": lambda m: m.fc.register_forward_pre_hook(lambda inner, args: (args[0] + 1,)),
+    "function": lambda m: setattr(m.fc, "forward", lambda x: x * 3),
+    "module": lambda m: setattr(m, "norm", torch.nn.Tanh().eval()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_submodule_runs_original_with_the_change(
+    change: str, model: Any, original: Any
+) -> None:
+    """The kernel of this module reads eps, but calls no submodule."""
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        model(x)
+        for module in (model, original):
+            CHANGES[change](module)
+        torch.testing.assert_close(model(x), original(x))
+        assert "was changed or replaced" in model.why_original(x)
+
+
 def test_missing_import_of_original_raises_instead_of_running_kernel(tmp_path: Path) -> None:
     broken = Task(path=Path("net.py"), entry="Model", source="import not_there_at_all\n")
     folder = tmp_path / "guarded_broken"

@@ -231,10 +231,12 @@ def test_sockets_are_blocked_except_pairs(scratch: Path, tier: Tier, gpu: bool) 
             "stream": error_of(unix, socket.SOCK_STREAM),
             "packets": error_of(unix, socket.SOCK_SEQPACKET),
             "datagrams": error_of(unix, socket.SOCK_DGRAM),
+            "raw datagrams": error_of(unix, socket.SOCK_RAW),
             "internet": error_of(socket.AF_INET, socket.SOCK_STREAM),
             "pair": error_of(unix, socket.SOCK_STREAM, pair=True),
             "pair of packets": error_of(unix, socket.SOCK_SEQPACKET, pair=True),
             "pair of datagrams": error_of(unix, socket.SOCK_DGRAM, pair=True),
+            "pair of raw datagrams": error_of(unix, socket.SOCK_RAW, pair=True),
         }
 
     denied = errno.EACCES
@@ -242,8 +244,10 @@ def test_sockets_are_blocked_except_pairs(scratch: Path, tier: Tier, gpu: bool) 
         "stream": 0 if gpu else denied,
         "packets": 0 if gpu else denied,
         "datagrams": denied,
+        "raw datagrams": denied,
         "internet": denied,
         "pair": 0,
         "pair of packets": 0,
         "pair of datagrams": denied,
+        "pair of raw datagrams": denied,
     }
