@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuagent.cli import options
-from cuagent.cli.exits import Refused, complain
+from cuagent.cli.exits import Refused, print_stderr
 from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read, readable
 from cuagent.cli.trust import require_trusted_run
 
@@ -77,7 +77,7 @@ def apply(
         say(str(place / name))
     if not judgement.adds:
         rung = judgement.gain.rung if judgement.gain is not None else "eager"
-        complain(f"it was not measured to be surely faster than {rung}")
+        print_stderr(f"it was not measured to be surely faster than {rung}")
     print("use it with: from model_new import ModelNew")
 
 
@@ -130,7 +130,7 @@ def _differs(place: Path, name: str, text: str) -> bool:
 
 
 def _agreed(files: Mapping[str, str], place: Path) -> bool:
-    complain(f"{', '.join(files)} will be written to {place}")
+    print_stderr(f"{', '.join(files)} will be written to {place}")
     return typer.confirm("go ahead?", err=True)
 
 

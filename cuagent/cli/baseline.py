@@ -12,7 +12,7 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Refused
-from cuagent.cli.trust import settle
+from cuagent.cli.trust import resolve_settings
 
 if TYPE_CHECKING:
     from cuagent.measure.ladder import Ladder, Rung
@@ -57,7 +57,7 @@ def baseline(
     if out is not None:
         options.refuse_full(out)
     only = _named(rungs)
-    settings = settle({"device": device, "precision": precision}, trust)
+    settings = resolve_settings({"device": device, "precision": precision}, trust)
     opened = options.open_task(task, inputs, init, settings)
     from cuagent.measure.ladder import ladder
     from cuagent.timing import Effort

@@ -8,7 +8,7 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Exit
-from cuagent.cli.trust import settle
+from cuagent.cli.trust import resolve_settings
 
 if TYPE_CHECKING:
     from cuagent.verify.admission import Admission
@@ -27,7 +27,7 @@ def check(
 
     Exit code 0 it can be certified, 1 not, 2 usage, 3 infrastructure.
     """
-    settings = settle({"device": device, "precision": precision}, trust)
+    settings = resolve_settings({"device": device, "precision": precision}, trust)
     opened = options.open_task(task, inputs, init, settings)
     from cuagent.verify.admission import admit
     from cuagent.verify.referee import Referee

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cuagent.cli.exits import complain
+from cuagent.cli.exits import print_stderr
 from cuagent.cli.options import Json
 from cuagent.cli.trust import is_agreed
 
@@ -25,7 +25,7 @@ def show(json: Json = False) -> None:
 
     settings = resolve(dict.fromkeys(KEYS), accept=is_agreed)
     for line in settings.ignored.values():
-        complain(line)
+        print_stderr(line)
     if json:
         from json import dumps
 

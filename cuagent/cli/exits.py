@@ -37,7 +37,7 @@ class Crash(Exception):
     """A defect of cuagent. One line that says where the traceback is."""
 
 
-FORESEEN = {
+EXPECTED = {
     "Refused": Exit.USAGE,
     "AttemptError": Exit.USAGE,
     "CandidateFault": Exit.NO,
@@ -64,12 +64,12 @@ FORESEEN = {
 def exit_for(error: BaseException) -> Exit | None:
     """The exit code of an error that was foreseen; None for any other."""
     for kind in type(error).__mro__:
-        if kind.__module__.startswith("cuagent.") and kind.__name__ in FORESEEN:
-            return FORESEEN[kind.__name__]
+        if kind.__module__.startswith("cuagent.") and kind.__name__ in EXPECTED:
+            return EXPECTED[kind.__name__]
     return None
 
 
-def complain(text: str) -> None:
+def print_stderr(text: str) -> None:
     """One line on stderr; on a terminal broken so that commands and IDs stay whole if they can."""
     from cuagent.ui.text import one_line
 

@@ -1,7 +1,7 @@
 """`optimize` with a person at the terminal: working and resting in turn, and what they type.
 
 While the agent works a line is a message that it reads before its next step; while it rests a line
-sets it to work again, and an empty one just lets it go on. A run that is finished goes on with
+sets it to work resumed, and an empty one just lets it go on. A run that is finished_text goes on with
 words alone. The commands behind a slash are in `slash.py`.
 """
 
@@ -24,10 +24,10 @@ from cuagent.agent import FINISHED, INTERACTIVE, TOOLS, Run, Stop, run_agent, st
 from cuagent.agent.hooks import steering
 from cuagent.agent.loop import announce
 from cuagent.cli.approval import Ask, approved
-from cuagent.cli.own_command import SIGN, OwnCommands
+from cuagent.cli.progress import finished_text, is_finished, progress_lines
 from cuagent.cli.session import Plan, opened
-from cuagent.cli.slash import COMMANDS, help_rows, is_known, obey, unknown, while_working
-from cuagent.cli.standing import finished, is_finished, standing
+from cuagent.cli.slash import COMMANDS, help_rows, is_known, run_command, unknown, while_working
+from cuagent.cli.user_command import SIGN, UserCommands
 from cuagent.events import RunEnded
 from cuagent.ui.notify import notify
 from cuagent.ui.prompt import Prompt, Work
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 LONG = 10.0
 """Seconds of work after which the user is told that it has ended."""
-GO_ON = "Go on."
+CONTINUE = "Go on."
 """What an empty line says to a model that waits for an answer."""
 NARROWEST = 20
 """Columns; nothing is broken into narrower pieces."""
@@ -64,11 +64,11 @@ class Session:
     """What is typed already when the user's turn comes."""
 
     def __post_init__(self) -> None:
-        self.own = OwnCommands(self.say, self.run.inbox.put)
+        self.user_commands = UserCommands(self.say, self.run.inbox.put)
 
     def interrupt(self) -> None:
-        """End the step in flight, and the user's own commands."""
-        self.own.end()
+        """End the step in flight, and the user's user_commands commands."""
+        self.user_commands.end()
         self.run.cancel()
 
     def say(self, text: str, style: str = "dim") -> None:
@@ -76,7 +76,7 @@ class Session:
         lines = (piece for line in clean(text).split("\n") for piece in wrap(line, self.width))
         self.view.say(Text(line, style) for line in lines)
 
-    def tell(self, *rows: tuple[str, str]) -> None:
+    def say_rows(self, *rows: tuple[str, str]) -> None:
         """What stands for what, the values aligned and never cut."""
         self.view.say(label_lines(rows, self.width))
 
@@ -85,7 +85,7 @@ class Session:
         return max(self.view.width, NARROWEST)
 
 
-def sit(plan: Plan) -> tuple[Run, Stop]:
+def run_session(plan: Plan) -> tuple[Run, Stop]:
     """With the user at the terminal, until they leave."""
     said: list[str] = []
 
@@ -104,8 +104,8 @@ def sit(plan: Plan) -> tuple[Run, Stop]:
 
     with ExitStack() as stack:
         prompt = stack.enter_context(Prompt(COMMANDS, history_file()))
-        view = stack.enter_context(Terminal(sys.stdout, foot=True))
-        prompt.status = view.foot_lines
+        view = stack.enter_context(Terminal(sys.stdout, footer=True))
+        prompt.status = view.footer_lines
         with prompt.working(Work(take, interrupt_main)):
             run = stack.enter_context(opened(plan, view))
         prompt.names = lambda: tuple(run.files)
@@ -115,35 +115,35 @@ def sit(plan: Plan) -> tuple[Run, Stop]:
         view.recall(((tried.n, tried.judgement) for tried in latest), run.ladder)
         session = Session(run, plan.model, TOOLS, plan.settings, view, prompt)
         session.tools = approved(TOOLS, plan.settings.approval, asker(session))
-        return run, converse(session, again=plan.again is not None)
+        return run, converse(session, resumed=plan.resumed is not None)
 
 
-def converse(session: Session, *, again: bool = False) -> Stop:
-    """Work and rest in turn until the user leaves; `again`: the run was taken up."""
+def converse(session: Session, *, resumed: bool = False) -> Stop:
+    """Work and rest in turn until the user leaves; `resumed`: the run was taken up."""
     run = session.run
     with _leaving_on_signals(session.prompt):
-        if again:
+        if resumed:
             _welcome(session)
-        if again and (run.stop is Stop.ANSWERED or is_finished(run)):
+        if resumed and (run.stop is Stop.ANSWERED or is_finished(run)):
             _wait_first(session)
         else:
             _work(session)
-        while (line := _next(session)) is not None:
+        while (line := _next_line(session)) is not None:
             if line.startswith(SIGN):
-                _own_command(session, line)
+                _user_command(session, line)
                 continue
             if line.startswith("/"):
-                if not obey(session, line):
+                if not run_command(session, line):
                     break
                 continue
             if line or run.stop is Stop.ANSWERED:
-                run.inbox.put(line or GO_ON)
+                run.inbox.put(line or CONTINUE)
             if is_finished(run):
                 session.say("it is finished; say what to try next, or /quit")
                 continue
-            _widen(session)
+            _raise_limit(session)
             _work(session)
-    session.own.end()
+    session.user_commands.end()
     steering(run, session.model)  # what was queued is not lost; a later session begins with it
     return run.stop or Stop.INTERRUPTED
 
@@ -151,7 +151,7 @@ def converse(session: Session, *, again: bool = False) -> Stop:
 def asker(session: Session) -> Ask:
     """Puts the question of an approval to the user, who sees the whole of the command.
 
-    Lines behind a slash or `!` do what they always do, and the question is put again.
+    Lines behind a slash or `!` do what they always do, and the question is put resumed.
     """
 
     def ask(command: str, question: str, context: Context) -> str | None:
@@ -160,7 +160,7 @@ def asker(session: Session) -> Ask:
         ):  # else it stands above
             lines = clean(command).split("\n")
             session.view.say(Text(f"  $ {line}", "yellow") for line in lines)
-        _tell(session.settings, "cuagent waits for your approval")
+        _notify(session.settings, "cuagent waits for your approval")
         answer: str | None = ""
         while answer == "":
             answer = session.prompt.ask(question, context.run.cancelled)
@@ -187,7 +187,7 @@ def history_file() -> Path:
 
 def _welcome(session: Session) -> None:
     """Where the run stands that was taken up; its attempts are shown already."""
-    for line in standing(session.run):
+    for line in progress_lines(session.run):
         session.say(line)
 
 
@@ -197,21 +197,21 @@ def _wait_first(session: Session) -> None:
     run.emit = session.view
     announce(run, session.model)
     run.clock_out()
-    session.view.rest(finished=is_finished(run))
+    session.view.pause(finished=is_finished(run))
     if run.stop is not Stop.ANSWERED:
-        session.say(f"{finished(run.stop, run.folder.id)}, or say what to try next", "yellow")
+        session.say(f"{finished_text(run.stop, run.folder.id)}, or say what to try next", "yellow")
 
 
-def _own_command(session: Session, line: str) -> None:
+def _user_command(session: Session, line: str) -> None:
     """Run it while nobody works; Esc ends it, and what is typed meanwhile is not lost."""
     typed: list[str] = []
-    with session.prompt.working(Work(typed.append, session.own.end)):
-        session.own.run(line)
+    with session.prompt.working(Work(typed.append, session.user_commands.end)):
+        session.user_commands.run(line)
     for later in typed:
         session.prompt.put(later)
 
 
-def _next(session: Session) -> str | None:
+def _next_line(session: Session) -> str | None:
     draft, session.draft = session.draft, ""
     try:
         return session.prompt.next(draft)
@@ -220,14 +220,14 @@ def _next(session: Session) -> str | None:
 
 
 def _work(session: Session) -> None:
-    run, begun = session.run, time.monotonic()
+    run, started = session.run, time.monotonic()
     stop = _stopped(session)
     while stop in FINISHED and not is_finished(run):  # something was said meanwhile
         stop = _stopped(session)
     session.view(run.spent())
-    session.view.rest(finished=is_finished(run))
-    if time.monotonic() - begun >= LONG:
-        _tell(session.settings, f"cuagent: {run.task.name}: {stop}")
+    session.view.pause(finished=is_finished(run))
+    if time.monotonic() - started >= LONG:
+        _notify(session.settings, f"cuagent: {run.task.name}: {stop}")
     if stop in LIMITS:
         session.say(f"{stop}: say something, or press Enter, to go on with a wider one")
     if stop is Stop.CONTEXT_FULL:
@@ -247,14 +247,14 @@ def to_the_end(prompt: Prompt, view: Emit) -> Emit:
 
     def emit(event: Event) -> None:
         if isinstance(event, RunEnded):
-            prompt.rest()
+            prompt.stop_working()
         view(event)
 
     return emit
 
 
-def _widen(session: Session) -> None:
-    """To go on after a limit, in person, is to agree to as much again."""
+def _raise_limit(session: Session) -> None:
+    """To go on after a limit, in person, is to agree to as much resumed."""
     run, first = session.run, session.settings
     more: dict[Any, dict[str, Any]] = {
         Stop.STEP_LIMIT: {"steps": run.steps + first.max_steps},
@@ -266,7 +266,7 @@ def _widen(session: Session) -> None:
         run.budget = replace(run.budget, **more[run.stop])
 
 
-def _tell(settings: Settings, text: str) -> None:
+def _notify(settings: Settings, text: str) -> None:
     if sys.__stdout__ is not None:
         notify(text, sys.__stdout__, settings.notify, settings.notify_command)
 

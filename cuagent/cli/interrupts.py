@@ -15,23 +15,23 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def interrupts_kept() -> Iterator[threading.Event]:
+def interrupts_recorded() -> Iterator[threading.Event]:
     """SIGINT and SIGTERM raise KeyboardInterrupt, each time, and set it; main thread only."""
-    wished = threading.Event()
+    interrupted = threading.Event()
 
     def interrupt(number: int, frame: object) -> None:
-        wished.set()
+        interrupted.set()
         raise KeyboardInterrupt
 
     before = {n: signal.signal(n, interrupt) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield wished
+        yield interrupted
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def heed(wished: threading.Event) -> None:
-    """Raises KeyboardInterrupt if one was wished for."""
-    if wished.is_set():
+def raise_if_interrupted(interrupted: threading.Event) -> None:
+    """Raises KeyboardInterrupt if one was interrupted for."""
+    if interrupted.is_set():
         raise KeyboardInterrupt

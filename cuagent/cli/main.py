@@ -22,7 +22,7 @@ from cuagent.cli import (
     runs,
     verify,
 )
-from cuagent.cli.exits import Exit, complain, crashes_to, exit_for
+from cuagent.cli.exits import Exit, crashes_to, exit_for, print_stderr
 from cuagent.training import cli as train
 
 # Plain help: rich's takes longer to load than everything else together.
@@ -89,18 +89,18 @@ def run(arguments: list[str]) -> int:
             raise
         return Exit.OK
     except typer.Abort:  # what Ctrl-C becomes outside of a run, in older versions
-        complain("interrupted")
+        print_stderr("interrupted")
         return Exit.INTERRUPTED
     except usage_error as error:
-        complain(_usage(error))
+        print_stderr(_usage(error))
         return Exit.USAGE
     except Exception as error:  # the process boundary; `exit_for` tells which are foreseen
         code = exit_for(error)
         if code is None:
             raise
-        complain(str(error))
+        print_stderr(str(error))
     if code == Exit.INTERRUPTED and not isinstance(code, Exit):  # typer's own, which is silent
-        complain("interrupted")
+        print_stderr("interrupted")
     return int(code or 0)
 
 

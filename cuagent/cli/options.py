@@ -236,17 +236,17 @@ def activity(text: str, *, silent: bool) -> Iterator[Emit]:
 
     Ctrl-C that was swallowed is heeded with the next thing said, or at the end.
     """
-    from cuagent.cli.interrupts import heed, interrupts_kept
+    from cuagent.cli.interrupts import interrupts_recorded, raise_if_interrupted
     from cuagent.events import Event, Phase, ignore
     from cuagent.ui.terminal import Terminal
 
-    with interrupts_kept() as wished, ExitStack() as stack:
+    with interrupts_recorded() as interrupted, ExitStack() as stack:
         shown = ignore if silent else stack.enter_context(Terminal(sys.stderr))
 
         def emit(event: Event) -> None:
-            heed(wished)
+            raise_if_interrupted(interrupted)
             shown(event)
 
         emit(Phase(text))
         yield emit
-        heed(wished)
+        raise_if_interrupted(interrupted)

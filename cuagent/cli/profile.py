@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cuagent.cli import options
-from cuagent.cli.trust import settle
+from cuagent.cli.trust import resolve_settings
 
 WIDTH = 500
 """Columns of a file or a pipe, in which nothing is cut."""
@@ -40,7 +40,7 @@ def profile(
     By operator and by kernel; bytes and operations against what this machine can do.
     """
     options.refuse_nowhere(svg)
-    settings = settle({"device": device, "precision": precision}, trust)
+    settings = resolve_settings({"device": device, "precision": precision}, trust)
     opened = options.open_task(task, inputs, init, settings)
     attempt = options.open_candidate(candidate) if candidate is not None else None
     from cuagent.build import build

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.cli.exits import Refused, crashes_to
-from cuagent.cli.interrupts import heed, interrupts_kept
+from cuagent.cli.interrupts import interrupts_recorded, raise_if_interrupted
 from cuagent.cli.runs import readable
 from cuagent.cli.trust import require_trusted_run
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Left:
-    """A run that was left, to be taken up again."""
+class ResumedRun:
+    """A run that was left, to be taken up resumed."""
 
     folder: RunFolder
     task: Task
@@ -48,17 +48,17 @@ class Plan:
     model: Model
     settings: Settings
     run_dir: Path
-    again: Left | None
-    """The run that is taken up again."""
+    resumed: ResumedRun | None
+    """The run that is taken up resumed."""
     message: str | None
     """What the user says to the model as it begins."""
     output_format: str
     headless: bool
     fresh: bool = False
-    """Whether what is free is timed again, whatever is known of it."""
+    """Whether what is free is timed resumed, whatever is known of it."""
 
 
-def left(name: str | None, run_dir: Path, *, trust: bool = False) -> Left:
+def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> ResumedRun:
     """The run of that name, the newest where None; one of another origin if the user agrees.
 
     Raises RecordError, TaskError and Refused.
@@ -85,7 +85,7 @@ def left(name: str | None, run_dir: Path, *, trust: bool = False) -> Left:
         raise Refused(f"{task.path}: has changed since {folder.id} began; start a new run")
     model = next(r["model"] for r in reversed(records) if r["type"] in ("session", "resume"))
     end = ending(records)
-    return Left(folder, task, model, end["stop"] if end else None)
+    return ResumedRun(folder, task, model, end["stop"] if end else None)
 
 
 def speaker(
@@ -134,34 +134,34 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
     from cuagent.judge import Judge
     from cuagent.record import plain
 
-    task, settings, again = plan.task, plan.settings, plan.again
+    task, settings, resumed = plan.task, plan.settings, plan.resumed
     if (greet := getattr(plan.model, "greet", None)) is not None:
         emit(Phase(f"greeting {plan.model.name}"))
         greet()
     emit(Phase(f"opening {task.name} on {task.device}"))
     with (
-        interrupts_kept() as wished,
+        interrupts_recorded() as interrupted,
         Judge(task, settings.isolation, emit, fresh=plan.fresh) as judge,
     ):
-        heed(wished)
-        if again is None:
+        raise_if_interrupted(interrupted)
+        if resumed is None:
             _admit(judge, emit)
-            heed(wished)
+            raise_if_interrupted(interrupted)
         both: dict[str, Any] = {
             "model": plan.model.name,
             "tools": [tool.spec for tool in TOOLS],
             "budget": budget(settings),
             "emit": emit,
         }
-        if again is None:
+        if resumed is None:
             config = plain(settings)
             run = start_run(task, judge, root=plan.run_dir, config=config, **both)
         else:
-            run = resume_run(again.folder, task, judge, **both)
+            run = resume_run(resumed.folder, task, judge, **both)
         with run.log, crashes_to(run.folder.path):
             if plan.message:
                 run.inbox.put(plan.message)
-            run.cancelled = wished  # looked at wherever the run waits, and after each call
+            run.cancelled = interrupted  # looked at wherever the run waits, and after each call
             yield run
 
 

@@ -16,8 +16,8 @@ from cuagent.agent import compact, diff, restore, undo
 from cuagent.agent.attended import Interrupted
 from cuagent.agent.conclude import summarize
 from cuagent.cli.exits import Refused
-from cuagent.cli.own_command import SIGN
 from cuagent.cli.session import speaker
+from cuagent.cli.user_command import SIGN
 from cuagent.models.model import ModelError
 from cuagent.record import RecordError
 from cuagent.ui.prompt import Work
@@ -51,7 +51,7 @@ KEYS = (
 def while_working(session: Session, line: str) -> None:
     """In the prompt's thread: it may look, steer and interrupt, and nothing else."""
     if line.startswith(SIGN):
-        session.own.begin(line)
+        session.user_commands.begin(line)
     elif not line.startswith("/"):
         session.say(f"  queued: {line}")
         session.run.inbox.put(line)
@@ -59,12 +59,12 @@ def while_working(session: Session, line: str) -> None:
         session.run.cancel()
         session.prompt.leave()
     elif _name(line) in ANYTIME or _name(line) not in COMMANDS or line.split() == ["/model"]:
-        obey(session, line)
+        run_command(session, line)
     else:
         session.say(f"  {line}: the agent works; press Esc first", "yellow")
 
 
-def obey(session: Session, line: str) -> bool:
+def run_command(session: Session, line: str) -> bool:
     """Do a command; False to leave."""
     name, words = _name(line), line.split()[1:]
     if name == "quit":
@@ -106,7 +106,7 @@ def help_rows() -> list[tuple[str, str]]:
 
 
 def _help(session: Session, words: list[str]) -> None:
-    session.tell(*help_rows())
+    session.say_rows(*help_rows())
     session.say(KEYS)
 
 
@@ -171,7 +171,7 @@ def _cost(session: Session, words: list[str]) -> None:
     usage = run.usage
     parts = ((usage.input, "new"), (usage.cache_read, "cached"), (usage.cache_write, "to cache"))
     read = ", ".join(f"{count(number)} {what}" for number, what in parts)
-    session.tell(
+    session.say_rows(
         ("steps", _of(run.steps, budget.steps, str)),
         ("cost", UNPRICED if run.cost is None else _of(run.cost, budget.cost, money)),
         ("time", _of(run.seconds, budget.seconds, clock)),

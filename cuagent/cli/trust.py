@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cuagent.cli.exits import Refused, complain
+from cuagent.cli.exits import Refused, print_stderr
 
 if TYPE_CHECKING:
     from cuagent.config import Proposal, Settings
@@ -48,7 +48,7 @@ def require_agreement(what: str, first: str, trust: bool, *, ask: bool = True) -
         raise Refused(f"{what}; {first}, then give --trust to accept it")
     from cuagent.ui.text import one_line
 
-    complain(what)
+    print_stderr(what)
     if not typer.confirm(one_line(f"{first}. Go ahead?"), err=True):
         raise Refused("nothing was done")
 
@@ -58,7 +58,7 @@ def can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def settle(flags: Mapping[str, Any], trust: bool) -> Settings:
+def resolve_settings(flags: Mapping[str, Any], trust: bool) -> Settings:
     """The settings for a command that takes these flags; each warning is a line on stderr.
 
     What a project's file sets for the user holds where the user agrees. Raises ConfigError.
@@ -67,11 +67,13 @@ def settle(flags: Mapping[str, Any], trust: bool) -> Settings:
 
     def accept(proposal: Proposal) -> bool:
         if trust or is_agreed(proposal):
-            complain(f"{proposal}; it holds, as {'--trust says' if trust else 'you agreed to it'}")
+            print_stderr(
+                f"{proposal}; it holds, as {'--trust says' if trust else 'you agreed to it'}"
+            )
             return True
         if not can_ask():
             return False
-        complain(str(proposal))
+        print_stderr(str(proposal))
         if not typer.confirm("Let it hold?", err=True):
             return False
         _remember(proposal)
@@ -79,7 +81,7 @@ def settle(flags: Mapping[str, Any], trust: bool) -> Settings:
 
     settings = resolve(flags, accept=accept)
     for key in settings.ignored.keys() & flags.keys():
-        complain(settings.ignored[key])
+        print_stderr(settings.ignored[key])
     return settings
 
 
@@ -94,7 +96,7 @@ def _remember(proposal: Proposal) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.write_text(f"{proposal}\n", encoding="utf-8", errors="replace")
     except OSError as error:
-        complain(f"{path}: {error.strerror or error}; you will be asked again")
+        print_stderr(f"{path}: {error.strerror or error}; you will be asked again")
 
 
 def _agreement(proposal: Proposal) -> Path:

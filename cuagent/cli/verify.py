@@ -11,7 +11,7 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Exit, Refused
-from cuagent.cli.trust import settle
+from cuagent.cli.trust import resolve_settings
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
@@ -45,13 +45,13 @@ def verify(
     """
     effort = options.effort(timing)
     options.refuse_nowhere(evidence)
-    settings = settle({"device": device, "precision": precision}, trust)
+    settings = resolve_settings({"device": device, "precision": precision}, trust)
     opened = options.open_task(task, inputs, init, settings)
     attempt = options.open_candidate(candidate)
     from cuagent.events import Notice
     from cuagent.judge import Judge
 
-    begun = time.monotonic()
+    started = time.monotonic()
     with (
         options.activity(f"judging {candidate} on {opened.device}", silent=json) as emit,
         Judge(opened, settings.isolation, emit) as judge,
@@ -61,7 +61,7 @@ def verify(
         judgement = judge.judge(attempt, effort)
     if evidence is not None:
         _write(evidence, opened, attempt, judgement)
-    _report(judgement, time.monotonic() - begun, json)
+    _report(judgement, time.monotonic() - started, json)
     raise typer.Exit(_code(judgement))
 
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 CANDIDATE = "candidate"
 EAGER, COMPILE = "eager", "compile"
-OF_RECORD = "timed for the record, in fresh processes"
+RECORD_TITLE = "timed for the record, in fresh processes"
 """Title of the table that a submitted attempt has."""
-ALL = "all attempts, each by its latest timing"
+ALL_TITLE = "all attempts, each by its latest timing"
 MOST_ROWS = 12
 """Attempts in the table at the end."""
 MOST_BARS = 40
@@ -51,61 +51,61 @@ class Row:
     share: float | None = None
     """Of the roofline."""
     precision: str = ""
-    said: str = ""
+    note: str = ""
     """In place of the figures: why there are none."""
 
 
 @dataclass
-class Board:
+class AttemptTable:
     """The table as it grows: what is known of the ladder and of each attempt by now."""
 
     baselines: list[Row] = field(default_factory=list)
     attempts: dict[int, Row] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     """Of attempts, by digest."""
-    climbed: bool = False
+    has_ladder: bool = False
     """Whether the baselines are a ladder's; else they are those of the last attempt."""
     rung: str = ""
     """The best one, where it is neither eager nor torch.compile as it is by default."""
-    grown: list[tuple[float, float]] = field(default_factory=list)
+    best_over_time: list[tuple[float, float]] = field(default_factory=list)
     """Seconds into the run, and what the best attempt was worth from then on."""
 
     def measure_ladder(self, found: Ladder) -> None:
         """The rungs of the ladder, from now on the first rows; those known from before stay."""
-        self.climbed = True
+        self.has_ladder = True
         before = {row.name: replace(row, sign="") for row in self.baselines}
         self.baselines = list((before | {row.name: row for row in ladder_rows(found)}).values())
         best = found.best.name if found.best is not None else ""
         self.rung = best if best not in (EAGER, COMPILE) else ""
 
-    def keep(self, number: int, judgement: Judgement, seconds: float = 0.0) -> Row:
+    def add(self, number: int, judgement: Judgement, seconds: float = 0.0) -> Row:
         """The row of an attempt judged so many seconds into the run, from now on in the table."""
         self.numbers[judgement.attempt] = number
         row = self.attempts[number] = attempt_row(number, judgement)
         timing = judgement.timing
         # a quick look at the baselines is no better than the ladder's own
-        quick = self.climbed and timing is not None and timing.effort is not Effort.RECORD
-        if timing is not None and not row.said and not quick:
-            self.baselines = renewed(self.baselines, timing)
-        gain = row_worth(row)
-        if gain is not None and (not self.grown or gain > self.grown[-1][1]):
-            self.grown.append((seconds, gain))
+        quick = self.has_ladder and timing is not None and timing.effort is not Effort.RECORD
+        if timing is not None and not row.note and not quick:
+            self.baselines = updated_baselines(self.baselines, timing)
+        gain = row_gain(row)
+        if gain is not None and (not self.best_over_time or gain > self.best_over_time[-1][1]):
+            self.best_over_time.append((seconds, gain))
         return row
 
-    def news(
+    def new_lines(
         self, number: int, width: int, glyphs: Glyphs = UNICODE, *, fresh: bool = False
     ) -> list[Text]:
         """What is to be printed of an attempt just kept; `fresh`: its baselines are of now too."""
         row = self.attempts[number]
         line = row_line(row, width, glyphs, self.rung)
-        if row.said:
+        if row.note:
             return [line]
         if fresh:
             timed = [b for b in self.baselines if b.name in row.ratios]
             above = [row_line(b, width, glyphs, self.rung) for b in timed]
-            return [Text(OF_RECORD, "bold"), head_line(width, self.rung), *above, line]
-        first = sum(not other.said for other in self.attempts.values()) == 1
-        shown = self.baselines if first and not self.climbed else []
+            return [Text(RECORD_TITLE, "bold"), head_line(width, self.rung), *above, line]
+        first = sum(not other.note for other in self.attempts.values()) == 1
+        shown = self.baselines if first and not self.has_ladder else []
         above = [row_line(b, width, glyphs, self.rung) for b in shown]
         return [head_line(width, self.rung), *above, line]
 
@@ -113,16 +113,16 @@ class Board:
         """The first rows, with their head; as long as they are alone there is room for limits."""
         return [head_line(width), *(row_line(row, width, glyphs) for row in self.baselines)]
 
-    def whole(self, width: int, glyphs: Glyphs = UNICODE, fewest: int = 1) -> list[Text]:
+    def all_lines(self, width: int, glyphs: Glyphs = UNICODE, fewest: int = 1) -> list[Text]:
         """All attempts and how the best one grew, where there are as many as `fewest`."""
         rows = [row for _, row in sorted(self.attempts.items())]
         if len(rows) < fewest:
             return []
         most = len(rows) if width == UNCUT else MOST_ROWS
-        title = Text(clip(ALL, width, glyphs.more), "bold")
+        title = Text(clip(ALL_TITLE, width, glyphs.more), "bold")
         lines = [title, *table_lines(self.baselines, rows, width, glyphs, self.rung, most)]
-        if grown := trend(rows, width - 8, glyphs):
-            lines.append(Text.assemble(("  best ", "dim"), (grown, "green")))
+        if best_over_time := trend(rows, width - 8, glyphs):
+            lines.append(Text.assemble(("  best ", "dim"), (best_over_time, "green")))
         return lines
 
 
@@ -132,10 +132,10 @@ def attempt_row(number: int, judgement: Judgement) -> Row:
     name = f"attempt {number}"
     if not verdict.accepted:
         sign = "unsure" if verdict.reason in _UNJUDGED else "no"
-        return Row(name, sign, said=str(verdict.reason))
+        return Row(name, sign, note=str(verdict.reason))
     arm = timing.arm(CANDIDATE) if timing is not None else None
     if timing is None or arm is None or arm.failed:
-        return Row(name, "yes", said="right, not timed")
+        return Row(name, "yes", note="right, not timed")
     sign = "unsure" if timing.suspect else "yes"
     precision = str(verdict.precision or "")
     return Row(name, sign, arm.median, timing.ratios, timing.share, precision)
@@ -144,7 +144,7 @@ def attempt_row(number: int, judgement: Judgement) -> Row:
 def baseline_rows(timing: Timing | None) -> list[Row]:
     """What an attempt was timed against: eager first, as it came."""
     return [
-        Row(arm.name, said=f"failed: {arm.failed}")
+        Row(arm.name, note=f"failed: {arm.failed}")
         if arm.failed
         else Row(arm.name, seconds=arm.median, share=_share(arm.median, timing))
         for arm in (timing.arms if timing is not None else ())
@@ -158,17 +158,17 @@ def ladder_rows(found: Ladder) -> list[Row]:
     rows = []
     for rung in found.rungs:
         if rung.failed:
-            rows.append(Row(rung.name, said=f"failed: {rung.failed}"))
+            rows.append(Row(rung.name, note=f"failed: {rung.failed}"))
             continue
         over = {EAGER: rung.over_eager} if rung.over_eager and rung.name != EAGER else {}
         share = found.floor.share(rung.seconds) if found.floor and rung.seconds > 0 else None
         sign = "best" if best is not None and rung.name == best.name else ""
         wrong = "" if rung.right else "wrong"
         rows.append(Row(rung.name, sign, rung.seconds, over, share, wrong or found.precision))
-    return [*rows, *(Row(name, said="timed for the record") for name in found.later)]
+    return [*rows, *(Row(name, note="timed for the record") for name in found.later)]
 
 
-def renewed(rows: Sequence[Row], timing: Timing) -> list[Row]:
+def updated_baselines(rows: Sequence[Row], timing: Timing) -> list[Row]:
     """Baselines with the figures of a newer timing; the ladder's other rungs stay as they were."""
     fresh = {row.name: row for row in baseline_rows(timing)}
     kept = []
@@ -177,7 +177,7 @@ def renewed(rows: Sequence[Row], timing: Timing) -> list[Row]:
         if new is not None:
             timed = row.ratios and {EAGER, row.name} <= timing.ratios.keys()
             ratios = {EAGER: over_eager(timing, row.name, row.ratios[EAGER])} if timed else {}
-            row = replace(row, seconds=new.seconds, share=new.share, said=new.said, ratios=ratios)
+            row = replace(row, seconds=new.seconds, share=new.share, note=new.note, ratios=ratios)
         kept.append(row)
     return kept + list(fresh.values())
 
@@ -230,8 +230,8 @@ def row_line(row: Row, width: int, glyphs: Glyphs = UNICODE, rung: str = "") -> 
     room = columns[0].width - 2
     label = clip(baseline_name(row.name, room), room, glyphs.more)
     line = Text.assemble((f"{sign:<2}", f"bold {colour}"))
-    if row.said:
-        text = f"{_pad(label, room, right=False)}  {row.said}"
+    if row.note:
+        text = f"{_pad(label, room, right=False)}  {row.note}"
         style = "" if row.sign else "dim"
         return line.append(clip(text, width - cell_len(line.plain), glyphs.more), style)
     line.append(_pad(label, room, right=False))
@@ -267,7 +267,7 @@ def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
     best: list[float | None] = []
     for row in attempts:
         before = best[-1] if best else None
-        gain = row_worth(row)
+        gain = row_gain(row)
         best.append(gain if before is None else max(before, gain or before))
     known = [value for value in best if value is not None]
     if not known or known[-1] <= known[0]:
@@ -283,7 +283,7 @@ def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
     return f"{''.join(bars)} {words}"
 
 
-def row_worth(row: Row) -> float | None:
+def row_gain(row: Row) -> float | None:
     """What an attempt is worth over the best of the baselines."""
     return min((r.value for r in row.ratios.values()), default=None)
 

@@ -27,11 +27,11 @@ class _Harmless(RenderHook):
         return [_harmless(one) if isinstance(one, Text) else one for one in renderables]
 
 
-def make_console(stream: TextIO, *, foot: bool = False) -> Console:
-    """A console on `stream`; with `foot` it is a terminal, whatever `stream` says."""
+def make_console(stream: TextIO, *, footer: bool = False) -> Console:
+    """A console on `stream`; with `footer` it is a terminal, whatever `stream` says."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")  # what a tool prints may not fit the encoding
-    to_file = not foot and not stream.isatty() and "COLUMNS" not in os.environ
+    to_file = not footer and not stream.isatty() and "COLUMNS" not in os.environ
     console = Console(
         file=stream,
         highlight=False,

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from cuagent.ui.text import one_line
 
-SPEAKING = ("iTerm.app", "WezTerm", "ghostty")
+OSC9_TERMINALS = ("iTerm.app", "WezTerm", "ghostty")
 """Terminals (TERM_PROGRAM) that show the text of an OSC 9 sequence."""
 
 
@@ -40,7 +40,9 @@ def notify(text: str, stream: TextIO, how: str = "auto", command: str = "") -> s
 
 def signal_for(text: str, how: str, environ: Mapping[str, str]) -> str:
     """The bell, or OSC 9 where the terminal is known to show it and nothing stands between."""
-    speaks = environ.get("TERM_PROGRAM") in SPEAKING or environ.get("TERM") == "xterm-kitty"
-    if how == "auto" and speaks and "TMUX" not in environ:
+    supported = (
+        environ.get("TERM_PROGRAM") in OSC9_TERMINALS or environ.get("TERM") == "xterm-kitty"
+    )
+    if how == "auto" and supported and "TMUX" not in environ:
         return f"\x1b]9;{one_line(text)}\x07"
     return "\x07"

@@ -1,4 +1,4 @@
-"""The line at the foot of a terminal into which the user types, also while the agent works.
+"""The line at the footer of a terminal into which the user types, also while the agent works.
 
 It lives in a thread of its own; what is printed meanwhile goes above it, once and for all. The
 main thread asks for the next line while it rests, hears of lines while it works, or puts a
@@ -27,7 +27,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.patch_stdout import patch_stdout
 
-from cuagent.ui.foot import Foot
+from cuagent.ui.footer import Footer
 from cuagent.ui.text import clip, wrap
 
 REFRESH = 0.25
@@ -69,7 +69,7 @@ class Prompt:
         self._question = ""
         self._default = ""
         self._hint = ""
-        self._foot = Foot()
+        self._footer = Footer()
         self._interrupted = 0.0
         self._closing = False
         self._stopped = threading.Event()
@@ -83,9 +83,9 @@ class Prompt:
         )
         app = self._session.app
         app.ttimeoutlen, app.timeoutlen = 0.05, 0.2
-        app.terminal_size_polling_interval = None  # `Foot` looks itself, and clears what it must
-        app.before_render += lambda app: self._foot.follow(app)
-        app.after_render += lambda app: self._foot.remember(app)
+        app.terminal_size_polling_interval = None  # `Footer` looks itself, and clears what it must
+        app.before_render += lambda app: self._footer.follow(app)
+        app.after_render += lambda app: self._footer.remember(app)
         self._thread = threading.Thread(target=self._run, daemon=True, name="prompt")
 
     def __enter__(self) -> Prompt:
@@ -130,9 +130,9 @@ class Prompt:
         try:
             yield
         finally:
-            self.rest()
+            self.stop_working()
 
-    def rest(self) -> None:
+    def stop_working(self) -> None:
         """The work is done, though its context may still be open: what comes is for `next`."""
         self._work, self._hint = None, ""
 
@@ -164,14 +164,14 @@ class Prompt:
             except EOFError:
                 line = None
             if not self._closing:
-                self._hand_on(line)
+                self._dispatch(line)
                 if line is None:
                     break
         self._stopped.set()
         while not self._released.is_set():
             await asyncio.sleep(0.02)
 
-    def _hand_on(self, line: str | None) -> None:
+    def _dispatch(self, line: str | None) -> None:
         work = self._work
         if line is None:
             if work is not None:
@@ -216,9 +216,9 @@ class Prompt:
         def _(event: KeyPressEvent) -> None:
             typed = event.current_buffer.document.text_before_cursor
             if typed.startswith("/") and " " not in typed:
-                rest = _rest([f"/{name}" for name in self.commands], typed)
+                rest = _common_rest([f"/{name}" for name in self.commands], typed)
             else:
-                rest = _rest(self.names(), re.split(r"\s", typed)[-1])
+                rest = _common_rest(self.names(), re.split(r"\s", typed)[-1])
             event.current_buffer.insert_text(rest)
 
         @keys.add("escape", "enter")
@@ -257,12 +257,12 @@ class _Renew(Exception):
     """The line is to be shown afresh."""
 
 
-def _begun(commands: Mapping[str, str], typed: str) -> list[str]:
+def _completions(commands: Mapping[str, str], typed: str) -> list[str]:
     """The commands that a slash and what follows it may become."""
     return [name for name in commands if f"/{name}".startswith(typed)]
 
 
-def _rest(names: Iterable[str], begun: str) -> str:
+def _common_rest(names: Iterable[str], begun: str) -> str:
     """What all names that begin so have in common beyond it; of nothing typed, nothing."""
     ends = [name[len(begun) :] for name in names if begun and name.startswith(begun)]
     same = takewhile(lambda letters: len(set(letters)) == 1, zip(*ends, strict=False))
@@ -274,7 +274,7 @@ def _matching(commands: Mapping[str, str], typed: str) -> str:
     word = typed[1:].split(" ")[0]
     if word in commands:
         return f"/{word}: {commands[word]}"
-    return "  ".join(f"/{name}" for name in _begun(commands, typed))
+    return "  ".join(f"/{name}" for name in _completions(commands, typed))
 
 
 def _history(path: Path | None) -> History:

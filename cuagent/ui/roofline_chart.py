@@ -122,8 +122,8 @@ def roofline(profile: Profile, width: int) -> list[str]:
     grid[dot][start : start + len(share)] = share
     drawn = ["".join(line).rstrip() for line in grid]
     top = f"{amount(plane.rate)}FLOP/s {profile.roofline.unit}"
-    foot = f"{plane.here:.3g} FLOP a byte, the ridge at {plane.rate / plane.copy:.3g}"
-    return [top.rjust(columns), *(line for line in drawn if line), foot]
+    footer = f"{plane.here:.3g} FLOP a byte, the ridge at {plane.rate / plane.copy:.3g}"
+    return [top.rjust(columns), *(line for line in drawn if line), footer]
 
 
 def _roofline(profile: Profile, top: int) -> list[str]:

@@ -26,7 +26,7 @@ from cuagent.events import (
     UserSaid,
 )
 from cuagent.record import RunFolder, ladder_of
-from cuagent.ui.attempts import Board, head_line, ladder_rows, row_line
+from cuagent.ui.attempts import AttemptTable, head_line, ladder_rows, row_line
 from cuagent.ui.code import written
 from cuagent.ui.console import UNCUT
 from cuagent.ui.recorded import Records, best_of, events_of
@@ -86,19 +86,19 @@ def story(
 
 def _result(folder: RunFolder, records: Records, width: int, glyphs: Glyphs) -> Iterator[Text]:
     """The table of attempts and the summary, as they stand at the end of the log."""
-    board, found = Board(), ladder_of(records)
+    attempt_table, found = AttemptTable(), ladder_of(records)
     if found is not None:
-        board.measure_ladder(found)
+        attempt_table.measure_ladder(found)
     for event in events_of(folder, records):
         if isinstance(event, Judged):
-            board.keep(event.attempt, event.judgement)
-    if board.attempts:
-        yield from (Text(), *board.whole(width, glyphs))
+            attempt_table.add(event.attempt, event.judgement)
+    if attempt_table.attempts:
+        yield from (Text(), *attempt_table.all_lines(width, glyphs))
     ends = [e for e in events_of(folder, records) if isinstance(e, RunEnded)]
     unfinished = RunEnded("unfinished", best_of(records), "it has not ended", found)
     ended = ends[-1] if ends else unfinished
     yield Text()
-    yield from summary_lines(ended, None, board.numbers, width, glyphs)
+    yield from summary_lines(ended, None, attempt_table.numbers, width, glyphs)
 
 
 def _call(event: ToolStarted, width: int, glyphs: Glyphs) -> Iterator[Text]:

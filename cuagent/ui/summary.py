@@ -48,20 +48,20 @@ def summary_lines(
     if result is Result.RUNG and found is not None and found.best is not None:
         sign = glyphs.yes if tried and ended.stop not in CUT_SHORT else glyphs.unsure
         head = f"{sign} {_rung_head(ended, found, tried)}"
-        rows = [*_free_rows(best, found), *_vain_rows(best, name, tried), *rows]
+        rows = [*_free_rows(best, found), *_kernel_rows(best, name, tried), *rows]
     elif best is not None and result is Result.KERNEL:
         head = f"{glyphs.yes} best: {name}"
         rows = [*_gain_rows(best, found), *rows]
     elif found is not None and found.best is not None:
         head = f"{glyphs.unsure} {_module_head(ended, found, tried)}"
-        rows = [*_unsure_rows(found), *_vain_rows(best, name, tried), *rows]
+        rows = [*_unsure_rows(found), *_kernel_rows(best, name, tried), *rows]
     elif best is None:
-        head = f"{glyphs.unsure} {one_line(ended.summary)}{_cut(ended)}"
+        head = f"{glyphs.unsure} {one_line(ended.summary)}{_early_end(ended)}"
     else:
         head = f"{glyphs.unsure} {_no_gain(best, name)}"
     colour = "yellow" if head.startswith(glyphs.unsure) else "green"
     lines = [Text(line, f"bold {colour}") for line in wrap(head, width)]
-    places = _whereabouts(ended, run, result, number)
+    places = _next_steps(ended, run, result, number)
     return lines + label_lines([*rows, *places], width)
 
 
@@ -80,25 +80,25 @@ def _rung_head(ended: RunEnded, found: Ladder, tried: int) -> str:
     """What is handed over though no kernel is, and what was tried before that was decided."""
     rung, best = found.best, ended.best
     assert rung is not None
-    name = called(rung.name)
+    name = full_name(rung.name)
     if not tried:
         free = free_of(best, found)
         gain = "" if free is None else f" {times(free.value)}"
         how = "timed for the record" if rung.effort is Effort.RECORD else "quick timing"
-        return f"no kernel tried{_cut(ended)}; {name} is{gain} ({how})"
+        return f"no kernel tried{_early_end(ended)}; {name} is{gain} ({how})"
     if _may_add(best):
-        return f"no kernel surely adds to what is free; {name} is the result{_cut(ended)}"
+        return f"no kernel surely adds to what is free; {name} is the result{_early_end(ended)}"
     if best is None:
-        return f"{name} is the best found; no kernel was accepted{_cut(ended)}"
-    return f"{name} is the best found; no kernel beat it{_cut(ended)}"
+        return f"{name} is the best found; no kernel was accepted{_early_end(ended)}"
+    return f"{name} is the best found; no kernel beat it{_early_end(ended)}"
 
 
 def _module_head(ended: RunEnded, found: Ladder, tried: int) -> str:
     """Neither a kernel nor a rung is handed over: why."""
     unsure = found.undecided
-    kernel = "" if tried else f"no kernel tried{_cut(ended)}; "
+    kernel = "" if tried else f"no kernel tried{_early_end(ended)}; "
     if unsure is not None:
-        return f"{kernel}could not tell whether {called(unsure.name)} beats your module"
+        return f"{kernel}could not tell whether {full_name(unsure.name)} beats your module"
     if _may_beat(ended.best):
         return "could not tell whether the kernel beats your module"
     yet = "" if ended.stop in FINISHED else " yet"
@@ -106,7 +106,7 @@ def _module_head(ended: RunEnded, found: Ladder, tried: int) -> str:
     return f"{kernel}nothing beats your module{yet}"
 
 
-def _cut(ended: RunEnded) -> str:
+def _early_end(ended: RunEnded) -> str:
     """What ended the run before its time, to be put in brackets behind what it had found."""
     return f" ({CUT_SHORT[ended.stop]})" if ended.stop in CUT_SHORT else ""
 
@@ -122,7 +122,10 @@ def _unsure_rows(found: Ladder) -> list[tuple[str, str]]:
         return []
     how = "timed for the record" if rung.effort is Effort.RECORD else "a quick look"
     again = "cuagent optimize TASK --fresh, when the machine is quiet"
-    return [("free", f"{called(rung.name)}: {_said(rung.over_eager)}, {how}"), ("again", again)]
+    return [
+        ("free", f"{full_name(rung.name)}: {_ratio_text(rung.over_eager)}, {how}"),
+        ("again", again),
+    ]
 
 
 def _may_add(best: Judgement | None) -> bool:
@@ -150,10 +153,14 @@ def _gain_rows(best: Judgement, found: Ladder | None) -> list[tuple[str, str]]:
     free = ("free", "nothing: eager is the best rung")
     unsure = found.undecided if found is not None else None
     if unsure is not None and unsure.over_eager is not None:
-        free = ("free", f"nothing sure: {called(unsure.name)} {_said(unsure.over_eager)}")
+        free = ("free", f"nothing sure: {full_name(unsure.name)} {_ratio_text(unsure.over_eager)}")
     if gain.rung != EAGER:
-        free = ("free", f"{_said(gain.free)}: {called(gain.rung)}, no kernel")
-    return [free, ("kernel on top", _said(gain.kernel)), ("end to end", _said(gain.end_to_end))]
+        free = ("free", f"{_ratio_text(gain.free)}: {full_name(gain.rung)}, no kernel")
+    return [
+        free,
+        ("kernel on top", _ratio_text(gain.kernel)),
+        ("end to end", _ratio_text(gain.end_to_end)),
+    ]
 
 
 def _free_rows(best: Judgement | None, found: Ladder) -> list[tuple[str, str]]:
@@ -162,15 +169,17 @@ def _free_rows(best: Judgement | None, found: Ladder) -> list[tuple[str, str]]:
     how = "timed for the record" if of_record else "a quick look"
     if age := found.age() if not of_record else "":
         how += f", {age}"
-    return [] if free is None else [("free", f"{_said(free)} over eager, {how}")]
+    return [] if free is None else [("free", f"{_ratio_text(free)} over eager, {how}")]
 
 
-def _vain_rows(best: Judgement | None, name: str, tried: int) -> list[tuple[str, str]]:
+def _kernel_rows(best: Judgement | None, name: str, tried: int) -> list[tuple[str, str]]:
     """What the best attempt came to, where it is not the result."""
     if best is None:
         return [("kernels", f"none of {tried} was accepted" if tried else "none was tried")]
     if best.gain is not None:
-        return [("kernels", f"{name}: {_said(best.gain.kernel)} over {called(best.gain.rung)}")]
+        return [
+            ("kernels", f"{name}: {_ratio_text(best.gain.kernel)} over {full_name(best.gain.rung)}")
+        ]
     return [("kernels", _no_gain(best, name))]
 
 
@@ -179,11 +188,11 @@ def _evidence(best: Judgement, found: Ladder | None, width: int) -> list[tuple[s
     if (timing := best.timing) is None:
         rows.append(("worth", "not timed"))
     else:
-        told = {EAGER, best.gain.rung} - {COMPILE} if best.gain is not None else set()
+        shown_above = {EAGER, best.gain.rung} - {COMPILE} if best.gain is not None else set()
         for name, gain in timing.ratios.items():
-            if name not in told:
+            if name not in shown_above:
                 word = f" {gain.standing}" if width >= NARROW else ""
-                where = called(name) if width >= NARROW else name
+                where = full_name(name) if width >= NARROW else name
                 rows.append((f"over {where}", ratio(gain) + word))
         rows += [("roofline", fact.replace(" of the roofline", "")) for fact in share_facts(timing)]
         afresh = timing.effort is Effort.RECORD
@@ -195,17 +204,17 @@ def _evidence(best: Judgement, found: Ladder | None, width: int) -> list[tuple[s
     return [*rows, ("isolation", best.verdict.tier)]
 
 
-def _said(gain: Ratio) -> str:
+def _ratio_text(gain: Ratio) -> str:
     unsure = " (inconclusive)" if gain.standing is Standing.INCONCLUSIVE else ""
     return ratio(gain) + unsure
 
 
-def called(rung: str) -> str:
+def full_name(rung: str) -> str:
     """A rung at full length."""
     return baseline_name(rung, 40)
 
 
-def _whereabouts(
+def _next_steps(
     ended: RunEnded, run: RunStarted | None, result: Result, number: int | None
 ) -> list[tuple[str, str]]:
     rows = [("stopped", one_line(str(ended.stop)))]

@@ -181,7 +181,7 @@ def _arm_lines(timing: Timing, width: int, glyphs: Glyphs) -> list[Text]:
         if arm.failed:
             line.append("  " + clip(one_line(arm.failed), room, glyphs.more), "dim")
         elif gain := timing.ratios.get(arm.name):
-            line.append("  " + _worth(gain, room), _COLOURS[gain.standing])
+            line.append("  " + _ratio_text(gain, room), _COLOURS[gain.standing])
         lines.append(line)
     return lines
 
@@ -192,13 +192,13 @@ def score_lines(score: Score, width: int) -> list[Text]:
     return _paragraph(f"score {score.reward}: {MERIT.get(score.reward, '')}", width, colour)
 
 
-def least_ratio(timing: Timing | None) -> float | None:
+def smallest_ratio_value(timing: Timing | None) -> float | None:
     """What an attempt is worth over the best of the baselines: the smallest ratio measured."""
-    gain = least_worth(timing)
+    gain = smallest_ratio(timing)
     return gain.value if gain is not None else None
 
 
-def least_worth(timing: Timing | None) -> Ratio | None:
+def smallest_ratio(timing: Timing | None) -> Ratio | None:
     """The smallest ratio measured, with its limits."""
     ratios = timing.ratios.values() if timing is not None else ()
     return min(ratios, key=lambda r: r.value, default=None)
@@ -232,7 +232,7 @@ def label_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
     return lines
 
 
-def _worth(gain: Ratio, room: int) -> str:
+def _ratio_text(gain: Ratio, room: int) -> str:
     """A ratio in as many words as there is room for; the number itself is always there."""
     full = ratio(gain)
     for text in (f"{full} {gain.standing}", full, f"{times(gain.value)} {gain.standing}"):

@@ -36,7 +36,7 @@ from cuagent.events import (
     UserSaid,
 )
 from cuagent.timing import Effort, Standing
-from cuagent.ui.attempts import Board
+from cuagent.ui.attempts import AttemptTable
 from cuagent.ui.code import LINES, written
 from cuagent.ui.console import UNCUT, make_console
 from cuagent.ui.flow import Flow
@@ -46,7 +46,7 @@ from cuagent.ui.markdown import Blocks, rendered
 from cuagent.ui.region import Region
 from cuagent.ui.status import Status
 from cuagent.ui.summary import short_path, summary_lines
-from cuagent.ui.table import least_worth, why_lines
+from cuagent.ui.table import smallest_ratio, why_lines
 from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, harmless, one_line, wrap
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ TICK = 0.25
 """Seconds between two states of the live line."""
 WIDEST = 120
 """Columns; longer lines are hard to read, and nothing here needs them."""
-KEPT = {"bash": (4, 3), "compile": (6, 0), "profile": (12, 0)}
-"""First and last lines kept of a tool's output; `OTHERS` of one that is not named, or an error."""
-OTHERS, OF_ERROR = (3, 0), (4, 3)
-OF_USER = (6, 2)
+TOOL_LINES = {"bash": (4, 3), "compile": (6, 0), "profile": (12, 0)}
+"""First and last lines kept of a tool's output; `OTHER_LINES` of one that is not named, or an error."""
+OTHER_LINES, ERROR_LINES = (3, 0), (4, 3)
+USER_LINES = (6, 2)
 """The same of what the user said, who has seen it: the output of `!!command` may be long."""
-HEARD = 8
+OUTPUT_LINES = 8
 """Lines of a running tool that a wide terminal shows below the transcript."""
 PAUSES = ("interrupted", "answered")
 """Ends after which a person who sits by goes on; they need no summary."""
@@ -72,28 +72,28 @@ _NOTICE = {"info": "cyan", "warning": "yellow", "error": "red"}
 class Terminal:
     """Shows the events of one run on `stream`; used as a context manager.
 
-    For a `recorded` run there is no live line, and time is what the log says. With `foot` somebody
-    else shows what stands below the transcript (`foot_lines`), and only whole lines are written.
+    For a `recorded` run there is no live line, and time is what the log says. With `footer` somebody
+    else shows what stands below the transcript (`footer_lines`), and only whole lines are written.
     """
 
-    def __init__(self, stream: TextIO, *, recorded: bool = False, foot: bool = False) -> None:
-        self.console = make_console(stream, foot=foot)
+    def __init__(self, stream: TextIO, *, recorded: bool = False, footer: bool = False) -> None:
+        self.console = make_console(stream, footer=footer)
         self.glyphs = glyphs_for(stream.encoding)
         self.status = Status()
-        self.board = Board()
+        self.attempt_table = AttemptTable()
         self._recorded = recorded
-        self._foot = foot
-        self._held = ""
+        self._footer = footer
+        self._unwritten = ""
         self._live = (
             not recorded
-            and not foot
+            and not footer
             and self.console.is_terminal
             and not self.console.is_dumb_terminal
         )
         self._region = Region(self.console)
         self._echo = ExitStack()
         self._seconds_at_step = 0.0
-        self._heard: list[str] = []
+        self._recent_output: list[str] = []
         """What a tool has printed last."""
         self._phases: set[str] = set()
         self._blocks: Blocks | None = None
@@ -105,11 +105,11 @@ class Terminal:
         self._last_call = ""
         self._summary = ""
         """What came of the run, as it was told last."""
-        self._judged = self._climbed = False
+        self._judged = self._ladder_shown = False
         self._tier = ""
         """The isolation that was told last."""
         self._started = time.monotonic()
-        self._rested: float | None = None
+        self._paused_at: float | None = None
         self._tick = 0
         self._lock = threading.RLock()
         self._ended = threading.Event()
@@ -147,18 +147,18 @@ class Terminal:
         with self._lock:
             self._show(event)
 
-    def foot_lines(self, width: int) -> list[str]:
+    def footer_lines(self, width: int) -> list[str]:
         """What stands below the transcript, for who shows it; the last line is the status."""
         with self._lock:
-            tick = self._tick if self._rested is None else None
+            tick = self._tick if self._paused_at is None else None
             self._tick += 1
             status = self.status.line(self._seconds(), width, self.glyphs, tick)
-            if two_sided(self.board, width, self.console.height):
+            if two_sided(self.attempt_table, width, self.console.height):
                 doing = Status(activity=self.status.activity)  # the figures come last
                 panel = self._panel(width, None, doing)
                 return [*(harmless(line.plain) for line in panel), harmless(status)]
-            held = [clip(self._pending, width, self.glyphs.more)] if self._pending else []
-            return [harmless(line) for line in (*held, status)]
+            unwritten = [clip(self._pending, width, self.glyphs.more)] if self._pending else []
+            return [harmless(line) for line in (*unwritten, status)]
 
     def say(self, lines: Iterable[Text]) -> None:
         """Add lines that are no event of the run."""
@@ -168,25 +168,25 @@ class Terminal:
         """Ladder and attempts of an earlier session, these by their numbers."""
         with self._lock:
             if found is not None:
-                self.board.measure_ladder(found)
+                self.attempt_table.measure_ladder(found)
             for number, judgement in judged:
-                self.board.keep(number, judgement)
+                self.attempt_table.add(number, judgement)
                 self._improve(judgement)
 
-    def rest(self, *, finished: bool = False) -> None:
+    def pause(self, *, finished: bool = False) -> None:
         """It is the user's turn: the clock stands until the next step.
 
         `finished`: only words make the run go on.
         """
         with self._lock:
-            self._rested = self._rested or time.monotonic()
-            self._heard = []
+            self._paused_at = self._paused_at or time.monotonic()
+            self._recent_output = []
             does = "say what to try next" if finished else "Enter goes on"
             self._set(activity=f"your turn: {does}, /help")
 
     def show_table(self) -> None:
         """All attempts so far."""
-        self._print(self.board.whole(self.width, self.glyphs))
+        self._print(self.attempt_table.all_lines(self.width, self.glyphs))
 
     def _show(self, event: Event) -> None:
         match event:
@@ -203,9 +203,9 @@ class Terminal:
             case TextDelta():
                 self._stream(event)
             case StepStarted(step):
-                self._go_on()
+                self._resume_clock()
                 self._set(step=step, activity="thinking")
-                if not self._live and not self._foot:
+                if not self._live and not self._footer:
                     figures = replace(self.status, activity="")
                     line = figures.line(self._seconds(), self.width, self.glyphs)
                     self._print([Text(), Text(line, "dim")])
@@ -218,7 +218,7 @@ class Terminal:
             case LadderMeasured(found, True):
                 self._show_ladder(found)
             case LadderMeasured(found):
-                self.board.measure_ladder(found)
+                self.attempt_table.measure_ladder(found)
             case Judged():
                 self._show_judged(event)
             case Spent():
@@ -226,23 +226,26 @@ class Terminal:
                 self._set(step=event.step, tokens=tokens, cost=event.cost)
                 self._seconds_at_step = event.seconds
                 # the run's own clock, which counts what was worked before and no opening
-                self._started = (self._rested or time.monotonic()) - event.seconds
+                self._started = (self._paused_at or time.monotonic()) - event.seconds
             case UserSaid(text):
-                pieces = [f"> {line}" for line in fold(text, *OF_USER, self.glyphs.more)]
+                pieces = [f"> {line}" for line in fold(text, *USER_LINES, self.glyphs.more)]
                 self._print([Text(), *(Text(piece, "bold cyan") for piece in pieces)])
             case Notice(text, level):
                 pieces = wrap(one_line(text), max(self.width - 2, 8))
                 self._print([Text(f"! {piece}", _NOTICE[level]) for piece in pieces])
-            case RunEnded(stop, _, summary) if self._foot and str(stop) in PAUSES:
-                self._pause(str(stop), one_line(summary))
+            case RunEnded(stop, _, summary) if self._footer and str(stop) in PAUSES:
+                self._show_pause(str(stop), one_line(summary))
             case RunEnded():
                 self._summary = one_line(event.summary)
                 self._ended.set()
-                numbers, table = self.board.numbers, self.board.whole(self.width, self.glyphs, 2)
+                numbers, table = (
+                    self.attempt_table.numbers,
+                    self.attempt_table.all_lines(self.width, self.glyphs, 2),
+                )
                 lines = summary_lines(event, self._run, numbers, self.width, self.glyphs)
                 self._print([Text(), *table, *([Text()] if table else []), *lines])
 
-    def _pause(self, stop: str, summary: str) -> None:
+    def _show_pause(self, stop: str, summary: str) -> None:
         """Why nobody works, and what has come of the run since that was told last."""
         known, self._summary = summary == self._summary, summary
         said = stop if known else f"{stop}: {summary}"
@@ -264,15 +267,15 @@ class Terminal:
         style = "dim" if event.kind == "reasoning" else ""
         if self._flow is not None and self._flow_style != style:
             self._print([])
-        elif self._flow is None and (self._live or self._foot):  # else figures stand here
+        elif self._flow is None and (self._live or self._footer):  # else figures stand here
             self._print([Text()])
         if self._flow is None:
             self._flow = Flow(self.width if self.console.is_terminal else None)
             self._flow_style = style
         # A tab or a bell of the model's is not for the terminal; line ends are the flow's.
-        ready, self._held = self._held + self._flow.feed(clean(event.text)), ""
-        if self._foot or self._two_sided:
-            whole, newline, self._held = ready.rpartition("\n")
+        ready, self._unwritten = self._unwritten + self._flow.feed(clean(event.text)), ""
+        if self._footer or self._two_sided:
+            whole, newline, self._unwritten = ready.rpartition("\n")
             ready = whole + newline
         if ready:
             self._write(self._styled(ready))
@@ -291,14 +294,14 @@ class Terminal:
     @property
     def _pending(self) -> str:
         """The last line of words that are not finished."""
-        return self._held if self._blocks is None else self._blocks.open
+        return self._unwritten if self._blocks is None else self._blocks.open
 
     def _tool_started(self, event: ToolStarted) -> None:
         self._open[event.call_id] = event
         self._last_call = event.call_id
         self._judged = False
-        self._climbed = False
-        self._heard = []
+        self._ladder_shown = False
+        self._recent_output = []
         self._set(activity=event.name)
         summary = one_line(event.summary)
         room = self.width - len(event.name) - 3 - len(self.glyphs.call)
@@ -314,7 +317,7 @@ class Terminal:
         started = self._open.get(event.call_id)
         if started is not None and lines[-1]:
             self._set(activity=f"{started.name}: {one_line(lines[-1])}")
-            self._heard = [*self._heard, *map(one_line, lines)][-HEARD:]
+            self._recent_output = [*self._recent_output, *map(one_line, lines)][-OUTPUT_LINES:]
 
     def _tool_finished(self, event: ToolFinished) -> None:
         started = self._open.pop(event.call_id, None)
@@ -341,11 +344,15 @@ class Terminal:
             )
             if code:
                 return code
-        if event.name == "baseline" and self.board.baselines and not event.is_error:
-            return [] if self._climbed else self.board.ladder_lines(self.width, self.glyphs)
+        if event.name == "baseline" and self.attempt_table.baselines and not event.is_error:
+            return (
+                []
+                if self._ladder_shown
+                else self.attempt_table.ladder_lines(self.width, self.glyphs)
+            )
         if not event.output.strip():
             return []
-        head, tail = OF_ERROR if event.is_error else KEPT.get(event.name, OTHERS)
+        head, tail = ERROR_LINES if event.is_error else TOOL_LINES.get(event.name, OTHER_LINES)
         style = "red" if event.is_error else "dim"
         folded = fold(event.output, UNCUT if self._uncut else head, tail, self.glyphs.more)
         return [self._line(f"  {line}", style) for line in folded]
@@ -354,23 +361,23 @@ class Terminal:
         judgement: Judgement = event.judgement
         self._judged = True
         self._improve(judgement)
-        self.board.keep(event.attempt, judgement, self._seconds())
+        self.attempt_table.add(event.attempt, judgement, self._seconds())
         timing = judgement.timing
         fresh = timing is not None and timing.effort is Effort.RECORD
-        lines = self.board.news(event.attempt, self.width, self.glyphs, fresh=fresh)
+        lines = self.attempt_table.new_lines(event.attempt, self.width, self.glyphs, fresh=fresh)
         why = why_lines(judgement, self.width, self.glyphs, self._tier)
         if judgement.build.ok and not judgement.verdict.accepted:
             self._tier = judgement.verdict.tier
         self._print(lines + why)
 
     def _show_ladder(self, found: Ladder) -> None:
-        self._climbed = True
-        self.board.measure_ladder(found)
+        self._ladder_shown = True
+        self.attempt_table.measure_ladder(found)
         notes = [self._line(f"  {note}", "yellow") for note in found.notes]
-        self._print([*self.board.ladder_lines(self.width, self.glyphs), *notes])
+        self._print([*self.attempt_table.ladder_lines(self.width, self.glyphs), *notes])
 
     def _improve(self, judgement: Judgement) -> None:
-        gain = least_worth(judgement.timing)
+        gain = smallest_ratio(judgement.timing)
         if judgement.verdict.accepted and gain and gain.value > (self.status.best or 0.0):
             sure = gain.standing is not Standing.INCONCLUSIVE
             self._set(best=gain.value, sure=sure)
@@ -382,13 +389,13 @@ class Terminal:
         with self._lock:
             self.status = replace(self.status, **changes)  # type: ignore[arg-type]
 
-    def _go_on(self) -> None:
-        if self._rested is not None:
-            self._started += time.monotonic() - self._rested
-            self._rested = None
+    def _resume_clock(self) -> None:
+        if self._paused_at is not None:
+            self._started += time.monotonic() - self._paused_at
+            self._paused_at = None
 
     def _seconds(self) -> float:
-        now = time.monotonic() if self._rested is None else self._rested
+        now = time.monotonic() if self._paused_at is None else self._paused_at
         return self._seconds_at_step if self._recorded else now - self._started
 
     def _print(self, lines: Iterable[Text]) -> None:
@@ -400,8 +407,8 @@ class Terminal:
                 said = [[Text(), *rendered(b, self.console, self.width)] for b in blocks]
                 lines = [*(line for part in said for line in part), *lines]
             if self._flow is not None:
-                text += self._styled(self._held + self._flow.end())
-                self._flow, self._held = None, ""
+                text += self._styled(self._unwritten + self._flow.end())
+                self._flow, self._unwritten = None, ""
             with self.console.capture() as capture:
                 for line in lines:
                     self.console.print(line, soft_wrap=True)
@@ -423,7 +430,9 @@ class Terminal:
 
     @property
     def _two_sided(self) -> bool:
-        return self._live and two_sided(self.board, self.console.width - 1, self.console.height)
+        return self._live and two_sided(
+            self.attempt_table, self.console.width - 1, self.console.height
+        )
 
     @property
     def _is_shown(self) -> bool:
@@ -440,9 +449,11 @@ class Terminal:
         return [Text(line, "dim")]
 
     def _panel(self, width: int, tick: int | None, status: Status) -> list[Text]:
-        heard = [self._pending] if self._pending else self._heard
+        recent_output = [self._pending] if self._pending else self._recent_output
         rows, seconds = self.console.height, self._seconds()
-        return panel_lines(status, heard, self.board, seconds, width, rows, self.glyphs, tick)
+        return panel_lines(
+            status, recent_output, self.attempt_table, seconds, width, rows, self.glyphs, tick
+        )
 
     def _keep_ticking(self) -> None:
         while not self._ended.wait(TICK):

@@ -17,7 +17,7 @@ from commands import TASK, Cuagent, clean_environment
 
 from cuagent.agent import Stop, start_run
 from cuagent.cli.optimize import _code
-from cuagent.cli.standing import standing
+from cuagent.cli.progress import progress_lines
 from cuagent.message import Message
 from cuagent.task import load_task
 
@@ -116,7 +116,7 @@ def test_a_full_context_is_a_limit_unless_the_model_never_spoke(
     assert ("what it found stands" if spoke else "does not even take the task") in said
     assert f"--resume {run.folder.id}" in said
     assert said.endswith("--model ONE-WITH-A-LARGER-CONTEXT")
-    assert "it ended" not in next(standing(run))
+    assert "it ended" not in next(progress_lines(run))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -137,7 +137,7 @@ def test_the_live_line_is_there_and_says_where_the_run_stands(slowly: str) -> No
 
 def test_long_words_of_the_user_are_not_repeated_whole() -> None:
     stream = io.StringIO()
-    with Terminal(stream, foot=True) as show:
+    with Terminal(stream, footer=True) as show:
         show(UserSaid("\n".join(map(str, range(100)))))
     assert len(stream.getvalue().split()) < 30
     assert "92 more lines" in stream.getvalue()
@@ -145,7 +145,7 @@ def test_long_words_of_the_user_are_not_repeated_whole() -> None:
 
 def test_what_came_of_a_run_is_told_when_it_changes() -> None:
     stream = io.StringIO()
-    with Terminal(stream, foot=True) as show:
+    with Terminal(stream, footer=True) as show:
         for stop, summary in (
             ("answered", "no accepted kernel"),
             ("answered", "no accepted kernel"),
@@ -153,8 +153,8 @@ def test_what_came_of_a_run_is_told_when_it_changes() -> None:
             ("answered", "attempt 1"),
         ):
             show(RunEnded(stop, None, summary))
-        show.rest(finished=True)
-        assert "say what to try next" in show.foot_lines(80)[-1]
+        show.pause(finished=True)
+        assert "say what to try next" in show.footer_lines(80)[-1]
     assert stream.getvalue().split("\n") == [
         "",
         "answered: no accepted kernel",

@@ -42,7 +42,7 @@ class Given:
     precision: str | None
 
 
-class Bench:
+class JudgeThread:
     """The judge of one task at a time, and the thread in which it works."""
 
     def __init__(self) -> None:
@@ -53,15 +53,18 @@ class Bench:
         self._say: Say = lambda text: None
 
     async def work(
-        self, context: Context[Bench], function: Callable[..., CallToolResult], *arguments: Any
+        self,
+        context: Context[JudgeThread],
+        function: Callable[..., CallToolResult],
+        *arguments: Any,
     ) -> CallToolResult:
         """The answer of `function`, or the line that says why there is none."""
         loop = asyncio.get_running_loop()
         steps = iter(range(1, 1 << 30))
 
         def say(text: str) -> None:
-            told = context.report_progress(next(steps), message=text)
-            asyncio.run_coroutine_threadsafe(told, loop)
+            progress = context.report_progress(next(steps), message=text)
+            asyncio.run_coroutine_threadsafe(progress, loop)
 
         def answer() -> CallToolResult:
             self._say = say
@@ -95,7 +98,7 @@ class Bench:
         return self._numbers.setdefault(attempt.digest, len(self._numbers) + 1)
 
     def emit(self, event: Event) -> None:
-        """What the rooms say while they work, told to the client."""
+        """What the rooms say while they work, progress to the client."""
         if isinstance(event, Phase):
             self._say(event.text)
 

@@ -1,4 +1,4 @@
-"""What stands at the foot of a terminal, when its window becomes narrower.
+"""What stands at the footer of a terminal, when its window becomes narrower.
 
 The terminal then breaks each line that no longer fits in two, and prompt_toolkit, which counts
 lines as it wrote them, would clear too few of them and leave pieces standing. Not covered: a
@@ -12,7 +12,7 @@ from typing import Any
 from prompt_toolkit.application import Application
 
 
-class Foot:
+class Footer:
     """The lines last drawn, as wide as they were."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ WHY = {
 }
 
 
-def standing(run: Run) -> Iterator[str]:
+def progress_lines(run: Run) -> Iterator[str]:
     """How far it came, why it stopped, what came of it, and what was being done."""
     why = WHY.get(run.stop, f"it ended: {run.stop}")
     steps = f"{run.steps} step{'s' * (run.steps != 1)}"
@@ -38,7 +38,7 @@ def standing(run: Run) -> Iterator[str]:
             yield f"in hand: {_short(item['text'])}"
 
 
-def finished(stop: Stop | None, handle: str) -> str:
+def finished_text(stop: Stop | None, handle: str) -> str:
     """What can be done with a run that has ended with a result."""
     return (
         f"the run is finished ({stop}): see it with cuagent show {handle}, use it with "

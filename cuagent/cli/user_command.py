@@ -27,11 +27,11 @@ Say = Callable[[str, str], None]
 
 
 @dataclass
-class OwnCommands:
+class UserCommands:
     """Those of a session that run now; `end` kills them."""
 
     say: Say
-    tell: Callable[[str], None]
+    tell_model: Callable[[str], None]
     """Tells the model, with its next step."""
     running: set[subprocess.Popen[str]] = field(default_factory=set)
 
@@ -58,7 +58,7 @@ class OwnCommands:
         if ending:
             self.say(ending, "yellow")
         if told:
-            self.tell(message(command, output, ending))
+            self.tell_model(message(command, output, ending))
             self.say("the model is told with its next step", "dim")
 
     def begin(self, line: str) -> None:
