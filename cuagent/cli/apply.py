@@ -22,10 +22,12 @@ def apply(
     run: options.RunName = "latest",
     to: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where to; by default beside the module of the task."),
+        typer.Option(
+            metavar="DIR", help="Target folder; default: the folder of the task's module."
+        ),
     ] = None,
     attempt: Annotated[
-        int | None, typer.Option(metavar="N", help="Another accepted attempt than the best.")
+        int | None, typer.Option(metavar="N", help="Accepted attempt to apply; default: the best.")
     ] = None,
     force: Annotated[
         bool,
@@ -65,7 +67,7 @@ def apply(
     differing = [name for name, text in files.items() if _differs(place, name, text)]
     if differing and not force:
         raise Refused(
-            f"{place}: {', '.join(differing)} would be replaced; look with "
+            f"{place}: {', '.join(differing)} would be replaced; read the change with "
             f"cuagent show {folder.id}, then give --force, or --to DIR"
         )
     if resolve().approval == "ask" and not _agreed(files, place):
@@ -77,7 +79,7 @@ def apply(
         say(str(place / name))
     if not judgement.adds:
         rung = judgement.gain.rung if judgement.gain is not None else "eager"
-        print_stderr(f"it was not measured to be surely faster than {rung}")
+        print_stderr(f"note: the kernel was not measured to be surely faster than {rung}")
     print("use it with: from model_new import ModelNew")
 
 
@@ -88,8 +90,8 @@ def refuse_slower(judgement: Judgement, *, force: bool) -> None:
     if judgement.slower_than and not force:
         name = baseline_name(judgement.slower_than, 40)
         raise Refused(
-            f"the kernel was measured to be slower than {name}, so nothing was written; "
-            "--force writes it all the same"
+            f"the kernel was measured to be slower than {name}, so nothing was written; to write it anyway, "
+            "give --force"
         )
 
 
@@ -99,7 +101,7 @@ def _refuse_elsewhere(place: Path, folder: RunFolder) -> None:
     project = holder.parent if holder.name == ".cuagent" else Path.cwd()
     if not place.resolve().is_relative_to(project):
         raise Refused(
-            f"{folder.id}: its module is said to lie in {place}, outside of {project}; name the "
+            f"{folder.id}: the run names a module in {place}, outside of {project}; name the target "
             "folder with --to DIR"
         )
 
@@ -111,8 +113,8 @@ def _chosen(records: list[dict[str, Any]], number: int | None, run: str) -> Judg
         best = best_of(records)
         if best is None:
             raise Refused(
-                f"{run}: no attempt was accepted, so there is nothing to apply; what is free, if "
-                f"anything, comes with cuagent export {run} --out DIR"
+                f"{run}: no attempt was accepted, so there is nothing to apply; export the best setting without a "
+                f"kernel, if there is one, with: cuagent export {run} --out DIR"
             )
         return best
     return chosen_attempt(records, number, run)
@@ -131,7 +133,7 @@ def _differs(place: Path, name: str, text: str) -> bool:
 
 def _agreed(files: Mapping[str, str], place: Path) -> bool:
     print_stderr(f"{', '.join(files)} will be written to {place}")
-    return typer.confirm("go ahead?", err=True)
+    return typer.confirm("continue?", err=True)
 
 
 def _put(files: Mapping[str, str], place: Path) -> None:

@@ -114,7 +114,7 @@ def _put(command: str, allowed: Allowed, ask: Ask | None, context: Context) -> N
 
     if ask is None:
         raise ToolError(
-            "commands need the user's approval here, and nobody can be asked; "
+            "commands need the user's approval, and no user is present; "
             "use the file tools, compile, verify and profile"
         )
     kind = programs(command)

@@ -39,7 +39,7 @@ def audit(
     data = read_evidence(file)
     if not is_marked(data):
         require_agreement(
-            f"{file}: of another origin: cuagent did not write this evidence for you on this "
+            f"{file}: unknown origin: cuagent did not write this evidence for you on this "
             "machine (or it was changed since, or an older version wrote it). The Python of its "
             "task would be run with your rights",
             "read the task in it",

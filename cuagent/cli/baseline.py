@@ -27,7 +27,7 @@ LEFT = (0, 2)
 HEAD = ("rung", "time", "over eager", "roof", "error", "start", "memory")
 BELOW = ("", "", "over eager", "of the roofline", "error", "to start", "of memory")
 """The same behind a figure that has no room beside the others."""
-ABOVE = "over 100% of the roofline: its ceilings are of a busy machine, or less arithmetic did"
+ABOVE = "over 100% of the roofline: the machine was busy when its limits were measured, or less work suffices"
 
 
 def baseline(
@@ -37,10 +37,11 @@ def baseline(
     device: options.Device = None,
     precision: options.Precision = None,
     rungs: Annotated[
-        str, typer.Option(metavar="NAMES", help="Only these, e.g. eager,compile,compile+tf32.")
+        str, typer.Option(metavar="NAMES", help="Time only these, e.g. eager,compile,compile+tf32.")
     ] = "",
     record: Annotated[
-        bool, typer.Option("--record", help="Fresh processes, several rounds: a claim.")
+        bool,
+        typer.Option("--record", help="Time in several fresh processes, for a result to publish."),
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again.")] = False,
     out: Annotated[
@@ -141,8 +142,8 @@ def _best(found: Ladder) -> str:
     if best is not None:
         return f"best at precision {found.precision}: {best.name}{_gain(best, ', ', ' over eager')}"
     if eager is None:
-        return "no best rung: eager, which the others are held against, was not timed"
-    return "no rung is admissible: the reference itself does not pass the strict rule"
+        return "no best rung: eager, the baseline of the ratios, was not timed; add it to --rungs"
+    return "no rung is admissible: the reference itself fails the strict rule; see cuagent check"
 
 
 def _gain(rung: Rung, before: str = "", behind: str = "") -> str:
@@ -178,4 +179,4 @@ def _note(rung: Rung) -> str:
 
 
 def _refusal(rung: Rung) -> str:
-    return "other precision than the task's" if not rung.admitted else "fails the strict rule"
+    return "precision differs from the task's" if not rung.admitted else "fails the strict rule"

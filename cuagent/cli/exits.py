@@ -111,7 +111,7 @@ def crashes_to(folder: Path | None) -> Iterator[None]:
         text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
         path = _written(text, folder)
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise Crash(f"a defect of cuagent: {what}; the traceback is in {path}") from error
+        raise Crash(f"internal error of cuagent: {what}; the traceback is in {path}") from error
 
 
 def _written(text: bytes, folder: Path | None) -> Path:

@@ -97,7 +97,7 @@ def run_session(plan: Plan) -> tuple[Run, Stop]:
         elif line.startswith("/") and not is_known(line):
             view.say(Text(piece, "yellow") for piece in wrap(unknown(line), view.width))
         elif line.startswith(("/", SIGN)):
-            view.say([Text(f"  {clean(line)}: not before the task is open", "yellow")])
+            view.say([Text(f"  {clean(line)}: wait until the task is open", "yellow")])
         else:
             said.append(line)
             view.say([Text(f"  queued: {line}", "dim")])
@@ -139,7 +139,7 @@ def converse(session: Session, *, resumed: bool = False) -> Stop:
             if line or run.stop is Stop.ANSWERED:
                 run.inbox.put(line or CONTINUE)
             if is_finished(run):
-                session.say("it is finished; say what to try next, or /quit")
+                session.say("it is finished; type what to try next, or /quit")
                 continue
             _raise_limit(session)
             _work(session)
@@ -199,7 +199,7 @@ def _wait_first(session: Session) -> None:
     run.clock_out()
     session.view.pause(finished=is_finished(run))
     if run.stop is not Stop.ANSWERED:
-        session.say(f"{finished_text(run.stop, run.folder.id)}, or say what to try next", "yellow")
+        session.say(f"{finished_text(run.stop, run.folder.id)}, or type what to try next", "yellow")
 
 
 def _user_command(session: Session, line: str) -> None:
@@ -229,9 +229,11 @@ def _work(session: Session) -> None:
     if time.monotonic() - started >= LONG:
         _notify(session.settings, f"cuagent: {run.task.name}: {stop}")
     if stop in LIMITS:
-        session.say(f"{stop}: say something, or press Enter, to go on with a wider one")
+        session.say(f"{stop}: press Enter, or type a message, to continue with a higher limit")
     if stop is Stop.CONTEXT_FULL:
-        session.say(f"{stop}, even summed up: go on with /model NAME, one with a larger context")
+        session.say(
+            f"{stop}, even after compaction: continue with /model NAME, a model with a larger context"
+        )
 
 
 def _stopped(session: Session) -> Stop:

@@ -101,7 +101,7 @@ async def baseline(
 ) -> CallToolResult:
     """Time what is free: eager, torch.compile's modes, memory formats, precisions.
 
-    What a kernel adds is counted from the best of them. Takes up to some minutes once.
+    What a kernel adds is counted from the best of them. The first call can take minutes.
     """
     return await _work(context, _baseline, Given(task, inputs, init, device, precision))
 
@@ -164,7 +164,7 @@ async def profile(
 async def export(
     task: Spec,
     candidate: Folder,
-    out: Annotated[str, Field(description="The folder to make; it may not hold anything.")],
+    out: Annotated[str, Field(description="The folder to write; it must be empty or new.")],
     context: Context[JudgeThread],
     inputs: Inputs = None,
     init: Init = None,

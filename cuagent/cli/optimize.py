@@ -91,7 +91,7 @@ def optimize(
 def _refuse_early(output_format: str, out: Path | None, message: str | None) -> None:
     """What would be found out only later. Raises Refused."""
     if message is not None and not message.strip():
-        raise Refused("--message: it is empty; say what to try next")
+        raise Refused("--message is empty; say what to try next")
     if output_format not in options.FORMATS:
         formats = ", ".join(options.FORMATS)
         raise Refused(f"--output-format: no {output_format!r}; use {formats}")
@@ -105,7 +105,7 @@ def _refuse_unpriced(plan: Plan) -> None:
     if asked and getattr(plan.model, "price", UNPRICED) is None:
         name = plan.model.name.partition(":")[2]
         raise Refused(
-            f"--max-cost: no price is known for {plan.model.name}, so no limit on it can hold; put "
+            f"--max-cost: no price is known for {plan.model.name}, so a limit cannot be enforced; put "
             f'[prices."{name}"] with input and output into ~/.config/cuagent/config.toml'
         )
 
@@ -118,7 +118,7 @@ def _refuse_finished(plan: Plan) -> None:
     resumed = plan.resumed
     if resumed is not None and resumed.stop in FINISHED and plan.message is None:
         done = finished_text(Stop(resumed.stop), resumed.folder.id)
-        raise Refused(f"{done}, or go on with --message TEXT")
+        raise Refused(f"{done}, or continue it with --message TEXT")
 
 
 def _run_unattended(plan: Plan) -> tuple[Run, Stop]:
@@ -155,14 +155,14 @@ def _is_interactive(wanted: bool | None, plan: Plan) -> bool:
     piped = plan.headless or plan.output_format != "text"
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if wanted and (piped or not terminal):
-        raise Refused("--interactive needs a terminal, and text as its output format")
+        raise Refused("--interactive needs a terminal and --output-format text")
     is_interactive = wanted
     if wanted is None:
         is_interactive = (
             terminal and not piped and plan.model.name.partition(":")[0] not in WITHOUT_USER
         )
     if plan.settings.approval == "ask" and not is_interactive:
-        raise Refused("--approval ask: nobody can be asked without --interactive on a terminal")
+        raise Refused("--approval ask needs a terminal and --interactive; use auto or yolo")
     return bool(is_interactive)
 
 
@@ -250,12 +250,12 @@ def _export(run: Run, out: Path) -> None:
 def _code(run: Run, stop: Stop, run_dir: Path) -> Exit:
     from cuagent.agent import Stop
 
-    on = f"go on with: {resume_command(run, run_dir)}"
+    on = f"continue with: {resume_command(run, run_dir)}"
     match stop:
         case Stop.SUBMITTED | Stop.NO_GAIN | Stop.STALLED | Stop.LOOPING:
             return Exit.OK
         case Stop.INTERRUPTED:
-            print_stderr(f"interrupted; what was kept: cuagent show {run.folder.id}; {on}")
+            print_stderr(f"interrupted; see the attempts with: cuagent show {run.folder.id}; {on}")
             return Exit.INTERRUPTED
     print_stderr(f"{stop}{_context_note(run)}; {on}")
     match stop:
@@ -275,8 +275,10 @@ def _context_note(run: Run) -> str:
     if run.stop is not Stop.CONTEXT_FULL:
         return ""
     if not _answered(run):
-        return ": the model does not even take the task with its instructions"
-    return ", even summed up: the run was cut short, and what it found stands"
+        return (
+            ": the model's context does not hold the task and its instructions; use another model"
+        )
+    return ", even after compaction: the run ended early, and its results remain valid"
 
 
 def _answered(run: Run) -> bool:

@@ -53,14 +53,14 @@ Precision = Annotated[
     ),
 ]
 Timing = Annotated[
-    str, typer.Option(metavar="none|quick|record", help="Time it as well, once it is right.")
+    str, typer.Option(metavar="none|quick|record", help="Also time it, if it is accepted.")
 ]
 Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Accept without asking what was not made here: a run or evidence of another origin, "
-        "and what a project's file sets though it is for you to decide.",
+        help="Accept without asking: a run or evidence that was not made here, "
+        "and settings of a project's file that need your consent.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -80,7 +80,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="expert, PROVIDER:MODEL, or auto: by the keys that are set.  "
+        help="expert, PROVIDER:MODEL, or auto: chosen by the API keys that are set.  "
         f"[default: {Settings.model}]",
     ),
 ]
@@ -118,7 +118,7 @@ Approval = Annotated[
     str | None,
     typer.Option(
         metavar="ask|auto|yolo",
-        help="What is asked before a command runs: all, what no sandbox holds, nothing.  "
+        help="Ask before: every command, commands outside a sandbox, none.  "
         f"[default: {Settings.approval}]",
     ),
 ]
@@ -127,22 +127,20 @@ Interactive = Annotated[
     typer.Option(
         "--interactive/--no-interactive",
         "-i",
-        help="Sit by and talk; by default on a terminal where a language model works.",
+        help="Chat with the model; default on a terminal with a language model.",
     ),
 ]
 Message = Annotated[
     str | None,
-    typer.Option("--message", "-m", metavar="TEXT", help="Say this to the model as it begins."),
+    typer.Option("--message", "-m", metavar="TEXT", help="First message to the model."),
 ]
-Continue = Annotated[bool, typer.Option("--continue", "-c", help="Take up the newest run again.")]
+Continue = Annotated[bool, typer.Option("--continue", "-c", help="Resume the newest run.")]
 Resume = Annotated[
-    str | None, typer.Option("--resume", "-r", metavar="RUN", help="Take up that run again.")
+    str | None, typer.Option("--resume", "-r", metavar="RUN", help="Resume that run.")
 ]
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Time what is free again, whatever was measured before.")
-]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Time the baselines again; ignore the cache.")]
 Headless = Annotated[
-    bool, typer.Option("--print", "-p", help="The result alone on stdout, the rest on stderr.")
+    bool, typer.Option("--print", "-p", help="Only the result on stdout, the rest on stderr.")
 ]
 RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the run folders are.")]
 Out = Annotated[
@@ -197,13 +195,13 @@ def open_candidate(path: Path) -> Attempt:
 def refuse_full(out: Path) -> None:
     """Where something is to be written, nothing may be. Raises Refused."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise Refused(f"{out}: exists already; name a folder that is empty or not there yet")
+        raise Refused(f"{out}: already exists; name an empty or new folder")
 
 
 def refuse_nowhere(file: Path | None) -> None:
     """Before the work: where a file is to be written there is a folder. Raises Refused."""
     if file is not None and (file.is_dir() or not file.parent.is_dir()):
-        raise Refused(f"{file}: cannot be written; name a file in a folder that is there")
+        raise Refused(f"{file}: cannot be written; name a file in an existing folder")
 
 
 def fitted(lines: Iterable[str], indent: int = 2) -> Iterator[str]:

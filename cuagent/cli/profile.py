@@ -27,7 +27,10 @@ def profile(
     device: options.Device = None,
     precision: options.Precision = None,
     counters: Annotated[
-        bool, typer.Option("--counters", help="Hardware counters too, by ncu (CUDA; seconds).")
+        bool,
+        typer.Option(
+            "--counters", help="Also read hardware counters with ncu (CUDA only; adds seconds)."
+        ),
     ] = False,
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Write a chart there.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LONGEST = 240
 """Columns of what somebody said."""
 WHY = {
-    None: "it was cut off",
+    None: "it ended without a record",
     Stop.INTERRUPTED: "it was interrupted",
     Stop.ANSWERED: "it waits for you",
     Stop.MODEL_FAILED: "the model failed",
@@ -28,14 +28,14 @@ def progress_lines(run: Run) -> Iterator[str]:
     """How far it came, why it stopped, what came of it, and what was being done."""
     why = WHY.get(run.stop, f"it ended: {run.stop}")
     steps = f"{run.steps} step{'s' * (run.steps != 1)}"
-    yield f"taken up after {steps} and {clock(run.seconds)} of work; {why}"
+    yield f"resumed after {steps} and {clock(run.seconds)} of work; {why}"
     yield summarize(run)
     said = [m for m in run.messages if m.role == "assistant" and m.content.strip()]
     if said:
-        yield f"its last words: {_short(said[-1].content)}"
+        yield f"last message of the model: {_short(said[-1].content)}"
     for item in run.todo:
         if item["state"] == "doing":
-            yield f"in hand: {_short(item['text'])}"
+            yield f"in progress: {_short(item['text'])}"
 
 
 def finished_text(stop: Stop | None, handle: str) -> str:

@@ -50,7 +50,7 @@ def runs(run_dir: RunDir = RUNS, json: options.Json = False) -> None:
 def show(
     run: options.RunName = "latest",
     brief: Annotated[
-        bool, typer.Option("--brief", "-b", help="Only the attempts and what came of it.")
+        bool, typer.Option("--brief", "-b", help="Only the attempts and the result.")
     ] = False,
     run_dir: RunDir = RUNS,
     json: options.Json = False,

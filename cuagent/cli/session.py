@@ -69,10 +69,10 @@ def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> R
     folder = find_run(name, run_dir)
     records = read_records(folder, blobs=True)
     if not records or "task" not in records[0]:
-        raise Refused(f"{folder.id}: its log has no beginning; start a new run")
+        raise Refused(f"{folder.id}: the start of its log is missing; start a new run")
     with readable(folder):
         kept = records[0]["task"]
-        does = f"It would go on: the code in {kept['path']} and the run's kernels would be run"
+        does = f"To continue it, the code in {kept['path']} and the run's kernels would run"
         require_trusted_run(folder, does, trust)
         task = load_task(
             f"{kept['path']}:{kept['entry']}",

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from cuagent.cli.interactive import Session
 
 COMMANDS = {
-    "best": "the table of attempts and the best of them",
-    "compact": "sum up the conversation; what follows is kept above all",
-    "cost": "what was spent, and of what",
-    "diff": "what changed since the best attempt (else the last), since attempt A, or from A to B",
-    "help": "these commands and the keys",
-    "model": "the model that answers; with a name, change it",
-    "quit": "leave; the run can be taken up again",
-    "restore": "put the files of attempt N back",
-    "undo": "take the last step back, its files too; or the last /compact, if no step followed",
+    "best": "show the table of attempts and the best one",
+    "compact": "summarize the conversation; text after the command says what to keep",
+    "cost": "steps, cost, time and tokens spent, and their limits",
+    "diff": "show changes since the best (else last) attempt, since attempt A, or from A to B",
+    "help": "show these commands and the keys",
+    "model": "show the model; with a name, change it",
+    "quit": "leave; the run can be resumed",
+    "restore": "restore the files of attempt N",
+    "undo": "undo the last step with its files, or the last /compact if no step followed",
 }
-UNPRICED = "unknown: a model without a known price has answered, so no limit on it can hold"
+UNPRICED = "unknown: the model has no known price, so a limit cannot be enforced"
 ANYTIME = ("best", "cost", "diff", "help", "quit")
 """What only looks, or leaves: allowed while the agent works."""
 KEYS = (
@@ -113,13 +113,15 @@ def _help(session: Session, words: list[str]) -> None:
 def _undo(session: Session, words: list[str]) -> None:
     undone = undo(session.run)
     if undone is None:
-        session.say("there is no step to take back")
+        session.say("there is no step to undo")
         return
     if undone.compaction:
-        session.say("the conversation is again as it was before it was summed up; files are kept")
+        session.say(
+            "the conversation is restored to its state before /compact; files are unchanged"
+        )
     else:
         what = f" ({', '.join(undone.calls)})" if undone.calls else ""
-        session.say(f"the last step is taken back{what}, its files too")
+        session.say(f"the last step is undone{what}, with its files")
     session.draft = undone.said
 
 
@@ -129,7 +131,7 @@ def _diff(session: Session, words: list[str]) -> None:
     if not numbers:
         since = run.best or (run.tried[-1] if run.tried else None)
         if since is None:
-            raise Refused(f"there is no attempt yet; what is being written is in {run.work}")
+            raise Refused(f"there is no attempt yet; the agent's files are in {run.work}")
         numbers = [since.n]
     text = diff(run, *numbers)
     colours = {"+": "green", "-": "red", "@": "cyan"}
@@ -151,7 +153,7 @@ def _restore(session: Session, words: list[str]) -> None:
     if len(words) != 1:
         raise Refused("which attempt? /restore N")
     tried = restore(session.run, _number(words[0]))
-    session.say(f"the files of attempt {tried.n} are back")
+    session.say(f"the files of attempt {tried.n} are restored")
 
 
 def _compact(session: Session, words: list[str]) -> None:
@@ -161,9 +163,9 @@ def _compact(session: Session, words: list[str]) -> None:
     try:
         with session.prompt.working(work):
             if not compact(session.run, session.model, " ".join(words)):
-                session.say("there is nothing to sum up yet")
+                session.say("there is nothing to summarize yet")
     except (Interrupted, KeyboardInterrupt):
-        session.say("interrupted: the conversation stays as it is")
+        session.say("interrupted: the conversation is unchanged")
 
 
 def _cost(session: Session, words: list[str]) -> None:
@@ -205,5 +207,5 @@ _DO: dict[str, Callable[[Session, list[str]], None]] = {
 
 def _number(word: str) -> int:
     if not word.isdecimal():
-        raise Refused(f"{word!r} is no number of an attempt")
+        raise Refused(f"{word!r} is not an attempt number")
     return int(word)

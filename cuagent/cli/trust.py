@@ -28,9 +28,9 @@ def require_trusted_run(folder: RunFolder, does: str, trust: bool, *, ask: bool 
     if folder.is_made_here:
         return True
     require_agreement(
-        f"{folder.id}: of another origin: cuagent did not make this run for you on this machine "
+        f"{folder.id}: unknown origin: cuagent did not make this run for you on this machine "
         "(it came with a repository, was copied or changed, or is of an older version). " + does,
-        f"look at it with: cuagent show {folder.id}",
+        f"read it with: cuagent show {folder.id}",
         trust,
         ask=ask,
     )
@@ -49,7 +49,7 @@ def require_agreement(what: str, first: str, trust: bool, *, ask: bool = True) -
     from cuagent.ui.text import one_line
 
     print_stderr(what)
-    if not typer.confirm(one_line(f"{first}. Go ahead?"), err=True):
+    if not typer.confirm(one_line(f"{first}. Continue?"), err=True):
         raise Refused("nothing was done")
 
 
@@ -68,13 +68,13 @@ def resolve_settings(flags: Mapping[str, Any], trust: bool) -> Settings:
     def accept(proposal: Proposal) -> bool:
         if trust or is_agreed(proposal):
             print_stderr(
-                f"{proposal}; it holds, as {'--trust says' if trust else 'you agreed to it'}"
+                f"{proposal}; applied: {'--trust is set' if trust else 'you agreed to it before'}"
             )
             return True
         if not can_ask():
             return False
         print_stderr(str(proposal))
-        if not typer.confirm("Let it hold?", err=True):
+        if not typer.confirm("Apply it?", err=True):
             return False
         _remember(proposal)
         return True

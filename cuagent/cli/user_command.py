@@ -59,7 +59,7 @@ class UserCommands:
             self.say(ending, "yellow")
         if told:
             self.tell_model(message(command, output, ending))
-            self.say("the model is told with its next step", "dim")
+            self.say("the model gets the output with its next step", "dim")
 
     def begin(self, line: str) -> None:
         """The same beside the agent's work."""
@@ -87,7 +87,9 @@ class UserCommands:
         return head + tail
 
 
-HELP = "write a command after it: !COMMAND for yourself, !!COMMAND to tell the model its output too"
+HELP = (
+    "type a command after it: !COMMAND for yourself, !!COMMAND to send its output to the model too"
+)
 
 
 def start(command: str) -> subprocess.Popen[str]:

@@ -34,7 +34,7 @@ def verify(
     timing: options.Timing = "none",
     evidence: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the verdict with all that `audit` needs there."),
+        typer.Option(metavar="FILE", help="Write the verdict there, with all that `audit` needs."),
     ] = None,
     trust: options.Trust = False,
     json: options.Json = False,

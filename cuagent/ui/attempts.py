@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CANDIDATE = "candidate"
 EAGER, COMPILE = "eager", "compile"
-RECORD_TITLE = "timed for the record, in fresh processes"
+RECORD_TITLE = "record timing, in fresh processes"
 """Title of the table that a submitted attempt has."""
 ALL_TITLE = "all attempts, each by its latest timing"
 MOST_ROWS = 12
@@ -135,7 +135,7 @@ def attempt_row(number: int, judgement: Judgement) -> Row:
         return Row(name, sign, note=str(verdict.reason))
     arm = timing.arm(CANDIDATE) if timing is not None else None
     if timing is None or arm is None or arm.failed:
-        return Row(name, "yes", note="right, not timed")
+        return Row(name, "yes", note="correct, not timed")
     sign = "unsure" if timing.suspect else "yes"
     precision = str(verdict.precision or "")
     return Row(name, sign, arm.median, timing.ratios, timing.share, precision)
@@ -165,7 +165,7 @@ def ladder_rows(found: Ladder) -> list[Row]:
         sign = "best" if best is not None and rung.name == best.name else ""
         wrong = "" if rung.right else "wrong"
         rows.append(Row(rung.name, sign, rung.seconds, over, share, wrong or found.precision))
-    return [*rows, *(Row(name, note="timed for the record") for name in found.later)]
+    return [*rows, *(Row(name, note="record timing") for name in found.later)]
 
 
 def updated_baselines(rows: Sequence[Row], timing: Timing) -> list[Row]:

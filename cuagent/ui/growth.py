@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from cuagent.ui.text import UNICODE, Glyphs, clock, times
 
-CAPTION = "the best so far, over the best that is free"
+CAPTION = "best attempt so far, vs. best free option"
 
 
 def growth_lines(

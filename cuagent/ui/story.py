@@ -95,7 +95,7 @@ def _result(folder: RunFolder, records: Records, width: int, glyphs: Glyphs) -> 
     if attempt_table.attempts:
         yield from (Text(), *attempt_table.all_lines(width, glyphs))
     ends = [e for e in events_of(folder, records) if isinstance(e, RunEnded)]
-    unfinished = RunEnded("unfinished", best_of(records), "it has not ended", found)
+    unfinished = RunEnded("unfinished", best_of(records), "the run has not ended", found)
     ended = ends[-1] if ends else unfinished
     yield Text()
     yield from summary_lines(ended, None, attempt_table.numbers, width, glyphs)

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from cuagent.measure.ladder import Ladder
 
 EAGER, COMPILE = "eager", "compile"
+KERNEL_LABEL = "kernel vs. best free option"
+KERNEL_LABEL_SHORT = "kernel vs. free"
 CUT_SHORT = {
     "interrupted": "interrupted",
     "model failed": "the model failed",
     "judge failed": "the judge failed",
-    "unfinished": "it has not ended",
+    "unfinished": "the run has not ended",
 }
 """Ends before which nothing was tried to the end."""
 
@@ -51,7 +53,7 @@ def summary_lines(
         rows = [*_free_rows(best, found), *_kernel_rows(best, name, tried), *rows]
     elif best is not None and result is Result.KERNEL:
         head = f"{glyphs.yes} best: {name}"
-        rows = [*_gain_rows(best, found), *rows]
+        rows = [*_gain_rows(best, found, width), *rows]
     elif found is not None and found.best is not None:
         head = f"{glyphs.unsure} {_module_head(ended, found, tried)}"
         rows = [*_unsure_rows(found), *_kernel_rows(best, name, tried), *rows]
@@ -84,10 +86,10 @@ def _rung_head(ended: RunEnded, found: Ladder, tried: int) -> str:
     if not tried:
         free = free_of(best, found)
         gain = "" if free is None else f" {times(free.value)}"
-        how = "timed for the record" if rung.effort is Effort.RECORD else "quick timing"
+        how = "record timing" if rung.effort is Effort.RECORD else "quick timing"
         return f"no kernel tried{_early_end(ended)}; {name} is{gain} ({how})"
     if _may_add(best):
-        return f"no kernel surely adds to what is free; {name} is the result{_early_end(ended)}"
+        return f"no kernel is surely faster than the best free option;  {name} is the result{_early_end(ended)}"
     if best is None:
         return f"{name} is the best found; no kernel was accepted{_early_end(ended)}"
     return f"{name} is the best found; no kernel beat it{_early_end(ended)}"
@@ -120,11 +122,11 @@ def _unsure_rows(found: Ladder) -> list[tuple[str, str]]:
     rung = found.undecided
     if rung is None or rung.over_eager is None:
         return []
-    how = "timed for the record" if rung.effort is Effort.RECORD else "a quick look"
+    how = "record timing" if rung.effort is Effort.RECORD else "quick timing"
     again = "cuagent optimize TASK --fresh, when the machine is quiet"
     return [
         ("free", f"{full_name(rung.name)}: {_ratio_text(rung.over_eager)}, {how}"),
-        ("again", again),
+        ("retry", again),
     ]
 
 
@@ -138,27 +140,28 @@ def _may_add(best: Judgement | None) -> bool:
 
 def _no_gain(best: Judgement, name: str) -> str:
     if best.timing is None:
-        return f"no sure gain: {name} is right, and was not timed"
+        return f"no sure gain: {name} is correct, but was not timed"
     if best.timing.suspect:
-        return f"no gain: {name} is right, but its time is not believed"
+        return f"no gain: {name} is correct, but its time is not plausible"
     if best.standing is Standing.INCONCLUSIVE:
-        return f"no sure gain: {name} is right; the times do not tell it apart"
-    return f"no gain: {name} is right, but not faster than eager"
+        return f"no sure gain: {name} is correct, but its time and that of eager overlap"
+    return f"no gain: {name} is correct, but not faster than eager"
 
 
-def _gain_rows(best: Judgement, found: Ladder | None) -> list[tuple[str, str]]:
-    """What is free and what the kernel adds to it: their product is end to end."""
+def _gain_rows(best: Judgement, found: Ladder | None, width: int) -> list[tuple[str, str]]:
+    """Return the free gain, the kernel's gain over it, and their product, end to end."""
     if (gain := best.gain) is None:
         return []
-    free = ("free", "nothing: eager is the best rung")
+    free = ("free", "nothing: eager is the best option")
     unsure = found.undecided if found is not None else None
     if unsure is not None and unsure.over_eager is not None:
         free = ("free", f"nothing sure: {full_name(unsure.name)} {_ratio_text(unsure.over_eager)}")
+    label = KERNEL_LABEL if width >= NARROW else KERNEL_LABEL_SHORT
     if gain.rung != EAGER:
         free = ("free", f"{_ratio_text(gain.free)}: {full_name(gain.rung)}, no kernel")
     return [
         free,
-        ("kernel on top", _ratio_text(gain.kernel)),
+        (label, _ratio_text(gain.kernel)),
         ("end to end", _ratio_text(gain.end_to_end)),
     ]
 
@@ -166,7 +169,7 @@ def _gain_rows(best: Judgement, found: Ladder | None) -> list[tuple[str, str]]:
 def _free_rows(best: Judgement | None, found: Ladder) -> list[tuple[str, str]]:
     free = free_of(best, found)
     of_record = found.best is not None and found.best.effort is Effort.RECORD
-    how = "timed for the record" if of_record else "a quick look"
+    how = "record timing" if of_record else "quick timing"
     if age := found.age() if not of_record else "":
         how += f", {age}"
     return [] if free is None else [("free", f"{_ratio_text(free)} over eager, {how}")]
@@ -186,7 +189,7 @@ def _kernel_rows(best: Judgement | None, name: str, tried: int) -> list[tuple[st
 def _evidence(best: Judgement, found: Ladder | None, width: int) -> list[tuple[str, str]]:
     rows = []
     if (timing := best.timing) is None:
-        rows.append(("worth", "not timed"))
+        rows.append(("timing", "not timed"))
     else:
         shown_above = {EAGER, best.gain.rung} - {COMPILE} if best.gain is not None else set()
         for name, gain in timing.ratios.items():
@@ -196,9 +199,9 @@ def _evidence(best: Judgement, found: Ladder | None, width: int) -> list[tuple[s
                 rows.append((f"over {where}", ratio(gain) + word))
         rows += [("roofline", fact.replace(" of the roofline", "")) for fact in share_facts(timing)]
         afresh = timing.effort is Effort.RECORD
-        how = "measured afresh in several processes" if afresh else "measured in the loop only"
+        how = "measured in several fresh processes" if afresh else "measured during the run only"
         rows.append(("timing", f"{how}, on {one_line(timing.device)}"))
-        rows += [("mind", remark) for remark in timing.remarks]
+        rows += [("note", remark) for remark in timing.remarks]
     if best.verdict.precision is not None:
         rows.append(("precision", str(best.verdict.precision)))
     return [*rows, ("isolation", best.verdict.tier)]
@@ -220,7 +223,7 @@ def _next_steps(
     rows = [("stopped", one_line(str(ended.stop)))]
     if run is not None:
         rows.append(("run", short_path(run.folder)))
-        rows.append(("look", f"cuagent show {handle(run)}"))
+        rows.append(("details", f"cuagent show {handle(run)}"))
         unmeasured = ended.ladder is None and ended.best is not None
         worse = ended.best is not None and ended.best.slower_than
         if result is Result.KERNEL or (unmeasured and not worse):

@@ -26,7 +26,7 @@ WIDEST = 120
 NARROW = 50
 """Columns; below it names are short and nothing is indented."""
 SHOWN_DIAGNOSTICS = SHOWN_DRAWS = 3
-COPIED = ("run", "look", "apply", "export", "or")
+COPIED = ("run", "details", "apply", "export", "or")
 NAMES = {
     "compile": "torch.compile",
     "reduce-overhead": "CUDA graphs",
@@ -41,7 +41,7 @@ SHORT = {
 """Parts of a rung's name, where there are several."""
 MERIT = {
     -1: "not accepted",
-    1: "right, no clear gain over eager",
+    1: "correct, not clearly faster than eager",
     2: "clearly faster than eager",
     3: "clearly faster than eager and torch.compile",
 }
@@ -148,8 +148,8 @@ def timing_lines(timing: Timing, width: int, glyphs: Glyphs = UNICODE) -> list[T
     """The arms as a table, and how and where they were timed."""
     lines = _arm_lines(timing, width, glyphs) + remark_lines(timing, width)
     facts = [*share_facts(timing), one_line(timing.device)]
-    effort = "quick look, no claim" if timing.effort is Effort.QUICK else "of record"
-    return lines + _facts([*facts, f"timing {effort}"], width, glyphs)
+    effort = "quick timing, no claim" if timing.effort is Effort.QUICK else "record timing"
+    return lines + _facts([*facts, effort], width, glyphs)
 
 
 def remark_lines(timing: Timing, width: int) -> list[Text]:

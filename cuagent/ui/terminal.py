@@ -161,7 +161,7 @@ class Terminal:
             return [harmless(line) for line in (*unwritten, status)]
 
     def say(self, lines: Iterable[Text]) -> None:
-        """Add lines that are no event of the run."""
+        """Print lines that belong to no event."""
         self._print(lines)
 
     def recall(self, judged: Iterable[tuple[int, Judgement]], found: Ladder | None = None) -> None:
@@ -181,7 +181,7 @@ class Terminal:
         with self._lock:
             self._paused_at = self._paused_at or time.monotonic()
             self._recent_output = []
-            does = "say what to try next" if finished else "Enter goes on"
+            does = "type what to try next" if finished else "Enter continues"
             self._set(activity=f"your turn: {does}, /help")
 
     def show_table(self) -> None:

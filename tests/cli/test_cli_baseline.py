@@ -29,7 +29,7 @@ def test_the_table_fits_the_terminal_and_what_does_not_stands_below_its_row() ->
     assert max(map(len, narrow[:5])) <= 60
     assert narrow[2] == "  1.0e-07 error, 0.1 s to start"
     assert "2.000x (1.800-2.200)   50%" in narrow[3]
-    assert narrow[7] == "  other precision than the task's"
+    assert narrow[7] == "  precision differs from the task's"
     phone = lines(found, 40)
     assert phone[2] == "  25% of the roofline, 1.0e-07 error, 0.1 s to start"
     assert phone[4].startswith("  2.000x (1.800-2.200) over eager, 50% of")

@@ -321,7 +321,7 @@ def test_what_was_agreed_to_on_a_terminal_holds_until_it_changes(
     cuagent: Callable[..., Done], lax: Path, python: list[str]
 ) -> None:
     command = [*python, "-m", "cuagent", "profile", "task.py", "candidate", "--device", "cpu"]
-    assert "Let it hold?" in on_a_terminal(command, lax, 80, "y")
+    assert "Apply it?" in on_a_terminal(command, lax, 80, "y")
     assert json.loads(cuagent("config", "show", "--json").stdout)["precision"]["value"] == "bf16"
     (lax / ".cuagent.toml").write_text('precision = "fp16"\n')
     assert json.loads(cuagent("config", "show", "--json").stdout)["precision"]["value"] == "match"

@@ -125,7 +125,7 @@ def test_commands_of_the_users_own_run_in_their_shell_at_any_time(
         user.type("\x1b")
         user.see("killed by SIGKILL")
         user.type("!!echo two; echo three\r")
-        user.see("the model is told with its next step")
+        user.see("the model gets the output with its next step")
         user.type("\r")
         user.see("I see.")
         user.type("/quit\r")
@@ -169,13 +169,13 @@ def test_a_run_taken_up_says_where_it_stands_and_what_was_queued_comes_first(
         assert user.leave() == 130
     rest = script(folder, SUBMIT, name="rest.jsonl")
     with Typist(python, folder, "optimize", "--continue", "--model", rest, "-i") as user:
-        user.see("taken up after 1 step and 0:")
+        user.see("resumed after 1 step and 0:")
         user.see("it was interrupted")
-        user.see("its last words: I try.")
+        user.see("last message of the model: I try.")
         user.see("That is all.")
         user.see("stopped")
         user.type("\r")
-        user.see("it is finished; say what to try next")
+        user.see("it is finished; type what to try next")
         user.type("/quit\r")
         assert user.leave() == 0
     roles = [(m["role"], m["content"]) for m in messages(folder)]

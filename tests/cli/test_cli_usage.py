@@ -135,7 +135,7 @@ def test_no_runs_is_no_error(cuagent: Cuagent) -> None:
 
 
 def test_a_defect_leaves_its_traceback_in_a_file_and_says_where(tmp_path: Path) -> None:
-    said = r"a defect of cuagent: ValueError: odd; .*crash.txt"
+    said = r"internal error of cuagent: ValueError: odd; .*crash.txt"
     with pytest.raises(Crash, match=said) as caught, crashes_to(tmp_path):
         raise ValueError("odd")
     assert exit_for(caught.value) is Exit.INFRASTRUCTURE

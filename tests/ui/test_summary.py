@@ -51,7 +51,9 @@ def test_where_no_kernel_adds_the_best_rung_is_handed_over() -> None:
 
 def test_an_attempt_that_may_be_better_is_offered_beside_the_rung() -> None:
     text = said(on_top(Ratio(1.3, 0.8, 2.1)), LADDER)
-    assert text.startswith("✓ no kernel surely adds to what is free; CUDA graphs is the result")
+    assert text.startswith(
+        "✓ no kernel is surely faster than the best free option;  CUDA graphs is the result"
+    )
     assert "(inconclusive)" in text
     assert "cuagent export runs/x --attempt 3 --out DIR" in text
     assert "--attempt" not in said(on_top(Ratio(0.7, 0.4, 1.1)), LADDER)
@@ -60,7 +62,7 @@ def test_an_attempt_that_may_be_better_is_offered_beside_the_rung() -> None:
 def test_without_an_accepted_attempt_the_rung_stands_alone() -> None:
     text = said(None, LADDER)
     assert text.startswith("? no kernel tried; CUDA graphs is 2.00x (quick timing)")
-    assert "2.00x [1.94, 2.06] over eager, a quick look" in text
+    assert "2.00x [1.94, 2.06] over eager, quick timing" in text
     assert "none was tried" in text
     assert "cuagent export runs/x --out DIR" in text
 
@@ -99,7 +101,7 @@ def test_undecided_data_is_no_no() -> None:
     found = replace(LADDER, rungs=(eager, unsure), later=())
     text = said(None, found)
     assert text.startswith("? no kernel tried; could not tell whether torch.compile beats your")
-    assert "torch.compile: 1.57x [0.58, 4.20] (inconclusive), a quick look" in text
+    assert "torch.compile: 1.57x [0.58, 4.20] (inconclusive), quick timing" in text
     assert "--fresh" in text
     narrow = replace(compiled, over_eager=Ratio(1.0, 0.98, 1.02))
     assert "nothing beats" in said(None, replace(found, rungs=(eager, narrow)))
@@ -107,7 +109,7 @@ def test_undecided_data_is_no_no() -> None:
 
 def test_an_earlier_measurement_is_said_to_be_one() -> None:
     found = replace(LADDER, when=time.time() - 1800)
-    assert "a quick look, measured 30 min ago" in " ".join(said(None, found).split())
+    assert "quick timing, measured 30 min ago" in " ".join(said(None, found).split())
 
 
 def test_a_record_that_contradicts_the_quick_ladder_wins() -> None:
@@ -141,5 +143,5 @@ def test_a_suspect_time_is_no_gain() -> None:
     suspect = replace(GAIN, timing=replace(timing, floor=replace(timing.floor, memory=13e-6)))
     assert not suspect.adds
     text = said(suspect, None)
-    assert text.startswith("? no gain: attempt 3 is right, but its time is not believed")
+    assert text.startswith("? no gain: attempt 3 is correct, but its time is not plausible")
     assert "SUSPECT" in text

@@ -125,7 +125,7 @@ def test_a_submitted_attempt_has_one_table_with_a_title() -> None:
     assert timing is not None
     attempt_table.add(1, replace(GAIN, timing=replace(timing, effort=Effort.RECORD)))
     lines = [line.plain for line in attempt_table.new_lines(1, 80, fresh=True)]
-    assert lines[0] == "timed for the record, in fresh processes"
+    assert lines[0] == "record timing, in fresh processes"
     names = [line[2:].split("  ")[0].strip() for line in lines[2:]]
     assert names == ["eager", "torch.compile", "attempt 1"]
 
@@ -139,7 +139,7 @@ def test_the_ladder_is_the_first_rows_its_best_rung_marked() -> None:
     assert "1.40x [1.36, 1.44]" in lines[2]
     assert lines[3].startswith("▸ CUDA graphs ")
     assert "2.00x" in lines[3]
-    assert "timed for the record" in lines[4]
+    assert "record timing" in lines[4]
     attempt_table.add(1, ON_TOP)
     news = [line.plain for line in attempt_table.new_lines(1, 80)]
     assert len(news) == 2, "the ladder stands above already"

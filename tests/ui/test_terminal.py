@@ -154,7 +154,7 @@ def test_what_came_of_a_run_is_told_when_it_changes() -> None:
         ):
             show(RunEnded(stop, None, summary))
         show.pause(finished=True)
-        assert "say what to try next" in show.footer_lines(80)[-1]
+        assert "type what to try next" in show.footer_lines(80)[-1]
     assert stream.getvalue().split("\n") == [
         "",
         "answered: no accepted kernel",
