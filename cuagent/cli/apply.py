@@ -113,7 +113,8 @@ def _chosen(records: list[dict[str, Any]], number: int | None, run: str) -> Judg
         best = best_of(records)
         if best is None:
             raise Refused(
-                f"{run}: no attempt was accepted, so there is nothing to apply; export the best setting without a "
+                f"{run}: no attempt was accepted, so there is nothing to apply; "
+                "export the best setting without a "
                 f"kernel, if there is one, with: cuagent export {run} --out DIR"
             )
         return best

@@ -1,9 +1,8 @@
-"""The table of attempts: the ladder, then a row for each judged attempt, and the best over time.
+"""Format the table of attempts: the ladder, a row for each judged attempt, the best over time.
 
-Rows are printed one by one as measurements come, and all together at the end, so every column has
-a width of its own that depends on nothing but the columns of the terminal. When these are few, the
-less important figures are left out; those of a person's first question (is it right, is it faster)
-never are.
+Rows are printed one by one during the run and all together at its end, so the width of each column
+depends only on the width of the terminal. A narrow terminal omits the less important figures, but
+never the verdict and the speedup.
 """
 
 from __future__ import annotations
@@ -40,38 +39,38 @@ _UNJUDGED = (Reason.INFRASTRUCTURE, Reason.NOT_CERTIFIABLE)
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. What is not known is None or empty."""
+    """One line of the table; unknown values are None or empty."""
 
     name: str
     sign: str = ""
     """`yes`, `no`, `unsure` or `best` (a rung): an attribute of `Glyphs`, or nothing."""
     seconds: float | None = None
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
-    """Over each baseline, by its name."""
+    """Ratio over each baseline, by the baseline's name."""
     share: float | None = None
-    """Of the roofline."""
+    """Share of the roofline: the task's floor over the measured time."""
     precision: str = ""
     note: str = ""
-    """In place of the figures: why there are none."""
+    """Text in place of the figures if there are none."""
 
 
 @dataclass
 class AttemptTable:
-    """The table as it grows: what is known of the ladder and of each attempt by now."""
+    """Ladder rows and attempt rows, updated during a run."""
 
     baselines: list[Row] = field(default_factory=list)
     attempts: dict[int, Row] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
-    """Of attempts, by digest."""
+    """Attempt numbers by digest."""
     has_ladder: bool = False
-    """Whether the baselines are a ladder's; else they are those of the last attempt."""
+    """True if the baselines come from a ladder; else they come from the last attempt."""
     rung: str = ""
-    """The best one, where it is neither eager nor torch.compile as it is by default."""
+    """Name of the best rung, if it is neither eager nor default torch.compile."""
     best_over_time: list[tuple[float, float]] = field(default_factory=list)
-    """Seconds into the run, and what the best attempt was worth from then on."""
+    """Pairs of seconds into the run and best ratio from then on."""
 
     def measure_ladder(self, found: Ladder) -> None:
-        """The rungs of the ladder, from now on the first rows; those known from before stay."""
+        """Set the rungs of the ladder as the first rows; keep the other earlier baselines."""
         self.has_ladder = True
         before = {row.name: replace(row, sign="") for row in self.baselines}
         self.baselines = list((before | {row.name: row for row in ladder_rows(found)}).values())
@@ -79,11 +78,11 @@ class AttemptTable:
         self.rung = best if best not in (EAGER, COMPILE) else ""
 
     def add(self, number: int, judgement: Judgement, seconds: float = 0.0) -> Row:
-        """The row of an attempt judged so many seconds into the run, from now on in the table."""
+        """Add an attempt, judged `seconds` into the run, and return its row."""
         self.numbers[judgement.attempt] = number
         row = self.attempts[number] = attempt_row(number, judgement)
         timing = judgement.timing
-        # a quick look at the baselines is no better than the ladder's own
+        # a quick timing of the baselines is no better than the one of the ladder
         quick = self.has_ladder and timing is not None and timing.effort is not Effort.RECORD
         if timing is not None and not row.note and not quick:
             self.baselines = updated_baselines(self.baselines, timing)
@@ -95,7 +94,7 @@ class AttemptTable:
     def new_lines(
         self, number: int, width: int, glyphs: Glyphs = UNICODE, *, fresh: bool = False
     ) -> list[Text]:
-        """What is to be printed of an attempt just kept; `fresh`: its baselines are of now too."""
+        """Return the lines for an attempt just added; `fresh`: its baselines are new as well."""
         row = self.attempts[number]
         line = row_line(row, width, glyphs, self.rung)
         if row.note:
@@ -110,11 +109,11 @@ class AttemptTable:
         return [head_line(width, self.rung), *above, line]
 
     def ladder_lines(self, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-        """The first rows, with their head; as long as they are alone there is room for limits."""
+        """Return the baseline rows with their header; without attempts, limits fit as well."""
         return [head_line(width), *(row_line(row, width, glyphs) for row in self.baselines)]
 
     def all_lines(self, width: int, glyphs: Glyphs = UNICODE, fewest: int = 1) -> list[Text]:
-        """All attempts and how the best one grew, where there are as many as `fewest`."""
+        """Return all attempts and the trend of the best one; nothing below `fewest` attempts."""
         rows = [row for _, row in sorted(self.attempts.items())]
         if len(rows) < fewest:
             return []
@@ -127,7 +126,7 @@ class AttemptTable:
 
 
 def attempt_row(number: int, judgement: Judgement) -> Row:
-    """An attempt as it was judged last."""
+    """Return the row for the latest judgement of an attempt."""
     verdict, timing = judgement.verdict, judgement.timing
     name = f"attempt {number}"
     if not verdict.accepted:
@@ -142,7 +141,7 @@ def attempt_row(number: int, judgement: Judgement) -> Row:
 
 
 def baseline_rows(timing: Timing | None) -> list[Row]:
-    """What an attempt was timed against: eager first, as it came."""
+    """Return the baselines of an attempt in the order of timing, eager first."""
     return [
         Row(arm.name, note=f"failed: {arm.failed}")
         if arm.failed
@@ -153,7 +152,7 @@ def baseline_rows(timing: Timing | None) -> list[Row]:
 
 
 def ladder_rows(found: Ladder) -> list[Row]:
-    """The rungs, the best marked; those not timed yet say so."""
+    """Return a row for each rung; mark the best one and those not timed yet."""
     best = found.best
     rows = []
     for rung in found.rungs:
@@ -169,7 +168,7 @@ def ladder_rows(found: Ladder) -> list[Row]:
 
 
 def updated_baselines(rows: Sequence[Row], timing: Timing) -> list[Row]:
-    """Baselines with the figures of a newer timing; the ladder's other rungs stay as they were."""
+    """Return the baselines with figures of a newer timing; keep all other rungs."""
     fresh = {row.name: row for row in baseline_rows(timing)}
     kept = []
     for row in rows:
@@ -194,7 +193,7 @@ class Column(NamedTuple):
 def columns_for(width: int, rung: str = "") -> list[Column]:
     """The columns that `width` has room for; the first two are always there.
 
-    With `rung` there is a third baseline, the one that counts.
+    `rung` adds a third baseline: the best rung.
     """
     first = [Column("", 34 if width == UNCUT else 15), Column("time", 7, right=True)]
     last = [Column("roof", 4, right=True), Column("math", 5)]
@@ -251,7 +250,7 @@ def table_lines(
     rung: str = "",
     most: int = MOST_ROWS,
 ) -> list[Text]:
-    """The whole table; of many attempts the first ones are counted only."""
+    """Return the whole table; of many attempts, the first are only counted."""
     left_out = max(len(attempts) - most, 0)
     lines = [head_line(width, rung), *(row_line(row, width, glyphs, rung) for row in baselines)]
     if left_out:
@@ -262,7 +261,7 @@ def table_lines(
 def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
     """The best ratio over the better baseline, attempt by attempt: `▁▁▄▇ 1.05x to 1.43x`.
 
-    Empty where the best one never grew.
+    Empty if the best ratio never grew.
     """
     best: list[float | None] = []
     for row in attempts:
@@ -284,7 +283,7 @@ def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
 
 
 def row_gain(row: Row) -> float | None:
-    """What an attempt is worth over the best of the baselines."""
+    """Return the smallest ratio of an attempt, which is the one over its best baseline."""
     return min((r.value for r in row.ratios.values()), default=None)
 
 

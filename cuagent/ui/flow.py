@@ -1,4 +1,4 @@
-"""Text that streams in pieces, broken into lines at blanks as it comes.
+"""Wrap streamed text at blanks while it arrives.
 
 Every character is written once and never moved, so nothing flickers; the price is that a word
 appears when it is complete. What is written is returned, not printed.
@@ -33,7 +33,7 @@ class Flow:
         return "".join(map(self._take, tokens))
 
     def end(self) -> str:
-        """The rest, and the end of the last line if there is one."""
+        """Return the remaining text, with a line end if any text was written."""
         rest = self._take(self._partial_word) if self._partial_word else ""
         return rest + ("\n" if self._has_text else "")
 

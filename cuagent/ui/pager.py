@@ -1,4 +1,4 @@
-"""Long texts on a terminal go through a pager; in a pipe they are just printed."""
+"""Show long texts in a pager on a terminal; print them in a pipe."""
 
 from __future__ import annotations
 

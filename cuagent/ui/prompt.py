@@ -1,7 +1,7 @@
-"""The line at the footer of a terminal into which the user types, also while the agent works.
+"""Read the user's input line at the foot of the terminal, also while the agent works.
 
-It lives in a thread of its own; what is printed meanwhile goes above it, once and for all. The
-main thread asks for the next line while it rests, hears of lines while it works, or puts a
+It runs in a separate thread; printed output appears above it and stays unchanged. The
+main thread asks for the next line while idle, gets lines through `Work`, or asks a
 question. Keys: Enter sends, Alt-Enter or Ctrl-J makes a new line, Up and Down go through what was
 said before, Tab completes a command or a file's name, Esc or Ctrl-C interrupts, twice leaves.
 Not covered: what the lines mean.
@@ -40,7 +40,7 @@ AGAIN = "press it again to leave"
 
 @dataclass(frozen=True)
 class Work:
-    """What becomes of lines and interrupts while the agent works."""
+    """Handlers of lines and interrupts while the agent works."""
 
     take: Callable[[str], None]
     interrupt: Callable[[], None]
@@ -106,23 +106,23 @@ class Prompt:
         self._thread.join()
 
     def next(self, default: str = "") -> str | None:
-        """The next line, while nobody works; None: the user leaves. `default` is typed already."""
+        """Return the next line while the agent is idle, or None to quit; prefill `default`."""
         if default:
             self._default = default
             self._exit_soon()
         return self._lines.get()
 
     def put(self, line: str) -> None:
-        """As if the user had sent the line while nobody works."""
+        """Queue a line as if the user had sent it while the agent is idle."""
         self._lines.put(line)
 
     def leave(self) -> None:
-        """As if the user left."""
+        """Queue the end of input, as if the user had quit."""
         self._lines.put(None)
 
     @contextmanager
     def working(self, work: Work) -> Iterator[None]:
-        """Lines and interrupts go to `work` meanwhile.
+        """Send lines and interrupts to `work` inside this context.
 
         An interrupt of what was done before is not the first of two.
         """
@@ -133,11 +133,11 @@ class Prompt:
             self.stop_working()
 
     def stop_working(self) -> None:
-        """The work is done, though its context may still be open: what comes is for `next`."""
+        """Send later lines to `next`, even if the `working` context is still open."""
         self._work, self._hint = None, ""
 
     def ask(self, question: str, cancelled: threading.Event) -> str | None:
-        """The answer to a question; None once `cancelled` is set."""
+        """Return the answer to a question, or None once `cancelled` is set."""
         self._question = question
         try:
             while not cancelled.is_set():
@@ -254,23 +254,23 @@ class Prompt:
 
 
 class _Renew(Exception):
-    """The line is to be shown afresh."""
+    """Signal that the prompt must be shown again."""
 
 
 def _completions(commands: Mapping[str, str], typed: str) -> list[str]:
-    """The commands that a slash and what follows it may become."""
+    """Return the commands that complete the typed text."""
     return [name for name in commands if f"/{name}".startswith(typed)]
 
 
 def _common_rest(names: Iterable[str], begun: str) -> str:
-    """What all names that begin so have in common beyond it; of nothing typed, nothing."""
+    """Return the common continuation of all names with this prefix; "" without a prefix."""
     ends = [name[len(begun) :] for name in names if begun and name.startswith(begun)]
     same = takewhile(lambda letters: len(set(letters)) == 1, zip(*ends, strict=False))
     return "".join(letters[0] for letters in same)
 
 
 def _matching(commands: Mapping[str, str], typed: str) -> str:
-    """These commands in a line; what it does, where one is typed whole."""
+    """Return the matching commands in one line, or the help of a complete command."""
     word = typed[1:].split(" ")[0]
     if word in commands:
         return f"/{word}: {commands[word]}"

@@ -1,7 +1,7 @@
-"""A recorded run as the events that it was: the log read back for the views.
+"""Convert the log of a recorded run back to events for the views.
 
-Covers what people look at; pauses and streaming are not kept, and a call's result follows its
-title at once. Invariant: reading never changes the log.
+Covers the visible events; pauses and streaming are not recorded, and a call's result follows its
+title directly. Invariant: reading never changes the log.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _started(call: ToolCall) -> ToolStarted:
 
 
 def best_of(records: Records) -> Judgement | None:
-    """The judgement on the best accepted attempt, each by its judgement of record if it has one."""
+    """Return the best accepted attempt's judgement; a record judgement replaces a quick one."""
     accepted = [j for j in judgements_of(records).values() if j.verdict.accepted]
     return max(accepted, key=lambda judgement: judgement.rank, default=None)
 

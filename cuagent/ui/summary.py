@@ -1,4 +1,4 @@
-"""The last block of a run: what was gained, on what evidence, where it lies and what to do next."""
+"""Format the last block of a run: gain, evidence, files and next commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CUT_SHORT = {
     "judge failed": "the judge failed",
     "unfinished": "the run has not ended",
 }
-"""Ends before which nothing was tried to the end."""
+"""Reasons for an early end of a run, in words."""
 
 
 def summary_lines(
@@ -39,7 +39,7 @@ def summary_lines(
     width: int,
     glyphs: Glyphs = UNICODE,
 ) -> list[Text]:
-    """`attempts` gives the number of an attempt by its digest."""
+    """Return the summary; `attempts` maps the digest of an attempt to its number."""
     best: Judgement | None = ended.best
     found: Ladder | None = ended.ladder
     number = attempts.get(best.attempt) if best is not None else None
@@ -68,18 +68,18 @@ def summary_lines(
 
 
 def short_path(path: Path) -> str:
-    """As seen from the current folder, where it lies below it."""
+    """Return the path relative to the current folder, if it is inside; else unchanged."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def handle(run: RunStarted) -> str:
-    """What a command takes for this run here: its ID, or its path where it lies elsewhere."""
+    """Return the argument that names this run: its ID, or its path if it is elsewhere."""
     return run.run_id if run.folder.parent == RUNS.resolve() else short_path(run.folder)
 
 
 def _rung_head(ended: RunEnded, found: Ladder, tried: int) -> str:
-    """What is handed over though no kernel is, and what was tried before that was decided."""
+    """Return the headline if the result is a rung, with the number of tried kernels."""
     rung, best = found.best, ended.best
     assert rung is not None
     name = full_name(rung.name)
@@ -96,7 +96,7 @@ def _rung_head(ended: RunEnded, found: Ladder, tried: int) -> str:
 
 
 def _module_head(ended: RunEnded, found: Ladder, tried: int) -> str:
-    """Neither a kernel nor a rung is handed over: why."""
+    """Return the headline if the result is the module itself, with the reason."""
     unsure = found.undecided
     kernel = "" if tried else f"no kernel tried{_early_end(ended)}; "
     if unsure is not None:
@@ -109,12 +109,12 @@ def _module_head(ended: RunEnded, found: Ladder, tried: int) -> str:
 
 
 def _early_end(ended: RunEnded) -> str:
-    """What ended the run before its time, to be put in brackets behind what it had found."""
+    """Return the reason for an early end in brackets, or ""."""
     return f" ({CUT_SHORT[ended.stop]})" if ended.stop in CUT_SHORT else ""
 
 
 def _may_beat(best: Judgement | None) -> bool:
-    """Whether the times leave open if the attempt is faster than eager."""
+    """True if it is inconclusive whether the attempt is faster than eager."""
     return best is not None and best.standing is Standing.INCONCLUSIVE
 
 
@@ -131,7 +131,7 @@ def _unsure_rows(found: Ladder) -> list[tuple[str, str]]:
 
 
 def _may_add(best: Judgement | None) -> bool:
-    """Measured to be faster than the best rung, though not surely."""
+    """True if the attempt measured faster than the best rung, but inconclusively."""
     gain = best.gain if best is not None else None
     if gain is None or gain.kernel.standing is not Standing.INCONCLUSIVE:
         return False
@@ -176,7 +176,7 @@ def _free_rows(best: Judgement | None, found: Ladder) -> list[tuple[str, str]]:
 
 
 def _kernel_rows(best: Judgement | None, name: str, tried: int) -> list[tuple[str, str]]:
-    """What the best attempt came to, where it is not the result."""
+    """Return the outcome of the best attempt if it is not the result."""
     if best is None:
         return [("kernels", f"none of {tried} was accepted" if tried else "none was tried")]
     if best.gain is not None:
@@ -213,7 +213,7 @@ def _ratio_text(gain: Ratio) -> str:
 
 
 def full_name(rung: str) -> str:
-    """A rung at full length."""
+    """Return the full name of a rung."""
     return baseline_name(rung, 40)
 
 

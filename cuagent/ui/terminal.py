@@ -1,9 +1,9 @@
-"""The view for a person: an append-only transcript and, on a terminal, one live line below it.
+"""Show a run to a person: an append-only transcript and, on a terminal, a live status below it.
 
-What has been printed is never touched again; only what stands below it is redrawn in place, in one
-write, so nothing flickers and scrolling back works: one line, or both sides of `ui.live` where the
-terminal is wide. Without a terminal there is nothing live and no control character, nothing is
-cut, and the figures come as a line for each step.
+Printed lines never change; only the live status is redrawn in place, in one write, so nothing
+flickers and scrolling back works. It is one line, or both columns of `ui.live` in a wide terminal.
+Without a terminal there is no live status and no control character, nothing is cut, and the
+figures are printed as a line for each step.
 Invariant: every write goes through `_write`, under the lock that the ticking live line shares.
 """
 
@@ -58,22 +58,22 @@ TICK = 0.25
 WIDEST = 120
 """Columns; longer lines are hard to read, and nothing here needs them."""
 TOOL_LINES = {"bash": (4, 3), "compile": (6, 0), "profile": (12, 0)}
-"""First and last lines kept of a tool's output; `OTHER_LINES` of one that is not named, or an error."""
+"""Numbers of first and last lines shown of a tool's output; other tools have `OTHER_LINES`."""
 OTHER_LINES, ERROR_LINES = (3, 0), (4, 3)
 USER_LINES = (6, 2)
-"""The same of what the user said, who has seen it: the output of `!!command` may be long."""
+"""First and last lines shown of the user's text: the output of `!!command` may be long."""
 OUTPUT_LINES = 8
 """Lines of a running tool that a wide terminal shows below the transcript."""
 PAUSES = ("interrupted", "answered")
-"""Ends after which a person who sits by goes on; they need no summary."""
+"""Reasons to stop after which an interactive user continues; they need no summary."""
 _NOTICE = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 
 class Terminal:
     """Shows the events of one run on `stream`; used as a context manager.
 
-    For a `recorded` run there is no live line, and time is what the log says. With `footer` somebody
-    else shows what stands below the transcript (`footer_lines`), and only whole lines are written.
+    A `recorded` run has no live status, and takes its times from the log. With `footer`, the caller
+    shows the status (`footer_lines`) below the transcript, and only whole lines are written.
     """
 
     def __init__(self, stream: TextIO, *, recorded: bool = False, footer: bool = False) -> None:
@@ -94,20 +94,20 @@ class Terminal:
         self._echo = ExitStack()
         self._seconds_at_step = 0.0
         self._recent_output: list[str] = []
-        """What a tool has printed last."""
+        """Newest output lines of the running tool."""
         self._phases: set[str] = set()
         self._blocks: Blocks | None = None
-        """What the model says now, where Markdown is shown as such."""
+        """Text of the model in progress, if Markdown is rendered."""
         self._flow: Flow | None = None
         self._flow_style = ""
         self._run: RunStarted | None = None
         self._open: dict[str, ToolStarted] = {}
         self._last_call = ""
         self._summary = ""
-        """What came of the run, as it was told last."""
+        """The summary of the run shown last."""
         self._judged = self._ladder_shown = False
         self._tier = ""
-        """The isolation that was told last."""
+        """The isolation tier shown last."""
         self._started = time.monotonic()
         self._paused_at: float | None = None
         self._tick = 0
@@ -143,12 +143,12 @@ class Terminal:
         return self.console.width == UNCUT
 
     def __call__(self, event: Event) -> None:
-        """Show one event, from whatever thread."""
+        """Show one event; any thread may call."""
         with self._lock:
             self._show(event)
 
     def footer_lines(self, width: int) -> list[str]:
-        """What stands below the transcript, for who shows it; the last line is the status."""
+        """Return the lines below the transcript; the last one is the status."""
         with self._lock:
             tick = self._tick if self._paused_at is None else None
             self._tick += 1
@@ -165,7 +165,7 @@ class Terminal:
         self._print(lines)
 
     def recall(self, judged: Iterable[tuple[int, Judgement]], found: Ladder | None = None) -> None:
-        """Ladder and attempts of an earlier session, these by their numbers."""
+        """Take the ladder and the numbered attempts from an earlier session."""
         with self._lock:
             if found is not None:
                 self.attempt_table.measure_ladder(found)
@@ -174,9 +174,9 @@ class Terminal:
                 self._improve(judgement)
 
     def pause(self, *, finished: bool = False) -> None:
-        """It is the user's turn: the clock stands until the next step.
+        """Stop the clock until the next step and show that it is the user's turn.
 
-        `finished`: only words make the run go on.
+        `finished`: only a message continues the run.
         """
         with self._lock:
             self._paused_at = self._paused_at or time.monotonic()
@@ -192,11 +192,11 @@ class Terminal:
         match event:
             case RunStarted():
                 self._run = event
-                self._started = time.monotonic()  # what came before was no work
+                self._started = time.monotonic()  # earlier time was setup
                 self._print(self._header(event))
             case Phase(text, passing):
                 self._set(activity=one_line(text))
-                # within a call it is for the live line alone, and once is enough
+                # within a call only the live status shows it; else it is printed one time
                 if not (passing or self._open or text in self._phases):
                     self._print([self._line(f"{self.glyphs.dot} {one_line(text)}", "dim")])
                 self._phases.add(text)
@@ -225,7 +225,7 @@ class Terminal:
                 tokens = event.tokens_in + event.tokens_out
                 self._set(step=event.step, tokens=tokens, cost=event.cost)
                 self._seconds_at_step = event.seconds
-                # the run's own clock, which counts what was worked before and no opening
+                # the run's own clock counts earlier work, but not the setup
                 self._started = (self._paused_at or time.monotonic()) - event.seconds
             case UserSaid(text):
                 pieces = [f"> {line}" for line in fold(text, *USER_LINES, self.glyphs.more)]
@@ -246,7 +246,7 @@ class Terminal:
                 self._print([Text(), *table, *([Text()] if table else []), *lines])
 
     def _show_pause(self, stop: str, summary: str) -> None:
-        """Why nobody works, and what has come of the run since that was told last."""
+        """Show why the run stopped, and its summary if that changed since it was last shown."""
         known, self._summary = summary == self._summary, summary
         said = stop if known else f"{stop}: {summary}"
         answer = known and stop == "answered"  # the answer stands above
@@ -267,12 +267,12 @@ class Terminal:
         style = "dim" if event.kind == "reasoning" else ""
         if self._flow is not None and self._flow_style != style:
             self._print([])
-        elif self._flow is None and (self._live or self._footer):  # else figures stand here
+        elif self._flow is None and (self._live or self._footer):  # else figures are printed here
             self._print([Text()])
         if self._flow is None:
             self._flow = Flow(self.width if self.console.is_terminal else None)
             self._flow_style = style
-        # A tab or a bell of the model's is not for the terminal; line ends are the flow's.
+        # Tabs and bells of the model stay off the terminal; `Flow` makes the line ends.
         ready, self._unwritten = self._unwritten + self._flow.feed(clean(event.text)), ""
         if self._footer or self._two_sided:
             whole, newline, self._unwritten = ready.rpartition("\n")
@@ -281,7 +281,7 @@ class Terminal:
             self._write(self._styled(ready))
 
     def _say(self, piece: str) -> None:
-        """Words of the model, shown as Markdown block by block."""
+        """Show text of the model as Markdown, block by block."""
         if self._flow is not None:
             self._print([])
         blocks = self._blocks or Blocks()
@@ -293,7 +293,7 @@ class Terminal:
 
     @property
     def _pending(self) -> str:
-        """The last line of words that are not finished."""
+        """The last line of the unfinished text."""
         return self._unwritten if self._blocks is None else self._blocks.open
 
     def _tool_started(self, event: ToolStarted) -> None:
@@ -324,7 +324,7 @@ class Terminal:
         self._set(activity="")
         lines = []
         if started is not None and event.call_id != self._last_call:
-            # its own title is no longer the line above
+            # the line above is no longer the title of this call
             summary = f"{started.name} {one_line(started.summary)}"
             lines.append(self._line(f"  {self.glyphs.result} {summary}", "dim"))
         self._last_call = ""
@@ -335,7 +335,7 @@ class Terminal:
 
     def _result(self, event: ToolFinished, started: ToolStarted | None) -> list[Text]:
         if self._judged:
-            return []  # the judgement above says it better than the text made for the model
+            return []  # the judgement above is clearer than the text made for the model
         if started is not None and not event.is_error:
             most = UNCUT if self._uncut else LINES
             diff = str(event.data.get("diff", ""))
@@ -420,7 +420,7 @@ class Terminal:
         return capture.get()
 
     def _write(self, text: str) -> None:
-        """The transcript grows by `text`; what is live moves below it. One write, one flush."""
+        """Append `text` to the transcript and redraw the live status. One write, one flush."""
         with self._lock:
             erase = self._region.erase()
             live = self._region.draw(self._live_lines()) if self._is_shown else ""
@@ -436,7 +436,7 @@ class Terminal:
 
     @property
     def _is_shown(self) -> bool:
-        """One line makes room for words as they stream; two sides show them."""
+        """True if the live status shows; one line hides while text streams, two columns stay."""
         return self._live and (self._flow is None or self._two_sided)
 
     def _live_lines(self) -> list[Text]:

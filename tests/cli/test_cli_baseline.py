@@ -50,7 +50,7 @@ def test_the_best_rung_is_said_with_its_interval_and_eager_with_none() -> None:
 
 def test_where_eager_was_not_asked_for_nothing_is_said_of_the_strict_rule() -> None:
     text = "\n".join(lines(made(replace(TUNED, over_eager=None))))
-    assert "eager, which the others are held against, was not timed" in text
+    assert "eager, the baseline of the ratios, was not timed" in text
     assert "strict rule" not in text
 
 

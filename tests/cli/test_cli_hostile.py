@@ -114,7 +114,7 @@ def test_a_foreign_run_is_shown_but_used_only_where_the_user_accepts_it(
     for arguments in (["apply"], ["export", "latest", "--out", "out"], ["optimize", "--continue"]):
         done = cuagent(*arguments)
         assert done.returncode == 2
-        assert f"{folder.id}: of another origin" in done.stderr
+        assert f"{folder.id}: unknown origin" in done.stderr
         assert "--trust" in done.stderr
         assert done.stderr.count("\n") == 1
     assert everything(tmp_path) == before

@@ -153,7 +153,7 @@ def test_another_agent_gets_a_profile_and_a_package(
 
         refused = await call("export", candidate="right", out="full")
         assert refused.is_error
-        assert "full: exists already" in refused.content[0].text
+        assert "full: already exists" in refused.content[0].text
 
         made = await call("export", candidate="right", out="package")
         assert made.content[0].text.startswith("ACCEPTED attempt 1")

@@ -141,7 +141,7 @@ def test_an_interrupt_ends_the_run_whole(task: str, tmp_path: Path, signum: sign
     assert run.returncode == 130
     assert time.monotonic() - start < 15
     assert "interrupted" in rest
-    assert "what was kept: cuagent show" in complaint
+    assert "see the attempts with: cuagent show" in complaint
     assert "Traceback" not in complaint
     log = next((tmp_path / ".cuagent" / "runs").glob("*/log.jsonl"))
     assert json.loads(log.read_text().splitlines()[-1])["stop"] == "interrupted"

@@ -65,7 +65,7 @@ def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path, python: list
         user.see("That is all.")
         user.see("stopped")
         user.type("/undo\r")
-        user.see("the last step is taken back (submit)")
+        user.see("the last step is undone (submit)")
         user.type("\x03")  # away with the draft: the user's own words, to be said again
         user.type("/quit\r")
         assert user.leave() == 0
@@ -81,7 +81,7 @@ def test_two_interrupts_leave_and_say_how_to_go_on(folder: Path, python: list[st
         user.type("\x03")
         user.type("\x03")
         assert user.leave() == 130
-        user.see("go on with: cuagent optimize --resume ")
+        user.see("continue with: cuagent optimize --resume ")
 
 
 def test_a_rejected_command_does_not_run_and_the_model_hears_why(
@@ -223,7 +223,7 @@ def test_a_run_that_failed_is_taken_up_again(cuagent: Cuagent, folder: Path) -> 
     assert first.stdout.startswith("no kernel tried; "), "the result alone"
     assert first.stdout.count("\n") == 1
     assert "● bash  ls" in first.stderr
-    assert "go on with: cuagent optimize --resume " in first.stderr
+    assert "continue with: cuagent optimize --resume " in first.stderr
     rest = script(folder, SUBMIT, name="rest.jsonl")
     again = cuagent("optimize", "--continue", "--model", rest, "--output-format", "json")
     assert again.returncode == 0, again.stderr
@@ -240,14 +240,14 @@ def test_a_limit_says_how_to_go_on_with_a_wider_one(cuagent: Cuagent, folder: Pa
     model = script(folder, bash("ls"), SUBMIT)
     done = cuagent("optimize", "task.py", "--model", model, "--max-steps", "1")
     assert done.returncode == 0
-    assert "step limit; go on with: cuagent optimize --resume " in done.stderr
+    assert "step limit; continue with: cuagent optimize --resume " in done.stderr
     assert done.stderr.rstrip().endswith("--max-steps 2")
 
 
 def test_where_nobody_can_be_asked_a_command_that_needs_it_does_not_run() -> None:
     assert approved(TOOLS, "yolo") == TOOLS
     guarded = next(tool for tool in approved(TOOLS, "ask") if tool.name == "bash")
-    with pytest.raises(ToolError, match="nobody can be asked"):
+    with pytest.raises(ToolError, match="no user is present"):
         guarded.function(None, {"command": "ls"})  # type: ignore[arg-type]
 
 

@@ -65,7 +65,7 @@ class Typist:
     def see(self, text: str, seconds: float = 60) -> None:
         """Wait until `text` is shown, after what was seen before; a run first times its ladder.
 
-        Of the lines at the footer only what changes is written: wait for what is printed above them.
+        The footer rewrites only its changes: wait for text that is printed above it.
         """
         deadline = time.monotonic() + seconds
         while (at := self.shown.find(text, self._from)) < 0:
