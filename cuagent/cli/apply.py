@@ -1,4 +1,4 @@
-"""`cuagent apply`: the one command that writes into the user's own tree."""
+"""`cuagent apply`: write the best attempt into the user's tree. No other command writes there."""
 
 from __future__ import annotations
 
@@ -36,12 +36,11 @@ def apply(
     trust: options.Trust = False,
     run_dir: RunDir = RUNS,
 ) -> None:
-    """Put the best attempt beside your module.
+    """Write the best attempt next to your module.
 
-    model_new.py and the folder model_new_verified are written. Its kernel runs for the calls that
-    were verified, and your original module for all others. Your own files are not changed, and a
-    file of that name that differs is replaced with --force only. For a package without cuagent use
-    export.
+    It writes model_new.py and the folder model_new_verified. The kernel runs for calls that were
+    verified, your original module for all others. Your own files stay unchanged; a file of the same
+    name that differs is replaced only with --force. For a package without cuagent, use export.
     """
     from cuagent.config import resolve
     from cuagent.package import ExportError
@@ -90,19 +89,19 @@ def refuse_slower(judgement: Judgement, *, force: bool) -> None:
     if judgement.slower_than and not force:
         name = baseline_name(judgement.slower_than, 40)
         raise Refused(
-            f"the kernel was measured to be slower than {name}, so nothing was written; to write it anyway, "
-            "give --force"
+            f"the kernel was measured to be slower than {name}, so nothing was written; "
+            "to write it anyway, give --force"
         )
 
 
 def _refuse_elsewhere(place: Path, folder: RunFolder) -> None:
-    """A log of another origin does not choose a place outside of the project. Raises Refused."""
+    """Raise Refused if a log of unknown origin names a folder outside of the project."""
     holder = folder.path.parents[1]
     project = holder.parent if holder.name == ".cuagent" else Path.cwd()
     if not place.resolve().is_relative_to(project):
         raise Refused(
-            f"{folder.id}: the run names a module in {place}, outside of {project}; name the target "
-            "folder with --to DIR"
+            f"{folder.id}: the run names a module in {place}, outside of {project}; "
+            "name the target folder with --to DIR"
         )
 
 
@@ -114,8 +113,8 @@ def _chosen(records: list[dict[str, Any]], number: int | None, run: str) -> Judg
         if best is None:
             raise Refused(
                 f"{run}: no attempt was accepted, so there is nothing to apply; "
-                "export the best setting without a "
-                f"kernel, if there is one, with: cuagent export {run} --out DIR"
+                "export the best setting "
+                f"without a kernel, if there is one, with: cuagent export {run} --out DIR"
             )
         return best
     return chosen_attempt(records, number, run)
@@ -138,7 +137,7 @@ def _agreed(files: Mapping[str, str], place: Path) -> bool:
 
 
 def _put(files: Mapping[str, str], place: Path) -> None:
-    """Write each file whole or not at all, none through a link; what users import comes last."""
+    """Write each file atomically and not through links; model_new.py, which users import, last."""
     from cuagent.record import write_file
 
     try:

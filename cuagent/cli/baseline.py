@@ -1,4 +1,4 @@
-"""`cuagent baseline`: what is free, before any kernel is written."""
+"""`cuagent baseline`: time the options that need no kernel."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
     from cuagent.timing import Floor
 
 WIDTH = 100
-"""Columns where nobody looks on."""
+"""Columns of a file or a pipe."""
 LEFT = (0, 2)
-"""Columns of words and of ratios; numbers end together."""
+"""Left-aligned columns (names and ratios); the others are right-aligned."""
 
 
 HEAD = ("rung", "time", "over eager", "roof", "error", "start", "memory")
 BELOW = ("", "", "over eager", "of the roofline", "error", "to start", "of memory")
-"""The same behind a figure that has no room beside the others."""
-ABOVE = "over 100% of the roofline: the machine was busy when its limits were measured, or less work suffices"
+"""Labels after a figure that is printed below its row for lack of width."""
+ABOVE = (
+    "over 100% of the roofline: the machine was busy when its limits were measured, or less "
+    "arithmetic suffices"
+)
 
 
 def baseline(
@@ -50,10 +53,10 @@ def baseline(
     trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
-    """Time every way to run a module quicker without a kernel of one's own.
+    """Time every way to run a module faster without a custom kernel.
 
     Eager, torch.compile's modes, memory formats and precisions, in one interleaved run. With --out
-    the best becomes a package: a function that makes your module run that way, and a check.
+    the best is exported as a package: a function that sets up your module so, and a check.
     """
     if out is not None:
         options.refuse_full(out)
@@ -89,7 +92,7 @@ def baseline(
 
 
 def _named(rungs: str) -> tuple[str, ...]:
-    """The rungs that were asked for. Raises Refused for one that there cannot be."""
+    """Return the requested rungs. Raises Refused for an unknown name."""
     from cuagent.worker.arms import MODES, OPTIONS
 
     names = tuple(dict.fromkeys(name.strip() for name in rungs.split(",") if name.strip()))
@@ -102,9 +105,9 @@ def _named(rungs: str) -> tuple[str, ...]:
 
 
 def lines(found: Ladder, width: int = WIDTH) -> list[str]:
-    """The ladder as a table of at most `width` columns, its best rung named.
+    """Format the ladder as a table of at most `width` columns, and name its best rung.
 
-    Columns that say nothing are left out; those that do not fit stand below their row.
+    Empty columns are left out; columns that do not fit are printed below their row.
     """
     rows = [_row(rung, found.floor) for rung in found.rungs]
     shown = [at for at in range(len(HEAD)) if any(row[at] for row in rows)]
@@ -172,7 +175,7 @@ def _row(rung: Rung, floor: Floor | None) -> list[str]:
 
 
 def _note(rung: Rung) -> str:
-    """Why a rung is not admissible."""
+    """Return the reason why a rung is not admissible."""
     if rung.failed:
         return rung.failed[:60]
     return "" if rung.admissible else _refusal(rung)

@@ -1,8 +1,8 @@
-"""`optimize` with a person at the terminal: working and resting in turn, and what they type.
+"""Run `optimize` with a user at the terminal: alternate between the agent's work and user input.
 
-While the agent works a line is a message that it reads before its next step; while it rests a line
-sets it to work resumed, and an empty one just lets it go on. A run that is finished_text goes on with
-words alone. The commands behind a slash are in `slash.py`.
+While the agent works, a line is a message that it reads before its next step. While it is idle, a
+line starts it again, and an empty line continues it. A finished run needs a message to continue.
+`slash.py` holds the slash commands.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 LONG = 10.0
 """Seconds of work after which the user is told that it has ended."""
 CONTINUE = "Go on."
-"""What an empty line says to a model that waits for an answer."""
+"""Message that an empty line sends to a model that waits for an answer."""
 NARROWEST = 20
 """Columns; nothing is broken into narrower pieces."""
 LIMITS = (Stop.STEP_LIMIT, Stop.COST_LIMIT, Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
@@ -52,7 +52,7 @@ LIMITS = (Stop.STEP_LIMIT, Stop.COST_LIMIT, Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
 
 @dataclass
 class Session:
-    """One sitting: the run, who speaks in it, and through what the user sees and says things."""
+    """An interactive session: run, model, tools, view and prompt."""
 
     run: Run
     model: Model
@@ -61,23 +61,23 @@ class Session:
     view: Terminal
     prompt: Prompt
     draft: str = ""
-    """What is typed already when the user's turn comes."""
+    """Text to prefill in the prompt at the user's next turn."""
 
     def __post_init__(self) -> None:
         self.user_commands = UserCommands(self.say, self.run.inbox.put)
 
     def interrupt(self) -> None:
-        """End the step in flight, and the user's user_commands commands."""
+        """End the running step and the user's own commands."""
         self.user_commands.end()
         self.run.cancel()
 
     def say(self, text: str, style: str = "dim") -> None:
-        """Words, broken at blanks to the width of the view."""
+        """Show text wrapped to the width of the view."""
         lines = (piece for line in clean(text).split("\n") for piece in wrap(line, self.width))
         self.view.say(Text(line, style) for line in lines)
 
     def say_rows(self, *rows: tuple[str, str]) -> None:
-        """What stands for what, the values aligned and never cut."""
+        """Show label and value rows, the values aligned and uncut."""
         self.view.say(label_lines(rows, self.width))
 
     @property
@@ -86,7 +86,7 @@ class Session:
 
 
 def run_session(plan: Plan) -> tuple[Run, Stop]:
-    """With the user at the terminal, until they leave."""
+    """Run the session until the user leaves; return the run and why it stopped."""
     said: list[str] = []
 
     def take(line: str) -> None:
@@ -119,7 +119,7 @@ def run_session(plan: Plan) -> tuple[Run, Stop]:
 
 
 def converse(session: Session, *, resumed: bool = False) -> Stop:
-    """Work and rest in turn until the user leaves; `resumed`: the run was taken up."""
+    """Alternate work and user input until the user leaves; `resumed`: an earlier run continues."""
     run = session.run
     with _leaving_on_signals(session.prompt):
         if resumed:
@@ -144,14 +144,14 @@ def converse(session: Session, *, resumed: bool = False) -> Stop:
             _raise_limit(session)
             _work(session)
     session.user_commands.end()
-    steering(run, session.model)  # what was queued is not lost; a later session begins with it
+    steering(run, session.model)  # keep queued messages for a later session
     return run.stop or Stop.INTERRUPTED
 
 
 def asker(session: Session) -> Ask:
-    """Puts the question of an approval to the user, who sees the whole of the command.
+    """Return a function that shows a whole command and asks the user to approve it.
 
-    Lines behind a slash or `!` do what they always do, and the question is put resumed.
+    Slash commands and `!` commands work as usual; then the question is asked again.
     """
 
     def ask(command: str, question: str, context: Context) -> str | None:
@@ -173,26 +173,26 @@ def asker(session: Session) -> Ask:
 
 
 def interrupt_main() -> None:
-    """Ctrl-C for the main thread, from the thread that reads the keys."""
+    """Send SIGINT to the main thread from the thread that reads the keys."""
     main = threading.main_thread().ident
     if main is not None:
         signal.pthread_kill(main, signal.SIGINT)
 
 
 def history_file() -> Path:
-    """Where what was typed is kept."""
+    """Return the file that holds the input history."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "cuagent" / "history"
 
 
 def _welcome(session: Session) -> None:
-    """Where the run stands that was taken up; its attempts are shown already."""
+    """Show the state of a resumed run; its attempts are already shown."""
     for line in progress_lines(session.run):
         session.say(line)
 
 
 def _wait_first(session: Session) -> None:
-    """Nobody works until the user says something."""
+    """Stay idle until the user sends a message."""
     run = session.run
     run.emit = session.view
     announce(run, session.model)
@@ -203,7 +203,7 @@ def _wait_first(session: Session) -> None:
 
 
 def _user_command(session: Session, line: str) -> None:
-    """Run it while nobody works; Esc ends it, and what is typed meanwhile is not lost."""
+    """Run a user's command while the agent is idle; Esc ends it, and typed lines are queued."""
     typed: list[str] = []
     with session.prompt.working(Work(typed.append, session.user_commands.end)):
         session.user_commands.run(line)
@@ -222,7 +222,7 @@ def _next_line(session: Session) -> str | None:
 def _work(session: Session) -> None:
     run, started = session.run, time.monotonic()
     stop = _stopped(session)
-    while stop in FINISHED and not is_finished(run):  # something was said meanwhile
+    while stop in FINISHED and not is_finished(run):  # a message arrived meanwhile
         stop = _stopped(session)
     session.view(run.spent())
     session.view.pause(finished=is_finished(run))
@@ -232,7 +232,7 @@ def _work(session: Session) -> None:
         session.say(f"{stop}: press Enter, or type a message, to continue with a higher limit")
     if stop is Stop.CONTEXT_FULL:
         session.say(
-            f"{stop}, even after compaction: continue with /model NAME, a model with a larger context"
+            f"{stop}, even after compaction: switch to a model with a larger context, /model NAME"
         )
 
 
@@ -245,7 +245,7 @@ def _stopped(session: Session) -> Stop:
 
 
 def to_the_end(prompt: Prompt, view: Emit) -> Emit:
-    """Shows what happens; whoever reads that it has ended has the turn already."""
+    """Return an emitter that gives the prompt back to the user before the end is shown."""
 
     def emit(event: Event) -> None:
         if isinstance(event, RunEnded):
@@ -256,7 +256,7 @@ def to_the_end(prompt: Prompt, view: Emit) -> Emit:
 
 
 def _raise_limit(session: Session) -> None:
-    """To go on after a limit, in person, is to agree to as much resumed."""
+    """Raise the reached limit by its first amount: the user agreed by continuing."""
     run, first = session.run, session.settings
     more: dict[Any, dict[str, Any]] = {
         Stop.STEP_LIMIT: {"steps": run.steps + first.max_steps},
@@ -275,7 +275,7 @@ def _notify(settings: Settings, text: str) -> None:
 
 @contextmanager
 def _leaving_on_signals(prompt: Prompt) -> Iterator[None]:
-    """Keys are read raw, so a signal comes from elsewhere, and means the end."""
+    """Leave on SIGINT and SIGTERM: keys are read raw, so signals come from other processes."""
 
     def leave(number: int, frame: object) -> None:
         prompt.leave()

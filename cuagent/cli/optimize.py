@@ -1,4 +1,4 @@
-"""`cuagent optimize`: from a task to a faster module, watched as it happens."""
+"""`cuagent optimize`: turn a task into a faster module and show the progress."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ RUNS = Path(".cuagent", "runs")
 WITHOUT_USER = ("expert", "replay", "scripted")
 """Models that take no instructions: nobody needs to run_session by."""
 UNPRICED = object()
-"""The price of a model that takes none."""
+"""Marker for a model without a price attribute."""
 LONG = 10.0
-"""Seconds after which a run's end is worth a signal."""
+"""Seconds of work after which the end of a run is notified."""
 
 
 def optimize(
@@ -55,11 +55,11 @@ def optimize(
 ) -> None:
     """Make a module faster, and prove it.
 
-    Time what is free, write kernels, compile, verify, time, and keep the best. Where no kernel
-    adds to what is free, the result is the quickest way to run the module without one.
+    Time the options without a kernel, write kernels, compile, verify, time, and keep the best. If
+    no kernel is faster than the best free option, the result is that option.
 
-    Exit code 0 when the run ended by itself or at a limit (the model's context is one), with a
-    gain or without; 1 when the model failed; 2 usage; 3 infrastructure; 130 interrupted.
+    Exit code 0 if the run ended normally or at a limit (such as the model's context), with a
+    gain or without; 1 if the model failed; 2 usage; 3 infrastructure; 130 interrupted.
     """
     _refuse_early(output_format, out, message)
     resumed = find_resumable(resume, run_dir, trust=trust) if continue_newest or resume else None
@@ -89,7 +89,7 @@ def optimize(
 
 
 def _refuse_early(output_format: str, out: Path | None, message: str | None) -> None:
-    """What would be found out only later. Raises Refused."""
+    """Check the options before any work. Raises Refused."""
     if message is not None and not message.strip():
         raise Refused("--message is empty; say what to try next")
     if output_format not in options.FORMATS:
@@ -100,18 +100,18 @@ def _refuse_early(output_format: str, out: Path | None, message: str | None) -> 
 
 
 def _refuse_unpriced(plan: Plan) -> None:
-    """A limit on the cost that was asked for must be able to hold. Raises Refused."""
+    """Raise Refused if `--max-cost` was given for a model without a known price."""
     asked = plan.settings.origins["max_cost"] == "--max-cost"
     if asked and getattr(plan.model, "price", UNPRICED) is None:
         name = plan.model.name.partition(":")[2]
         raise Refused(
-            f"--max-cost: no price is known for {plan.model.name}, so a limit cannot be enforced; put "
-            f'[prices."{name}"] with input and output into ~/.config/cuagent/config.toml'
+            f"--max-cost: no price is known for {plan.model.name}, so a limit cannot be enforced; "
+            f'put [prices."{name}"] with input and output into ~/.config/cuagent/config.toml'
         )
 
 
 def _refuse_finished(plan: Plan) -> None:
-    """A run with a result goes on only where somebody says what with. Raises Refused."""
+    """Raise Refused if a finished run is resumed without a message."""
     from cuagent.agent import FINISHED, Stop
     from cuagent.cli.progress import finished_text
 
@@ -122,7 +122,7 @@ def _refuse_finished(plan: Plan) -> None:
 
 
 def _run_unattended(plan: Plan) -> tuple[Run, Stop]:
-    """From beginning to end, with nobody who answers."""
+    """Run to the end without user input."""
     from cuagent.agent import HOOKS, TOOLS, run_agent, start_at_ladder
     from cuagent.cli.approval import approved
     from cuagent.cli.progress import progress_lines
@@ -151,7 +151,7 @@ def _run_unattended(plan: Plan) -> tuple[Run, Stop]:
 
 
 def _is_interactive(wanted: bool | None, plan: Plan) -> bool:
-    """Whether a person sits by. Raises Refused."""
+    """Return True for an interactive run. Raises Refused if the terminal does not allow it."""
     piped = plan.headless or plan.output_format != "text"
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if wanted and (piped or not terminal):
@@ -180,7 +180,7 @@ def _task(
 
 
 def _name(settings: Settings, resumed: ResumedRun | None) -> str:
-    """The model: what the user says, else the one that spoke in the run before."""
+    """Return the model's name: the user's setting, else the model of the resumed run."""
     if resumed is not None and settings.origins["model"] == "default":
         return resumed.model
     return settings.model
@@ -207,7 +207,7 @@ def _notify(run: Run, stop: Stop, settings: Settings) -> None:
 
 
 def _result(run: Run, stop: Stop) -> dict[str, Any]:
-    """What a program wants to know at the end."""
+    """Return the JSON result of a run."""
     from cuagent.agent.conclude import summarize
     from cuagent.judge import result_of
     from cuagent.record import plain, plain_judgement
@@ -269,7 +269,7 @@ def _code(run: Run, stop: Stop, run_dir: Path) -> Exit:
 
 
 def _context_note(run: Run) -> str:
-    """What a full context means for what there is, where that is why the run ended."""
+    """Explain a full context, if it ended the run."""
     from cuagent.agent import Stop
 
     if run.stop is not Stop.CONTEXT_FULL:
@@ -282,5 +282,5 @@ def _context_note(run: Run) -> str:
 
 
 def _answered(run: Run) -> bool:
-    """Whether the model answered at all."""
+    """True if the model answered at least once."""
     return run.usage.output > 0 or any(message.role == "assistant" for message in run.messages)

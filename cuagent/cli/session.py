@@ -1,7 +1,7 @@
-"""A run from its beginning, or from where it was left, to where it stops: what `optimize` does.
+"""Open a new or resumed run for `optimize`, with its judge, log and budget.
 
-It binds the rooms together and decides nothing that they could decide. A fresh run's folder is made
-once its task has been opened, so that a refusal leaves none.
+It only connects the packages. The folder of a new run is made after its task has been opened, so
+that a refused task leaves no folder.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run that was left, to be taken up resumed."""
+    """An earlier run to continue."""
 
     folder: RunFolder
     task: Task
     model: str
-    """The model that spoke in it last."""
+    """Name of the model that answered last."""
     stop: str | None
-    """Why it ended; None where it was cut off."""
+    """Reason of the end; None if the log has no end."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for, once all of it was understood."""
+    """Checked arguments of an `optimize` command."""
 
     task: Task
     model: Model
     settings: Settings
     run_dir: Path
     resumed: ResumedRun | None
-    """The run that is taken up resumed."""
+    """The run to continue, if any."""
     message: str | None
-    """What the user says to the model as it begins."""
+    """First message of the user to the model."""
     output_format: str
     headless: bool
     fresh: bool = False
-    """Whether what is free is timed resumed, whatever is known of it."""
+    """True if the baselines are timed again in any case."""
 
 
 def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> ResumedRun:
-    """The run of that name, the newest where None; one of another origin if the user agrees.
+    """Return the run of that name, or the newest; ask before one of unknown origin is used.
 
     Raises RecordError, TaskError and Refused.
     """
@@ -91,7 +91,7 @@ def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> R
 def speaker(
     name: str, task: Task, settings: Settings, *, trust: bool = False, ask: bool = True
 ) -> Model:
-    """The model of that name; what a run of another origin said, if the user agrees.
+    """Return the model of that name; ask before a run of unknown origin is replayed.
 
     Raises RecordError and Refused.
     """
@@ -116,9 +116,9 @@ def speaker(
 
 
 def _stall(name: str, settings: Settings) -> float | None:
-    """The time-out that holds for a model; None where its server's own table says one.
+    """Return the time-out for a model; None if the table of its endpoint sets one.
 
-    The flag goes before the table, the table before every other setting.
+    The flag overrides the table; the table overrides every other setting.
     """
     table = settings.endpoints.get(name.partition(":")[0], {})
     own = isinstance(table, Mapping) and "stall" in table
@@ -128,7 +128,7 @@ def _stall(name: str, settings: Settings) -> float | None:
 
 @contextmanager
 def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
-    """The run, with its judge and its log open. From here on no interrupt is lost."""
+    """Open the run with its judge and log. No interrupt is lost inside this context."""
     from cuagent.agent import TOOLS, resume_run, start_run
     from cuagent.events import Phase
     from cuagent.judge import Judge
@@ -161,12 +161,12 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
         with run.log, crashes_to(run.folder.path):
             if plan.message:
                 run.inbox.put(plan.message)
-            run.cancelled = interrupted  # looked at wherever the run waits, and after each call
+            run.cancelled = interrupted  # checked at each wait of the run and after each call
             yield run
 
 
 def _admit(judge: Judge, emit: Emit) -> None:
-    """Refuse a task on which no verdict would mean anything. Raises Refused."""
+    """Raise Refused if the task cannot be certified; show the notes of its examination."""
     from cuagent.events import Notice, Phase
 
     emit(Phase(f"examining {judge.task.name}"))
@@ -178,7 +178,7 @@ def _admit(judge: Judge, emit: Emit) -> None:
 
 
 def budget(settings: Settings) -> Budget:
-    """For the whole run, with what a session before has spent."""
+    """Return the limits of the whole run; earlier sessions of the run count."""
     from cuagent.agent import Budget
 
     return Budget(
@@ -187,9 +187,9 @@ def budget(settings: Settings) -> Budget:
 
 
 def resume_command(run: Run, run_dir: Path) -> str:
-    """What goes on with this run; where it ended at a limit, with a wider one.
+    """Return the command that continues this run, with twice the limit that ended it.
 
-    Where the context was full that is another model, to be put in by the user.
+    After a full context, the user has to fill in another model.
     """
     from cuagent.agent import Stop
     from cuagent.record import RUNS

@@ -89,7 +89,8 @@ def _rung_head(ended: RunEnded, found: Ladder, tried: int) -> str:
         how = "record timing" if rung.effort is Effort.RECORD else "quick timing"
         return f"no kernel tried{_early_end(ended)}; {name} is{gain} ({how})"
     if _may_add(best):
-        return f"no kernel is surely faster than the best free option;  {name} is the result{_early_end(ended)}"
+        unsure = "no kernel is surely faster than the best free option"
+        return f"{unsure}; {name} is the result{_early_end(ended)}"
     if best is None:
         return f"{name} is the best found; no kernel was accepted{_early_end(ended)}"
     return f"{name} is the best found; no kernel beat it{_early_end(ended)}"
