@@ -1,4 +1,4 @@
-"""`cuagent doctor`: what this machine has, what it lacks, and what to do about it."""
+"""`cuagent doctor`: report what is installed, what is missing, and how to fix it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 HEAD = 27
-"""Columns of what comes before the finding."""
+"""Columns before the text of a finding."""
 
 
 def doctor(
@@ -27,9 +27,9 @@ def doctor(
     runs: Annotated[int, typer.Option(metavar="N", min=1, help="Timings of each kind.")] = 5,
     json: options.Json = False,
 ) -> None:
-    """Say what this machine has, what it lacks, and what to do about it.
+    """Report what this machine has, what is missing, and how to fix it.
 
-    Exit code 1 where something is missing without which cuagent does not work.
+    Exit code 1 if a required part is missing.
     """
     from cuagent.config import resolve
     from cuagent.measure.machine import examine

@@ -1,4 +1,4 @@
-"""`cuagent export`: the result of a run as a folder that works without cuagent."""
+"""`cuagent export`: write the result of a run as a folder that works without cuagent."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def export(
     trust: options.Trust = False,
     run_dir: RunDir = RUNS,
 ) -> None:
-    """Write the result of a run as a folder of its own.
+    """Write the result of a run as a separate folder.
 
-    Of an attempt it holds model_new.py, the kernels, the small loader, a check and a README with
-    the measured figures; the kernels run for the calls that were verified, the original module for
-    all others. Where no kernel adds to what is free it holds a function that makes your module run
-    the best way without one. Both work without cuagent.
+    For an attempt it holds model_new.py, the kernels, the small loader, a check and a README with
+    the measured figures; the kernels run for calls that were verified, the original module for
+    all others. If no kernel is faster than the best free option, it holds a function that applies
+    that option to your module. Both work without cuagent.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refused(f"{out}: already exists; name an empty or new folder")
@@ -74,10 +74,10 @@ def write_result(
     attempts: Mapping[str, Attempt],
     out: Path,
 ) -> str:
-    """Export what a run hands over and say what that is.
+    """Export the result of a run and return a line that names it.
 
-    An attempt that adds to what is free; else the best rung; else an attempt that was right, if
-    no ladder tells otherwise. `attempts` are by digest. Raises Refused where there is nothing.
+    It is an attempt that is faster than the best rung; else the best rung; else a correct attempt,
+    if no ladder was measured. `attempts` maps digests. Raises Refused without a result.
     """
     from cuagent.judge import Result, free_of, result_of
     from cuagent.package import export as write_package

@@ -1,9 +1,9 @@
-"""Ctrl-C that is heard, whatever the main thread is at.
+"""Record Ctrl-C, so that it is never lost.
 
-Python raises KeyboardInterrupt where the main thread happens to be, and there it may be swallowed:
-in the callback of a weak reference or the end of an object, of which an import of torch has
-thousands, or by code that clears every error. So the wish is kept too, for whoever can look at it.
-Not covered: stopping at once the code that swallowed it.
+Python raises KeyboardInterrupt at the current place of the main thread. There it can be swallowed:
+in a weak reference callback or a finalizer, of which an import of torch has thousands, or by code
+that clears every error. So an event also records the interrupt for later checks.
+Not covered: an immediate stop of the code that swallowed it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts_recorded() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt, each time, and set it; main thread only."""
+    """Raise KeyboardInterrupt on SIGINT and SIGTERM and set the event; main thread only."""
     interrupted = threading.Event()
 
     def interrupt(number: int, frame: object) -> None:

@@ -71,24 +71,24 @@ def cuagent(
 
 def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
-    # a polite kill ends a run as Ctrl-C does: whole, and with what was kept
+    # SIGTERM ends a run as Ctrl-C does: completely, with its results saved
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Run one command; returns its exit code."""
-    # typer carries click under a name of its own in some versions
+    # some versions of typer vendor click under another name
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
         with crashes_to(None):
             code = app(arguments, prog_name="cuagent", standalone_mode=False)
     except SystemExit as end:
-        # how click leaves where the reader has gone away (`| head`), which is no error
+        # click exits so on a closed pipe (`| head`), which is normal
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         return Exit.OK
-    except typer.Abort:  # what Ctrl-C becomes outside of a run, in older versions
+    except typer.Abort:  # Ctrl-C outside of a run, in older versions
         print_stderr("interrupted")
         return Exit.INTERRUPTED
     except usage_error as error:

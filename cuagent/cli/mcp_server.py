@@ -1,8 +1,8 @@
-"""The tools of `cuagent mcp`: what `verify`, `profile` and `export` do, for an agent that asks.
+"""Define the tools of `cuagent mcp`: `verify`, `profile`, `export` and others for an agent.
 
-Each names a task and, where it needs one, a candidate folder; paths are as seen from the server's
-current folder. Answers are words for a model, with the figures beside them as structured content.
-Not covered: where the work is done (`mcp_judge.py`).
+Each takes a task and, if needed, a candidate folder; paths are relative to the server's current
+folder. Answers are text for a model, with the figures as structured content.
+Not covered: the thread that does the work (`mcp_judge.py`).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Precision = Annotated[
 RUNS_CODE = ToolAnnotations(
     read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
 )
-"""Of every tool: it imports the task's file with the user's rights, outside of the sandbox, and
-nobody knows what that Python does. A client should ask before it calls one."""
+"""Hints of every tool: it imports the task's file, whose Python is arbitrary, with the user's
+rights outside of the sandbox. A client should ask before it calls one."""
 
 
 def serve() -> None:
@@ -61,7 +61,7 @@ def serve() -> None:
 
 
 def server(judge_thread: JudgeThread) -> MCPServer[JudgeThread]:
-    """The tools, working on `judge_thread`."""
+    """Return the server with its tools, which work on `judge_thread`."""
 
     @asynccontextmanager
     async def lifespan(_: MCPServer[JudgeThread]) -> AsyncIterator[JudgeThread]:
@@ -87,7 +87,7 @@ async def check(
     device: Device = None,
     precision: Precision = None,
 ) -> CallToolResult:
-    """Say whether a task can be judged at all: one right answer, and work to find it."""
+    """Check that a task can be certified: one right answer that takes work to compute."""
     return await _work(context, _check, Given(task, inputs, init, device, precision))
 
 
@@ -99,9 +99,9 @@ async def baseline(
     device: Device = None,
     precision: Precision = None,
 ) -> CallToolResult:
-    """Time what is free: eager, torch.compile's modes, memory formats, precisions.
+    """Time the options without a kernel: eager, torch.compile's modes, memory formats, precisions.
 
-    What a kernel adds is counted from the best of them. The first call can take minutes.
+    The gain of a kernel is measured against the best of them. The first call can take minutes.
     """
     return await _work(context, _baseline, Given(task, inputs, init, device, precision))
 
@@ -248,7 +248,7 @@ def _export(judge_thread: JudgeThread, given: Given, candidate: str, out: str) -
 
 
 def _judged(judge_thread: JudgeThread, attempt: Attempt, judgement: Judgement) -> CallToolResult:
-    """A rejection is an answer like any other, no error of the call."""
+    """Return the judgement as an answer; a rejection is not an error of the call."""
     from cuagent.agent.run import Tried
     from cuagent.agent.wording import judgement_lines
     from cuagent.record import plain_judgement

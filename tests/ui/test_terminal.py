@@ -127,7 +127,7 @@ def test_a_terminal_is_only_appended_to(slowly: str) -> None:
     rows = [row.rstrip() for row in screen(slowly, 60)]  # fails on any movement but `\r`
     assert rows[-1] == ""
     assert not any(re.search(r"^\S step \d", row) for row in rows), "a live line was left behind"
-    assert "  over torch.compile  1.79x [1.74, 1.84] faster" in rows
+    assert "  over torch.compile           1.79x [1.74, 1.84] faster" in rows
 
 
 def test_the_live_line_is_there_and_says_where_the_run_stands(slowly: str) -> None:
