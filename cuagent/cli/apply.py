@@ -83,7 +83,7 @@ def apply(
 
 
 def refuse_slower(judgement: Judgement, *, force: bool) -> None:
-    """Raise Refused for a kernel that was measured to be slower than what it would replace."""
+    """Raise Refused for a kernel that measured slower than the module or rung it replaces."""
     from cuagent.ui.table import baseline_name
 
     if judgement.slower_than and not force:

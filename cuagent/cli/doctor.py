@@ -1,4 +1,4 @@
-"""`cuagent doctor`: report what is installed, what is missing, and how to fix it."""
+"""`cuagent doctor`: report installed and missing parts, and fixes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def doctor(
     runs: Annotated[int, typer.Option(metavar="N", min=1, help="Timings of each kind.")] = 5,
     json: options.Json = False,
 ) -> None:
-    """Report what this machine has, what is missing, and how to fix it.
+    """Report installed and missing parts of this machine, and how to fix them.
 
     Exit code 1 if a required part is missing.
     """

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cuagent.models.model import Model
 
 LONG = 10.0
-"""Seconds of work after which the user is told that it has ended."""
+"""Seconds of work after which its end is notified."""
 CONTINUE = "Go on."
 """Message that an empty line sends to a model that waits for an answer."""
 NARROWEST = 20

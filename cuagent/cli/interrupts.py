@@ -32,6 +32,6 @@ def interrupts_recorded() -> Iterator[threading.Event]:
 
 
 def raise_if_interrupted(interrupted: threading.Event) -> None:
-    """Raises KeyboardInterrupt if one was interrupted for."""
+    """Raise KeyboardInterrupt if an interrupt was recorded."""
     if interrupted.is_set():
         raise KeyboardInterrupt

@@ -58,7 +58,7 @@ def cuagent(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
-    """Make a PyTorch module faster with kernels of its own, and prove it."""
+    """Make a PyTorch module faster with custom kernels, and prove it."""
     if version:
         from cuagent import __version__
 

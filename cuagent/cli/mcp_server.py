@@ -156,7 +156,7 @@ async def profile(
     device: Device = None,
     precision: Precision = None,
 ) -> CallToolResult:
-    """Show where the time goes, by operator and by kernel, against the roofline."""
+    """Profile by operator and by kernel, and compare with the roofline."""
     given = Given(task, inputs, init, device, precision)
     return await _work(context, _profile, given, candidate, counters)
 

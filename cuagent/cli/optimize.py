@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RUNS = Path(".cuagent", "runs")
 WITHOUT_USER = ("expert", "replay", "scripted")
-"""Models that take no instructions: nobody needs to run_session by."""
+"""Models that take no instructions: they run without a user."""
 UNPRICED = object()
 """Marker for a model without a price attribute."""
 LONG = 10.0

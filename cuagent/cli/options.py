@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _time(seconds: float) -> str:
-    """The shortest way to write a setting that is a time: `1h`, `10m`, `90s`."""
+    """Return the shortest form of a time setting: `1h`, `10m`, `90s`."""
     for unit, size in (("h", 3600), ("m", 60)):
         if seconds % size == 0:
             return f"{seconds / size:g}{unit}"
@@ -147,7 +147,7 @@ Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Export the result there at the end.")
 ]
 NARROW = 24
-"""Columns; in fewer no text is set."""
+"""Least columns for wrapped text."""
 FORMATS = ("text", "json", "stream-json")
 OutputFormat = Annotated[
     str,
@@ -160,7 +160,7 @@ OutputFormat = Annotated[
 
 
 def open_task(spec: str, inputs: str | None, init: str | None, settings: Settings) -> Task:
-    """The task with the settings that hold here. Raises TaskError."""
+    """Load the task with these settings. Raises TaskError."""
     from cuagent.task import load_task
 
     return load_task(
@@ -169,7 +169,7 @@ def open_task(spec: str, inputs: str | None, init: str | None, settings: Setting
 
 
 def effort(text: str) -> Effort | None:
-    """What `--timing` asks for. Raises Refused."""
+    """Return the effort for `--timing`. Raises Refused."""
     from cuagent.timing import Effort
 
     if text == "none":
@@ -180,7 +180,7 @@ def effort(text: str) -> Effort | None:
 
 
 def open_candidate(path: Path) -> Attempt:
-    """The candidate, frozen. Raises AttemptError and Refused."""
+    """Freeze the candidate. Raises AttemptError and Refused."""
     from cuagent.attempt import freeze
 
     try:
@@ -193,21 +193,21 @@ def open_candidate(path: Path) -> Attempt:
 
 
 def refuse_full(out: Path) -> None:
-    """Where something is to be written, nothing may be. Raises Refused."""
+    """Raise Refused unless the output folder is empty or new."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refused(f"{out}: already exists; name an empty or new folder")
 
 
 def refuse_nowhere(file: Path | None) -> None:
-    """Before the work: where a file is to be written there is a folder. Raises Refused."""
+    """Raise Refused, before any work, if the output file cannot be written."""
     if file is not None and (file.is_dir() or not file.parent.is_dir()):
         raise Refused(f"{file}: cannot be written; name a file in an existing folder")
 
 
 def fitted(lines: Iterable[str], indent: int = 2) -> Iterator[str]:
-    """Lines as wide as the terminal is, the rest of each further in; in a pipe as they are.
+    """Wrap lines to the terminal and indent their continuation; leave them as is in a pipe.
 
-    Where so large an `indent` would leave a column of syllables it is two.
+    An `indent` that would leave fewer than `NARROW` columns becomes two.
     """
     import shutil
 
@@ -230,9 +230,9 @@ def fitted(lines: Iterable[str], indent: int = 2) -> Iterator[str]:
 
 @contextmanager
 def activity(text: str, *, silent: bool) -> Iterator[Emit]:
-    """Shows on stderr what is being done; nothing where a program reads the result.
+    """Show progress on stderr; nothing if `silent`, because a program reads the result.
 
-    Ctrl-C that was swallowed is heeded with the next thing said, or at the end.
+    A swallowed Ctrl-C takes effect at the next event, or at the end.
     """
     from cuagent.cli.interrupts import interrupts_recorded, raise_if_interrupted
     from cuagent.events import Event, Phase, ignore

@@ -1,4 +1,4 @@
-"""`cuagent profile`: where the time of a task, or of a candidate for it, goes."""
+"""`cuagent profile`: profile a task, or a candidate for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cuagent.cli import options
 from cuagent.cli.trust import resolve_settings
 
 WIDTH = 500
-"""Columns of a file or a pipe, in which nothing is cut."""
+"""Columns of a file or a pipe, wide enough to cut nothing."""
 
 
 def profile(
@@ -38,9 +38,9 @@ def profile(
     trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
-    """Show where the time of a module goes.
+    """Show the time of a module by operator and kernel.
 
-    By operator and by kernel; bytes and operations against what this machine can do.
+    Also compares its bytes and operations with the limits of this machine.
     """
     options.refuse_nowhere(svg)
     settings = resolve_settings({"device": device, "precision": precision}, trust)
@@ -57,7 +57,7 @@ def profile(
     what = f"profiling {candidate or opened.name} on {opened.device}"
     with options.activity(what, silent=json), ForkServer() as fork_server:
         built = build(attempt, opened.device) if attempt is not None else None
-        count(opened, fork_server)  # what is wrong with the task is said as such
+        count(opened, fork_server)  # reports errors of the task itself
         found = profile_task(opened, attempt, built, fork_server=fork_server, counters=counters)
     if svg is not None:
         svg.write_text(chart(found), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Where a run stands, in a few lines for a person who comes back to it."""
+"""Describe the progress of a run in a few lines for a user who resumes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cuagent.agent import Run
 
 LONGEST = 240
-"""Columns of what somebody said."""
+"""Most columns of a quoted message."""
 WHY = {
     None: "it ended without a record",
     Stop.INTERRUPTED: "it was interrupted",
@@ -25,7 +25,7 @@ WHY = {
 
 
 def progress_lines(run: Run) -> Iterator[str]:
-    """How far it came, why it stopped, what came of it, and what was being done."""
+    """Return lines on the steps, the reason of the stop, the result and the task in progress."""
     why = WHY.get(run.stop, f"it ended: {run.stop}")
     steps = f"{run.steps} step{'s' * (run.steps != 1)}"
     yield f"resumed after {steps} and {clock(run.seconds)} of work; {why}"
@@ -39,7 +39,7 @@ def progress_lines(run: Run) -> Iterator[str]:
 
 
 def finished_text(stop: Stop | None, handle: str) -> str:
-    """What can be done with a run that has ended with a result."""
+    """Return a line with the commands to see and use a finished run."""
     return (
         f"the run is finished ({stop}): see it with cuagent show {handle}, use it with "
         f"cuagent apply {handle}"
@@ -47,7 +47,7 @@ def finished_text(stop: Stop | None, handle: str) -> str:
 
 
 def is_finished(run: Run) -> bool:
-    """Whether it goes on only where somebody says what with."""
+    """True if the run has finished and needs a message to continue."""
     return run.stop in FINISHED and run.inbox.empty()
 
 

@@ -1,7 +1,7 @@
-"""The commands behind a slash, in a session at the terminal.
+"""Run the slash commands of an interactive session.
 
-What only looks is answered at any time; what goes back or changes something waits until the agent
-rests.
+Commands that only read work at any time; commands that change something wait until the agent
+is idle.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMMANDS = {
 }
 UNPRICED = "unknown: the model has no known price, so a limit cannot be enforced"
 ANYTIME = ("best", "cost", "diff", "help", "quit")
-"""What only looks, or leaves: allowed while the agent works."""
+"""Commands that only read, or leave: allowed while the agent works."""
 KEYS = (
     "Enter sends, Alt-Enter or Ctrl-J makes a new line, Tab completes commands and files, Up "
     "brings back what was said, Esc or Ctrl-C interrupts, twice leaves. While the agent works, "
@@ -49,7 +49,7 @@ KEYS = (
 
 
 def while_working(session: Session, line: str) -> None:
-    """In the prompt's thread: it may look, steer and interrupt, and nothing else."""
+    """Handle a line in the prompt's thread; it may read, steer and interrupt, nothing more."""
     if line.startswith(SIGN):
         session.user_commands.begin(line)
     elif not line.startswith("/"):
@@ -65,7 +65,7 @@ def while_working(session: Session, line: str) -> None:
 
 
 def run_command(session: Session, line: str) -> bool:
-    """Do a command; False to leave."""
+    """Run a slash command; return False to leave."""
     name, words = _name(line), line.split()[1:]
     if name == "quit":
         return False
@@ -82,26 +82,26 @@ def run_command(session: Session, line: str) -> bool:
 
 
 def is_known(line: str) -> bool:
-    """Whether a line behind a slash means one command."""
+    """True if a slash line names exactly one command."""
     return _name(line) in COMMANDS
 
 
 def unknown(line: str) -> str:
-    """What is said of a line behind a slash that means no command."""
+    """Return the message for an unknown slash command."""
     near = get_close_matches(_name(line), COMMANDS, 1)
     hint = f"did you mean /{near[0]}? " if near else ""
     return f"no command /{_name(line)}; {hint}there are {', '.join('/' + c for c in COMMANDS)}"
 
 
 def _name(line: str) -> str:
-    """The command meant: what was typed, or the only one that it begins."""
+    """Return the typed command, or the only command with that prefix."""
     word = (line[1:].split() or [""])[0]
     meant = [name for name in COMMANDS if name.startswith(word)]
     return meant[0] if word not in COMMANDS and len(meant) == 1 else word
 
 
 def help_rows() -> list[tuple[str, str]]:
-    """Each command and what it does."""
+    """Return each command with its help."""
     return [(f"/{name}", what) for name, what in COMMANDS.items()]
 
 

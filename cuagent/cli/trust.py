@@ -1,7 +1,7 @@
-"""Asking before something of another origin is used.
+"""Ask before something of unknown origin is used.
 
 What cuagent wrote for this user on this machine carries a mark (`record/origin.py`). Everything
-else may come from a stranger, for instance with a cloned repository.
+else may come from a third party, for instance with a cloned repository.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def require_trusted_run(folder: RunFolder, does: str, trust: bool, *, ask: bool = True) -> bool:
-    """Return whether the run was made here; ask before a run of another origin is used.
+    """Return True if the run was made here; ask before a run of unknown origin is used.
 
     `does` says what will happen. Raises RecordError, and Refused where the user does not agree.
     """
@@ -40,7 +40,7 @@ def require_trusted_run(folder: RunFolder, does: str, trust: bool, *, ask: bool 
 def require_agreement(what: str, first: str, trust: bool, *, ask: bool = True) -> None:
     """Ask on a terminal. Raises Refused where the user does not agree, or cannot be asked.
 
-    Without `ask` nobody is asked: a session holds the keyboard.
+    `ask=False` refuses without a question, because a session holds the keyboard.
     """
     if trust:
         return
@@ -54,14 +54,14 @@ def require_agreement(what: str, first: str, trust: bool, *, ask: bool = True) -
 
 
 def can_ask() -> bool:
-    """Whether somebody sits at a terminal."""
+    """True if stdin and stderr are terminals."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def resolve_settings(flags: Mapping[str, Any], trust: bool) -> Settings:
-    """The settings for a command that takes these flags; each warning is a line on stderr.
+    """Return the settings for a command with these flags; print each warning on stderr.
 
-    What a project's file sets for the user holds where the user agrees. Raises ConfigError.
+    Settings of a project's file that need consent apply if the user agrees. Raises ConfigError.
     """
     from cuagent.config import resolve
 
@@ -86,7 +86,7 @@ def resolve_settings(flags: Mapping[str, Any], trust: bool) -> Settings:
 
 
 def is_agreed(proposal: Proposal) -> bool:
-    """Whether the user has agreed to these values in this file before."""
+    """True if the user has accepted these values of this file before."""
     return _agreement(proposal).is_file()
 
 

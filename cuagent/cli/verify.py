@@ -1,4 +1,4 @@
-"""`cuagent verify`: the judge's word on one candidate, for people, scripts and other agents."""
+"""`cuagent verify`: judge one candidate, for people, scripts and other agents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def verify(
     trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
-    """Build a candidate and judge whether it is right.
+    """Build a candidate and judge if it is correct.
 
     Exit code 0 accepted, 1 rejected, 2 usage, 3 infrastructure.
     """
@@ -79,7 +79,7 @@ def _write(path: Path, task: Task, attempt: Attempt, judgement: Judgement) -> No
 
 
 def _report(judgement: Judgement, seconds: float, json: bool) -> None:
-    """`seconds` are those a person waited: opening the task, building, judging, timing."""
+    """Print the judgement; `seconds` is the whole wall time: open, build, judge, time."""
     if json:
         from json import dumps
 
@@ -102,5 +102,5 @@ def _code(judgement: Judgement) -> Exit:
 
     if judgement.verdict.accepted:
         return Exit.OK
-    nobodys_fault = judgement.verdict.reason is Reason.INFRASTRUCTURE
-    return Exit.INFRASTRUCTURE if nobodys_fault else Exit.NO
+    infrastructure = judgement.verdict.reason is Reason.INFRASTRUCTURE
+    return Exit.INFRASTRUCTURE if infrastructure else Exit.NO

@@ -30,7 +30,7 @@ class _Harmless(RenderHook):
 def make_console(stream: TextIO, *, footer: bool = False) -> Console:
     """Return a console on `stream`; `footer` treats `stream` as a terminal in any case."""
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="replace")  # what a tool prints may not fit the encoding
+        stream.reconfigure(errors="replace")  # output of a tool may not fit the encoding
     to_file = not footer and not stream.isatty() and "COLUMNS" not in os.environ
     console = Console(
         file=stream,

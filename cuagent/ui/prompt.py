@@ -49,8 +49,8 @@ class Work:
 class Prompt:
     """A context manager; `sys.stdout` and `sys.stderr` print above the line while it is open.
 
-    `commands` gives what may follow a slash, with its help. `status` gives the lines above the
-    input for so many columns; `names` what a word of the text may be completed to.
+    `commands` maps slash commands to their help. `status` gives the lines above the
+    input for a width in columns; `names` gives completions for a word of the text.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class Prompt:
         )
         app = self._session.app
         app.ttimeoutlen, app.timeoutlen = 0.05, 0.2
-        app.terminal_size_polling_interval = None  # `Footer` looks itself, and clears what it must
+        app.terminal_size_polling_interval = (
+            None  # `Footer` checks the size and clears lines itself
+        )
         app.before_render += lambda app: self._footer.follow(app)
         app.after_render += lambda app: self._footer.remember(app)
         self._thread = threading.Thread(target=self._run, daemon=True, name="prompt")
@@ -100,7 +102,7 @@ class Prompt:
             app = self._session.app
             if app.loop is not None and app.is_running:
                 app.loop.call_soon_threadsafe(self._exit)
-        # what was printed goes out before the event loop does, which the printing may need
+        # flush printed text before the event loop ends, since printing may need it
         self._patched.__exit__(None, None, None)
         self._released.set()
         self._thread.join()
@@ -124,7 +126,7 @@ class Prompt:
     def working(self, work: Work) -> Iterator[None]:
         """Send lines and interrupts to `work` inside this context.
 
-        An interrupt of what was done before is not the first of two.
+        An interrupt before this context does not count as the first of two.
         """
         self._work, self._interrupted = work, 0.0
         try:

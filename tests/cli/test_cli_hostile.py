@@ -31,7 +31,7 @@ READERS = (["runs"], ["show"], ["show", "--brief"], ["show", "--json"], ["replay
 
 @dataclass(frozen=True)
 class Done:
-    """What a command gave back."""
+    """Exit code and output of a command."""
 
     returncode: int
     stdout: str
@@ -260,7 +260,7 @@ def test_what_lies_in_a_log_is_harmless_on_a_terminal_too(
 
 
 def on_a_terminal(command: list[str], folder: Path, columns: int, answer: str = "n") -> str:
-    """What a command writes to a terminal of so many columns, where somebody gives this answer."""
+    """Return the output of a command on a terminal of that width, given this answer."""
     leader, follower = pty.openpty()
     os.write(leader, f"{answer}\n".encode())
     ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
@@ -270,7 +270,7 @@ def on_a_terminal(command: list[str], folder: Path, columns: int, answer: str = 
     ):
         os.close(follower)
         found = b""
-        with suppress(OSError):  # how the end of a terminal is told
+        with suppress(OSError):  # end of a pseudo-terminal
             while piece := os.read(leader, 1 << 16):
                 found += piece
     os.close(leader)

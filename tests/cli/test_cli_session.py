@@ -253,7 +253,7 @@ def test_where_nobody_can_be_asked_a_command_that_needs_it_does_not_run() -> Non
 
 @dataclass
 class Guarded:
-    """The guarded bash with a user who gives these answers in turn; commands do not run."""
+    """The guarded bash tool with scripted answers of a user; commands do not run."""
 
     answers: list[str]
     asked: list[str] = field(default_factory=list)

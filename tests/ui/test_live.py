@@ -24,7 +24,7 @@ HEARD = ["kernels/softmax.cu(12): warning: variable declared but never used", "l
 
 
 def attempt_table(attempts: int) -> AttemptTable:
-    """The ladder and so many attempts, every other one refused, each better than the last."""
+    """Return a table with the ladder and `attempts` attempts; every other one is rejected."""
     made = AttemptTable()
     made.measure_ladder(LADDER)
     for n in range(1, attempts + 1):

@@ -1,4 +1,4 @@
-"""Words of the model: Markdown is rendered block by block, and nothing of it is lost."""
+"""Text of the model: Markdown is rendered block by block without loss."""
 
 from __future__ import annotations
 

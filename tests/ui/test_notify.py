@@ -1,4 +1,4 @@
-"""How a person who looks elsewhere is told: the terminal's own signal, and a program of theirs."""
+"""Notifications: the terminal's signal, and the user's program."""
 
 from __future__ import annotations
 

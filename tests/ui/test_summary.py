@@ -1,4 +1,4 @@
-"""The last block of a run says what came from where, and hands over what is there."""
+"""The last block of a run names the sources of the gain and the next commands."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_baselines_come_with_the_first_attempt_and_are_not_repeated() -> None:
 
 
 def test_a_submitted_attempt_has_one_table_with_a_title() -> None:
-    """Of what was timed with it alone: rows of another timing would contradict it."""
+    """A record table shows only rows of its own timing; older rows would contradict it."""
     attempt_table = AttemptTable()
     attempt_table.measure_ladder(LADDER)
     timing = GAIN.timing

@@ -49,7 +49,7 @@ def in_a_pipe(width: int, encoding: str = "utf-8") -> str:
 
 
 def on_a_terminal(width: int, pause: float, **env: str) -> str:
-    """What a program writes to a terminal of `width` columns, byte for byte."""
+    """Return the bytes that a program writes to a terminal of `width` columns."""
     leader, follower = pty.openpty()
     ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, width, 0, 0))
     inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "LINES")}
@@ -221,7 +221,7 @@ def test_no_color_is_honoured() -> None:
 
 
 def test_a_window_that_becomes_narrower_keeps_no_piece_of_the_live_line() -> None:
-    region = Region(Console(file=io.StringIO(), width=20))  # what was one line is three now
+    region = Region(Console(file=io.StringIO(), width=20))  # one line has become three
     region.reflows, region.drawn = True, [59]
     assert region.erase() == "\x1b[2A\r\x1b[J\x1b[K"
     region.reflows, region.drawn = False, [59]
