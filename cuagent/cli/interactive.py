@@ -12,9 +12,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,11 @@ from cuagent.agent import FINISHED, INTERACTIVE, TOOLS, Run, Stop, run_agent, st
 from cuagent.agent.hooks import steering
 from cuagent.agent.loop import announce
 from cuagent.cli.approval import Ask, approved
+from cuagent.cli.chat import Session
 from cuagent.cli.progress import finished_text, is_finished, progress_lines
 from cuagent.cli.session import Plan, opened
 from cuagent.cli.slash import COMMANDS, help_rows, is_known, run_command, unknown, while_working
-from cuagent.cli.user_command import SIGN, UserCommands
+from cuagent.cli.user_command import SIGN
 from cuagent.events import RunEnded
 from cuagent.ui.notify import notify
 from cuagent.ui.prompt import Prompt, Work
@@ -36,53 +37,15 @@ from cuagent.ui.terminal import Terminal
 from cuagent.ui.text import clean, wrap
 
 if TYPE_CHECKING:
-    from cuagent.agent.tools import Context, Tool
+    from cuagent.agent.tools import Context
     from cuagent.config import Settings
     from cuagent.events import Emit, Event
-    from cuagent.models.model import Model
 
 LONG = 10.0
 """Seconds of work after which its end is notified."""
 CONTINUE = "Go on."
 """Message that an empty line sends to a model that waits for an answer."""
-NARROWEST = 20
-"""Columns; nothing is broken into narrower pieces."""
 LIMITS = (Stop.STEP_LIMIT, Stop.COST_LIMIT, Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
-
-
-@dataclass
-class Session:
-    """An interactive session: run, model, tools, view and prompt."""
-
-    run: Run
-    model: Model
-    tools: Sequence[Tool]
-    settings: Settings
-    view: Terminal
-    prompt: Prompt
-    draft: str = ""
-    """Text to prefill in the prompt at the user's next turn."""
-
-    def __post_init__(self) -> None:
-        self.user_commands = UserCommands(self.say, self.run.inbox.put)
-
-    def interrupt(self) -> None:
-        """End the running step and the user's own commands."""
-        self.user_commands.end()
-        self.run.cancel()
-
-    def say(self, text: str, style: str = "dim") -> None:
-        """Show text wrapped to the width of the view."""
-        lines = (piece for line in clean(text).split("\n") for piece in wrap(line, self.width))
-        self.view.say(Text(line, style) for line in lines)
-
-    def say_rows(self, *rows: tuple[str, str]) -> None:
-        """Show label and value rows, the values aligned and uncut."""
-        self.view.say(label_lines(rows, self.width))
-
-    @property
-    def width(self) -> int:
-        return max(self.view.width, NARROWEST)
 
 
 def run_session(plan: Plan) -> tuple[Run, Stop]:

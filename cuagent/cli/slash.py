@@ -24,7 +24,7 @@ from cuagent.ui.prompt import Work
 from cuagent.ui.text import clean, clock, count, money
 
 if TYPE_CHECKING:
-    from cuagent.cli.interactive import Session
+    from cuagent.cli.chat import Session
 
 COMMANDS = {
     "best": "show the table of attempts and the best one",

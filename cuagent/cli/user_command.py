@@ -2,8 +2,8 @@
 
 It runs in the folder where cuagent was started, with the user's rights and environment and outside
 of the sandbox. Its output is shown as it arrives. The model gets it only with `!!command`: the
-output may hold text that is not meant for a provider. Not covered: programs that need input or draw on
-the terminal; the keyboard belongs to the session.
+output may hold text that is not meant for a provider. Not covered: programs that need input or
+draw on the terminal; the keyboard belongs to the session.
 """
 
 from __future__ import annotations
