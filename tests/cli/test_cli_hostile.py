@@ -304,20 +304,21 @@ def lax(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_projects_precision_is_told_and_does_not_hold_unasked(
+def test_project_precision_is_ignored_with_a_warning(
     cuagent: Callable[..., Done], lax: Path
 ) -> None:
     done = cuagent("profile", "task.py", "candidate", "--device", "cpu")
     assert "precision = 'bf16' is ignored: that is for you to decide" in done.stderr
     done = cuagent("profile", "task.py", "candidate", "--device", "cpu", "--trust")
     assert (
-        "sets precision = 'bf16', which is for you to decide; it holds, as --trust" in done.stderr
+        "sets precision = 'bf16', which is for you to decide; applied: --trust is set"
+        in done.stderr
     )
     shown = json.loads(cuagent("config", "show", "--json").stdout)
     assert shown["precision"]["value"] == "match"
 
 
-def test_what_was_agreed_to_on_a_terminal_holds_until_it_changes(
+def test_terminal_consent_lasts_until_the_setting_changes(
     cuagent: Callable[..., Done], lax: Path, python: list[str]
 ) -> None:
     command = [*python, "-m", "cuagent", "profile", "task.py", "candidate", "--device", "cpu"]

@@ -60,7 +60,7 @@ def test_the_plain_install_of_the_readme_has_what_the_server_needs() -> None:
     assert any(name.startswith("mcp>") for name in needs)
 
 
-def test_without_the_package_the_right_command_is_told() -> None:
+def test_missing_mcp_package_error_names_the_install_command() -> None:
     program = (
         "import sys; sys.modules['mcp'] = None\n"
         "from cuagent.cli.main import run; sys.exit(run(['mcp']))"

@@ -59,7 +59,7 @@ def test_a_run_without_a_gain_ends_well_and_can_be_looked_at(
     assert "● bash  ls" in done.stderr
     assert "reference.py" in done.stderr
     ends = {
-        "rung": r"\? no kernel tried; .* is \d.*\(timed for the record\)",
+        "rung": r"\? no kernel tried; .* is \d.*\(record timing\)",
         "module": r"\? (nothing beats your|no kernel tried; could not tell whether)",
     }
     end = ends[result["result"]]
@@ -147,7 +147,7 @@ def test_an_interrupt_ends_the_run_whole(task: str, tmp_path: Path, signum: sign
     assert json.loads(log.read_text().splitlines()[-1])["stop"] == "interrupted"
 
 
-def test_an_interrupt_while_the_task_is_opened_is_said(task: str, tmp_path: Path) -> None:
+def test_interrupt_while_opening_the_task_is_reported(task: str, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "cuagent", "optimize", task, "--model", script(tmp_path, NO_GAIN)],
         cwd=tmp_path,

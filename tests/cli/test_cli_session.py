@@ -157,7 +157,7 @@ def test_at_a_question_a_slash_is_no_answer(folder: Path, python: list[str]) -> 
     assert told == "hello"
 
 
-def test_a_run_taken_up_says_where_it_stands_and_what_was_queued_comes_first(
+def test_resumed_run_shows_progress_and_sends_queued_messages_first(
     folder: Path, python: list[str]
 ) -> None:
     model = script(folder, bash("echo started; sleep 60"))
@@ -186,7 +186,7 @@ def test_who_reads_that_the_run_has_ended_has_the_turn() -> None:
     happened: list[object] = []
 
     class Foot:
-        def rest(self) -> None:
+        def stop_working(self) -> None:
             happened.append("your turn")
 
     emit = to_the_end(cast("Any", Foot()), happened.append)
@@ -196,7 +196,7 @@ def test_who_reads_that_the_run_has_ended_has_the_turn() -> None:
     assert happened == [Phase("timing"), "your turn", ended]
 
 
-def test_a_finished_run_goes_on_with_words_alone(
+def test_finished_run_continues_only_with_a_message(
     cuagent: Cuagent, folder: Path, python: list[str]
 ) -> None:
     assert cuagent("optimize", "task.py", "--model", script(folder, SUBMIT)).returncode == 0
@@ -244,7 +244,7 @@ def test_a_limit_says_how_to_go_on_with_a_wider_one(cuagent: Cuagent, folder: Pa
     assert done.stderr.rstrip().endswith("--max-steps 2")
 
 
-def test_where_nobody_can_be_asked_a_command_that_needs_it_does_not_run() -> None:
+def test_command_needing_approval_is_rejected_without_a_user() -> None:
     assert approved(TOOLS, "yolo") == TOOLS
     guarded = next(tool for tool in approved(TOOLS, "ask") if tool.name == "bash")
     with pytest.raises(ToolError, match="no user is present"):
@@ -306,7 +306,7 @@ def test_always_may_be_for_every_command_of_the_same_programs() -> None:
         assert guarded(command) == "the user does not allow this command: no, thanks", command
 
 
-def test_always_may_be_for_one_command_however_it_is_written() -> None:
+def test_always_allows_exactly_one_command() -> None:
     guarded = Guarded(["a", "k"])
     command = "for i in 1 2; do echo $i > x; done"
     assert guarded(command) == "ran"
@@ -320,7 +320,7 @@ def test_what_is_allowed_ends_with_the_session() -> None:
     assert "does not allow" in Guarded(["n"])("ls")
 
 
-def test_sitting_by_needs_a_terminal(cuagent: Cuagent, folder: Path) -> None:
+def test_interactive_mode_needs_a_terminal(cuagent: Cuagent, folder: Path) -> None:
     model = script(folder, SUBMIT)
     for flags in (["-i"], ["--approval", "ask"]):
         done = cuagent("optimize", "task.py", "--model", model, *flags)
@@ -328,7 +328,7 @@ def test_sitting_by_needs_a_terminal(cuagent: Cuagent, folder: Path) -> None:
         assert "terminal" in done.stderr
 
 
-def test_a_limit_on_the_cost_that_cannot_hold_is_refused(cuagent: Cuagent, folder: Path) -> None:
+def test_cost_limit_is_refused_for_a_model_without_a_price(cuagent: Cuagent, folder: Path) -> None:
     asked = ("optimize", "task.py", "--model", "ollama:some-model", "--max-cost", "1")
     done = cuagent(*asked)
     assert done.returncode == 2

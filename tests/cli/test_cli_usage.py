@@ -111,7 +111,7 @@ def test_the_help_of_optimize_tells_every_default(cuagent: Cuagent) -> None:
         assert words in said
 
 
-def test_the_version_is_said(cuagent: Cuagent) -> None:
+def test_version_option_prints_the_version(cuagent: Cuagent) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", cuagent("--version").stdout)
 
 

@@ -101,7 +101,7 @@ def test_a_session_has_both_sides_above_its_prompt_and_the_status_last() -> None
     assert len(show.footer_lines(80)) == 2
 
 
-def test_a_pause_is_told_whole_in_a_narrow_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pause_message_is_complete_in_a_narrow_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     stream = io.StringIO()
     summary = "no accepted kernel (0 attempts); nothing that is free was found either"

@@ -65,7 +65,7 @@ def test_what_is_code_without_backticks_loses_nothing(text: str) -> None:
 
 
 @pytest.mark.parametrize("footer", [True, False])
-def test_a_terminal_shows_it_so_and_a_pipe_as_it_came(footer: bool) -> None:
+def test_markdown_is_rendered_on_a_terminal_and_raw_in_a_pipe(footer: bool) -> None:
     for is_terminal in (True, False):
         stream = io.StringIO()
         with Terminal(stream, footer=footer) as show:

@@ -67,7 +67,7 @@ def test_without_an_accepted_attempt_the_rung_stands_alone() -> None:
     assert "cuagent export runs/x --out DIR" in text
 
 
-def test_where_nothing_is_quicker_than_eager_it_is_said() -> None:
+def test_summary_reports_that_nothing_beats_eager() -> None:
     eager = replace(LADDER, rungs=LADDER.rungs[:1], later=())
     for best in (None, SLOWER):
         text = said(best, eager)
@@ -95,7 +95,7 @@ def test_a_run_that_ended_before_the_ladder_says_so() -> None:
     assert first.plain == "? no kernel tried (interrupted)"
 
 
-def test_undecided_data_is_no_no() -> None:
+def test_inconclusive_rung_is_reported_as_undecided() -> None:
     eager, compiled, _ = LADDER.rungs
     unsure = replace(compiled, over_eager=Ratio(1.57, 0.58, 4.20))
     found = replace(LADDER, rungs=(eager, unsure), later=())
@@ -107,7 +107,7 @@ def test_undecided_data_is_no_no() -> None:
     assert "nothing beats" in said(None, replace(found, rungs=(eager, narrow)))
 
 
-def test_an_earlier_measurement_is_said_to_be_one() -> None:
+def test_cached_measurement_shows_its_age() -> None:
     found = replace(LADDER, when=time.time() - 1800)
     assert "quick timing, measured 30 min ago" in " ".join(said(None, found).split())
 

@@ -155,7 +155,7 @@ def test_no_row_of_a_ladder_is_wider_than_allowed(width: int) -> None:
     assert all(line.cell_len <= width for line in attempt_table.all_lines(width))
 
 
-def test_a_record_renews_the_rungs_it_timed_and_no_other() -> None:
+def test_record_timing_updates_only_its_own_rungs() -> None:
     attempt_table = AttemptTable()
     attempt_table.measure_ladder(LADDER)
     attempt_table.add(1, ON_TOP)
@@ -182,7 +182,7 @@ def test_a_timing_is_shown_with_its_doubts_and_its_share_of_the_roofline() -> No
     assert attempt_row(1, DOUBTFUL).sign == "unsure"
 
 
-def test_what_a_verdict_could_not_judge_is_told_with_the_figures_of_record_alone() -> None:
+def test_verdict_notes_appear_only_with_the_record_timing() -> None:
     assert GAIN.timing is not None
     noted = replace(GAIN, verdict=replace(GAIN.verdict, notes=("NaN: not judged",)))
 

@@ -143,7 +143,7 @@ def test_long_words_of_the_user_are_not_repeated_whole() -> None:
     assert "92 more lines" in stream.getvalue()
 
 
-def test_what_came_of_a_run_is_told_when_it_changes() -> None:
+def test_pause_shows_the_summary_only_if_it_changed() -> None:
     stream = io.StringIO()
     with Terminal(stream, footer=True) as show:
         for stop, summary in (
@@ -199,7 +199,7 @@ def test_both_sides_leave_nothing_behind_in_the_transcript(widely: str) -> None:
     assert rows[-1] == ""
 
 
-def test_a_phase_is_said_once_however_often_it_comes() -> None:
+def test_repeated_phase_is_printed_once() -> None:
     stream = io.StringIO()
     with Terminal(stream) as show:
         for _ in range(3):
@@ -253,7 +253,7 @@ def test_a_dumb_terminal_has_no_live_line() -> None:
     assert "\x1b[K" not in on_a_terminal(60, 0, TERM="dumb")
 
 
-def test_streamed_text_breaks_at_blanks_wherever_it_is_cut() -> None:
+def test_streamed_text_wraps_at_blanks_for_any_chunking() -> None:
     text = "\n\nOne kernel for all rows, each in registers.\n\n\n\n- fused\n    indented\n"
     wanted = "One kernel for\nall rows, each\nin registers.\n\n- fused\n    indented\n"
     for size in (1, 2, 3, 7, 100):
