@@ -182,14 +182,14 @@ def test_resumed_run_shows_progress_and_sends_queued_messages_first(
     assert roles[-3] == ("user", "use float4"), "said once, before the model's next step"
 
 
-def test_who_reads_that_the_run_has_ended_has_the_turn() -> None:
+def test_prompt_returns_to_the_user_before_the_end_is_shown() -> None:
     happened: list[object] = []
 
-    class Foot:
+    class Footer:
         def stop_working(self) -> None:
             happened.append("your turn")
 
-    emit = to_the_end(cast("Any", Foot()), happened.append)
+    emit = to_the_end(cast("Any", Footer()), happened.append)
     ended = RunEnded(Stop.NO_GAIN, None, "no gain", None)
     for event in (Phase("timing"), ended):
         emit(event)
