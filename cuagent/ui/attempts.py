@@ -82,7 +82,7 @@ class AttemptTable:
         self.numbers[judgement.attempt] = number
         row = self.attempts[number] = attempt_row(number, judgement)
         timing = judgement.timing
-        # a quick timing of the baselines is no better than the one of the ladder
+        # a quick timing does not improve on the baselines of the ladder
         quick = self.has_ladder and timing is not None and timing.effort is not Effort.RECORD
         if timing is not None and not row.note and not quick:
             self.baselines = updated_baselines(self.baselines, timing)

@@ -1,7 +1,7 @@
 """Wrap streamed text at blanks while it arrives.
 
-Every character is written once and never moved, so nothing flickers; the price is that a word
-appears when it is complete. What is written is returned, not printed.
+Written characters never move, so nothing flickers; the price is that a word
+appears only when it is complete. The text is returned, not printed.
 """
 
 from __future__ import annotations

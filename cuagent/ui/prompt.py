@@ -4,7 +4,7 @@ It runs in a separate thread; printed output appears above it and stays unchange
 main thread asks for the next line while idle, gets lines through `Work`, or asks a
 question. Keys: Enter sends, Alt-Enter or Ctrl-J makes a new line, Up and Down go through what was
 said before, Tab completes a command or a file's name, Esc or Ctrl-C interrupts, twice leaves.
-Not covered: what the lines mean.
+Not covered: the meaning of the lines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lines at the end of what a terminal shows, redrawn in place.
+"""Redraw the last lines of a terminal in place.
 
 It only builds the text; the caller writes it in one call under a lock. Invariant: nothing
 above the first of the lines is ever touched.

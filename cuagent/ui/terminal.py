@@ -324,7 +324,7 @@ class Terminal:
         self._set(activity="")
         lines = []
         if started is not None and event.call_id != self._last_call:
-            # the line above is no longer the title of this call
+            # another line has followed the title of this call
             summary = f"{started.name} {one_line(started.summary)}"
             lines.append(self._line(f"  {self.glyphs.result} {summary}", "dim"))
         self._last_call = ""
