@@ -1,7 +1,7 @@
-"""cuagent makes a PyTorch module faster with kernels of its own, and proves that it is.
+"""cuagent makes a PyTorch module faster with custom kernels and proves the result.
 
-Importing the package does no work: torch, the provider SDKs and the terminal libraries
-are imported where they are used.
+Importing the package is cheap: torch, the provider SDKs and the terminal libraries are imported
+on first use.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m cuagent`."""
+"""Run the command line as `python -m cuagent`."""
 
 from cuagent.cli.main import main
 

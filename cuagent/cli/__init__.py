@@ -1,5 +1,5 @@
-"""The commands: thin, one file for one or two. They parse, call the rooms and choose an exit code.
+"""The commands, one or two in each file. They parse, call other packages and choose an exit code.
 
 Nothing here imports torch, a provider or a terminal library at module level, so that
-`cuagent --help` answers at once.
+`cuagent --help` starts quickly.
 """

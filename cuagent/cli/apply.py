@@ -1,4 +1,4 @@
-"""`cuagent apply`: the one command that writes into the user's own tree."""
+"""`cuagent apply`: write the best attempt into the user's tree. No other command writes there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuagent.cli import options
-from cuagent.cli.exits import Refused, complain
+from cuagent.cli.exits import Refused, print_stderr
 from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read, readable
 from cuagent.cli.trust import require_trusted_run
 
@@ -22,10 +22,12 @@ def apply(
     run: options.RunName = "latest",
     to: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where to; by default beside the module of the task."),
+        typer.Option(
+            metavar="DIR", help="Target folder; default: the folder of the task's module."
+        ),
     ] = None,
     attempt: Annotated[
-        int | None, typer.Option(metavar="N", help="Another accepted attempt than the best.")
+        int | None, typer.Option(metavar="N", help="Accepted attempt to apply; default: the best.")
     ] = None,
     force: Annotated[
         bool,
@@ -34,12 +36,11 @@ def apply(
     trust: options.Trust = False,
     run_dir: RunDir = RUNS,
 ) -> None:
-    """Put the best attempt beside your module.
+    """Write the best attempt next to your module.
 
-    model_new.py and the folder model_new_verified are written. Its kernel runs for the calls that
-    were verified, and your original module for all others. Your own files are not changed, and a
-    file of that name that differs is replaced with --force only. For a package without cuagent use
-    export.
+    It writes model_new.py and the folder model_new_verified. The kernel runs for calls that were
+    verified, your original module for all others. Your own files stay unchanged; a file of the same
+    name that differs is replaced only with --force. For a package without cuagent, use export.
     """
     from cuagent.config import resolve
     from cuagent.package import ExportError
@@ -65,7 +66,7 @@ def apply(
     differing = [name for name, text in files.items() if _differs(place, name, text)]
     if differing and not force:
         raise Refused(
-            f"{place}: {', '.join(differing)} would be replaced; look with "
+            f"{place}: {', '.join(differing)} would be replaced; read the change with "
             f"cuagent show {folder.id}, then give --force, or --to DIR"
         )
     if resolve().approval == "ask" and not _agreed(files, place):
@@ -77,30 +78,30 @@ def apply(
         say(str(place / name))
     if not judgement.beats_best_rung:
         rung = judgement.gain.rung if judgement.gain is not None else "eager"
-        complain(f"it was not measured to be surely faster than {rung}")
+        print_stderr(f"note: the kernel was not measured to be surely faster than {rung}")
     print("use it with: from model_new import ModelNew")
 
 
 def refuse_slower(judgement: Judgement, *, force: bool) -> None:
-    """Raise Refused for a kernel that was measured to be slower than what it would replace."""
+    """Raise Refused for a kernel that measured slower than the module or rung it replaces."""
     from cuagent.ui.table import baseline_name
 
     if judgement.slower_than and not force:
         name = baseline_name(judgement.slower_than, 40)
         raise Refused(
             f"the kernel was measured to be slower than {name}, so nothing was written; "
-            "--force writes it all the same"
+            "to write it anyway, give --force"
         )
 
 
 def _refuse_elsewhere(place: Path, folder: RunFolder) -> None:
-    """A log of another origin does not choose a place outside of the project. Raises Refused."""
+    """Raise Refused if a log of unknown origin names a folder outside of the project."""
     holder = folder.path.parents[1]
     project = holder.parent if holder.name == ".cuagent" else Path.cwd()
     if not place.resolve().is_relative_to(project):
         raise Refused(
-            f"{folder.id}: its module is said to lie in {place}, outside of {project}; name the "
-            "folder with --to DIR"
+            f"{folder.id}: the run names a module in {place}, outside of {project}; "
+            "name the target folder with --to DIR"
         )
 
 
@@ -111,8 +112,9 @@ def _chosen(records: list[dict[str, Any]], number: int | None, run: str) -> Judg
         best = best_of(records)
         if best is None:
             raise Refused(
-                f"{run}: no attempt was accepted, so there is nothing to apply; what is free, if "
-                f"anything, comes with cuagent export {run} --out DIR"
+                f"{run}: no attempt was accepted, so there is nothing to apply; "
+                "export the best setting "
+                f"without a kernel, if there is one, with: cuagent export {run} --out DIR"
             )
         return best
     return chosen_attempt(records, number, run)
@@ -130,12 +132,12 @@ def _differs(place: Path, name: str, text: str) -> bool:
 
 
 def _agreed(files: Mapping[str, str], place: Path) -> bool:
-    complain(f"{', '.join(files)} will be written to {place}")
-    return typer.confirm("go ahead?", err=True)
+    print_stderr(f"{', '.join(files)} will be written to {place}")
+    return typer.confirm("continue?", err=True)
 
 
 def _put(files: Mapping[str, str], place: Path) -> None:
-    """Write each file whole or not at all, none through a link; what users import comes last."""
+    """Write each file atomically and not through links; model_new.py, which users import, last."""
     from cuagent.record import write_file
 
     try:

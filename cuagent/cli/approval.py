@@ -1,14 +1,14 @@
-"""Which commands of the model the user is asked about before they run.
+"""Ask the user for approval before commands of the model run.
 
 ask    every command
-auto   only those that no sandbox holds
+auto   only commands outside a sandbox
 yolo   none
 
-The answer is yes, or always: for this very command, or for every command that calls the same
-programs. What is always allowed holds for the rest of this session and is kept in memory alone.
-Any other answer is the reason for a no, and goes to the model. Where nobody can be asked, a command
-that needs approval does not run. The file tools are never asked about: they write in the run's own
-folder only. Not covered: the sandbox itself, which holds commands in all three modes.
+The answer is yes, or always: for exactly this command, or for every command that calls the same
+programs. "Always" lasts for this session and is stored in memory only. Any other answer rejects the
+command, and the model gets it as the reason. Without a user, a command that needs approval does not
+run. The file tools need no approval: they write only in the run's folder. Not covered: the sandbox
+itself, which confines commands in all three modes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cuagent.agent.tools import Context, Tool, ToolResult
 
 Ask = Callable[[str, str, "Context"], str | None]
-"""Shows a command, puts a question to the user; None where the answer is an interrupt."""
+"""Shows a command and asks the user a question; returns None for an interrupt."""
 ASKED = ("bash",)
 YES = ("y", "yes")
 ALWAYS = ("a", "always")
@@ -33,30 +33,30 @@ ALWAYS_KIND = ", k: always {programs}"
 HARMLESS = re.compile(r"(?<![^\s])(?:2>&1|[12&]?>{1,2}\s*/dev/null)(?=$|[\s;|&])")
 """Redirections that write nowhere."""
 OPERATORS = ("&&", "||", ";", "|")
-"""What stands between the programs of a command line whose kind can be told."""
+"""Operators that may separate the programs of a plain command line."""
 PROGRAM = re.compile(r"[\w./+-]+")
 SHELL = ("bash", "sh", "dash", "zsh", "eval", "exec", "source", ".", "command", "coproc")
 LAUNCHERS = ("env", "xargs", "sudo", "su", "nohup", "nice", "time", "timeout", "setsid")
 WORDS = ("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac")
 STARTERS = frozenset((*SHELL, *LAUNCHERS, *WORDS, "select", "function"))
-"""Programs that run another one named in their arguments, and words of the shell: no kind."""
+"""Programs that start another program, and shell keywords: never allowed by name."""
 
 
 @dataclass
 class Allowed:
-    """What the user has allowed for the rest of the session."""
+    """Commands and programs that the user has allowed for the rest of the session."""
 
     commands: set[str] = field(default_factory=set)
     programs: set[str] = field(default_factory=set)
 
     def covers(self, command: str) -> bool:
-        """Whether nothing needs to be asked."""
+        """True if the command needs no further approval."""
         kind = programs(command)
         return command in self.commands or (bool(kind) and set(kind) <= self.programs)
 
 
 def approved(tools: Sequence[Tool], mode: str, ask: Ask | None = None) -> tuple[Tool, ...]:
-    """The tools; those that run commands ask before each one where `mode` wants that."""
+    """Return the tools; those that run commands ask first if `mode` requires it."""
     if mode == "yolo" or (mode == "auto" and _confined()):
         return tuple(tools)
     allowed = Allowed()
@@ -67,10 +67,10 @@ def approved(tools: Sequence[Tool], mode: str, ask: Ask | None = None) -> tuple[
 
 
 def programs(command: str) -> tuple[str, ...]:
-    """The programs that a plain command line calls, in order; () where that cannot be told.
+    """Return the programs that a plain command line calls, in order; () for any other.
 
-    Plain are calls with `&&`, `||`, `;` or `|` between them. Everything else that a shell
-    understands (substitutions, redirections to files, assignments, loops) has no kind.
+    A plain line has calls separated by `&&`, `||`, `;` or `|`. Substitutions, redirections to
+    files, assignments, loops and other shell syntax are not plain.
     """
     text = HARMLESS.sub(" ", command)
     if any(sign in text for sign in "$`\n\\"):
@@ -114,7 +114,7 @@ def _put(command: str, allowed: Allowed, ask: Ask | None, context: Context) -> N
 
     if ask is None:
         raise ToolError(
-            "commands need the user's approval here, and nobody can be asked; "
+            "commands need the user's approval, and no user is present; "
             "use the file tools, compile, verify and profile"
         )
     kind = programs(command)

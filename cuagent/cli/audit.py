@@ -1,4 +1,4 @@
-"""`cuagent audit`: judge again what an evidence file says was judged."""
+"""`cuagent audit`: repeat the verdict of an evidence file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cuagent.cli.exits import Exit
 from cuagent.cli.trust import require_agreement
 
 SHOWN = 12
-"""Lines of what does not hold."""
+"""Most contradictions printed."""
 
 
 def audit(
@@ -23,12 +23,12 @@ def audit(
     trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
-    """Re-run a recorded verdict from its own content, on its own seeds: does every figure hold?
+    """Repeat a recorded verdict from its content and its seeds, and compare every figure.
 
-    Recorded timings are held against their own samples; measured again only if asked for.
-    The task's Python in the file is run as your own module is, with your rights. So a file that
-    cuagent did not write for you on this machine is run only if you agree: read it first.
-    Exit code 0 it holds, 1 it does not, 2 usage, 3 infrastructure.
+    Recorded timings are checked against their own samples, and measured again only on request.
+    The task's Python code in the file runs with your rights, like your own module. A file that
+    cuagent did not write for you on this machine runs only if you agree: read it first.
+    Exit code 0 if it holds, 1 if not, 2 usage, 3 infrastructure.
     """
     from cuagent.audit.audit import audit as judge_again
     from cuagent.config import resolve
@@ -39,7 +39,7 @@ def audit(
     data = read_evidence(file)
     if not has_valid_mac(data):
         require_agreement(
-            f"{file}: of another origin: cuagent did not write this evidence for you on this "
+            f"{file}: unknown origin: cuagent did not write this evidence for you on this "
             "machine (or it was changed since, or an older version wrote it). The Python of its "
             "task would be run with your rights",
             "read the task in it",

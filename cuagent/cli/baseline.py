@@ -1,4 +1,4 @@
-"""`cuagent baseline`: what is free, before any kernel is written."""
+"""`cuagent baseline`: time the options that need no kernel."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Refused
-from cuagent.cli.trust import settle
+from cuagent.cli.trust import resolve_settings
 
 if TYPE_CHECKING:
     from cuagent.measure.ladder import Ladder, Rung
     from cuagent.timing import Floor
 
 WIDTH = 100
-"""Columns where nobody looks on."""
+"""Columns of a file or a pipe."""
 LEFT = (0, 2)
-"""Columns of words and of ratios; numbers end together."""
+"""Left-aligned columns (names and ratios); the others are right-aligned."""
 
 
 HEAD = ("rung", "time", "over eager", "roof", "error", "start", "memory")
 BELOW = ("", "", "over eager", "of the roofline", "error", "to start", "of memory")
-"""The same behind a figure that has no room beside the others."""
-ABOVE = "over 100% of the roofline: its ceilings are of a busy machine, or less arithmetic did"
+"""Labels after a figure that is printed below its row for lack of width."""
+ABOVE = (
+    "over 100% of the roofline: the machine was busy when its limits were measured, or less "
+    "arithmetic suffices"
+)
 
 
 def baseline(
@@ -37,10 +40,11 @@ def baseline(
     device: options.Device = None,
     precision: options.Precision = None,
     rungs: Annotated[
-        str, typer.Option(metavar="NAMES", help="Only these, e.g. eager,compile,compile+tf32.")
+        str, typer.Option(metavar="NAMES", help="Time only these, e.g. eager,compile,compile+tf32.")
     ] = "",
     record: Annotated[
-        bool, typer.Option("--record", help="Fresh processes, several rounds: a claim.")
+        bool,
+        typer.Option("--record", help="Time in several fresh processes, for a result to publish."),
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again.")] = False,
     out: Annotated[
@@ -49,15 +53,15 @@ def baseline(
     trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
-    """Time every way to run a module quicker without a kernel of one's own.
+    """Time every way to run a module faster without a custom kernel.
 
     Eager, torch.compile's modes, memory formats and precisions, in one interleaved run. With --out
-    the best becomes a package: a function that makes your module run that way, and a check.
+    the best is exported as a package: a function that sets up your module so, and a check.
     """
     if out is not None:
         options.refuse_full(out)
     only = _named(rungs)
-    settings = settle({"device": device, "precision": precision}, trust)
+    settings = resolve_settings({"device": device, "precision": precision}, trust)
     opened = options.open_task(task, inputs, init, settings)
     from cuagent.measure.ladder import time_rungs
     from cuagent.timing import Effort
@@ -88,7 +92,7 @@ def baseline(
 
 
 def _named(rungs: str) -> tuple[str, ...]:
-    """The rungs that were asked for. Raises Refused for one that there cannot be."""
+    """Return the requested rungs. Raises Refused for an unknown name."""
     from cuagent.worker.arms import MODES, OPTIONS
 
     names = tuple(dict.fromkeys(name.strip() for name in rungs.split(",") if name.strip()))
@@ -101,9 +105,9 @@ def _named(rungs: str) -> tuple[str, ...]:
 
 
 def lines(found: Ladder, width: int = WIDTH) -> list[str]:
-    """The ladder as a table of at most `width` columns, its best rung named.
+    """Format the ladder as a table of at most `width` columns, and name its best rung.
 
-    Columns that say nothing are left out; those that do not fit stand below their row.
+    Empty columns are left out; columns that do not fit are printed below their row.
     """
     rows = [_row(rung, found.floor) for rung in found.rungs]
     shown = [at for at in range(len(HEAD)) if any(row[at] for row in rows)]
@@ -141,8 +145,8 @@ def _best(found: Ladder) -> str:
     if best is not None:
         return f"best at precision {found.precision}: {best.name}{_gain(best, ', ', ' over eager')}"
     if eager is None:
-        return "no best rung: eager, which the others are held against, was not timed"
-    return "no rung is admissible: the reference itself does not pass the strict rule"
+        return "no best rung: eager, the baseline of the ratios, was not timed; add it to --rungs"
+    return "no rung is admissible: the reference itself fails the strict rule; see cuagent check"
 
 
 def _gain(rung: Rung, before: str = "", behind: str = "") -> str:
@@ -171,11 +175,11 @@ def _row(rung: Rung, floor: Floor | None) -> list[str]:
 
 
 def _note(rung: Rung) -> str:
-    """Why a rung is not admissible."""
+    """Return the reason why a rung is not admissible."""
     if rung.failed:
         return rung.failed[:60]
     return "" if rung.admissible else _refusal(rung)
 
 
 def _refusal(rung: Rung) -> str:
-    return "other precision than the task's" if not rung.admitted else "fails the strict rule"
+    return "precision differs from the task's" if not rung.admitted else "fails the strict rule"

@@ -1,4 +1,4 @@
-"""`cuagent check`: whether a task can be certified, before any work is spent on it."""
+"""`cuagent check`: examine if a task can be certified, before any other work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Exit
-from cuagent.cli.trust import settle
+from cuagent.cli.trust import resolve_settings
 
 if TYPE_CHECKING:
     from cuagent.verify.admission import Admission
@@ -23,11 +23,11 @@ def check(
     trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
-    """Judge the task itself: is there one right answer, and does it take work to find it?
+    """Check the task itself: it needs one right answer that takes work to compute.
 
-    Exit code 0 it can be certified, 1 not, 2 usage, 3 infrastructure.
+    Exit code 0 if it can be certified, 1 if not, 2 usage, 3 infrastructure.
     """
-    settings = settle({"device": device, "precision": precision}, trust)
+    settings = resolve_settings({"device": device, "precision": precision}, trust)
     opened = options.open_task(task, inputs, init, settings)
     from cuagent.verify.admission import admit
     from cuagent.verify.referee import Referee

@@ -1,19 +1,19 @@
-"""`cuagent config show`: the settings that hold here, each with where it comes from."""
+"""`cuagent config show`: print the settings in use, each with its origin."""
 
 from __future__ import annotations
 
 import typer
 
-from cuagent.cli.exits import complain
+from cuagent.cli.exits import print_stderr
 from cuagent.cli.options import Json
 from cuagent.cli.trust import is_agreed
 
-app = typer.Typer(help="Look at the settings.", rich_markup_mode=None)
+app = typer.Typer(help="Show the settings.", rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
 def config(context: typer.Context) -> None:
-    """Look at the settings."""
+    """Show the settings."""
     if context.invoked_subcommand is None:
         show()
 
@@ -25,7 +25,7 @@ def show(json: Json = False) -> None:
 
     settings = resolve(dict.fromkeys(KEYS), accept=is_agreed)
     for line in settings.ignored.values():
-        complain(line)
+        print_stderr(line)
     if json:
         from json import dumps
 

@@ -1,4 +1,4 @@
-"""`cuagent doctor`: what this machine has, what it lacks, and what to do about it."""
+"""`cuagent doctor`: report installed and missing parts, and fixes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ if TYPE_CHECKING:
 
 
 HEAD = 27
-"""Columns of what comes before the finding."""
+"""Columns before the text of a finding."""
 
 
 def doctor(
     device: options.Device = None,
     timing: Annotated[
-        bool, typer.Option("--timing", help="Also find out which differences can be told apart.")
+        bool,
+        typer.Option(
+            "--timing", help="Also measure the smallest difference that timing can resolve."
+        ),
     ] = False,
     runs: Annotated[int, typer.Option(metavar="N", min=1, help="Timings of each kind.")] = 5,
     json: options.Json = False,
 ) -> None:
-    """Say what this machine has, what it lacks, and what to do about it.
+    """Report installed and missing parts of this machine, and how to fix them.
 
-    Exit code 1 where something is missing without which cuagent does not work.
+    Exit code 1 if a required part is missing.
     """
     from cuagent.config import resolve
     from cuagent.measure.machine import examine
@@ -34,7 +37,7 @@ def doctor(
 
     asked = resolve({"device": device}).device
 
-    with options.activity("looking at this machine", silent=json) as emit:
+    with options.activity("examining this machine", silent=json) as emit:
         found = examine()
         measured = None
         if timing:
@@ -58,6 +61,6 @@ def doctor(
 
 
 def _line(finding: Finding) -> str:
-    sign = "ok" if finding.good else "MISSING" if finding.needed else "lacks"
+    sign = "ok" if finding.good else "MISSING" if finding.needed else "absent"
     advice = f"; {finding.advice}" if finding.advice and not finding.good else ""
     return f"{f'{sign:<8}{finding.name}':<{HEAD}}{finding.said}{advice}"

@@ -1,9 +1,9 @@
-"""How a command ends: the exit codes, and every error as one line on stderr.
+"""Define the exit codes, and print every error as one line on stderr.
 
-0    it ended normally: accepted, or a run that ended by itself, with a gain or without
+0    normal end: accepted, or a run that ended normally, with a gain or without
 1    rejected, or the run failed
 2    usage: an argument, a file or a setting that cannot be used
-3    infrastructure: nobody's fault (no worker, no provider, a defect of cuagent's own)
+3    infrastructure: no worker, no provider, or an internal error of cuagent
 130  interrupted
 """
 
@@ -18,7 +18,7 @@ from enum import IntEnum
 from pathlib import Path
 
 CRASH = "crash.txt"
-"""Where a run folder holds the traceback of a defect."""
+"""File in a run folder that holds the traceback of an internal error."""
 
 
 class Exit(IntEnum):
@@ -30,14 +30,14 @@ class Exit(IntEnum):
 
 
 class Refused(Exception):
-    """What was asked cannot be done as asked. One line: what, where, what to do."""
+    """The request cannot be carried out. One line: what, where, what to do."""
 
 
 class Crash(Exception):
-    """A defect of cuagent. One line that says where the traceback is."""
+    """An internal error of cuagent. One line that names the file of the traceback."""
 
 
-FORESEEN = {
+EXPECTED = {
     "Refused": Exit.USAGE,
     "AttemptError": Exit.USAGE,
     "CandidateFault": Exit.NO,
@@ -58,19 +58,19 @@ FORESEEN = {
     "OracleLost": Exit.INFRASTRUCTURE,
     "SandboxError": Exit.INFRASTRUCTURE,
 }
-"""The rooms' own errors, whose text is a line for the user; by name, to import none of them."""
+"""Exit codes of the packages' errors, whose text is a line for the user; by name, not imported."""
 
 
 def exit_for(error: BaseException) -> Exit | None:
-    """The exit code of an error that was foreseen; None for any other."""
+    """Return the exit code of an expected error; None for any other."""
     for kind in type(error).__mro__:
-        if kind.__module__.startswith("cuagent.") and kind.__name__ in FORESEEN:
-            return FORESEEN[kind.__name__]
+        if kind.__module__.startswith("cuagent.") and kind.__name__ in EXPECTED:
+            return EXPECTED[kind.__name__]
     return None
 
 
-def complain(text: str) -> None:
-    """One line on stderr; on a terminal broken so that commands and IDs stay whole if they can."""
+def print_stderr(text: str) -> None:
+    """Print one line on stderr; on a terminal wrap it, but keep commands and IDs whole."""
     from cuagent.ui.text import one_line
 
     line = f"cuagent: {one_line(text)}"
@@ -83,7 +83,7 @@ def complain(text: str) -> None:
 
 
 def _broken(line: str, width: int) -> list[str]:
-    """The line in pieces: behind semicolons first, and at blanks where that is not enough."""
+    """Split the line after semicolons, then at blanks if a piece is still too long."""
     from cuagent.ui.text import wrap
 
     *others, last = line.split("; ")
@@ -97,25 +97,25 @@ def _broken(line: str, width: int) -> list[str]:
 
 @contextmanager
 def crashes_to(folder: Path | None) -> Iterator[None]:
-    """Leaves the traceback of an unforeseen error in `folder` and raises Crash in its place.
+    """Write the traceback of an unexpected error into `folder` and raise Crash instead.
 
-    None is a fresh file in the folder for temporary files.
+    None stands for a new file in the system's folder for temporary files.
     """
     try:
         yield
     except Exception as error:
         of_typer = type(error).__module__.startswith(("click", "typer"))
-        # a reader that has gone away (`| head`) is no defect either; typer ends on it quietly
+        # a closed pipe (`| head`) is normal; typer exits quietly on it
         if of_typer or isinstance(error, BrokenPipeError) or exit_for(error) is not None:
             raise
         text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
         path = _written(text, folder)
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise Crash(f"a defect of cuagent: {what}; the traceback is in {path}") from error
+        raise Crash(f"internal error of cuagent: {what}; the traceback is in {path}") from error
 
 
 def _written(text: bytes, folder: Path | None) -> Path:
-    """The file with the text: in the folder of the run, never through a link that lies there."""
+    """Write the text into the run's folder, never through a link, and return the file."""
     import tempfile
 
     from cuagent.record import write_file

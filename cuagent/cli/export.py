@@ -1,4 +1,4 @@
-"""`cuagent export`: the result of a run as a folder that works without cuagent."""
+"""`cuagent export`: write the result of a run as a folder that works without cuagent."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 def export(
     run: options.RunName,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder to make; it may not hold anything.")
+        Path, typer.Option(metavar="DIR", help="The folder to write; it must be empty or new.")
     ],
     attempt: Annotated[
-        int | None, typer.Option(metavar="N", help="This accepted attempt, not the result.")
+        int | None,
+        typer.Option(metavar="N", help="Accepted attempt to export; default: the result."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Export a kernel that was measured to be slower.")
@@ -35,15 +36,15 @@ def export(
     trust: options.Trust = False,
     run_dir: RunDir = RUNS,
 ) -> None:
-    """Write the result of a run as a folder of its own.
+    """Write the result of a run as a separate folder.
 
-    Of an attempt it holds model_new.py, the kernels, the small loader, a check and a README with
-    the measured figures; the kernels run for the calls that were verified, the original module for
-    all others. Where no kernel adds to what is free it holds a function that makes your module run
-    the best way without one. Both work without cuagent.
+    For an attempt it holds model_new.py, the kernels, the small loader, a check and a README with
+    the measured figures; the kernels run for calls that were verified, the original module for
+    all others. If no kernel is faster than the best free option, it holds a function that applies
+    that option to your module. Both work without cuagent.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise Refused(f"{out}: exists already; name a folder that is empty or not there yet")
+        raise Refused(f"{out}: already exists; name an empty or new folder")
     folder, records = read(run, run_dir)
     require_trusted_run(folder, f"What it holds would be written to {out} to be run", trust)
     from cuagent.package import export as write_package
@@ -73,10 +74,10 @@ def write_result(
     attempts: Mapping[str, Attempt],
     out: Path,
 ) -> str:
-    """Export what a run hands over and say what that is.
+    """Export the result of a run and return a line that names it.
 
-    An attempt that adds to what is free; else the best rung; else an attempt that was right, if
-    no ladder tells otherwise. `attempts` are by digest. Raises Refused where there is nothing.
+    It is an attempt that is faster than the best rung; else the best rung; else a correct attempt,
+    if no ladder was measured. `attempts` maps digests. Raises Refused without a result.
     """
     from cuagent.judge import Result, free_of, result_of
     from cuagent.package import export as write_package
@@ -90,10 +91,10 @@ def write_result(
     if result is Result.RUNG and found is not None and found.best is not None:
         rung = found.best
         made = export_rung(rung, found, task, out, free=free_of(best, found))
-        return f"the best without a kernel, {rung.name}, is exported to {made}"
+        return f"the best option without a kernel, {rung.name}, was exported to {made}"
     if best is None and found is None:
         raise Refused(f"{out}: not made: no attempt was accepted, so there is nothing to export")
-    other = "; cuagent export --attempt N exports an attempt all the same" if best else ""
+    other = "; to export an attempt anyway, use cuagent export --attempt N" if best else ""
     unsure = found.undecided if found is not None else None
     if unsure is not None:
         raise Refused(

@@ -1,8 +1,8 @@
-"""`optimize` with a person at the terminal: working and resting in turn, and what they type.
+"""Run `optimize` with a user at the terminal: alternate between the agent's work and user input.
 
-While the agent works a line is a message that it reads before its next step; while it rests a line
-sets it to work again, and an empty one just lets it go on. A run that is finished goes on with
-words alone. The commands behind a slash are in `slash.py`.
+While the agent works, a line is a message that it reads before its next step. While it is idle, a
+line starts it again, and an empty line continues it. A finished run needs a message to continue.
+`slash.py` holds the slash commands.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,11 @@ from cuagent.agent import FINISHED, INTERACTIVE, TOOLS, Run, Stop, run_agent, st
 from cuagent.agent.hooks import steering
 from cuagent.agent.loop import announce
 from cuagent.cli.approval import Ask, approved
-from cuagent.cli.own_command import SIGN, OwnCommands
+from cuagent.cli.chat import Session
+from cuagent.cli.progress import finished_text, is_finished, progress_lines
 from cuagent.cli.session import Plan, opened
-from cuagent.cli.slash import COMMANDS, help_rows, is_known, obey, unknown, while_working
-from cuagent.cli.standing import finished, is_finished, standing
+from cuagent.cli.slash import COMMANDS, help_rows, is_known, run_command, unknown, while_working
+from cuagent.cli.user_command import SIGN
 from cuagent.events import RunEnded
 from cuagent.ui.notify import notify
 from cuagent.ui.prompt import Prompt, Work
@@ -36,57 +37,19 @@ from cuagent.ui.terminal import Terminal
 from cuagent.ui.text import clean, wrap
 
 if TYPE_CHECKING:
-    from cuagent.agent.tools import Context, Tool
+    from cuagent.agent.tools import Context
     from cuagent.config import Settings
     from cuagent.events import Emit, Event
-    from cuagent.models.model import Model
 
 LONG = 10.0
-"""Seconds of work after which the user is told that it has ended."""
-GO_ON = "Go on."
-"""What an empty line says to a model that waits for an answer."""
-NARROWEST = 20
-"""Columns; nothing is broken into narrower pieces."""
+"""Seconds of work after which its end is notified."""
+CONTINUE = "Go on."
+"""Message that an empty line sends to a model that waits for an answer."""
 LIMITS = (Stop.STEP_LIMIT, Stop.COST_LIMIT, Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
 
 
-@dataclass
-class Session:
-    """One sitting: the run, who speaks in it, and through what the user sees and says things."""
-
-    run: Run
-    model: Model
-    tools: Sequence[Tool]
-    settings: Settings
-    view: Terminal
-    prompt: Prompt
-    draft: str = ""
-    """What is typed already when the user's turn comes."""
-
-    def __post_init__(self) -> None:
-        self.own = OwnCommands(self.say, self.run.inbox.put)
-
-    def interrupt(self) -> None:
-        """End the step in flight, and the user's own commands."""
-        self.own.end()
-        self.run.cancel()
-
-    def say(self, text: str, style: str = "dim") -> None:
-        """Words, broken at blanks to the width of the view."""
-        lines = (piece for line in clean(text).split("\n") for piece in wrap(line, self.width))
-        self.view.say(Text(line, style) for line in lines)
-
-    def tell(self, *rows: tuple[str, str]) -> None:
-        """What stands for what, the values aligned and never cut."""
-        self.view.say(label_lines(rows, self.width))
-
-    @property
-    def width(self) -> int:
-        return max(self.view.width, NARROWEST)
-
-
-def sit(plan: Plan) -> tuple[Run, Stop]:
-    """With the user at the terminal, until they leave."""
+def run_session(plan: Plan) -> tuple[Run, Stop]:
+    """Run the session until the user leaves; return the run and why it stopped."""
     said: list[str] = []
 
     def take(line: str) -> None:
@@ -97,15 +60,15 @@ def sit(plan: Plan) -> tuple[Run, Stop]:
         elif line.startswith("/") and not is_known(line):
             view.say(Text(piece, "yellow") for piece in wrap(unknown(line), view.width))
         elif line.startswith(("/", SIGN)):
-            view.say([Text(f"  {clean(line)}: not before the task is open", "yellow")])
+            view.say([Text(f"  {clean(line)}: wait until the task is open", "yellow")])
         else:
             said.append(line)
             view.say([Text(f"  queued: {line}", "dim")])
 
     with ExitStack() as stack:
         prompt = stack.enter_context(Prompt(COMMANDS, history_file()))
-        view = stack.enter_context(Terminal(sys.stdout, foot=True))
-        prompt.status = view.foot_lines
+        view = stack.enter_context(Terminal(sys.stdout, footer=True))
+        prompt.status = view.footer_lines
         with prompt.working(Work(take, interrupt_main)):
             run = stack.enter_context(opened(plan, view))
         prompt.names = lambda: tuple(run.files)
@@ -115,43 +78,43 @@ def sit(plan: Plan) -> tuple[Run, Stop]:
         view.recall(((tried.n, tried.judgement) for tried in latest), run.ladder)
         session = Session(run, plan.model, TOOLS, plan.settings, view, prompt)
         session.tools = approved(TOOLS, plan.settings.approval, asker(session))
-        return run, converse(session, again=plan.again is not None)
+        return run, converse(session, resumed=plan.resumed is not None)
 
 
-def converse(session: Session, *, again: bool = False) -> Stop:
-    """Work and rest in turn until the user leaves; `again`: the run was taken up."""
+def converse(session: Session, *, resumed: bool = False) -> Stop:
+    """Alternate work and user input until the user leaves; `resumed`: an earlier run continues."""
     run = session.run
     with _leaving_on_signals(session.prompt):
-        if again:
+        if resumed:
             _welcome(session)
-        if again and (run.stop is Stop.ANSWERED or is_finished(run)):
+        if resumed and (run.stop is Stop.ANSWERED or is_finished(run)):
             _wait_first(session)
         else:
             _work(session)
-        while (line := _next(session)) is not None:
+        while (line := _next_line(session)) is not None:
             if line.startswith(SIGN):
-                _own_command(session, line)
+                _user_command(session, line)
                 continue
             if line.startswith("/"):
-                if not obey(session, line):
+                if not run_command(session, line):
                     break
                 continue
             if line or run.stop is Stop.ANSWERED:
-                run.inbox.put(line or GO_ON)
+                run.inbox.put(line or CONTINUE)
             if is_finished(run):
-                session.say("it is finished; say what to try next, or /quit")
+                session.say("it is finished; type what to try next, or /quit")
                 continue
-            _widen(session)
+            _raise_limit(session)
             _work(session)
-    session.own.end()
-    steering(run, session.model)  # what was queued is not lost; a later session begins with it
+    session.user_commands.end()
+    steering(run, session.model)  # keep queued messages for a later session
     return run.stop or Stop.INTERRUPTED
 
 
 def asker(session: Session) -> Ask:
-    """Puts the question of an approval to the user, who sees the whole of the command.
+    """Return a function that shows a whole command and asks the user to approve it.
 
-    Lines behind a slash or `!` do what they always do, and the question is put again.
+    Slash commands and `!` commands work as usual; then the question is asked again.
     """
 
     def ask(command: str, question: str, context: Context) -> str | None:
@@ -160,7 +123,7 @@ def asker(session: Session) -> Ask:
         ):  # else it stands above
             lines = clean(command).split("\n")
             session.view.say(Text(f"  $ {line}", "yellow") for line in lines)
-        _tell(session.settings, "cuagent waits for your approval")
+        _notify(session.settings, "cuagent waits for your approval")
         answer: str | None = ""
         while answer == "":
             answer = session.prompt.ask(question, context.run.cancelled)
@@ -173,45 +136,45 @@ def asker(session: Session) -> Ask:
 
 
 def interrupt_main() -> None:
-    """Ctrl-C for the main thread, from the thread that reads the keys."""
+    """Send SIGINT to the main thread from the thread that reads the keys."""
     main = threading.main_thread().ident
     if main is not None:
         signal.pthread_kill(main, signal.SIGINT)
 
 
 def history_file() -> Path:
-    """Where what was typed is kept."""
+    """Return the file that holds the input history."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "cuagent" / "history"
 
 
 def _welcome(session: Session) -> None:
-    """Where the run stands that was taken up; its attempts are shown already."""
-    for line in standing(session.run):
+    """Show the state of a resumed run; its attempts are already shown."""
+    for line in progress_lines(session.run):
         session.say(line)
 
 
 def _wait_first(session: Session) -> None:
-    """Nobody works until the user says something."""
+    """Stay idle until the user sends a message."""
     run = session.run
     run.emit = session.view
     announce(run, session.model)
     run.stop_clock()
-    session.view.rest(finished=is_finished(run))
+    session.view.pause(finished=is_finished(run))
     if run.stop is not Stop.ANSWERED:
-        session.say(f"{finished(run.stop, run.folder.id)}, or say what to try next", "yellow")
+        session.say(f"{finished_text(run.stop, run.folder.id)}, or type what to try next", "yellow")
 
 
-def _own_command(session: Session, line: str) -> None:
-    """Run it while nobody works; Esc ends it, and what is typed meanwhile is not lost."""
+def _user_command(session: Session, line: str) -> None:
+    """Run a user's command while the agent is idle; Esc ends it, and typed lines are queued."""
     typed: list[str] = []
-    with session.prompt.working(Work(typed.append, session.own.end)):
-        session.own.run(line)
+    with session.prompt.working(Work(typed.append, session.user_commands.end)):
+        session.user_commands.run(line)
     for later in typed:
         session.prompt.put(later)
 
 
-def _next(session: Session) -> str | None:
+def _next_line(session: Session) -> str | None:
     draft, session.draft = session.draft, ""
     try:
         return session.prompt.next(draft)
@@ -220,18 +183,20 @@ def _next(session: Session) -> str | None:
 
 
 def _work(session: Session) -> None:
-    run, begun = session.run, time.monotonic()
+    run, started = session.run, time.monotonic()
     stop = _stopped(session)
-    while stop in FINISHED and not is_finished(run):  # something was said meanwhile
+    while stop in FINISHED and not is_finished(run):  # a message arrived meanwhile
         stop = _stopped(session)
     session.view(run.spent())
-    session.view.rest(finished=is_finished(run))
-    if time.monotonic() - begun >= LONG:
-        _tell(session.settings, f"cuagent: {run.task.name}: {stop}")
+    session.view.pause(finished=is_finished(run))
+    if time.monotonic() - started >= LONG:
+        _notify(session.settings, f"cuagent: {run.task.name}: {stop}")
     if stop in LIMITS:
-        session.say(f"{stop}: say something, or press Enter, to go on with a wider one")
+        session.say(f"{stop}: press Enter, or type a message, to continue with a higher limit")
     if stop is Stop.CONTEXT_FULL:
-        session.say(f"{stop}, even summed up: go on with /model NAME, one with a larger context")
+        session.say(
+            f"{stop}, even after compaction: switch to a model with a larger context, /model NAME"
+        )
 
 
 def _stopped(session: Session) -> Stop:
@@ -243,18 +208,18 @@ def _stopped(session: Session) -> Stop:
 
 
 def to_the_end(prompt: Prompt, view: Emit) -> Emit:
-    """Shows what happens; whoever reads that it has ended has the turn already."""
+    """Return an emitter that gives the prompt back to the user before the end is shown."""
 
     def emit(event: Event) -> None:
         if isinstance(event, RunEnded):
-            prompt.rest()
+            prompt.stop_working()
         view(event)
 
     return emit
 
 
-def _widen(session: Session) -> None:
-    """To go on after a limit, in person, is to agree to as much again."""
+def _raise_limit(session: Session) -> None:
+    """Raise the reached limit by its first amount: the user agreed by continuing."""
     run, first = session.run, session.settings
     more: dict[Any, dict[str, Any]] = {
         Stop.STEP_LIMIT: {"steps": run.steps + first.max_steps},
@@ -266,14 +231,14 @@ def _widen(session: Session) -> None:
         run.budget = replace(run.budget, **more[run.stop])
 
 
-def _tell(settings: Settings, text: str) -> None:
+def _notify(settings: Settings, text: str) -> None:
     if sys.__stdout__ is not None:
         notify(text, sys.__stdout__, settings.notify, settings.notify_command)
 
 
 @contextmanager
 def _leaving_on_signals(prompt: Prompt) -> Iterator[None]:
-    """Keys are read raw, so a signal comes from elsewhere, and means the end."""
+    """Leave on SIGINT and SIGTERM: keys are read raw, so signals come from other processes."""
 
     def leave(number: int, frame: object) -> None:
         prompt.leave()

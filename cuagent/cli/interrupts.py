@@ -1,9 +1,9 @@
-"""Ctrl-C that is heard, whatever the main thread is at.
+"""Record Ctrl-C, so that it is never lost.
 
-Python raises KeyboardInterrupt where the main thread happens to be, and there it may be swallowed:
-in the callback of a weak reference or the end of an object, of which an import of torch has
-thousands, or by code that clears every error. So the wish is kept too, for whoever can look at it.
-Not covered: stopping at once the code that swallowed it.
+Python raises KeyboardInterrupt at the current place of the main thread. There it can be swallowed:
+in a weak reference callback or a finalizer, of which an import of torch has thousands, or by code
+that clears every error. So an event also records the interrupt for later checks.
+Not covered: an immediate stop of the code that swallowed it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def interrupts_kept() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt, each time, and set it; main thread only."""
-    wished = threading.Event()
+def interrupts_recorded() -> Iterator[threading.Event]:
+    """Raise KeyboardInterrupt on SIGINT and SIGTERM and set the event; main thread only."""
+    interrupted = threading.Event()
 
     def interrupt(number: int, frame: object) -> None:
-        wished.set()
+        interrupted.set()
         raise KeyboardInterrupt
 
     before = {n: signal.signal(n, interrupt) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield wished
+        yield interrupted
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def heed(wished: threading.Event) -> None:
-    """Raises KeyboardInterrupt if one was wished for."""
-    if wished.is_set():
+def raise_if_interrupted(interrupted: threading.Event) -> None:
+    """Raise KeyboardInterrupt if an interrupt was recorded."""
+    if interrupted.is_set():
         raise KeyboardInterrupt

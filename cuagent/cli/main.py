@@ -22,7 +22,7 @@ from cuagent.cli import (
     runs,
     verify,
 )
-from cuagent.cli.exits import Exit, complain, crashes_to, exit_for
+from cuagent.cli.exits import Exit, crashes_to, exit_for, print_stderr
 from cuagent.training import cli as train
 
 # Plain help: rich's takes longer to load than everything else together.
@@ -58,7 +58,7 @@ def cuagent(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
-    """Make a PyTorch module faster with kernels of its own, and prove it."""
+    """Make a PyTorch module faster with custom kernels, and prove it."""
     if version:
         from cuagent import __version__
 
@@ -71,36 +71,36 @@ def cuagent(
 
 def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
-    # a polite kill ends a run as Ctrl-C does: whole, and with what was kept
+    # SIGTERM ends a run as Ctrl-C does: completely, with its results saved
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Run one command; returns its exit code."""
-    # typer carries click under a name of its own in some versions
+    # some versions of typer vendor click under another name
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
         with crashes_to(None):
             code = app(arguments, prog_name="cuagent", standalone_mode=False)
     except SystemExit as end:
-        # how click leaves where the reader has gone away (`| head`), which is no error
+        # click exits so on a closed pipe (`| head`), which is normal
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         return Exit.OK
-    except typer.Abort:  # what Ctrl-C becomes outside of a run, in older versions
-        complain("interrupted")
+    except typer.Abort:  # Ctrl-C outside of a run, in older versions
+        print_stderr("interrupted")
         return Exit.INTERRUPTED
     except usage_error as error:
-        complain(_usage(error))
+        print_stderr(_usage(error))
         return Exit.USAGE
     except Exception as error:  # the process boundary; `exit_for` tells which are foreseen
         code = exit_for(error)
         if code is None:
             raise
-        complain(str(error))
+        print_stderr(str(error))
     if code == Exit.INTERRUPTED and not isinstance(code, Exit):  # typer's own, which is silent
-        complain("interrupted")
+        print_stderr("interrupted")
     return int(code or 0)
 
 

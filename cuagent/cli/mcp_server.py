@@ -1,8 +1,8 @@
-"""The tools of `cuagent mcp`: what `verify`, `profile` and `export` do, for an agent that asks.
+"""Define the tools of `cuagent mcp`: `verify`, `profile`, `export` and others for an agent.
 
-Each names a task and, where it needs one, a candidate folder; paths are as seen from the server's
-current folder. Answers are words for a model, with the figures beside them as structured content.
-Not covered: where the work is done (`mcp_bench.py`).
+Each takes a task and, if needed, a candidate folder; paths are relative to the server's current
+folder. Answers are text for a model, with the figures as structured content.
+Not covered: the thread that does the work (`mcp_judge.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import Field
 
 from cuagent import __version__
 from cuagent.cli import options
-from cuagent.cli.mcp_bench import Bench, Given, answer_of
+from cuagent.cli.mcp_judge import Given, JudgeThread, answer_of
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
@@ -47,25 +47,25 @@ Precision = Annotated[
 RUNS_CODE = ToolAnnotations(
     read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
 )
-"""Of every tool: it imports the task's file with the user's rights, outside of the sandbox, and
-nobody knows what that Python does. A client should ask before it calls one."""
+"""Hints of every tool: it imports the task's file, whose Python is arbitrary, with the user's
+rights outside of the sandbox. A client should ask before it calls one."""
 
 
 def serve() -> None:
     """Answer until the client closes the connection."""
-    bench = Bench()
+    judge_thread = JudgeThread()
     try:
-        server(bench).run()
+        server(judge_thread).run()
     finally:
-        bench.close()
+        judge_thread.close()
 
 
-def server(bench: Bench) -> MCPServer[Bench]:
-    """The tools, working on `bench`."""
+def server(judge_thread: JudgeThread) -> MCPServer[JudgeThread]:
+    """Return the server with its tools, which work on `judge_thread`."""
 
     @asynccontextmanager
-    async def lifespan(_: MCPServer[Bench]) -> AsyncIterator[Bench]:
-        yield bench
+    async def lifespan(_: MCPServer[JudgeThread]) -> AsyncIterator[JudgeThread]:
+        yield judge_thread
 
     made = MCPServer(
         "cuagent",
@@ -81,27 +81,27 @@ def server(bench: Bench) -> MCPServer[Bench]:
 
 async def check(
     task: Spec,
-    context: Context[Bench],
+    context: Context[JudgeThread],
     inputs: Inputs = None,
     init: Init = None,
     device: Device = None,
     precision: Precision = None,
 ) -> CallToolResult:
-    """Say whether a task can be judged at all: one right answer, and work to find it."""
+    """Check that a task can be certified: one right answer that takes work to compute."""
     return await _work(context, _check, Given(task, inputs, init, device, precision))
 
 
 async def baseline(
     task: Spec,
-    context: Context[Bench],
+    context: Context[JudgeThread],
     inputs: Inputs = None,
     init: Init = None,
     device: Device = None,
     precision: Precision = None,
 ) -> CallToolResult:
-    """Time what is free: eager, torch.compile's modes, memory formats, precisions.
+    """Time the options without a kernel: eager, torch.compile's modes, memory formats, precisions.
 
-    What a kernel adds is counted from the best of them. Takes up to some minutes once.
+    The gain of a kernel is measured against the best of them. The first call can take minutes.
     """
     return await _work(context, _baseline, Given(task, inputs, init, device, precision))
 
@@ -109,7 +109,7 @@ async def baseline(
 async def compile(
     task: Spec,
     candidate: Folder,
-    context: Context[Bench],
+    context: Context[JudgeThread],
     inputs: Inputs = None,
     init: Init = None,
     device: Device = None,
@@ -122,7 +122,7 @@ async def compile(
 async def verify(
     task: Spec,
     candidate: Folder,
-    context: Context[Bench],
+    context: Context[JudgeThread],
     timing: Annotated[
         Literal["none", "quick", "record"],
         Field(description="Time it once it is right; record is slow and for the final word."),
@@ -144,7 +144,7 @@ async def verify(
 
 async def profile(
     task: Spec,
-    context: Context[Bench],
+    context: Context[JudgeThread],
     candidate: Annotated[
         str | None, Field(description="Path of the candidate; the reference where left out.")
     ] = None,
@@ -156,7 +156,7 @@ async def profile(
     device: Device = None,
     precision: Precision = None,
 ) -> CallToolResult:
-    """Show where the time goes, by operator and by kernel, against the roofline."""
+    """Profile by operator and by kernel, and compare with the roofline."""
     given = Given(task, inputs, init, device, precision)
     return await _work(context, _profile, given, candidate, counters)
 
@@ -164,8 +164,8 @@ async def profile(
 async def export(
     task: Spec,
     candidate: Folder,
-    out: Annotated[str, Field(description="The folder to make; it may not hold anything.")],
-    context: Context[Bench],
+    out: Annotated[str, Field(description="The folder to write; it must be empty or new.")],
+    context: Context[JudgeThread],
     inputs: Inputs = None,
     init: Init = None,
     device: Device = None,
@@ -178,66 +178,68 @@ async def export(
 
 
 async def _work(
-    context: Context[Bench], function: Callable[..., CallToolResult], *arguments: Any
+    context: Context[JudgeThread], function: Callable[..., CallToolResult], *arguments: Any
 ) -> CallToolResult:
-    bench = context.request_context.lifespan_context
-    return await bench.work(context, function, bench, *arguments)
+    judge_thread = context.request_context.lifespan_context
+    return await judge_thread.work(context, function, judge_thread, *arguments)
 
 
-def _check(bench: Bench, given: Given) -> CallToolResult:
+def _check(judge_thread: JudgeThread, given: Given) -> CallToolResult:
     from cuagent.record import plain
     from cuagent.verify.admission import admit
 
-    found = admit(bench.judge(given).referee)
+    found = admit(judge_thread.judge(given).referee)
     notes = [f"note: {note}" for note in found.notes]
     text = "\n".join([found.refusal or "the task can be certified", *notes])
     return answer_of(text, plain(found) | {"certifiable": found.certifiable})
 
 
-def _baseline(bench: Bench, given: Given) -> CallToolResult:
+def _baseline(judge_thread: JudgeThread, given: Given) -> CallToolResult:
     from cuagent.cli.baseline import lines
     from cuagent.measure.ladder import time_rungs
     from cuagent.record import plain
 
-    found = time_rungs(bench.judge(given).referee, emit=bench.emit)
+    found = time_rungs(judge_thread.judge(given).referee, emit=judge_thread.emit)
     return answer_of("\n".join(lines(found)), plain(found.to_json()))
 
 
-def _compile(bench: Bench, given: Given, candidate: str) -> CallToolResult:
+def _compile(judge_thread: JudgeThread, given: Given, candidate: str) -> CallToolResult:
     from cuagent.agent.wording import build_lines
     from cuagent.record import plain
 
     attempt = options.open_candidate(Path(candidate))
-    built = bench.judge(given).build(attempt)
+    built = judge_thread.judge(given).build(attempt)
     return answer_of("\n".join(build_lines(built)), plain(built), failed=not built.ok)
 
 
-def _verify(bench: Bench, given: Given, candidate: str, timing: str) -> CallToolResult:
+def _verify(judge_thread: JudgeThread, given: Given, candidate: str, timing: str) -> CallToolResult:
     from cuagent.timing import Effort
 
     attempt = options.open_candidate(Path(candidate))
     effort = None if timing == "none" else Effort(timing)
-    judgement = bench.judge(given).judge(attempt, effort)
-    return _judged(bench, attempt, judgement)
+    judgement = judge_thread.judge(given).judge(attempt, effort)
+    return _judged(judge_thread, attempt, judgement)
 
 
-def _profile(bench: Bench, given: Given, candidate: str | None, counters: bool) -> CallToolResult:
+def _profile(
+    judge_thread: JudgeThread, given: Given, candidate: str | None, counters: bool
+) -> CallToolResult:
     from cuagent.record import plain
 
     attempt = options.open_candidate(Path(candidate)) if candidate else None
-    found = bench.judge(given).profile(attempt, counters=counters)
+    found = judge_thread.judge(given).profile(attempt, counters=counters)
     return answer_of("\n".join(found.lines()), plain(found.to_json()))
 
 
-def _export(bench: Bench, given: Given, candidate: str, out: str) -> CallToolResult:
+def _export(judge_thread: JudgeThread, given: Given, candidate: str, out: str) -> CallToolResult:
     from cuagent.package import export
     from cuagent.timing import Effort
 
     options.refuse_full(Path(out))
     attempt = options.open_candidate(Path(candidate))
-    judge = bench.judge(given)
+    judge = judge_thread.judge(given)
     judgement = judge.judge(attempt, Effort.RECORD)
-    said = _judged(bench, attempt, judgement)
+    said = _judged(judge_thread, attempt, judgement)
     if not judgement.verdict.accepted:
         return said
     made = export(attempt, judge.task, judgement, Path(out))
@@ -245,13 +247,13 @@ def _export(bench: Bench, given: Given, candidate: str, out: str) -> CallToolRes
     return answer_of(text, {"out": str(made), **(said.structured_content or {})})
 
 
-def _judged(bench: Bench, attempt: Attempt, judgement: Judgement) -> CallToolResult:
-    """A rejection is an answer like any other, no error of the call."""
+def _judged(judge_thread: JudgeThread, attempt: Attempt, judgement: Judgement) -> CallToolResult:
+    """Return the judgement as an answer; a rejection is not an error of the call."""
     from cuagent.agent.run import Tried
     from cuagent.agent.wording import judgement_lines
     from cuagent.record import plain_judgement
 
-    tried = Tried(bench.number(attempt), attempt, "", judgement)
+    tried = Tried(judge_thread.number(attempt), attempt, "", judgement)
     return answer_of("\n".join(judgement_lines(tried, best=False)), plain_judgement(judgement))
 
 

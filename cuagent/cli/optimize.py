@@ -1,4 +1,4 @@
-"""`cuagent optimize`: from a task to a faster module, watched as it happens."""
+"""`cuagent optimize`: turn a task into a faster module and show the progress."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cuagent.cli import options
-from cuagent.cli.exits import Exit, Refused, complain
-from cuagent.cli.session import Left, Plan, left, opened, resume_command, speaker
-from cuagent.cli.trust import settle
+from cuagent.cli.exits import Exit, Refused, print_stderr
+from cuagent.cli.session import Plan, ResumedRun, find_resumable, opened, resume_command, speaker
+from cuagent.cli.trust import resolve_settings
 
 if TYPE_CHECKING:
     from cuagent.agent import Run, Stop
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from cuagent.task.task import Task
 
 RUNS = Path(".cuagent", "runs")
-ALONE = ("expert", "replay", "scripted")
-"""Models that take no instructions: nobody needs to sit by."""
+WITHOUT_USER = ("expert", "replay", "scripted")
+"""Models that take no instructions: they run without a user."""
 UNPRICED = object()
-"""The price of a model that takes none."""
+"""Marker for a model without a price attribute."""
 LONG = 10.0
-"""Seconds after which a run's end is worth a signal."""
+"""Seconds of work after which the end of a run is notified."""
 
 
 def optimize(
@@ -44,7 +44,7 @@ def optimize(
     approval: options.Approval = None,
     interactive: options.Interactive = None,
     message: options.Message = None,
-    goes_on: options.Continue = False,
+    continue_newest: options.Continue = False,
     resume: options.Resume = None,
     fresh: options.Fresh = False,
     headless: options.Headless = False,
@@ -55,41 +55,43 @@ def optimize(
 ) -> None:
     """Make a module faster, and prove it.
 
-    Time what is free, write kernels, compile, verify, time, and keep the best. Where no kernel
-    adds to what is free, the result is the quickest way to run the module without one.
+    Time the options without a kernel, write kernels, compile, verify, time, and keep the best. If
+    no kernel is faster than the best free option, the result is that option.
 
-    Exit code 0 when the run ended by itself or at a limit (the model's context is one), with a
-    gain or without; 1 when the model failed; 2 usage; 3 infrastructure; 130 interrupted.
+    Exit code 0 if the run ended normally or at a limit (such as the model's context), with a
+    gain or without; 1 if the model failed; 2 usage; 3 infrastructure; 130 interrupted.
     """
     _refuse_early(output_format, out, message)
-    again = left(resume, run_dir, trust=trust) if goes_on or resume else None
-    if task is None and again is None:
+    resumed = find_resumable(resume, run_dir, trust=trust) if continue_newest or resume else None
+    if task is None and resumed is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
     given = {"model": model, "device": device, "precision": precision, "approval": approval}
     given |= {"model_timeout": model_timeout}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
-    settings = settle(given | limits | {"max_device_time": max_device_time}, trust)
-    opening = _task(task, inputs, init, settings, again)
-    voice = speaker(_name(settings, again), opening, settings, trust=trust)
-    plan = Plan(opening, voice, settings, run_dir, again, message, output_format, headless, fresh)
-    talks = _talks(interactive, plan)
+    settings = resolve_settings(given | limits | {"max_device_time": max_device_time}, trust)
+    opening = _task(task, inputs, init, settings, resumed)
+    chosen = speaker(_name(settings, resumed), opening, settings, trust=trust)
+    plan = Plan(
+        opening, chosen, settings, run_dir, resumed, message, output_format, headless, fresh
+    )
+    is_interactive = _is_interactive(interactive, plan)
     _refuse_unpriced(plan)
-    if talks:
-        from cuagent.cli.interactive import sit
+    if is_interactive:
+        from cuagent.cli.interactive import run_session
 
-        run, stop = sit(plan)
+        run, stop = run_session(plan)
     else:
         _refuse_finished(plan)
-        run, stop = _watch(plan)
+        run, stop = _run_unattended(plan)
     if out is not None:
         _export(run, out)
     raise typer.Exit(_code(run, stop, run_dir))
 
 
 def _refuse_early(output_format: str, out: Path | None, message: str | None) -> None:
-    """What would be found out only later. Raises Refused."""
+    """Check the options before any work. Raises Refused."""
     if message is not None and not message.strip():
-        raise Refused("--message: it is empty; say what to try next")
+        raise Refused("--message is empty; say what to try next")
     if output_format not in options.FORMATS:
         formats = ", ".join(options.FORMATS)
         raise Refused(f"--output-format: no {output_format!r}; use {formats}")
@@ -98,39 +100,39 @@ def _refuse_early(output_format: str, out: Path | None, message: str | None) -> 
 
 
 def _refuse_unpriced(plan: Plan) -> None:
-    """A limit on the cost that was asked for must be able to hold. Raises Refused."""
+    """Raise Refused if `--max-cost` was given for a model without a known price."""
     asked = plan.settings.origins["max_cost"] == "--max-cost"
     if asked and getattr(plan.model, "price", UNPRICED) is None:
         name = plan.model.name.partition(":")[2]
         raise Refused(
-            f"--max-cost: no price is known for {plan.model.name}, so no limit on it can hold; put "
-            f'[prices."{name}"] with input and output into ~/.config/cuagent/config.toml'
+            f"--max-cost: no price is known for {plan.model.name}, so a limit cannot be enforced; "
+            f'put [prices."{name}"] with input and output into ~/.config/cuagent/config.toml'
         )
 
 
 def _refuse_finished(plan: Plan) -> None:
-    """A run with a result goes on only where somebody says what with. Raises Refused."""
+    """Raise Refused if a finished run is resumed without a message."""
     from cuagent.agent import FINISHED, Stop
-    from cuagent.cli.standing import finished
+    from cuagent.cli.progress import finished_text
 
-    again = plan.again
-    if again is not None and again.stop in FINISHED and plan.message is None:
-        done = finished(Stop(again.stop), again.folder.id)
-        raise Refused(f"{done}, or go on with --message TEXT")
+    resumed = plan.resumed
+    if resumed is not None and resumed.stop in FINISHED and plan.message is None:
+        done = finished_text(Stop(resumed.stop), resumed.folder.id)
+        raise Refused(f"{done}, or continue it with --message TEXT")
 
 
-def _watch(plan: Plan) -> tuple[Run, Stop]:
-    """From beginning to end, with nobody who answers."""
+def _run_unattended(plan: Plan) -> tuple[Run, Stop]:
+    """Run to the end without user input."""
     from cuagent.agent import HOOKS, TOOLS, run_agent, start_at_ladder
     from cuagent.cli.approval import approved
-    from cuagent.cli.standing import standing
+    from cuagent.cli.progress import progress_lines
     from cuagent.events import Notice
 
     with ExitStack() as stack:
         emit = _view(plan, stack)
         run = stack.enter_context(opened(plan, emit))
-        if plan.again is not None:
-            for line in standing(run):
+        if plan.resumed is not None:
+            for line in progress_lines(run):
                 emit(Notice(line))
         tools = approved(TOOLS, plan.settings.approval)
         stop = run_agent(run, plan.model, tools, (start_at_ladder, *HOOKS), emit)
@@ -148,18 +150,20 @@ def _watch(plan: Plan) -> tuple[Run, Stop]:
     return run, stop
 
 
-def _talks(wanted: bool | None, plan: Plan) -> bool:
-    """Whether a person sits by. Raises Refused."""
+def _is_interactive(wanted: bool | None, plan: Plan) -> bool:
+    """Return True for an interactive run. Raises Refused if the terminal does not allow it."""
     piped = plan.headless or plan.output_format != "text"
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if wanted and (piped or not terminal):
-        raise Refused("--interactive needs a terminal, and text as its output format")
-    talks = wanted
+        raise Refused("--interactive needs a terminal and --output-format text")
+    is_interactive = wanted
     if wanted is None:
-        talks = terminal and not piped and plan.model.name.partition(":")[0] not in ALONE
-    if plan.settings.approval == "ask" and not talks:
-        raise Refused("--approval ask: nobody can be asked without --interactive on a terminal")
-    return bool(talks)
+        is_interactive = (
+            terminal and not piped and plan.model.name.partition(":")[0] not in WITHOUT_USER
+        )
+    if plan.settings.approval == "ask" and not is_interactive:
+        raise Refused("--approval ask needs a terminal and --interactive; use auto or yolo")
+    return bool(is_interactive)
 
 
 def _task(
@@ -167,18 +171,18 @@ def _task(
     inputs: str | None,
     init: str | None,
     settings: Settings,
-    again: Left | None,
+    resumed: ResumedRun | None,
 ) -> Task:
     if task is not None:
         return options.open_task(task, inputs, init, settings)
-    assert again is not None
-    return again.task
+    assert resumed is not None
+    return resumed.task
 
 
-def _name(settings: Settings, again: Left | None) -> str:
-    """The model: what the user says, else the one that spoke in the run before."""
-    if again is not None and settings.origins["model"] == "default":
-        return again.model
+def _name(settings: Settings, resumed: ResumedRun | None) -> str:
+    """Return the model's name: the user's setting, else the model of the resumed run."""
+    if resumed is not None and settings.origins["model"] == "default":
+        return resumed.model
     return settings.model
 
 
@@ -199,11 +203,11 @@ def _notify(run: Run, stop: Stop, settings: Settings) -> None:
     if run.seconds >= LONG:
         text = f"cuagent: {run.task.name}: {stop}"
         if wrong := notify(text, sys.stderr, settings.notify, settings.notify_command):
-            complain(wrong)
+            print_stderr(wrong)
 
 
 def _result(run: Run, stop: Stop) -> dict[str, Any]:
-    """What a program wants to know at the end."""
+    """Return the JSON result of a run."""
     from cuagent.agent.conclude import summarize
     from cuagent.judge import result_of
     from cuagent.record import plain, plain_judgement
@@ -240,22 +244,22 @@ def _export(run: Run, out: Path) -> None:
     try:
         print(write_result(run.task, judgement, run.ladder, attempts, out), file=sys.stderr)
     except Refused as refusal:
-        complain(str(refusal))
+        print_stderr(str(refusal))
 
 
 def _code(run: Run, stop: Stop, run_dir: Path) -> Exit:
     from cuagent.agent import Stop
 
-    on = f"go on with: {resume_command(run, run_dir)}"
+    on = f"continue with: {resume_command(run, run_dir)}"
     match stop:
         case Stop.SUBMITTED | Stop.NO_GAIN | Stop.STALLED | Stop.LOOPING:
             return Exit.OK
         case Stop.INTERRUPTED:
-            complain(f"interrupted; what was kept: cuagent show {run.folder.id}; {on}")
+            print_stderr(f"interrupted; see the attempts with: cuagent show {run.folder.id}; {on}")
             return Exit.INTERRUPTED
-    complain(f"{stop}{_overlong(run)}; {on}")
+    print_stderr(f"{stop}{_context_note(run)}; {on}")
     match stop:
-        case Stop.CONTEXT_FULL if not _spoke(run):
+        case Stop.CONTEXT_FULL if not _answered(run):
             return Exit.NO
         case Stop.MODEL_FAILED:
             return Exit.NO
@@ -264,17 +268,19 @@ def _code(run: Run, stop: Stop, run_dir: Path) -> Exit:
     return Exit.OK
 
 
-def _overlong(run: Run) -> str:
-    """What a full context means for what there is, where that is why the run ended."""
+def _context_note(run: Run) -> str:
+    """Explain a full context, if it ended the run."""
     from cuagent.agent import Stop
 
     if run.stop is not Stop.CONTEXT_FULL:
         return ""
-    if not _spoke(run):
-        return ": the model does not even take the task with its instructions"
-    return ", even summed up: the run was cut short, and what it found stands"
+    if not _answered(run):
+        return (
+            ": the model's context does not hold the task and its instructions; use another model"
+        )
+    return ", even after compaction: the run ended early, and its results remain valid"
 
 
-def _spoke(run: Run) -> bool:
-    """Whether the model answered at all."""
+def _answered(run: Run) -> bool:
+    """True if the model answered at least once."""
     return run.usage.output > 0 or any(message.role == "assistant" for message in run.messages)

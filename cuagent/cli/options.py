@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _time(seconds: float) -> str:
-    """The shortest way to write a setting that is a time: `1h`, `10m`, `90s`."""
+    """Return the shortest form of a time setting: `1h`, `10m`, `90s`."""
     for unit, size in (("h", 3600), ("m", 60)):
         if seconds % size == 0:
             return f"{seconds / size:g}{unit}"
@@ -53,14 +53,14 @@ Precision = Annotated[
     ),
 ]
 Timing = Annotated[
-    str, typer.Option(metavar="none|quick|record", help="Time it as well, once it is right.")
+    str, typer.Option(metavar="none|quick|record", help="Also time it, if it is accepted.")
 ]
 Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Accept without asking what was not made here: a run or evidence of another origin, "
-        "and what a project's file sets though it is for you to decide.",
+        help="Accept without asking: a run or evidence that was not made here, "
+        "and settings of a project's file that need your consent.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -80,7 +80,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="expert, PROVIDER:MODEL, or auto: by the keys that are set.  "
+        help="expert, PROVIDER:MODEL, or auto: chosen by the API keys that are set.  "
         f"[default: {Settings.model}]",
     ),
 ]
@@ -118,7 +118,7 @@ Approval = Annotated[
     str | None,
     typer.Option(
         metavar="ask|auto|yolo",
-        help="What is asked before a command runs: all, what no sandbox holds, nothing.  "
+        help="Ask before: every command, commands outside a sandbox, none.  "
         f"[default: {Settings.approval}]",
     ),
 ]
@@ -127,29 +127,27 @@ Interactive = Annotated[
     typer.Option(
         "--interactive/--no-interactive",
         "-i",
-        help="Sit by and talk; by default on a terminal where a language model works.",
+        help="Chat with the model; default on a terminal with a language model.",
     ),
 ]
 Message = Annotated[
     str | None,
-    typer.Option("--message", "-m", metavar="TEXT", help="Say this to the model as it begins."),
+    typer.Option("--message", "-m", metavar="TEXT", help="First message to the model."),
 ]
-Continue = Annotated[bool, typer.Option("--continue", "-c", help="Take up the newest run again.")]
+Continue = Annotated[bool, typer.Option("--continue", "-c", help="Resume the newest run.")]
 Resume = Annotated[
-    str | None, typer.Option("--resume", "-r", metavar="RUN", help="Take up that run again.")
+    str | None, typer.Option("--resume", "-r", metavar="RUN", help="Resume that run.")
 ]
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Time what is free again, whatever was measured before.")
-]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Time the baselines again; ignore the cache.")]
 Headless = Annotated[
-    bool, typer.Option("--print", "-p", help="The result alone on stdout, the rest on stderr.")
+    bool, typer.Option("--print", "-p", help="Only the result on stdout, the rest on stderr.")
 ]
 RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the run folders are.")]
 Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Export the result there at the end.")
 ]
 NARROW = 24
-"""Columns; in fewer no text is set."""
+"""Least columns for wrapped text."""
 FORMATS = ("text", "json", "stream-json")
 OutputFormat = Annotated[
     str,
@@ -162,7 +160,7 @@ OutputFormat = Annotated[
 
 
 def open_task(spec: str, inputs: str | None, init: str | None, settings: Settings) -> Task:
-    """The task with the settings that hold here. Raises TaskError."""
+    """Load the task with these settings. Raises TaskError."""
     from cuagent.task import load_task
 
     return load_task(
@@ -171,7 +169,7 @@ def open_task(spec: str, inputs: str | None, init: str | None, settings: Setting
 
 
 def effort(text: str) -> Effort | None:
-    """What `--timing` asks for. Raises Refused."""
+    """Return the effort for `--timing`. Raises Refused."""
     from cuagent.timing import Effort
 
     if text == "none":
@@ -182,7 +180,7 @@ def effort(text: str) -> Effort | None:
 
 
 def open_candidate(path: Path) -> Attempt:
-    """The candidate, frozen. Raises AttemptError and Refused."""
+    """Freeze the candidate. Raises AttemptError and Refused."""
     from cuagent.attempt import freeze
 
     try:
@@ -195,21 +193,21 @@ def open_candidate(path: Path) -> Attempt:
 
 
 def refuse_full(out: Path) -> None:
-    """Where something is to be written, nothing may be. Raises Refused."""
+    """Raise Refused unless the output folder is empty or new."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise Refused(f"{out}: exists already; name a folder that is empty or not there yet")
+        raise Refused(f"{out}: already exists; name an empty or new folder")
 
 
 def refuse_nowhere(file: Path | None) -> None:
-    """Before the work: where a file is to be written there is a folder. Raises Refused."""
+    """Raise Refused, before any work, if the output file cannot be written."""
     if file is not None and (file.is_dir() or not file.parent.is_dir()):
-        raise Refused(f"{file}: cannot be written; name a file in a folder that is there")
+        raise Refused(f"{file}: cannot be written; name a file in an existing folder")
 
 
 def fitted(lines: Iterable[str], indent: int = 2) -> Iterator[str]:
-    """Lines as wide as the terminal is, the rest of each further in; in a pipe as they are.
+    """Wrap lines to the terminal and indent their continuation; leave them as is in a pipe.
 
-    Where so large an `indent` would leave a column of syllables it is two.
+    An `indent` that would leave fewer than `NARROW` columns becomes two.
     """
     import shutil
 
@@ -232,21 +230,21 @@ def fitted(lines: Iterable[str], indent: int = 2) -> Iterator[str]:
 
 @contextmanager
 def activity(text: str, *, silent: bool) -> Iterator[Emit]:
-    """Shows on stderr what is being done; nothing where a program reads the result.
+    """Show progress on stderr; nothing if `silent`, because a program reads the result.
 
-    Ctrl-C that was swallowed is heeded with the next thing said, or at the end.
+    A swallowed Ctrl-C takes effect at the next event, or at the end.
     """
-    from cuagent.cli.interrupts import heed, interrupts_kept
+    from cuagent.cli.interrupts import interrupts_recorded, raise_if_interrupted
     from cuagent.events import Event, Phase, ignore
     from cuagent.ui.terminal import Terminal
 
-    with interrupts_kept() as wished, ExitStack() as stack:
+    with interrupts_recorded() as interrupted, ExitStack() as stack:
         shown = ignore if silent else stack.enter_context(Terminal(sys.stderr))
 
         def emit(event: Event) -> None:
-            heed(wished)
+            raise_if_interrupted(interrupted)
             shown(event)
 
         emit(Phase(text))
         yield emit
-        heed(wished)
+        raise_if_interrupted(interrupted)

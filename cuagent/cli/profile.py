@@ -1,4 +1,4 @@
-"""`cuagent profile`: where the time of a task, or of a candidate for it, goes."""
+"""`cuagent profile`: profile a task, or a candidate for it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from cuagent.cli import options
-from cuagent.cli.trust import settle
+from cuagent.cli.trust import resolve_settings
 
 WIDTH = 500
-"""Columns of a file or a pipe, in which nothing is cut."""
+"""Columns of a file or a pipe, wide enough to cut nothing."""
 
 
 def profile(
@@ -27,7 +27,10 @@ def profile(
     device: options.Device = None,
     precision: options.Precision = None,
     counters: Annotated[
-        bool, typer.Option("--counters", help="Hardware counters too, by ncu (CUDA; seconds).")
+        bool,
+        typer.Option(
+            "--counters", help="Also read hardware counters with ncu (CUDA only; adds seconds)."
+        ),
     ] = False,
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Write a chart there.")
@@ -35,12 +38,12 @@ def profile(
     trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
-    """Show where the time of a module goes.
+    """Show the time of a module by operator and kernel.
 
-    By operator and by kernel; bytes and operations against what this machine can do.
+    Also compares its bytes and operations with the limits of this machine.
     """
     options.refuse_nowhere(svg)
-    settings = settle({"device": device, "precision": precision}, trust)
+    settings = resolve_settings({"device": device, "precision": precision}, trust)
     opened = options.open_task(task, inputs, init, settings)
     attempt = options.open_candidate(candidate) if candidate is not None else None
     from cuagent.build import build
@@ -54,7 +57,7 @@ def profile(
     what = f"profiling {candidate or opened.name} on {opened.device}"
     with options.activity(what, silent=json), ForkServer() as fork_server:
         built = build(attempt, opened.device) if attempt is not None else None
-        count(opened, fork_server)  # what is wrong with the task is said as such
+        count(opened, fork_server)  # reports errors of the task itself
         found = profile_task(opened, attempt, built, fork_server=fork_server, counters=counters)
     if svg is not None:
         svg.write_text(chart(found), encoding="utf-8")

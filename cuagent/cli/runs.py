@@ -1,4 +1,4 @@
-"""`cuagent runs`, `show` and `replay`: what is kept of the runs."""
+"""`cuagent runs`, `show` and `replay`: list and show recorded runs."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def runs(run_dir: RunDir = RUNS, json: options.Json = False) -> None:
 def show(
     run: options.RunName = "latest",
     brief: Annotated[
-        bool, typer.Option("--brief", "-b", help="Only the attempts and what came of it.")
+        bool, typer.Option("--brief", "-b", help="Only the attempts and the result.")
     ] = False,
     run_dir: RunDir = RUNS,
     json: options.Json = False,
 ) -> None:
-    """Show a run: the result, then step by step what was said, done, judged and changed.
+    """Show a run: the result, then each step with messages, calls, verdicts and changes.
 
     On a terminal in a pager ($PAGER, else less), where `/step` and `n` go from step to step.
     """
@@ -93,7 +93,7 @@ def _brief(folder: RunFolder, records: list[dict[str, Any]]) -> None:
 
 
 def replay(run: options.RunName = "latest", run_dir: RunDir = RUNS) -> None:
-    """Show a recorded run again, as it was seen."""
+    """Replay a recorded run as it was shown live."""
     folder, records = read(run, run_dir)
     from cuagent.ui.recorded import events_of
     from cuagent.ui.terminal import Terminal
@@ -104,7 +104,7 @@ def replay(run: options.RunName = "latest", run_dir: RunDir = RUNS) -> None:
 
 
 def read(run: str, run_dir: Path = RUNS) -> tuple[RunFolder, list[dict[str, Any]]]:
-    """The run of that name with its records. Raises RecordError."""
+    """Return the run of that name with its records. Raises RecordError."""
     from cuagent.record import find_run, read_records
 
     if not (run_dir.is_dir() or Path(run).is_dir()):
@@ -114,7 +114,7 @@ def read(run: str, run_dir: Path = RUNS) -> tuple[RunFolder, list[dict[str, Any]
 
 
 def attempt_in(records: list[dict[str, Any]], digest: str) -> Attempt:
-    """The text of the attempt with that digest."""
+    """Return the attempt with that digest."""
     from cuagent.record import attempt_of
 
     for record in records:
@@ -125,7 +125,7 @@ def attempt_in(records: list[dict[str, Any]], digest: str) -> Attempt:
 
 @contextmanager
 def readable(folder: RunFolder) -> Iterator[None]:
-    """For what takes a log apart: a log that is not of our making may hold anything.
+    """Turn errors of parsing a foreign log into RecordError; such a log may be malformed.
 
     Raises RecordError.
     """
@@ -141,7 +141,7 @@ def readable(folder: RunFolder) -> Iterator[None]:
 
 
 def chosen_attempt(records: list[dict[str, Any]], number: int, run: str) -> Judgement:
-    """The judgement that holds of an accepted attempt. Raises Refused."""
+    """Return the latest judgement of an accepted attempt. Raises Refused."""
     from cuagent.record import judgements_of
 
     latest = judgements_of(records)

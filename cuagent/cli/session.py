@@ -1,7 +1,7 @@
-"""A run from its beginning, or from where it was left, to where it stops: what `optimize` does.
+"""Open a new or resumed run for `optimize`, with its judge, log and budget.
 
-It binds the rooms together and decides nothing that they could decide. A fresh run's folder is made
-once its task has been opened, so that a refusal leaves none.
+It only connects the packages. The folder of a new run is made after its task has been opened, so
+that a refused task leaves no folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.cli.exits import Refused, crashes_to
-from cuagent.cli.interrupts import heed, interrupts_kept
+from cuagent.cli.interrupts import interrupts_recorded, raise_if_interrupted
 from cuagent.cli.runs import readable
 from cuagent.cli.trust import require_trusted_run
 
@@ -29,37 +29,37 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Left:
-    """A run that was left, to be taken up again."""
+class ResumedRun:
+    """An earlier run to continue."""
 
     folder: RunFolder
     task: Task
     model: str
-    """The model that spoke in it last."""
+    """Name of the model that answered last."""
     stop: str | None
-    """Why it ended; None where it was cut off."""
+    """Reason of the end; None if the log has no end."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for, once all of it was understood."""
+    """Checked arguments of an `optimize` command."""
 
     task: Task
     model: Model
     settings: Settings
     run_dir: Path
-    again: Left | None
-    """The run that is taken up again."""
+    resumed: ResumedRun | None
+    """The run to continue, if any."""
     message: str | None
-    """What the user says to the model as it begins."""
+    """First message of the user to the model."""
     output_format: str
     headless: bool
     fresh: bool = False
-    """Whether what is free is timed again, whatever is known of it."""
+    """True if the baselines are timed again in any case."""
 
 
-def left(name: str | None, run_dir: Path, *, trust: bool = False) -> Left:
-    """The run of that name, the newest where None; one of another origin if the user agrees.
+def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> ResumedRun:
+    """Return the run of that name, or the newest; ask before one of unknown origin is used.
 
     Raises RecordError, TaskError and Refused.
     """
@@ -69,10 +69,10 @@ def left(name: str | None, run_dir: Path, *, trust: bool = False) -> Left:
     folder = find_run(name, run_dir)
     records = read_records(folder, blobs=True)
     if not records or "task" not in records[0]:
-        raise Refused(f"{folder.id}: its log has no beginning; start a new run")
+        raise Refused(f"{folder.id}: the start of its log is missing; start a new run")
     with readable(folder):
         kept = records[0]["task"]
-        does = f"It would go on: the code in {kept['path']} and the run's kernels would be run"
+        does = f"To continue it, the code in {kept['path']} and the run's kernels would run"
         require_trusted_run(folder, does, trust)
         task = load_task(
             f"{kept['path']}:{kept['entry']}",
@@ -85,13 +85,13 @@ def left(name: str | None, run_dir: Path, *, trust: bool = False) -> Left:
         raise Refused(f"{task.path}: has changed since {folder.id} began; start a new run")
     model = next(r["model"] for r in reversed(records) if r["type"] in ("session", "resume"))
     end = end_record(records)
-    return Left(folder, task, model, end["stop"] if end else None)
+    return ResumedRun(folder, task, model, end["stop"] if end else None)
 
 
 def speaker(
     name: str, task: Task, settings: Settings, *, trust: bool = False, ask: bool = True
 ) -> Model:
-    """The model of that name; what a run of another origin said, if the user agrees.
+    """Return the model of that name; ask before a run of unknown origin is replayed.
 
     Raises RecordError and Refused.
     """
@@ -116,9 +116,9 @@ def speaker(
 
 
 def _stall(name: str, settings: Settings) -> float | None:
-    """The time-out that holds for a model; None where its server's own table says one.
+    """Return the time-out for a model; None if the table of its endpoint sets one.
 
-    The flag goes before the table, the table before every other setting.
+    The flag overrides the table; the table overrides every other setting.
     """
     table = settings.endpoints.get(name.partition(":")[0], {})
     own = isinstance(table, Mapping) and "stall" in table
@@ -128,45 +128,45 @@ def _stall(name: str, settings: Settings) -> float | None:
 
 @contextmanager
 def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
-    """The run, with its judge and its log open. From here on no interrupt is lost."""
+    """Open the run with its judge and log. No interrupt is lost inside this context."""
     from cuagent.agent import TOOLS, resume_run, start_run
     from cuagent.events import Phase
     from cuagent.judge import Judge
     from cuagent.record import plain
 
-    task, settings, again = plan.task, plan.settings, plan.again
+    task, settings, resumed = plan.task, plan.settings, plan.resumed
     if (greet := getattr(plan.model, "greet", None)) is not None:
         emit(Phase(f"greeting {plan.model.name}"))
         greet()
     emit(Phase(f"opening {task.name} on {task.device}"))
     with (
-        interrupts_kept() as wished,
+        interrupts_recorded() as interrupted,
         Judge(task, settings.isolation, emit, fresh=plan.fresh) as judge,
     ):
-        heed(wished)
-        if again is None:
+        raise_if_interrupted(interrupted)
+        if resumed is None:
             _admit(judge, emit)
-            heed(wished)
+            raise_if_interrupted(interrupted)
         both: dict[str, Any] = {
             "model": plan.model.name,
             "tools": [tool.spec for tool in TOOLS],
             "budget": budget(settings),
             "emit": emit,
         }
-        if again is None:
+        if resumed is None:
             config = plain(settings)
             run = start_run(task, judge, root=plan.run_dir, config=config, **both)
         else:
-            run = resume_run(again.folder, task, judge, **both)
+            run = resume_run(resumed.folder, task, judge, **both)
         with run.log, crashes_to(run.folder.path):
             if plan.message:
                 run.inbox.put(plan.message)
-            run.cancelled = wished  # looked at wherever the run waits, and after each call
+            run.cancelled = interrupted  # checked at each wait of the run and after each call
             yield run
 
 
 def _admit(judge: Judge, emit: Emit) -> None:
-    """Refuse a task on which no verdict would mean anything. Raises Refused."""
+    """Raise Refused if the task cannot be certified; show the notes of its examination."""
     from cuagent.events import Notice, Phase
 
     emit(Phase(f"examining {judge.task.name}"))
@@ -178,7 +178,7 @@ def _admit(judge: Judge, emit: Emit) -> None:
 
 
 def budget(settings: Settings) -> Budget:
-    """For the whole run, with what a session before has spent."""
+    """Return the limits of the whole run; earlier sessions of the run count."""
     from cuagent.agent import Budget
 
     return Budget(
@@ -187,9 +187,9 @@ def budget(settings: Settings) -> Budget:
 
 
 def resume_command(run: Run, run_dir: Path) -> str:
-    """What goes on with this run; where it ended at a limit, with a wider one.
+    """Return the command that continues this run, with twice the limit that ended it.
 
-    Where the context was full that is another model, to be put in by the user.
+    After a full context, the user has to fill in another model.
     """
     from cuagent.agent import Stop
     from cuagent.record import RUNS

@@ -1,7 +1,7 @@
-"""The commands behind a slash, in a session at the terminal.
+"""Run the slash commands of an interactive session.
 
-What only looks is answered at any time; what goes back or changes something waits until the agent
-rests.
+Commands that only read work at any time; commands that change something wait until the agent
+is idle.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from cuagent.agent import compact, diff, restore, undo
 from cuagent.agent.attended import Interrupted
 from cuagent.agent.conclude import summarize
 from cuagent.cli.exits import Refused
-from cuagent.cli.own_command import SIGN
 from cuagent.cli.session import speaker
+from cuagent.cli.user_command import SIGN
 from cuagent.models.model import ModelError
 from cuagent.record import RecordError
 from cuagent.ui.prompt import Work
 from cuagent.ui.text import clean, clock, count, money
 
 if TYPE_CHECKING:
-    from cuagent.cli.interactive import Session
+    from cuagent.cli.chat import Session
 
 COMMANDS = {
-    "best": "the table of attempts and the best of them",
-    "compact": "sum up the conversation; what follows is kept above all",
-    "cost": "what was spent, and of what",
-    "diff": "what changed since the best attempt (else the last), since attempt A, or from A to B",
-    "help": "these commands and the keys",
-    "model": "the model that answers; with a name, change it",
-    "quit": "leave; the run can be taken up again",
-    "restore": "put the files of attempt N back",
-    "undo": "take the last step back, its files too; or the last /compact, if no step followed",
+    "best": "show the table of attempts and the best one",
+    "compact": "summarize the conversation; text after the command says what to keep",
+    "cost": "steps, cost, time and tokens spent, and their limits",
+    "diff": "show changes since the best (else last) attempt, since attempt A, or from A to B",
+    "help": "show these commands and the keys",
+    "model": "show the model; with a name, change it",
+    "quit": "leave; the run can be resumed",
+    "restore": "restore the files of attempt N",
+    "undo": "undo the last step with its files, or the last /compact if no step followed",
 }
-UNPRICED = "unknown: a model without a known price has answered, so no limit on it can hold"
+UNPRICED = "unknown: the model has no known price, so a limit cannot be enforced"
 ANYTIME = ("best", "cost", "diff", "help", "quit")
-"""What only looks, or leaves: allowed while the agent works."""
+"""Commands that only read, or leave: allowed while the agent works."""
 KEYS = (
     "Enter sends, Alt-Enter or Ctrl-J makes a new line, Tab completes commands and files, Up "
     "brings back what was said, Esc or Ctrl-C interrupts, twice leaves. While the agent works, "
@@ -49,9 +49,9 @@ KEYS = (
 
 
 def while_working(session: Session, line: str) -> None:
-    """In the prompt's thread: it may look, steer and interrupt, and nothing else."""
+    """Handle a line in the prompt's thread; it may read, steer and interrupt, nothing more."""
     if line.startswith(SIGN):
-        session.own.begin(line)
+        session.user_commands.begin(line)
     elif not line.startswith("/"):
         session.say(f"  queued: {line}")
         session.run.inbox.put(line)
@@ -59,13 +59,13 @@ def while_working(session: Session, line: str) -> None:
         session.run.cancel()
         session.prompt.leave()
     elif _name(line) in ANYTIME or _name(line) not in COMMANDS or line.split() == ["/model"]:
-        obey(session, line)
+        run_command(session, line)
     else:
         session.say(f"  {line}: the agent works; press Esc first", "yellow")
 
 
-def obey(session: Session, line: str) -> bool:
-    """Do a command; False to leave."""
+def run_command(session: Session, line: str) -> bool:
+    """Run a slash command; return False to leave."""
     name, words = _name(line), line.split()[1:]
     if name == "quit":
         return False
@@ -82,44 +82,46 @@ def obey(session: Session, line: str) -> bool:
 
 
 def is_known(line: str) -> bool:
-    """Whether a line behind a slash means one command."""
+    """True if a slash line names exactly one command."""
     return _name(line) in COMMANDS
 
 
 def unknown(line: str) -> str:
-    """What is said of a line behind a slash that means no command."""
+    """Return the message for an unknown slash command."""
     near = get_close_matches(_name(line), COMMANDS, 1)
     hint = f"did you mean /{near[0]}? " if near else ""
     return f"no command /{_name(line)}; {hint}there are {', '.join('/' + c for c in COMMANDS)}"
 
 
 def _name(line: str) -> str:
-    """The command meant: what was typed, or the only one that it begins."""
+    """Return the typed command, or the only command with that prefix."""
     word = (line[1:].split() or [""])[0]
     meant = [name for name in COMMANDS if name.startswith(word)]
     return meant[0] if word not in COMMANDS and len(meant) == 1 else word
 
 
 def help_rows() -> list[tuple[str, str]]:
-    """Each command and what it does."""
+    """Return each command with its help."""
     return [(f"/{name}", what) for name, what in COMMANDS.items()]
 
 
 def _help(session: Session, words: list[str]) -> None:
-    session.tell(*help_rows())
+    session.say_rows(*help_rows())
     session.say(KEYS)
 
 
 def _undo(session: Session, words: list[str]) -> None:
     undone = undo(session.run)
     if undone is None:
-        session.say("there is no step to take back")
+        session.say("there is no step to undo")
         return
     if undone.compaction:
-        session.say("the conversation is again as it was before it was summed up; files are kept")
+        session.say(
+            "the conversation is restored to its state before /compact; files are unchanged"
+        )
     else:
         what = f" ({', '.join(undone.calls)})" if undone.calls else ""
-        session.say(f"the last step is taken back{what}, its files too")
+        session.say(f"the last step is undone{what}, with its files")
     session.draft = undone.said
 
 
@@ -129,7 +131,7 @@ def _diff(session: Session, words: list[str]) -> None:
     if not numbers:
         since = run.best or (run.tried[-1] if run.tried else None)
         if since is None:
-            raise Refused(f"there is no attempt yet; what is being written is in {run.work}")
+            raise Refused(f"there is no attempt yet; the agent's files are in {run.work}")
         numbers = [since.n]
     text = diff(run, *numbers)
     colours = {"+": "green", "-": "red", "@": "cyan"}
@@ -151,7 +153,7 @@ def _restore(session: Session, words: list[str]) -> None:
     if len(words) != 1:
         raise Refused("which attempt? /restore N")
     tried = restore(session.run, _number(words[0]))
-    session.say(f"the files of attempt {tried.n} are back")
+    session.say(f"the files of attempt {tried.n} are restored")
 
 
 def _compact(session: Session, words: list[str]) -> None:
@@ -161,9 +163,9 @@ def _compact(session: Session, words: list[str]) -> None:
     try:
         with session.prompt.working(work):
             if not compact(session.run, session.model, " ".join(words)):
-                session.say("there is nothing to sum up yet")
+                session.say("there is nothing to summarize yet")
     except (Interrupted, KeyboardInterrupt):
-        session.say("interrupted: the conversation stays as it is")
+        session.say("interrupted: the conversation is unchanged")
 
 
 def _cost(session: Session, words: list[str]) -> None:
@@ -171,7 +173,7 @@ def _cost(session: Session, words: list[str]) -> None:
     usage = run.usage
     parts = ((usage.input, "new"), (usage.cache_read, "cached"), (usage.cache_write, "to cache"))
     read = ", ".join(f"{count(number)} {what}" for number, what in parts)
-    session.tell(
+    session.say_rows(
         ("steps", _of(run.steps, budget.steps, str)),
         ("cost", UNPRICED if run.cost is None else _of(run.cost, budget.cost, money)),
         ("time", _of(run.seconds, budget.seconds, clock)),
@@ -205,5 +207,5 @@ _DO: dict[str, Callable[[Session, list[str]], None]] = {
 
 def _number(word: str) -> int:
     if not word.isdecimal():
-        raise Refused(f"{word!r} is no number of an attempt")
+        raise Refused(f"{word!r} is not an attempt number")
     return int(word)

@@ -1,7 +1,7 @@
-"""Asking before something of another origin is used.
+"""Ask before something of unknown origin is used.
 
 What cuagent wrote for this user on this machine carries a mark (`record/origin.py`). Everything
-else may come from a stranger, for instance with a cloned repository.
+else may come from a third party, for instance with a cloned repository.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cuagent.cli.exits import Refused, complain
+from cuagent.cli.exits import Refused, print_stderr
 
 if TYPE_CHECKING:
     from cuagent.config import Proposal, Settings
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def require_trusted_run(folder: RunFolder, does: str, trust: bool, *, ask: bool = True) -> bool:
-    """Return whether the run was made here; ask before a run of another origin is used.
+    """Return True if the run was made here; ask before a run of unknown origin is used.
 
     `does` says what will happen. Raises RecordError, and Refused where the user does not agree.
     """
     if folder.is_made_here:
         return True
     require_agreement(
-        f"{folder.id}: of another origin: cuagent did not make this run for you on this machine "
+        f"{folder.id}: unknown origin: cuagent did not make this run for you on this machine "
         "(it came with a repository, was copied or changed, or is of an older version). " + does,
-        f"look at it with: cuagent show {folder.id}",
+        f"read it with: cuagent show {folder.id}",
         trust,
         ask=ask,
     )
@@ -40,7 +40,7 @@ def require_trusted_run(folder: RunFolder, does: str, trust: bool, *, ask: bool 
 def require_agreement(what: str, first: str, trust: bool, *, ask: bool = True) -> None:
     """Ask on a terminal. Raises Refused where the user does not agree, or cannot be asked.
 
-    Without `ask` nobody is asked: a session holds the keyboard.
+    `ask=False` refuses without a question, because a session holds the keyboard.
     """
     if trust:
         return
@@ -48,43 +48,45 @@ def require_agreement(what: str, first: str, trust: bool, *, ask: bool = True) -
         raise Refused(f"{what}; {first}, then give --trust to accept it")
     from cuagent.ui.text import one_line
 
-    complain(what)
-    if not typer.confirm(one_line(f"{first}. Go ahead?"), err=True):
+    print_stderr(what)
+    if not typer.confirm(one_line(f"{first}. Continue?"), err=True):
         raise Refused("nothing was done")
 
 
 def can_ask() -> bool:
-    """Whether somebody sits at a terminal."""
+    """True if stdin and stderr are terminals."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def settle(flags: Mapping[str, Any], trust: bool) -> Settings:
-    """The settings for a command that takes these flags; each warning is a line on stderr.
+def resolve_settings(flags: Mapping[str, Any], trust: bool) -> Settings:
+    """Return the settings for a command with these flags; print each warning on stderr.
 
-    What a project's file sets for the user holds where the user agrees. Raises ConfigError.
+    Settings of a project's file that need consent apply if the user agrees. Raises ConfigError.
     """
     from cuagent.config import resolve
 
     def accept(proposal: Proposal) -> bool:
         if trust or is_agreed(proposal):
-            complain(f"{proposal}; it holds, as {'--trust says' if trust else 'you agreed to it'}")
+            print_stderr(
+                f"{proposal}; applied: {'--trust is set' if trust else 'you agreed to it before'}"
+            )
             return True
         if not can_ask():
             return False
-        complain(str(proposal))
-        if not typer.confirm("Let it hold?", err=True):
+        print_stderr(str(proposal))
+        if not typer.confirm("Apply it?", err=True):
             return False
         _remember(proposal)
         return True
 
     settings = resolve(flags, accept=accept)
     for key in settings.ignored.keys() & flags.keys():
-        complain(settings.ignored[key])
+        print_stderr(settings.ignored[key])
     return settings
 
 
 def is_agreed(proposal: Proposal) -> bool:
-    """Whether the user has agreed to these values in this file before."""
+    """True if the user has accepted these values of this file before."""
     return _agreement(proposal).is_file()
 
 
@@ -94,7 +96,7 @@ def _remember(proposal: Proposal) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.write_text(f"{proposal}\n", encoding="utf-8", errors="replace")
     except OSError as error:
-        complain(f"{path}: {error.strerror or error}; you will be asked again")
+        print_stderr(f"{path}: {error.strerror or error}; you will be asked again")
 
 
 def _agreement(proposal: Proposal) -> Path:

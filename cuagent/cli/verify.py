@@ -1,4 +1,4 @@
-"""`cuagent verify`: the judge's word on one candidate, for people, scripts and other agents."""
+"""`cuagent verify`: judge one candidate, for people, scripts and other agents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Exit, Refused
-from cuagent.cli.trust import settle
+from cuagent.cli.trust import resolve_settings
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
@@ -34,24 +34,24 @@ def verify(
     timing: options.Timing = "none",
     evidence: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the verdict with all that `audit` needs there."),
+        typer.Option(metavar="FILE", help="Write the verdict there, with all that `audit` needs."),
     ] = None,
     trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
-    """Build a candidate and judge whether it is right.
+    """Build a candidate and judge if it is correct.
 
     Exit code 0 accepted, 1 rejected, 2 usage, 3 infrastructure.
     """
     effort = options.effort(timing)
     options.refuse_nowhere(evidence)
-    settings = settle({"device": device, "precision": precision}, trust)
+    settings = resolve_settings({"device": device, "precision": precision}, trust)
     opened = options.open_task(task, inputs, init, settings)
     attempt = options.open_candidate(candidate)
     from cuagent.events import Notice
     from cuagent.judge import Judge
 
-    begun = time.monotonic()
+    started = time.monotonic()
     with (
         options.activity(f"judging {candidate} on {opened.device}", silent=json) as emit,
         Judge(opened, settings.isolation, emit) as judge,
@@ -61,7 +61,7 @@ def verify(
         judgement = judge.judge(attempt, effort)
     if evidence is not None:
         _write(evidence, opened, attempt, judgement)
-    _report(judgement, time.monotonic() - begun, json)
+    _report(judgement, time.monotonic() - started, json)
     raise typer.Exit(_code(judgement))
 
 
@@ -79,7 +79,7 @@ def _write(path: Path, task: Task, attempt: Attempt, judgement: Judgement) -> No
 
 
 def _report(judgement: Judgement, seconds: float, json: bool) -> None:
-    """`seconds` are those a person waited: opening the task, building, judging, timing."""
+    """Print the judgement; `seconds` is the whole wall time: open, build, judge, time."""
     if json:
         from json import dumps
 
@@ -102,5 +102,5 @@ def _code(judgement: Judgement) -> Exit:
 
     if judgement.verdict.accepted:
         return Exit.OK
-    nobodys_fault = judgement.verdict.reason is Reason.INFRASTRUCTURE
-    return Exit.INFRASTRUCTURE if nobodys_fault else Exit.NO
+    infrastructure = judgement.verdict.reason is Reason.INFRASTRUCTURE
+    return Exit.INFRASTRUCTURE if infrastructure else Exit.NO

@@ -175,8 +175,8 @@ def _sockets(*, gpu: bool) -> list[bytes]:
     """Block sockets to other processes; allow socket pairs except of datagrams.
 
     Landlock does not protect socket files, such as a container daemon's. A datagram needs no
-    connection, so one to a socket file would carry data and descriptors out. The kernel makes a
-    datagram socket of AF_UNIX with SOCK_RAW too, so the filter lists the kinds that need a connection.
+    connection, so one to a socket file would carry data and descriptors out. SOCK_RAW is a datagram
+    socket too in AF_UNIX, so the filter lists the kinds that need a connection.
     """
     datagrams = [
         _op(EQUAL, SOCKETPAIR, 0, 6),

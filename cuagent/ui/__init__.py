@@ -1,5 +1,4 @@
 """The views: consumers of typed events, for people (`terminal`) and for programs (`jsonl`).
 
-The engine knows none of them. `text` and `table` turn the data of the rooms below into lines and
-do nothing else.
+The engine does not import them. `text` and `table` only format the data of lower packages.
 """

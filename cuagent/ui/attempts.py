@@ -1,9 +1,8 @@
-"""The table of attempts: the ladder, then a row for each judged attempt, and the best over time.
+"""Format the table of attempts: the ladder, a row for each judged attempt, the best over time.
 
-Rows are printed one by one as measurements come, and all together at the end, so every column has
-a width of its own that depends on nothing but the columns of the terminal. When these are few, the
-less important figures are left out; those of a person's first question (is it right, is it faster)
-never are.
+Rows are printed one by one during the run and all together at its end, so the width of each column
+depends only on the width of the terminal. A narrow terminal omits the less important figures, but
+never the verdict and the speedup.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
 
 CANDIDATE = "candidate"
 EAGER, COMPILE = "eager", "compile"
-OF_RECORD = "timed for the record, in fresh processes"
+RECORD_TITLE = "record timing, in fresh processes"
 """Title of the table that a submitted attempt has."""
-ALL = "all attempts, each by its latest timing"
+ALL_TITLE = "all attempts, each by its latest timing"
 MOST_ROWS = 12
 """Attempts in the table at the end."""
 MOST_BARS = 40
@@ -40,111 +39,111 @@ _UNJUDGED = (Reason.INFRASTRUCTURE, Reason.NOT_CERTIFIABLE)
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. What is not known is None or empty."""
+    """One line of the table; unknown values are None or empty."""
 
     name: str
     sign: str = ""
     """`yes`, `no`, `unsure` or `best` (a rung): an attribute of `Glyphs`, or nothing."""
     seconds: float | None = None
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
-    """Over each baseline, by its name."""
+    """Ratio over each baseline, by the baseline's name."""
     share: float | None = None
-    """Of the roofline."""
+    """Share of the roofline: the task's floor over the measured time."""
     precision: str = ""
-    said: str = ""
-    """In place of the figures: why there are none."""
+    note: str = ""
+    """Text in place of the figures if there are none."""
 
 
 @dataclass
-class Board:
-    """The table as it grows: what is known of the ladder and of each attempt by now."""
+class AttemptTable:
+    """Ladder rows and attempt rows, updated during a run."""
 
     baselines: list[Row] = field(default_factory=list)
     attempts: dict[int, Row] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
-    """Of attempts, by digest."""
-    climbed: bool = False
-    """Whether the baselines are a ladder's; else they are those of the last attempt."""
+    """Attempt numbers by digest."""
+    has_ladder: bool = False
+    """True if the baselines come from a ladder; else they come from the last attempt."""
     rung: str = ""
-    """The best one, where it is neither eager nor torch.compile as it is by default."""
-    grown: list[tuple[float, float]] = field(default_factory=list)
-    """Seconds into the run, and what the best attempt was worth from then on."""
+    """Name of the best rung, if it is neither eager nor default torch.compile."""
+    best_over_time: list[tuple[float, float]] = field(default_factory=list)
+    """Pairs of seconds into the run and best ratio from then on."""
 
     def measure_ladder(self, found: Ladder) -> None:
-        """The rungs of the ladder, from now on the first rows; those known from before stay."""
-        self.climbed = True
+        """Set the rungs of the ladder as the first rows; keep the other earlier baselines."""
+        self.has_ladder = True
         before = {row.name: replace(row, sign="") for row in self.baselines}
         self.baselines = list((before | {row.name: row for row in ladder_rows(found)}).values())
         best = found.best.name if found.best is not None else ""
         self.rung = best if best not in (EAGER, COMPILE) else ""
 
-    def keep(self, number: int, judgement: Judgement, seconds: float = 0.0) -> Row:
-        """The row of an attempt judged so many seconds into the run, from now on in the table."""
+    def add(self, number: int, judgement: Judgement, seconds: float = 0.0) -> Row:
+        """Add an attempt, judged `seconds` into the run, and return its row."""
         self.numbers[judgement.attempt] = number
         row = self.attempts[number] = attempt_row(number, judgement)
         timing = judgement.timing
-        # a quick look at the baselines is no better than the ladder's own
-        quick = self.climbed and timing is not None and timing.effort is not Effort.RECORD
-        if timing is not None and not row.said and not quick:
-            self.baselines = renewed(self.baselines, timing)
-        gain = row_worth(row)
-        if gain is not None and (not self.grown or gain > self.grown[-1][1]):
-            self.grown.append((seconds, gain))
+        # a quick timing does not improve on the baselines of the ladder
+        quick = self.has_ladder and timing is not None and timing.effort is not Effort.RECORD
+        if timing is not None and not row.note and not quick:
+            self.baselines = updated_baselines(self.baselines, timing)
+        gain = row_gain(row)
+        if gain is not None and (not self.best_over_time or gain > self.best_over_time[-1][1]):
+            self.best_over_time.append((seconds, gain))
         return row
 
-    def news(
+    def new_lines(
         self, number: int, width: int, glyphs: Glyphs = UNICODE, *, fresh: bool = False
     ) -> list[Text]:
-        """What is to be printed of an attempt just kept; `fresh`: its baselines are of now too."""
+        """Return the lines for an attempt just added; `fresh`: its baselines are new as well."""
         row = self.attempts[number]
         line = row_line(row, width, glyphs, self.rung)
-        if row.said:
+        if row.note:
             return [line]
         if fresh:
             timed = [b for b in self.baselines if b.name in row.ratios]
             above = [row_line(b, width, glyphs, self.rung) for b in timed]
-            return [Text(OF_RECORD, "bold"), head_line(width, self.rung), *above, line]
-        first = sum(not other.said for other in self.attempts.values()) == 1
-        shown = self.baselines if first and not self.climbed else []
+            return [Text(RECORD_TITLE, "bold"), head_line(width, self.rung), *above, line]
+        first = sum(not other.note for other in self.attempts.values()) == 1
+        shown = self.baselines if first and not self.has_ladder else []
         above = [row_line(b, width, glyphs, self.rung) for b in shown]
         return [head_line(width, self.rung), *above, line]
 
     def ladder_lines(self, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-        """The first rows, with their head; as long as they are alone there is room for limits."""
+        """Return the baseline rows with their header; without attempts, limits fit as well."""
         return [head_line(width), *(row_line(row, width, glyphs) for row in self.baselines)]
 
-    def whole(self, width: int, glyphs: Glyphs = UNICODE, fewest: int = 1) -> list[Text]:
-        """All attempts and how the best one grew, where there are as many as `fewest`."""
+    def all_lines(self, width: int, glyphs: Glyphs = UNICODE, fewest: int = 1) -> list[Text]:
+        """Return all attempts and the trend of the best one; nothing below `fewest` attempts."""
         rows = [row for _, row in sorted(self.attempts.items())]
         if len(rows) < fewest:
             return []
         most = len(rows) if width == UNCUT else MOST_ROWS
-        title = Text(clip(ALL, width, glyphs.more), "bold")
+        title = Text(clip(ALL_TITLE, width, glyphs.more), "bold")
         lines = [title, *table_lines(self.baselines, rows, width, glyphs, self.rung, most)]
-        if grown := trend(rows, width - 8, glyphs):
-            lines.append(Text.assemble(("  best ", "dim"), (grown, "green")))
+        if best_over_time := trend(rows, width - 8, glyphs):
+            lines.append(Text.assemble(("  best ", "dim"), (best_over_time, "green")))
         return lines
 
 
 def attempt_row(number: int, judgement: Judgement) -> Row:
-    """An attempt as it was judged last."""
+    """Return the row for the latest judgement of an attempt."""
     verdict, timing = judgement.verdict, judgement.timing
     name = f"attempt {number}"
     if not verdict.accepted:
         sign = "unsure" if verdict.reason in _UNJUDGED else "no"
-        return Row(name, sign, said=str(verdict.reason))
+        return Row(name, sign, note=str(verdict.reason))
     arm = timing.arm(CANDIDATE) if timing is not None else None
     if timing is None or arm is None or arm.failed:
-        return Row(name, "yes", said="right, not timed")
+        return Row(name, "yes", note="correct, not timed")
     sign = "unsure" if timing.suspect else "yes"
     precision = str(verdict.precision or "")
     return Row(name, sign, arm.median, timing.ratios, timing.share, precision)
 
 
 def baseline_rows(timing: Timing | None) -> list[Row]:
-    """What an attempt was timed against: eager first, as it came."""
+    """Return the baselines of an attempt in the order of timing, eager first."""
     return [
-        Row(arm.name, said=f"failed: {arm.failed}")
+        Row(arm.name, note=f"failed: {arm.failed}")
         if arm.failed
         else Row(arm.name, seconds=arm.median, share=_share(arm.median, timing))
         for arm in (timing.arms if timing is not None else ())
@@ -153,23 +152,23 @@ def baseline_rows(timing: Timing | None) -> list[Row]:
 
 
 def ladder_rows(found: Ladder) -> list[Row]:
-    """The rungs, the best marked; those not timed yet say so."""
+    """Return a row for each rung; mark the best one and those not timed yet."""
     best = found.best
     rows = []
     for rung in found.rungs:
         if rung.failed:
-            rows.append(Row(rung.name, said=f"failed: {rung.failed}"))
+            rows.append(Row(rung.name, note=f"failed: {rung.failed}"))
             continue
         over = {EAGER: rung.over_eager} if rung.over_eager and rung.name != EAGER else {}
         share = found.floor.share(rung.seconds) if found.floor and rung.seconds > 0 else None
         sign = "best" if best is not None and rung.name == best.name else ""
         wrong = "" if rung.right else "wrong"
         rows.append(Row(rung.name, sign, rung.seconds, over, share, wrong or found.precision))
-    return [*rows, *(Row(name, said="timed for the record") for name in found.later)]
+    return [*rows, *(Row(name, note="record timing") for name in found.later)]
 
 
-def renewed(rows: Sequence[Row], timing: Timing) -> list[Row]:
-    """Baselines with the figures of a newer timing; the ladder's other rungs stay as they were."""
+def updated_baselines(rows: Sequence[Row], timing: Timing) -> list[Row]:
+    """Return the baselines with figures of a newer timing; keep all other rungs."""
     fresh = {row.name: row for row in baseline_rows(timing)}
     kept = []
     for row in rows:
@@ -177,7 +176,7 @@ def renewed(rows: Sequence[Row], timing: Timing) -> list[Row]:
         if new is not None:
             timed = row.ratios and {EAGER, row.name} <= timing.ratios.keys()
             ratios = {EAGER: over_eager(timing, row.name, row.ratios[EAGER])} if timed else {}
-            row = replace(row, seconds=new.seconds, share=new.share, said=new.said, ratios=ratios)
+            row = replace(row, seconds=new.seconds, share=new.share, note=new.note, ratios=ratios)
         kept.append(row)
     return kept + list(fresh.values())
 
@@ -194,7 +193,7 @@ class Column(NamedTuple):
 def columns_for(width: int, rung: str = "") -> list[Column]:
     """The columns that `width` has room for; the first two are always there.
 
-    With `rung` there is a third baseline, the one that counts.
+    `rung` adds a third baseline: the best rung.
     """
     first = [Column("", 34 if width == UNCUT else 15), Column("time", 7, right=True)]
     last = [Column("roof", 4, right=True), Column("math", 5)]
@@ -230,8 +229,8 @@ def row_line(row: Row, width: int, glyphs: Glyphs = UNICODE, rung: str = "") -> 
     room = columns[0].width - 2
     label = clip(baseline_name(row.name, room), room, glyphs.more)
     line = Text.assemble((f"{sign:<2}", f"bold {colour}"))
-    if row.said:
-        text = f"{_pad(label, room, right=False)}  {row.said}"
+    if row.note:
+        text = f"{_pad(label, room, right=False)}  {row.note}"
         style = "" if row.sign else "dim"
         return line.append(clip(text, width - cell_len(line.plain), glyphs.more), style)
     line.append(_pad(label, room, right=False))
@@ -251,7 +250,7 @@ def table_lines(
     rung: str = "",
     most: int = MOST_ROWS,
 ) -> list[Text]:
-    """The whole table; of many attempts the first ones are counted only."""
+    """Return the whole table; of many attempts, the first are only counted."""
     left_out = max(len(attempts) - most, 0)
     lines = [head_line(width, rung), *(row_line(row, width, glyphs, rung) for row in baselines)]
     if left_out:
@@ -262,12 +261,12 @@ def table_lines(
 def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
     """The best ratio over the better baseline, attempt by attempt: `▁▁▄▇ 1.05x to 1.43x`.
 
-    Empty where the best one never grew.
+    Empty if the best ratio never grew.
     """
     best: list[float | None] = []
     for row in attempts:
         before = best[-1] if best else None
-        gain = row_worth(row)
+        gain = row_gain(row)
         best.append(gain if before is None else max(before, gain or before))
     known = [value for value in best if value is not None]
     if not known or known[-1] <= known[0]:
@@ -283,8 +282,8 @@ def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
     return f"{''.join(bars)} {words}"
 
 
-def row_worth(row: Row) -> float | None:
-    """What an attempt is worth over the best of the baselines."""
+def row_gain(row: Row) -> float | None:
+    """Return the smallest ratio of an attempt, which is the one over its best baseline."""
     return min((r.value for r in row.ratios.values()), default=None)
 
 

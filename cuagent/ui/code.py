@@ -1,4 +1,4 @@
-"""Short highlighted excerpts of what the agent writes: a file's first lines, or an edit's change.
+"""Highlight short excerpts of the agent's files: first lines, or the change of an edit.
 
 Colours are the terminal's own sixteen, so that they suit a dark and a light background alike.
 """
@@ -30,7 +30,7 @@ _LANGUAGES = {
 def excerpt(
     path: str, source: str, width: int, glyphs: Glyphs = UNICODE, lines: int = LINES
 ) -> list[Text]:
-    """The first telling lines of a file, behind a bar; comments at the top are passed over."""
+    """Return the first code lines of a file behind a bar; skip comments at the top."""
     rows = clean(source).rstrip().split("\n")
     skipped = _preamble(rows) if len(rows) > lines else 0
     shown = rows[skipped : skipped + lines]
@@ -47,9 +47,9 @@ def excerpt(
 def change(
     old: str, new: str, width: int, glyphs: Glyphs = UNICODE, most: int = LINES
 ) -> list[Text]:
-    """What an edit takes away, in red with `-`, and what it puts there, in green with `+`."""
+    """Return the lines that an edit removes (red, `-`) and adds (green, `+`)."""
     before, after = (clean(text).rstrip("\n").split("\n") for text in (old, new))
-    while before and after and before[0] == after[0]:  # lines that only say where
+    while before and after and before[0] == after[0]:  # unchanged context lines
         del before[0], after[0]
     while before and after and before[-1] == after[-1]:
         del before[-1], after[-1]
@@ -65,7 +65,7 @@ def change(
 
 
 def replaced(diff: str, width: int, glyphs: Glyphs = UNICODE, most: int = 2 * LINES) -> list[Text]:
-    """What a whole file that was written anew changed: its unified diff, coloured."""
+    """Return the coloured unified diff of a file that was replaced as a whole."""
     rows = clean(diff).rstrip().split("\n")
     gone, new = (sum(row.startswith(sign) for row in rows) for sign in "-+")
     shown = rows if len(rows) <= most else rows[: most - 1]
@@ -89,9 +89,9 @@ def written(
     lines: int = LINES,
     diff: str = "",
 ) -> list[Text]:
-    """What a call of `write` or an edit puts into a file; nothing for any other call.
+    """Return the text that a `write` or edit call puts into a file; else nothing.
 
-    `diff` is what a `write` changed in a file that was there.
+    `diff` is the change that a `write` made to an existing file.
     """
     if tool == "write" and diff:
         return replaced(diff, width, glyphs, 2 * lines)
@@ -105,7 +105,7 @@ def written(
                 pairs = [(str(e["old"]), str(e["new"])) for e in edits]
                 return [row for pair in pairs for row in change(*pair, width, glyphs, lines)]
     except (ValueError, KeyError, TypeError, RecursionError):
-        pass  # the tool's own answer says what is wrong with them
+        pass  # the tool's own answer names the error
     return []
 
 
@@ -114,7 +114,7 @@ def _lines(number: int) -> str:
 
 
 def _preamble(rows: list[str]) -> int:
-    """How many rows at the top are includes, imports, comments or blank; 0 when all are."""
+    """Count the includes, imports, comments and blank rows at the top; 0 if all are such."""
     for i, row in enumerate(rows):
         if row.strip() and not row.lstrip().startswith(("#", "//", "import ", "from ", '"""')):
             return i

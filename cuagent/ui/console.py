@@ -1,4 +1,4 @@
-"""The consoles that all views write to: no control sequence of foreign text leaves them.
+"""Make the consoles of all views; they remove control sequences from foreign text.
 
 Invariant: what `rich` prints through such a console holds no control character but line ends,
 tabs, and what `rich` itself makes of styles.
@@ -17,7 +17,7 @@ from rich.text import Text
 from cuagent.ui.text import harmless
 
 UNCUT = 1_000_000
-"""Columns of a file or a pipe: nothing is cut or broken in it, unless COLUMNS says otherwise."""
+"""Columns of a file or a pipe, where nothing is cut or wrapped unless COLUMNS is set."""
 
 
 class _Harmless(RenderHook):
@@ -27,11 +27,11 @@ class _Harmless(RenderHook):
         return [_harmless(one) if isinstance(one, Text) else one for one in renderables]
 
 
-def make_console(stream: TextIO, *, foot: bool = False) -> Console:
-    """A console on `stream`; with `foot` it is a terminal, whatever `stream` says."""
+def make_console(stream: TextIO, *, footer: bool = False) -> Console:
+    """Return a console on `stream`; `footer` treats `stream` as a terminal in any case."""
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="replace")  # what a tool prints may not fit the encoding
-    to_file = not foot and not stream.isatty() and "COLUMNS" not in os.environ
+        stream.reconfigure(errors="replace")  # output of a tool may not fit the encoding
+    to_file = not footer and not stream.isatty() and "COLUMNS" not in os.environ
     console = Console(
         file=stream,
         highlight=False,

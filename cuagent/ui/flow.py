@@ -1,7 +1,7 @@
-"""Text that streams in pieces, broken into lines at blanks as it comes.
+"""Wrap streamed text at blanks while it arrives.
 
-Every character is written once and never moved, so nothing flickers; the price is that a word
-appears when it is complete. What is written is returned, not printed.
+Written characters never move, so nothing flickers; the price is that a word
+appears only when it is complete. The text is returned, not printed.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ class Flow:
     def __init__(self, width: int | None) -> None:
         self.width = width
         self._column = 0
-        self._begun = False
+        self._has_text = False
         self._newlines = 0
         self._blank = ""
-        self._held = ""
+        self._partial_word = ""
 
     def feed(self, piece: str) -> str:
         """Take a piece; returns what can be written now."""
-        tokens = _TOKEN.findall(self._held + piece)
-        self._held = ""
+        tokens = _TOKEN.findall(self._partial_word + piece)
+        self._partial_word = ""
         if tokens and not tokens[-1].isspace() and cell_len(tokens[-1]) < (self.width or 80):
-            self._held = tokens.pop()
+            self._partial_word = tokens.pop()
         return "".join(map(self._take, tokens))
 
     def end(self) -> str:
-        """The rest, and the end of the last line if there is one."""
-        rest = self._take(self._held) if self._held else ""
-        return rest + ("\n" if self._begun else "")
+        """Return the remaining text, with a line end if any text was written."""
+        rest = self._take(self._partial_word) if self._partial_word else ""
+        return rest + ("\n" if self._has_text else "")
 
     def _take(self, token: str) -> str:
         if token == "\n":
@@ -46,7 +46,7 @@ class Flow:
             self._blank += token  # may come in pieces
             return ""
         # blank lines wait for the text after them, so that none is left at the end
-        before = "\n" * min(self._newlines, 2) if self._begun else ""
+        before = "\n" * min(self._newlines, 2) if self._has_text else ""
         if before:
             self._column = 0
         room = self._column + cell_len(self._blank) + cell_len(token)
@@ -57,5 +57,5 @@ class Flow:
         if self.width is not None:
             # a word longer than the line is broken by the terminal
             self._column = (self._column - 1) % self.width + 1
-        self._begun, self._newlines, self._blank = True, 0, ""
+        self._has_text, self._newlines, self._blank = True, 0, ""
         return text

@@ -1,4 +1,4 @@
-"""A small chart: what the best attempt was worth, over the time of the run.
+"""Draw a small chart of the best ratio over the time of the run.
 
 Pure: from points to lines. For one line of it by attempts see `attempts.trend`.
 """
@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from cuagent.ui.text import UNICODE, Glyphs, clock, times
 
-CAPTION = "the best so far, over the best that is free"
+CAPTION = "best attempt so far, vs. best free option"
 
 
 def growth_lines(
@@ -21,7 +21,7 @@ def growth_lines(
     height: int,
     glyphs: Glyphs = UNICODE,
 ) -> list[str]:
-    """`height` rows of bars and one of times; nothing where nothing was measured.
+    """Return `height` rows of bars and a time axis; nothing without measurements.
 
     `points` are (seconds into the run, best ratio from then on), `seconds` is now. The chart
     begins at 1x, or lower where the first attempt was slower.
@@ -47,7 +47,7 @@ def growth_lines(
 
 
 def _level(points: Sequence[tuple[float, float]], at: float, low: float, high: float) -> float:
-    """From 0 to 1; what is there is seen, however little."""
+    """Return the bar height in [0, 1]; at least 0.05 for any measured value, so it shows."""
     gain = next((value for when, value in reversed(points) if when <= at), None)
     if gain is None:
         return 0.0
@@ -55,7 +55,7 @@ def _level(points: Sequence[tuple[float, float]], at: float, low: float, high: f
 
 
 def _bar(filled: float, glyphs: Glyphs) -> str:
-    """One cell of a column that reaches so far into it."""
+    """Return one cell of a column, filled to the given share."""
     if filled <= 0:
         return " "
     return glyphs.bars[min(int(filled * len(glyphs.bars)), len(glyphs.bars) - 1)]

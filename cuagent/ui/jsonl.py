@@ -16,7 +16,7 @@ from cuagent.record import plain, redactor
 
 
 class JsonLines:
-    """Writes events to `stream`, each flushed so that a reader sees it at once."""
+    """Writes events to `stream` and flushes each one, so that a reader sees it directly."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream

@@ -1,4 +1,4 @@
-"""The keyboard while nobody reads it."""
+"""Silence the keyboard echo while no prompt reads input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def silent_keys() -> Iterator[None]:
-    """What is typed meanwhile does not show amid the output; whoever reads next gets it."""
+    """Turn off the echo of typed text; the next reader of stdin still receives it."""
     if not _is_ours():
         yield
         return
@@ -28,7 +28,7 @@ def silent_keys() -> Iterator[None]:
 
 
 def _is_ours() -> bool:
-    """A terminal is there, and this process is in its foreground (another one would be stopped)."""
+    """True if stdin is a terminal with this process in its foreground (others get stopped)."""
     try:
         return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError, AttributeError):  # closed, not there, or not a Unix

@@ -1,4 +1,4 @@
-"""What a model says in Markdown, as lines for a terminal, block by block as it streams.
+"""Render streamed Markdown of a model for a terminal, block by block.
 
 A block is finished at a blank line, at the end of a fence of code, or after a heading; what is not
 finished is shown raw elsewhere, as its last line. Colours are the terminal's own sixteen.
@@ -43,7 +43,7 @@ class Blocks:
 
     @property
     def open(self) -> str:
-        """The last line of what is not finished."""
+        """The last line of the unfinished block."""
         return self._rest or (self._lines[-1] if self._lines else "")
 
     def feed(self, piece: str) -> list[str]:
@@ -52,7 +52,7 @@ class Blocks:
         return [block for line in lines if (block := self._take(line))]
 
     def end(self) -> list[str]:
-        """What is left."""
+        """Return the unfinished rest as a last block."""
         self._lines.append(self._rest)
         self._rest = self._fence = ""
         return [block] if (block := self._cut()) else []
@@ -118,7 +118,7 @@ def _markdown(block: str) -> Markdown:
             yield Syntax(code, name, theme="ansi_dark", background_color="default", word_wrap=True)
 
     class Ours(Markdown):
-        """Without HTML, which would be left out: `vector<float>` is no tag here."""
+        """Markdown without HTML, so that `vector<float>` is not taken for a tag."""
 
         elements: ClassVar = {
             **Markdown.elements,
@@ -136,9 +136,9 @@ def _markdown(block: str) -> Markdown:
 
 
 def _literal(block: str) -> str:
-    """The block with what code and formulas outside of backticks mean literally kept so.
+    """Escape code and formulas outside backticks, so that Markdown keeps them literally.
 
-    That is `__init__`, `a*b*c`, and the ends of lines, at which Markdown would go on.
+    Covers `__init__`, `a*b*c`, and line ends, which Markdown would join.
     """
     spans = _CODE.split(block)
     for at in range(0, len(spans), 2):  # between the code spans

@@ -1,7 +1,7 @@
-"""Tells a person who looks elsewhere that a run has ended, or waits for them.
+"""Notify the user that a run has ended or waits for an answer.
 
-A bell or a notification of the terminal's own, and a program of the user's choice. Nothing of it
-can fail the run.
+Uses the terminal's bell or notification, and a program that the user chose. A failure
+here never fails the run.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TextIO
 
 from cuagent.ui.text import one_line
 
-SPEAKING = ("iTerm.app", "WezTerm", "ghostty")
+OSC9_TERMINALS = ("iTerm.app", "WezTerm", "ghostty")
 """Terminals (TERM_PROGRAM) that show the text of an OSC 9 sequence."""
 
 
 def notify(text: str, stream: TextIO, how: str = "auto", command: str = "") -> str:
-    """Returns what went wrong with the user's program, in one line; "" if nothing."""
+    """Notify, and return the error of the user's program in one line; "" if none."""
     if how != "off" and stream.isatty():
         stream.write(signal_for(text, how, os.environ))
         stream.flush()
@@ -39,8 +39,10 @@ def notify(text: str, stream: TextIO, how: str = "auto", command: str = "") -> s
 
 
 def signal_for(text: str, how: str, environ: Mapping[str, str]) -> str:
-    """The bell, or OSC 9 where the terminal is known to show it and nothing stands between."""
-    speaks = environ.get("TERM_PROGRAM") in SPEAKING or environ.get("TERM") == "xterm-kitty"
-    if how == "auto" and speaks and "TMUX" not in environ:
+    """Return OSC 9 if the terminal shows it and tmux is absent; else the bell."""
+    supported = (
+        environ.get("TERM_PROGRAM") in OSC9_TERMINALS or environ.get("TERM") == "xterm-kitty"
+    )
+    if how == "auto" and supported and "TMUX" not in environ:
         return f"\x1b]9;{one_line(text)}\x07"
     return "\x07"

@@ -1,4 +1,4 @@
-"""Long texts on a terminal go through a pager; in a pipe they are just printed."""
+"""Show long texts in a pager on a terminal; print them in a pipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.text import Text
 from cuagent.ui.console import make_console
 
 LESS = "FRX"
-"""Leave at once what fits the screen, pass colours on, leave the text standing."""
+"""Flags of less: quit if the text fits the screen, keep colours, keep the text on exit."""
 
 
 def page(lines: Iterable[Text], console: Console | None = None) -> None:

@@ -1,10 +1,10 @@
-"""The line at the foot of a terminal into which the user types, also while the agent works.
+"""Read the user's input line at the foot of the terminal, also while the agent works.
 
-It lives in a thread of its own; what is printed meanwhile goes above it, once and for all. The
-main thread asks for the next line while it rests, hears of lines while it works, or puts a
+It runs in a separate thread; printed output appears above it and stays unchanged. The
+main thread asks for the next line while idle, gets lines through `Work`, or asks a
 question. Keys: Enter sends, Alt-Enter or Ctrl-J makes a new line, Up and Down go through what was
 said before, Tab completes a command or a file's name, Esc or Ctrl-C interrupts, twice leaves.
-Not covered: what the lines mean.
+Not covered: the meaning of the lines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.patch_stdout import patch_stdout
 
-from cuagent.ui.foot import Foot
+from cuagent.ui.footer import Footer
 from cuagent.ui.text import clip, wrap
 
 REFRESH = 0.25
@@ -40,7 +40,7 @@ AGAIN = "press it again to leave"
 
 @dataclass(frozen=True)
 class Work:
-    """What becomes of lines and interrupts while the agent works."""
+    """Handlers of lines and interrupts while the agent works."""
 
     take: Callable[[str], None]
     interrupt: Callable[[], None]
@@ -49,8 +49,8 @@ class Work:
 class Prompt:
     """A context manager; `sys.stdout` and `sys.stderr` print above the line while it is open.
 
-    `commands` gives what may follow a slash, with its help. `status` gives the lines above the
-    input for so many columns; `names` what a word of the text may be completed to.
+    `commands` maps slash commands to their help. `status` gives the lines above the
+    input for a width in columns; `names` gives completions for a word of the text.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Prompt:
         self._question = ""
         self._default = ""
         self._hint = ""
-        self._foot = Foot()
+        self._footer = Footer()
         self._interrupted = 0.0
         self._closing = False
         self._stopped = threading.Event()
@@ -83,9 +83,9 @@ class Prompt:
         )
         app = self._session.app
         app.ttimeoutlen, app.timeoutlen = 0.05, 0.2
-        app.terminal_size_polling_interval = None  # `Foot` looks itself, and clears what it must
-        app.before_render += lambda app: self._foot.follow(app)
-        app.after_render += lambda app: self._foot.remember(app)
+        app.terminal_size_polling_interval = None  # `Footer` does that itself
+        app.before_render += lambda app: self._footer.follow(app)
+        app.after_render += lambda app: self._footer.remember(app)
         self._thread = threading.Thread(target=self._run, daemon=True, name="prompt")
 
     def __enter__(self) -> Prompt:
@@ -100,44 +100,44 @@ class Prompt:
             app = self._session.app
             if app.loop is not None and app.is_running:
                 app.loop.call_soon_threadsafe(self._exit)
-        # what was printed goes out before the event loop does, which the printing may need
+        # flush printed text before the event loop ends, since printing may need it
         self._patched.__exit__(None, None, None)
         self._released.set()
         self._thread.join()
 
     def next(self, default: str = "") -> str | None:
-        """The next line, while nobody works; None: the user leaves. `default` is typed already."""
+        """Return the next line while the agent is idle, or None to quit; prefill `default`."""
         if default:
             self._default = default
             self._exit_soon()
         return self._lines.get()
 
     def put(self, line: str) -> None:
-        """As if the user had sent the line while nobody works."""
+        """Queue a line as if the user had sent it while the agent is idle."""
         self._lines.put(line)
 
     def leave(self) -> None:
-        """As if the user left."""
+        """Queue the end of input, as if the user had quit."""
         self._lines.put(None)
 
     @contextmanager
     def working(self, work: Work) -> Iterator[None]:
-        """Lines and interrupts go to `work` meanwhile.
+        """Send lines and interrupts to `work` inside this context.
 
-        An interrupt of what was done before is not the first of two.
+        An interrupt before this context does not count as the first of two.
         """
         self._work, self._interrupted = work, 0.0
         try:
             yield
         finally:
-            self.rest()
+            self.stop_working()
 
-    def rest(self) -> None:
-        """The work is done, though its context may still be open: what comes is for `next`."""
+    def stop_working(self) -> None:
+        """Send later lines to `next`, even if the `working` context is still open."""
         self._work, self._hint = None, ""
 
     def ask(self, question: str, cancelled: threading.Event) -> str | None:
-        """The answer to a question; None once `cancelled` is set."""
+        """Return the answer to a question, or None once `cancelled` is set."""
         self._question = question
         try:
             while not cancelled.is_set():
@@ -164,14 +164,14 @@ class Prompt:
             except EOFError:
                 line = None
             if not self._closing:
-                self._hand_on(line)
+                self._dispatch(line)
                 if line is None:
                     break
         self._stopped.set()
         while not self._released.is_set():
             await asyncio.sleep(0.02)
 
-    def _hand_on(self, line: str | None) -> None:
+    def _dispatch(self, line: str | None) -> None:
         work = self._work
         if line is None:
             if work is not None:
@@ -216,9 +216,9 @@ class Prompt:
         def _(event: KeyPressEvent) -> None:
             typed = event.current_buffer.document.text_before_cursor
             if typed.startswith("/") and " " not in typed:
-                rest = _rest([f"/{name}" for name in self.commands], typed)
+                rest = _common_rest([f"/{name}" for name in self.commands], typed)
             else:
-                rest = _rest(self.names(), re.split(r"\s", typed)[-1])
+                rest = _common_rest(self.names(), re.split(r"\s", typed)[-1])
             event.current_buffer.insert_text(rest)
 
         @keys.add("escape", "enter")
@@ -254,27 +254,27 @@ class Prompt:
 
 
 class _Renew(Exception):
-    """The line is to be shown afresh."""
+    """Signal that the prompt must be shown again."""
 
 
-def _begun(commands: Mapping[str, str], typed: str) -> list[str]:
-    """The commands that a slash and what follows it may become."""
+def _completions(commands: Mapping[str, str], typed: str) -> list[str]:
+    """Return the commands that complete the typed text."""
     return [name for name in commands if f"/{name}".startswith(typed)]
 
 
-def _rest(names: Iterable[str], begun: str) -> str:
-    """What all names that begin so have in common beyond it; of nothing typed, nothing."""
+def _common_rest(names: Iterable[str], begun: str) -> str:
+    """Return the common continuation of all names with this prefix; "" without a prefix."""
     ends = [name[len(begun) :] for name in names if begun and name.startswith(begun)]
     same = takewhile(lambda letters: len(set(letters)) == 1, zip(*ends, strict=False))
     return "".join(letters[0] for letters in same)
 
 
 def _matching(commands: Mapping[str, str], typed: str) -> str:
-    """These commands in a line; what it does, where one is typed whole."""
+    """Return the matching commands in one line, or the help of a complete command."""
     word = typed[1:].split(" ")[0]
     if word in commands:
         return f"/{word}: {commands[word]}"
-    return "  ".join(f"/{name}" for name in _begun(commands, typed))
+    return "  ".join(f"/{name}" for name in _completions(commands, typed))
 
 
 def _history(path: Path | None) -> History:

@@ -1,7 +1,7 @@
-"""A recorded run as the events that it was: the log read back for the views.
+"""Convert the log of a recorded run back to events for the views.
 
-Covers what people look at; pauses and streaming are not kept, and a call's result follows its
-title at once. Invariant: reading never changes the log.
+Covers the visible events; pauses and streaming are not recorded, and a call's result follows its
+title directly. Invariant: reading never changes the log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
     """The events of a run, in order."""
     spent = _Spending(records[0]["time"] if records else 0.0)
     waiting: dict[str, ToolStarted] = {}
-    begun: dict[str, ToolStarted] = {}
+    running: dict[str, ToolStarted] = {}
     for record in records:
         match record["type"]:
             case "session":
@@ -44,7 +44,7 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                 yield RunStarted(
                     folder.id, folder.path, task["name"], task["device"], record["model"]
                 )
-            case "message" if record["role"] == "user" and _is_users(record):
+            case "message" if record["role"] == "user" and _is_from_user(record):
                 yield UserSaid(record["content"])
             case "call" if "purpose" in record:  # no step, but paid for
                 spent.add(record, 0)
@@ -55,13 +55,13 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                 message = message_of(dict(record))
                 yield from _words(message)
                 waiting |= {call.id: _started(call) for call in message.tool_calls}
-                yield spent.so_far(record["time"])
+                yield spent.totals(record["time"])
             case "message" if record["role"] == "tool":
                 id = record.get("tool_call_id", "")
                 if id in waiting:
                     yield waiting[id]
-                    begun[id] = waiting.pop(id)
-                if started := begun.pop(id, None):
+                    running[id] = waiting.pop(id)
+                if started := running.pop(id, None):
                     yield ToolFinished(
                         started.call_id,
                         started.name,
@@ -72,10 +72,10 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                     )
             case "judgement":
                 # it was made by the first call that has no result yet
-                if waiting and not begun:
+                if waiting and not running:
                     first = next(iter(waiting))
                     yield waiting[first]
-                    begun[first] = waiting.pop(first)
+                    running[first] = waiting.pop(first)
                 yield Judged(record["attempt"], judgement_of(record))
             case "ladder":
                 found = ladder_of([record])
@@ -100,12 +100,12 @@ def _started(call: ToolCall) -> ToolStarted:
 
 
 def best_of(records: Records) -> Judgement | None:
-    """The judgement on the best accepted attempt, each by its judgement of record if it has one."""
+    """Return the best accepted attempt's judgement; a record judgement replaces a quick one."""
     accepted = [j for j in judgements_of(records).values() if j.verdict.accepted]
     return max(accepted, key=lambda judgement: judgement.rank, default=None)
 
 
-def _is_users(record: Mapping[str, Any]) -> bool:
+def _is_from_user(record: Mapping[str, Any]) -> bool:
     return record.get("data", {}).get("from") == "user"
 
 
@@ -132,5 +132,5 @@ class _Spending:
         cost = call.get("cost")
         self.cost = None if self.cost is None or cost is None else self.cost + cost
 
-    def so_far(self, now: float) -> Spent:
+    def totals(self, now: float) -> Spent:
         return Spent(self.step, now - self.started, self.tokens_in, self.tokens_out, self.cost)

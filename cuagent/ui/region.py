@@ -1,6 +1,6 @@
-"""Lines at the end of what a terminal shows, redrawn in place.
+"""Redraw the last lines of a terminal in place.
 
-It only makes the text to be written; who writes it does so at once and alone. Invariant: nothing
+It only builds the text; the caller writes it in one call under a lock. Invariant: nothing
 above the first of the lines is ever touched.
 """
 
@@ -21,10 +21,10 @@ class Region:
         self.console = console
         self.drawn: list[int] = []
         self.reflows = os.environ.get("TERM") != "linux" and "XTERM_VERSION" not in os.environ
-        """Whether the terminal breaks long lines anew when it becomes narrower."""
+        """True if the terminal rewraps long lines when it becomes narrower."""
 
     def erase(self) -> str:
-        """What takes the lines away."""
+        """Return the text that erases the lines."""
         if not self.drawn:
             return ""
         text = self._to_start() + ("\x1b[K" if len(self.drawn) == 1 else "\x1b[J")
@@ -32,7 +32,7 @@ class Region:
         return text
 
     def draw(self, lines: Sequence[Text]) -> str:
-        """What shows the lines from where the cursor is, which must be the start of a line."""
+        """Return the text that draws the lines; the cursor must be at the start of a line."""
         self.drawn = [cell_len(line.plain) for line in lines]
         shown = []
         for line in lines:
@@ -42,13 +42,13 @@ class Region:
         return "\x1b[K\n".join(shown)
 
     def redraw(self, lines: Sequence[Text]) -> str:
-        """What puts `lines` in the place of those that stand there."""
+        """Return the text that replaces the drawn lines by `lines`."""
         fewer = len(lines) < len(self.drawn)
         start = self._to_start() + ("\x1b[J" if fewer else "")
         return start + self.draw(lines) + "\x1b[K"
 
     def _to_start(self) -> str:
-        """Back to where the first line began.
+        """Return the cursor to the start of the first line.
 
         A terminal that has become narrower has broken each in pieces, unless it is one that cuts.
         """

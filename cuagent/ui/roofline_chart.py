@@ -1,4 +1,4 @@
-"""A profile as a chart: a bar for each kernel or operator, and the roofline with the model on it.
+"""Draw a profile: a bar for each kernel or operator, and the model on the roofline.
 
 SVG as text, without a library: a chart is a handful of rectangles and lines; and the roofline in
 characters for a terminal, whose bars are in `Profile.lines`. Invariant: every name is escaped,
@@ -17,7 +17,7 @@ from cuagent.measure.roofline.model import amount, seconds_text
 WIDTH, ROW, LEFT, MARGIN, ROOF = 880, 22, 330, 20, 220
 MOST_BARS = 16
 COLUMNS, ROWS = 76, 9
-"""Of the roofline in characters, at most."""
+"""Largest size of the roofline drawn in characters."""
 STYLE = (
     "text{font:13px sans-serif;fill:#222}.bar{fill:#4878a8}.roof{stroke:#222;stroke-width:2;"
     "fill:none}.floor{stroke:#b04030;stroke-dasharray:4 3}.dot{fill:#b04030}"
@@ -25,7 +25,7 @@ STYLE = (
 
 
 def svg(profile: Profile) -> str:
-    """The whole picture; 880 pixels wide, as high as it has bars."""
+    """Return the whole SVG, 880 pixels wide; its height depends on the number of bars."""
     costs = (profile.kernels or profile.operators)[:MOST_BARS]
     height = 2 * MARGIN + 30 + ROW * len(costs) + ROOF
     parts = [
@@ -70,7 +70,7 @@ class Plane:
 
     @staticmethod
     def of(profile: Profile) -> Plane | None:
-        """None where something was not counted or measured."""
+        """Return the plane, or None if a count or measurement is missing."""
         work, limits = profile.roofline.work, profile.roofline.ceilings
         rate = limits.rate(profile.roofline.unit)
         flops = work.matrix_flops + work.other_flops
@@ -100,7 +100,7 @@ class Plane:
 
 
 def roofline(profile: Profile, width: int) -> list[str]:
-    """The roofline in characters, and the model as a dot; nothing where it is not known."""
+    """Return the roofline in characters with the model as a dot; nothing if unknown."""
     plane = Plane.of(profile)
     columns = min(width, COLUMNS)
     if plane is None or columns < 2:
@@ -122,8 +122,8 @@ def roofline(profile: Profile, width: int) -> list[str]:
     grid[dot][start : start + len(share)] = share
     drawn = ["".join(line).rstrip() for line in grid]
     top = f"{amount(plane.rate)}FLOP/s {profile.roofline.unit}"
-    foot = f"{plane.here:.3g} FLOP a byte, the ridge at {plane.rate / plane.copy:.3g}"
-    return [top.rjust(columns), *(line for line in drawn if line), foot]
+    footer = f"{plane.here:.3g} FLOP a byte, the ridge at {plane.rate / plane.copy:.3g}"
+    return [top.rjust(columns), *(line for line in drawn if line), footer]
 
 
 def _roofline(profile: Profile, top: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The one live line: where the run stands, in as many words as the terminal is wide.
+"""Format the live status line of a run to the width of the terminal.
 
 Pure; `ui.terminal` decides when and where it is shown.
 """
@@ -18,22 +18,22 @@ class Status:
 
     step: int = 0
     best: float | None = None
-    """Over the best of the baselines."""
+    """Best ratio over the best baseline."""
     tokens: int = 0
     cost: float | None = None
-    """US dollars; nothing is said of what costs nothing."""
+    """Cost in US dollars; hidden if zero."""
     activity: str = ""
-    """What is being waited for."""
+    """The operation in progress."""
     sure: bool = True
-    """Whether the interval of the best says that it is faster."""
+    """True if the interval of the best ratio excludes "not faster"."""
 
     @property
     def best_text(self) -> str:
-        """`best 1.43x`, with a question mark where the times do not tell it from none."""
+        """`best 1.43x`, with a question mark if the interval is inconclusive."""
         return "" if self.best is None else f"best {times(self.best)}{'' if self.sure else '?'}"
 
     def parts(self, seconds: float) -> list[str]:
-        """The figures that are known, the first things to know first."""
+        """Return the known figures, the most important first."""
         parts = [
             f"step {self.step}" if self.step else "",
             clock(seconds),

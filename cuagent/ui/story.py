@@ -1,7 +1,7 @@
-"""A recorded run as a text to read: the result first, then what happened, step by step.
+"""Format a recorded run as text: the result first, then each step.
 
-Fuller than what the live view shows: whole commands and files, the verdicts with all their
-figures, what each attempt changed. Pure: from records to lines; `ui.pager` shows them.
+More complete than the live view: whole commands and files, the verdicts with all their
+figures, and the diff of each attempt. Pure: from records to lines; `ui.pager` shows them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cuagent.events import (
     UserSaid,
 )
 from cuagent.record import RunFolder, ladder_of
-from cuagent.ui.attempts import Board, head_line, ladder_rows, row_line
+from cuagent.ui.attempts import AttemptTable, head_line, ladder_rows, row_line
 from cuagent.ui.code import written
 from cuagent.ui.console import UNCUT
 from cuagent.ui.recorded import Records, best_of, events_of
@@ -46,7 +46,7 @@ _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 def story(
     folder: RunFolder, records: Records, width: int, glyphs: Glyphs = UNICODE
 ) -> Iterator[Text]:
-    """The lines of a run that has begun; nothing is left out where `width` is `UNCUT`."""
+    """Return the lines of a started run; with `width` `UNCUT`, all of them."""
     session = records[0]
     task = session["task"]
     when = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(session["time"]))
@@ -76,7 +76,7 @@ def story(
                 seen.add(number)
                 judged = True
             case ToolFinished() if judged:
-                judged = False  # the judgement above says it better than the text for the model
+                judged = False  # the judgement above is clearer than the text for the model
             case RunEnded():
                 yield Text()
                 yield Text(one_line(f"ended: {event.stop}: {event.summary}"), "bold")
@@ -85,20 +85,20 @@ def story(
 
 
 def _result(folder: RunFolder, records: Records, width: int, glyphs: Glyphs) -> Iterator[Text]:
-    """The table of attempts and the summary, as they stand at the end of the log."""
-    board, found = Board(), ladder_of(records)
+    """Return the table of attempts and the summary at the end of the log."""
+    attempt_table, found = AttemptTable(), ladder_of(records)
     if found is not None:
-        board.measure_ladder(found)
+        attempt_table.measure_ladder(found)
     for event in events_of(folder, records):
         if isinstance(event, Judged):
-            board.keep(event.attempt, event.judgement)
-    if board.attempts:
-        yield from (Text(), *board.whole(width, glyphs))
+            attempt_table.add(event.attempt, event.judgement)
+    if attempt_table.attempts:
+        yield from (Text(), *attempt_table.all_lines(width, glyphs))
     ends = [e for e in events_of(folder, records) if isinstance(e, RunEnded)]
-    unfinished = RunEnded("unfinished", best_of(records), "it has not ended", found)
+    unfinished = RunEnded("unfinished", best_of(records), "the run has not ended", found)
     ended = ends[-1] if ends else unfinished
     yield Text()
-    yield from summary_lines(ended, None, board.numbers, width, glyphs)
+    yield from summary_lines(ended, None, attempt_table.numbers, width, glyphs)
 
 
 def _call(event: ToolStarted, width: int, glyphs: Glyphs) -> Iterator[Text]:
@@ -114,12 +114,12 @@ def _call(event: ToolStarted, width: int, glyphs: Glyphs) -> Iterator[Text]:
 
 
 def _most(lines: int, width: int) -> int:
-    """So many lines on a terminal; all of them in a file or a pipe."""
+    """Return the line limit on a terminal; no limit in a file or a pipe."""
     return UNCUT if width == UNCUT else lines
 
 
 def _shown(event: ToolStarted) -> str:
-    """The call in full: the command as it was given, else its arguments."""
+    """Return the whole command of a call, else its arguments."""
     import json
 
     try:
@@ -134,7 +134,7 @@ def _shown(event: ToolStarted) -> str:
 
 
 def _change(texts: Mapping[int, Mapping[str, str]], number: int, width: int) -> Iterator[Text]:
-    """What the attempt changed since the one before; the first one is seen where it is written."""
+    """Return the diff to the previous attempt; the first attempt is shown when written."""
     before, after = texts.get(number - 1), texts.get(number)
     if before is None or after is None:
         return

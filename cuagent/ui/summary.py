@@ -1,4 +1,4 @@
-"""The last block of a run: what was gained, on what evidence, where it lies and what to do next."""
+"""Format the last block of a run: gain, evidence, files and next commands."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from cuagent.measure.ladder import Ladder
 
 EAGER, COMPILE = "eager", "compile"
+KERNEL_LABEL = "kernel vs. best free option"
+KERNEL_LABEL_SHORT = "kernel vs. free"
 CUT_SHORT = {
     "interrupted": "interrupted",
     "model failed": "the model failed",
     "judge failed": "the judge failed",
-    "unfinished": "it has not ended",
+    "unfinished": "the run has not ended",
 }
-"""Ends before which nothing was tried to the end."""
+"""Reasons for an early end of a run, in words."""
 
 
 def summary_lines(
@@ -37,7 +39,7 @@ def summary_lines(
     width: int,
     glyphs: Glyphs = UNICODE,
 ) -> list[Text]:
-    """`attempts` gives the number of an attempt by its digest."""
+    """Return the summary; `attempts` maps the digest of an attempt to its number."""
     best: Judgement | None = ended.best
     found: Ladder | None = ended.ladder
     number = attempts.get(best.attempt) if best is not None else None
@@ -48,57 +50,58 @@ def summary_lines(
     if result is Result.RUNG and found is not None and found.best is not None:
         sign = glyphs.yes if tried and ended.stop not in CUT_SHORT else glyphs.unsure
         head = f"{sign} {_rung_head(ended, found, tried)}"
-        rows = [*_free_rows(best, found), *_vain_rows(best, name, tried), *rows]
+        rows = [*_free_rows(best, found), *_kernel_rows(best, name, tried), *rows]
     elif best is not None and result is Result.KERNEL:
         head = f"{glyphs.yes} best: {name}"
-        rows = [*_gain_rows(best, found), *rows]
+        rows = [*_gain_rows(best, found, width), *rows]
     elif found is not None and found.best is not None:
         head = f"{glyphs.unsure} {_module_head(ended, found, tried)}"
-        rows = [*_unsure_rows(found), *_vain_rows(best, name, tried), *rows]
+        rows = [*_unsure_rows(found), *_kernel_rows(best, name, tried), *rows]
     elif best is None:
-        head = f"{glyphs.unsure} {one_line(ended.summary)}{_cut(ended)}"
+        head = f"{glyphs.unsure} {one_line(ended.summary)}{_early_end(ended)}"
     else:
         head = f"{glyphs.unsure} {_no_gain(best, name)}"
     colour = "yellow" if head.startswith(glyphs.unsure) else "green"
     lines = [Text(line, f"bold {colour}") for line in wrap(head, width)]
-    places = _whereabouts(ended, run, result, number)
+    places = _next_steps(ended, run, result, number)
     return lines + label_lines([*rows, *places], width)
 
 
 def short_path(path: Path) -> str:
-    """As seen from the current folder, where it lies below it."""
+    """Return the path relative to the current folder, if it is inside; else unchanged."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def handle(run: RunStarted) -> str:
-    """What a command takes for this run here: its ID, or its path where it lies elsewhere."""
+    """Return the argument that names this run: its ID, or its path if it is elsewhere."""
     return run.run_id if run.folder.parent == RUNS.resolve() else short_path(run.folder)
 
 
 def _rung_head(ended: RunEnded, found: Ladder, tried: int) -> str:
-    """What is handed over though no kernel is, and what was tried before that was decided."""
+    """Return the headline if the result is a rung, with the number of tried kernels."""
     rung, best = found.best, ended.best
     assert rung is not None
-    name = called(rung.name)
+    name = full_name(rung.name)
     if not tried:
         free = free_of(best, found)
         gain = "" if free is None else f" {times(free.value)}"
-        how = "timed for the record" if rung.effort is Effort.RECORD else "quick timing"
-        return f"no kernel tried{_cut(ended)}; {name} is{gain} ({how})"
+        how = "record timing" if rung.effort is Effort.RECORD else "quick timing"
+        return f"no kernel tried{_early_end(ended)}; {name} is{gain} ({how})"
     if _may_add(best):
-        return f"no kernel surely adds to what is free; {name} is the result{_cut(ended)}"
+        unsure = "no kernel is surely faster than the best free option"
+        return f"{unsure}; {name} is the result{_early_end(ended)}"
     if best is None:
-        return f"{name} is the best found; no kernel was accepted{_cut(ended)}"
-    return f"{name} is the best found; no kernel beat it{_cut(ended)}"
+        return f"{name} is the best found; no kernel was accepted{_early_end(ended)}"
+    return f"{name} is the best found; no kernel beat it{_early_end(ended)}"
 
 
 def _module_head(ended: RunEnded, found: Ladder, tried: int) -> str:
-    """Neither a kernel nor a rung is handed over: why."""
+    """Return the headline if the result is the module itself, with the reason."""
     unsure = found.undecided
-    kernel = "" if tried else f"no kernel tried{_cut(ended)}; "
+    kernel = "" if tried else f"no kernel tried{_early_end(ended)}; "
     if unsure is not None:
-        return f"{kernel}could not tell whether {called(unsure.name)} beats your module"
+        return f"{kernel}could not tell whether {full_name(unsure.name)} beats your module"
     if _may_beat(ended.best):
         return "could not tell whether the kernel beats your module"
     yet = "" if ended.stop in FINISHED else " yet"
@@ -106,13 +109,13 @@ def _module_head(ended: RunEnded, found: Ladder, tried: int) -> str:
     return f"{kernel}nothing beats your module{yet}"
 
 
-def _cut(ended: RunEnded) -> str:
-    """What ended the run before its time, to be put in brackets behind what it had found."""
+def _early_end(ended: RunEnded) -> str:
+    """Return the reason for an early end in brackets, or ""."""
     return f" ({CUT_SHORT[ended.stop]})" if ended.stop in CUT_SHORT else ""
 
 
 def _may_beat(best: Judgement | None) -> bool:
-    """Whether the times leave open if the attempt is faster than eager."""
+    """True if it is inconclusive whether the attempt is faster than eager."""
     return best is not None and best.standing is Standing.INCONCLUSIVE
 
 
@@ -120,13 +123,16 @@ def _unsure_rows(found: Ladder) -> list[tuple[str, str]]:
     rung = found.undecided
     if rung is None or rung.over_eager is None:
         return []
-    how = "timed for the record" if rung.effort is Effort.RECORD else "a quick look"
+    how = "record timing" if rung.effort is Effort.RECORD else "quick timing"
     again = "cuagent optimize TASK --fresh, when the machine is quiet"
-    return [("free", f"{called(rung.name)}: {_said(rung.over_eager)}, {how}"), ("again", again)]
+    return [
+        ("free", f"{full_name(rung.name)}: {_ratio_text(rung.over_eager)}, {how}"),
+        ("retry", again),
+    ]
 
 
 def _may_add(best: Judgement | None) -> bool:
-    """Measured to be faster than the best rung, though not surely."""
+    """True if the attempt measured faster than the best rung, but inconclusively."""
     gain = best.gain if best is not None else None
     if gain is None or gain.kernel.standing is not Standing.INCONCLUSIVE:
         return False
@@ -135,83 +141,90 @@ def _may_add(best: Judgement | None) -> bool:
 
 def _no_gain(best: Judgement, name: str) -> str:
     if best.timing is None:
-        return f"no sure gain: {name} is right, and was not timed"
+        return f"no sure gain: {name} is correct, but was not timed"
     if best.timing.suspect:
-        return f"no gain: {name} is right, but its time is not believed"
+        return f"no gain: {name} is correct, but its time is not plausible"
     if best.standing is Standing.INCONCLUSIVE:
-        return f"no sure gain: {name} is right; the times do not tell it apart"
-    return f"no gain: {name} is right, but not faster than eager"
+        return f"no sure gain: {name} is correct, but its time and that of eager overlap"
+    return f"no gain: {name} is correct, but not faster than eager"
 
 
-def _gain_rows(best: Judgement, found: Ladder | None) -> list[tuple[str, str]]:
-    """What is free and what the kernel adds to it: their product is end to end."""
+def _gain_rows(best: Judgement, found: Ladder | None, width: int) -> list[tuple[str, str]]:
+    """Return the free gain, the kernel's gain over it, and their product, end to end."""
     if (gain := best.gain) is None:
         return []
-    free = ("free", "nothing: eager is the best rung")
+    free = ("free", "nothing: eager is the best option")
     unsure = found.undecided if found is not None else None
     if unsure is not None and unsure.over_eager is not None:
-        free = ("free", f"nothing sure: {called(unsure.name)} {_said(unsure.over_eager)}")
+        free = ("free", f"nothing sure: {full_name(unsure.name)} {_ratio_text(unsure.over_eager)}")
+    label = KERNEL_LABEL if width >= NARROW else KERNEL_LABEL_SHORT
     if gain.rung != EAGER:
-        free = ("free", f"{_said(gain.free)}: {called(gain.rung)}, no kernel")
-    return [free, ("kernel on top", _said(gain.kernel)), ("end to end", _said(gain.end_to_end))]
+        free = ("free", f"{_ratio_text(gain.free)}: {full_name(gain.rung)}, no kernel")
+    return [
+        free,
+        (label, _ratio_text(gain.kernel)),
+        ("end to end", _ratio_text(gain.end_to_end)),
+    ]
 
 
 def _free_rows(best: Judgement | None, found: Ladder) -> list[tuple[str, str]]:
     free = free_of(best, found)
     of_record = found.best is not None and found.best.effort is Effort.RECORD
-    how = "timed for the record" if of_record else "a quick look"
+    how = "record timing" if of_record else "quick timing"
     if age := found.age() if not of_record else "":
         how += f", {age}"
-    return [] if free is None else [("free", f"{_said(free)} over eager, {how}")]
+    return [] if free is None else [("free", f"{_ratio_text(free)} over eager, {how}")]
 
 
-def _vain_rows(best: Judgement | None, name: str, tried: int) -> list[tuple[str, str]]:
-    """What the best attempt came to, where it is not the result."""
+def _kernel_rows(best: Judgement | None, name: str, tried: int) -> list[tuple[str, str]]:
+    """Return the outcome of the best attempt if it is not the result."""
     if best is None:
         return [("kernels", f"none of {tried} was accepted" if tried else "none was tried")]
     if best.gain is not None:
-        return [("kernels", f"{name}: {_said(best.gain.kernel)} over {called(best.gain.rung)}")]
+        return [
+            ("kernels", f"{name}: {_ratio_text(best.gain.kernel)} over {full_name(best.gain.rung)}")
+        ]
     return [("kernels", _no_gain(best, name))]
 
 
 def _evidence(best: Judgement, found: Ladder | None, width: int) -> list[tuple[str, str]]:
     rows = []
     if (timing := best.timing) is None:
-        rows.append(("worth", "not timed"))
+        rows.append(("timing", "not timed"))
     else:
-        told = {EAGER, best.gain.rung} - {COMPILE} if best.gain is not None else set()
+        shown_above = {EAGER, best.gain.rung} - {COMPILE} if best.gain is not None else set()
         for name, gain in timing.ratios.items():
-            if name not in told:
+            if name not in shown_above:
                 word = f" {gain.standing}" if width >= NARROW else ""
-                where = called(name) if width >= NARROW else name
+                where = full_name(name) if width >= NARROW else name
                 rows.append((f"over {where}", ratio(gain) + word))
         rows += [("roofline", fact.replace(" of the roofline", "")) for fact in share_facts(timing)]
         afresh = timing.effort is Effort.RECORD
-        how = "measured afresh in several processes" if afresh else "measured in the loop only"
+        how = "measured in several fresh processes" if afresh else "measured during the run only"
         rows.append(("timing", f"{how}, on {one_line(timing.device)}"))
-        rows += [("mind", remark) for remark in timing.remarks]
+        rows += [("note", remark) for remark in timing.remarks]
     if best.verdict.precision is not None:
         rows.append(("precision", str(best.verdict.precision)))
     return [*rows, ("isolation", best.verdict.tier)]
 
 
-def _said(gain: Ratio) -> str:
+def _ratio_text(gain: Ratio) -> str:
     unsure = " (inconclusive)" if gain.standing is Standing.INCONCLUSIVE else ""
     return ratio(gain) + unsure
 
 
-def called(rung: str) -> str:
-    """A rung at full length."""
+def full_name(rung: str) -> str:
+    """Return the full name of a rung."""
     return baseline_name(rung, 40)
 
 
-def _whereabouts(
+def _next_steps(
     ended: RunEnded, run: RunStarted | None, result: Result, number: int | None
 ) -> list[tuple[str, str]]:
     rows = [("stopped", one_line(str(ended.stop)))]
     if run is not None:
         rows.append(("run", short_path(run.folder)))
-        rows.append(("look", f"cuagent show {handle(run)}"))
+        rows.append(("details", f"cuagent show {handle(run)}"))
         unmeasured = ended.ladder is None and ended.best is not None
         worse = ended.best is not None and ended.best.slower_than
         if result is Result.KERNEL or (unmeasured and not worse):

@@ -1,4 +1,4 @@
-"""What was built, judged and timed, as lines for a person: pure functions from data to styled text.
+"""Format builds, verdicts and timings as styled lines. Pure functions.
 
 Each takes the columns it may use and leaves out the less important parts when they are few.
 Colour only repeats what the words say, so that the lines lose nothing on paper or in a pipe.
@@ -26,7 +26,7 @@ WIDEST = 120
 NARROW = 50
 """Columns; below it names are short and nothing is indented."""
 SHOWN_DIAGNOSTICS = SHOWN_DRAWS = 3
-COPIED = ("run", "look", "apply", "export", "or")
+COPIED = ("run", "details", "apply", "export", "or")
 NAMES = {
     "compile": "torch.compile",
     "reduce-overhead": "CUDA graphs",
@@ -38,10 +38,10 @@ SHORT = {
     "channels_last": "NHWC",
     "tf32": "TF32",
 }
-"""Parts of a rung's name, where there are several."""
+"""Short forms of the parts of a compound rung name."""
 MERIT = {
     -1: "not accepted",
-    1: "right, no clear gain over eager",
+    1: "correct, not clearly faster than eager",
     2: "clearly faster than eager",
     3: "clearly faster than eager and torch.compile",
 }
@@ -51,9 +51,9 @@ _COLOURS = {Standing.FASTER: "green", Standing.SLOWER: "red", Standing.INCONCLUS
 def judgement_lines(
     judgement: Judgement, width: int, glyphs: Glyphs = UNICODE, tier: str = ""
 ) -> list[Text]:
-    """Everything about one judged attempt: what the compiler said, the verdict, the times.
+    """Return all lines of one judged attempt: compiler output, verdict, times.
 
-    `tier` is the isolation that the reader knows already.
+    `tier` is the isolation shown before; the same tier is not repeated.
     """
     lines = []
     if not judgement.build.ok:
@@ -69,9 +69,9 @@ def judgement_lines(
 def why_lines(
     judgement: Judgement, width: int, glyphs: Glyphs = UNICODE, tier: str = ""
 ) -> list[Text]:
-    """What a row of the table does not say: why an attempt was refused, what to mind.
+    """Return details missing from the table row: reason of rejection, remarks.
 
-    What a verdict could not judge is told once, with the figures of record.
+    The limits of a verdict are shown once, with the record timing.
     """
     verdict, timing = judgement.verdict, judgement.timing
     if not judgement.build.ok:
@@ -85,7 +85,7 @@ def why_lines(
 
 
 def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-    """One line for a build that worked; the first errors of one that did not."""
+    """Return one line for a successful build, or the first errors of a failed one."""
     if build.ok:
         cached = sum(library.cached for library in build.libraries)
         what = _plural(len(build.libraries), "source")
@@ -106,7 +106,7 @@ def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text
 def verdict_lines(
     verdict: Verdict, width: int, glyphs: Glyphs = UNICODE, tier: str = ""
 ) -> list[Text]:
-    """Accepted or why not, by which rules, under which isolation if not under `tier`."""
+    """Return verdict, reason, rules, and the isolation if it differs from `tier`."""
     seconds = verdict.seconds.get("total")
     match verdict.reason:
         case Reason.ACCEPTED if verdict.accepted:
@@ -136,7 +136,7 @@ def verdict_lines(
 
 
 def _worst_of_each_kind(draws: Sequence[Draw]) -> list[Draw]:
-    """Of the draws that failed."""
+    """Return the worst failed draw of each kind."""
     worst: dict[str, Draw] = {}
     for draw in draws:
         if not draw.passed and (draw.kind not in worst or draw.ratio > worst[draw.kind].ratio):
@@ -145,15 +145,15 @@ def _worst_of_each_kind(draws: Sequence[Draw]) -> list[Draw]:
 
 
 def timing_lines(timing: Timing, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-    """The arms as a table, and how and where they were timed."""
+    """Return the arms as a table, with device and effort of the timing."""
     lines = _arm_lines(timing, width, glyphs) + remark_lines(timing, width)
     facts = [*share_facts(timing), one_line(timing.device)]
-    effort = "quick look, no claim" if timing.effort is Effort.QUICK else "of record"
-    return lines + _facts([*facts, f"timing {effort}"], width, glyphs)
+    effort = "quick timing, no claim" if timing.effort is Effort.QUICK else "record timing"
+    return lines + _facts([*facts, effort], width, glyphs)
 
 
 def remark_lines(timing: Timing, width: int) -> list[Text]:
-    """What a reader of the figures must know: doubts in red, the rest in yellow."""
+    """Return the remarks on a timing: doubts in red, notes in yellow."""
     grave = len(timing.remarks) - len(timing.notes)
     styles = ["red"] * grave + ["yellow"] * len(timing.notes)
     pairs = zip(timing.remarks, styles, strict=True)
@@ -161,7 +161,7 @@ def remark_lines(timing: Timing, width: int) -> list[Text]:
 
 
 def share_facts(timing: Timing) -> list[str]:
-    """How near the candidate is to the floor of the task."""
+    """Return the candidate's share of the roofline, with the floor of the task."""
     if timing.share is None or timing.floor is None:
         return []
     floor = f"floor {duration(timing.floor.seconds)}, {timing.floor.bound}"
@@ -169,7 +169,7 @@ def share_facts(timing: Timing) -> list[str]:
 
 
 def _arm_lines(timing: Timing, width: int, glyphs: Glyphs) -> list[Text]:
-    """A row for each arm: name, time, what the candidate is worth against it."""
+    """Return a row for each arm: name, time, ratio of the candidate over it."""
     room = 24 if width >= NARROW else 8
     names = {arm.name: baseline_name(arm.name, room) for arm in timing.arms}
     first = max(map(cell_len, names.values()), default=0)
@@ -181,31 +181,31 @@ def _arm_lines(timing: Timing, width: int, glyphs: Glyphs) -> list[Text]:
         if arm.failed:
             line.append("  " + clip(one_line(arm.failed), room, glyphs.more), "dim")
         elif gain := timing.ratios.get(arm.name):
-            line.append("  " + _worth(gain, room), _COLOURS[gain.standing])
+            line.append("  " + _ratio_text(gain, room), _COLOURS[gain.standing])
         lines.append(line)
     return lines
 
 
 def score_lines(score: Score, width: int) -> list[Text]:
-    """The milestone score with what it means."""
+    """Return the milestone score with its meaning."""
     colour = "green" if score.reward >= 2 else "yellow" if score.reward == 1 else "red"
     return _paragraph(f"score {score.reward}: {MERIT.get(score.reward, '')}", width, colour)
 
 
-def least_ratio(timing: Timing | None) -> float | None:
-    """What an attempt is worth over the best of the baselines: the smallest ratio measured."""
-    gain = least_worth(timing)
+def smallest_ratio_value(timing: Timing | None) -> float | None:
+    """Return the smallest measured ratio, which is the one over the best baseline."""
+    gain = smallest_ratio(timing)
     return gain.value if gain is not None else None
 
 
-def least_worth(timing: Timing | None) -> Ratio | None:
-    """The smallest ratio measured, with its limits."""
+def smallest_ratio(timing: Timing | None) -> Ratio | None:
+    """Return the smallest measured ratio with its limits."""
     ratios = timing.ratios.values() if timing is not None else ()
     return min(ratios, key=lambda r: r.value, default=None)
 
 
 def baseline_name(name: str, width: int) -> str:
-    """An arm as people call it, in at most `width` columns if there is such a name."""
+    """Return the common name of an arm, in at most `width` columns if possible."""
     if "+" in name:
         return " ".join(SHORT.get(part, part) for part in name.split("+"))
     called = NAMES.get(name, name)
@@ -215,7 +215,7 @@ def baseline_name(name: str, width: int) -> str:
 def label_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
     """`name  value` rows with the values aligned; a long value is wrapped, never cut.
 
-    A path or a command is left on one line whatever its length, so that it can be copied.
+    A path or a command stays on one line, so that it can be copied.
     """
     first = max((cell_len(name) for name, _ in pairs), default=0)
     lines = []
@@ -232,8 +232,8 @@ def label_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
     return lines
 
 
-def _worth(gain: Ratio, room: int) -> str:
-    """A ratio in as many words as there is room for; the number itself is always there."""
+def _ratio_text(gain: Ratio, room: int) -> str:
+    """Return a ratio with as many words as fit; always with the number."""
     full = ratio(gain)
     for text in (f"{full} {gain.standing}", full, f"{times(gain.value)} {gain.standing}"):
         if cell_len(text) <= room:
@@ -260,7 +260,7 @@ def _paragraph(text: str, width: int, style: str = "") -> list[Text]:
 
 
 def _facts(facts: Sequence[str], width: int, glyphs: Glyphs) -> list[Text]:
-    """Small print: as many facts on a line as fit, none broken where it need not be."""
+    """Return the facts in dim text, as many on a line as fit."""
     lines: list[str] = []
     for fact in facts:
         joined = f"{lines[-1]} {glyphs.dot} {fact}" if lines else fact

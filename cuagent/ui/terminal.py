@@ -1,9 +1,9 @@
-"""The view for a person: an append-only transcript and, on a terminal, one live line below it.
+"""Show a run to a person: an append-only transcript and, on a terminal, a live status below it.
 
-What has been printed is never touched again; only what stands below it is redrawn in place, in one
-write, so nothing flickers and scrolling back works: one line, or both sides of `ui.live` where the
-terminal is wide. Without a terminal there is nothing live and no control character, nothing is
-cut, and the figures come as a line for each step.
+Printed lines never change; only the live status is redrawn in place, in one write, so nothing
+flickers and scrolling back works. It is one line, or both columns of `ui.live` in a wide terminal.
+Without a terminal there is no live status and no control character, nothing is cut, and the
+figures are printed as a line for each step.
 Invariant: every write goes through `_write`, under the lock that the ticking live line shares.
 """
 
@@ -36,7 +36,7 @@ from cuagent.events import (
     UserSaid,
 )
 from cuagent.timing import Effort, Standing
-from cuagent.ui.attempts import Board
+from cuagent.ui.attempts import AttemptTable
 from cuagent.ui.code import LINES, written
 from cuagent.ui.console import UNCUT, make_console
 from cuagent.ui.flow import Flow
@@ -46,7 +46,7 @@ from cuagent.ui.markdown import Blocks, rendered
 from cuagent.ui.region import Region
 from cuagent.ui.status import Status
 from cuagent.ui.summary import short_path, summary_lines
-from cuagent.ui.table import least_worth, why_lines
+from cuagent.ui.table import smallest_ratio, why_lines
 from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, harmless, one_line, wrap
 
 if TYPE_CHECKING:
@@ -57,59 +57,59 @@ TICK = 0.25
 """Seconds between two states of the live line."""
 WIDEST = 120
 """Columns; longer lines are hard to read, and nothing here needs them."""
-KEPT = {"bash": (4, 3), "compile": (6, 0), "profile": (12, 0)}
-"""First and last lines kept of a tool's output; `OTHERS` of one that is not named, or an error."""
-OTHERS, OF_ERROR = (3, 0), (4, 3)
-OF_USER = (6, 2)
-"""The same of what the user said, who has seen it: the output of `!!command` may be long."""
-HEARD = 8
+TOOL_LINES = {"bash": (4, 3), "compile": (6, 0), "profile": (12, 0)}
+"""Numbers of first and last lines shown of a tool's output; other tools have `OTHER_LINES`."""
+OTHER_LINES, ERROR_LINES = (3, 0), (4, 3)
+USER_LINES = (6, 2)
+"""First and last lines shown of the user's text: the output of `!!command` may be long."""
+OUTPUT_LINES = 8
 """Lines of a running tool that a wide terminal shows below the transcript."""
 PAUSES = ("interrupted", "answered")
-"""Ends after which a person who sits by goes on; they need no summary."""
+"""Reasons to stop after which an interactive user continues; they need no summary."""
 _NOTICE = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 
 class Terminal:
     """Shows the events of one run on `stream`; used as a context manager.
 
-    For a `recorded` run there is no live line, and time is what the log says. With `foot` somebody
-    else shows what stands below the transcript (`foot_lines`), and only whole lines are written.
+    A `recorded` run has no live status, and takes its times from the log. With `footer`, the caller
+    shows the status (`footer_lines`) below the transcript, and only whole lines are written.
     """
 
-    def __init__(self, stream: TextIO, *, recorded: bool = False, foot: bool = False) -> None:
-        self.console = make_console(stream, foot=foot)
+    def __init__(self, stream: TextIO, *, recorded: bool = False, footer: bool = False) -> None:
+        self.console = make_console(stream, footer=footer)
         self.glyphs = glyphs_for(stream.encoding)
         self.status = Status()
-        self.board = Board()
+        self.attempt_table = AttemptTable()
         self._recorded = recorded
-        self._foot = foot
-        self._held = ""
+        self._footer = footer
+        self._unwritten = ""
         self._live = (
             not recorded
-            and not foot
+            and not footer
             and self.console.is_terminal
             and not self.console.is_dumb_terminal
         )
         self._region = Region(self.console)
         self._echo = ExitStack()
         self._seconds_at_step = 0.0
-        self._heard: list[str] = []
-        """What a tool has printed last."""
+        self._recent_output: list[str] = []
+        """Newest output lines of the running tool."""
         self._phases: set[str] = set()
         self._blocks: Blocks | None = None
-        """What the model says now, where Markdown is shown as such."""
+        """Text of the model in progress, if Markdown is rendered."""
         self._flow: Flow | None = None
         self._flow_style = ""
         self._run: RunStarted | None = None
         self._open: dict[str, ToolStarted] = {}
         self._last_call = ""
         self._summary = ""
-        """What came of the run, as it was told last."""
-        self._judged = self._climbed = False
+        """The summary of the run shown last."""
+        self._judged = self._ladder_shown = False
         self._tier = ""
-        """The isolation that was told last."""
+        """The isolation tier shown last."""
         self._started = time.monotonic()
-        self._rested: float | None = None
+        self._paused_at: float | None = None
         self._tick = 0
         self._lock = threading.RLock()
         self._ended = threading.Event()
@@ -143,69 +143,69 @@ class Terminal:
         return self.console.width == UNCUT
 
     def __call__(self, event: Event) -> None:
-        """Show one event, from whatever thread."""
+        """Show one event; any thread may call."""
         with self._lock:
             self._show(event)
 
-    def foot_lines(self, width: int) -> list[str]:
-        """What stands below the transcript, for who shows it; the last line is the status."""
+    def footer_lines(self, width: int) -> list[str]:
+        """Return the lines below the transcript; the last one is the status."""
         with self._lock:
-            tick = self._tick if self._rested is None else None
+            tick = self._tick if self._paused_at is None else None
             self._tick += 1
             status = self.status.line(self._seconds(), width, self.glyphs, tick)
-            if two_sided(self.board, width, self.console.height):
+            if two_sided(self.attempt_table, width, self.console.height):
                 doing = Status(activity=self.status.activity)  # the figures come last
                 panel = self._panel(width, None, doing)
                 return [*(harmless(line.plain) for line in panel), harmless(status)]
-            held = [clip(self._pending, width, self.glyphs.more)] if self._pending else []
-            return [harmless(line) for line in (*held, status)]
+            unwritten = [clip(self._pending, width, self.glyphs.more)] if self._pending else []
+            return [harmless(line) for line in (*unwritten, status)]
 
     def say(self, lines: Iterable[Text]) -> None:
-        """Add lines that are no event of the run."""
+        """Print lines that belong to no event."""
         self._print(lines)
 
     def recall(self, judged: Iterable[tuple[int, Judgement]], found: Ladder | None = None) -> None:
-        """Ladder and attempts of an earlier session, these by their numbers."""
+        """Take the ladder and the numbered attempts from an earlier session."""
         with self._lock:
             if found is not None:
-                self.board.measure_ladder(found)
+                self.attempt_table.measure_ladder(found)
             for number, judgement in judged:
-                self.board.keep(number, judgement)
+                self.attempt_table.add(number, judgement)
                 self._improve(judgement)
 
-    def rest(self, *, finished: bool = False) -> None:
-        """It is the user's turn: the clock stands until the next step.
+    def pause(self, *, finished: bool = False) -> None:
+        """Stop the clock until the next step and show that it is the user's turn.
 
-        `finished`: only words make the run go on.
+        `finished`: only a message continues the run.
         """
         with self._lock:
-            self._rested = self._rested or time.monotonic()
-            self._heard = []
-            does = "say what to try next" if finished else "Enter goes on"
+            self._paused_at = self._paused_at or time.monotonic()
+            self._recent_output = []
+            does = "type what to try next" if finished else "Enter continues"
             self._set(activity=f"your turn: {does}, /help")
 
     def show_table(self) -> None:
         """All attempts so far."""
-        self._print(self.board.whole(self.width, self.glyphs))
+        self._print(self.attempt_table.all_lines(self.width, self.glyphs))
 
     def _show(self, event: Event) -> None:
         match event:
             case RunStarted():
                 self._run = event
-                self._started = time.monotonic()  # what came before was no work
+                self._started = time.monotonic()  # earlier time was setup
                 self._print(self._header(event))
             case Phase(text, passing):
                 self._set(activity=one_line(text))
-                # within a call it is for the live line alone, and once is enough
+                # within a call only the live status shows it; else it is printed one time
                 if not (passing or self._open or text in self._phases):
                     self._print([self._line(f"{self.glyphs.dot} {one_line(text)}", "dim")])
                 self._phases.add(text)
             case TextDelta():
                 self._stream(event)
             case StepStarted(step):
-                self._go_on()
+                self._resume_clock()
                 self._set(step=step, activity="thinking")
-                if not self._live and not self._foot:
+                if not self._live and not self._footer:
                     figures = replace(self.status, activity="")
                     line = figures.line(self._seconds(), self.width, self.glyphs)
                     self._print([Text(), Text(line, "dim")])
@@ -218,33 +218,36 @@ class Terminal:
             case LadderMeasured(found, True):
                 self._show_ladder(found)
             case LadderMeasured(found):
-                self.board.measure_ladder(found)
+                self.attempt_table.measure_ladder(found)
             case Judged():
                 self._show_judged(event)
             case Spent():
                 tokens = event.tokens_in + event.tokens_out
                 self._set(step=event.step, tokens=tokens, cost=event.cost)
                 self._seconds_at_step = event.seconds
-                # the run's own clock, which counts what was worked before and no opening
-                self._started = (self._rested or time.monotonic()) - event.seconds
+                # the run's own clock counts earlier work, but not the setup
+                self._started = (self._paused_at or time.monotonic()) - event.seconds
             case UserSaid(text):
-                head, tail = (UNCUT, 0) if self._uncut else OF_USER
+                head, tail = (UNCUT, 0) if self._uncut else USER_LINES
                 pieces = [f"> {line}" for line in fold(text, head, tail, self.glyphs.more)]
                 self._print([Text(), *(Text(piece, "bold cyan") for piece in pieces)])
             case Notice(text, level):
                 pieces = wrap(one_line(text), max(self.width - 2, 8))
                 self._print([Text(f"! {piece}", _NOTICE[level]) for piece in pieces])
-            case RunEnded(stop, _, summary) if self._foot and str(stop) in PAUSES:
-                self._pause(str(stop), one_line(summary))
+            case RunEnded(stop, _, summary) if self._footer and str(stop) in PAUSES:
+                self._show_pause(str(stop), one_line(summary))
             case RunEnded():
                 self._summary = one_line(event.summary)
                 self._ended.set()
-                numbers, table = self.board.numbers, self.board.whole(self.width, self.glyphs, 2)
+                numbers, table = (
+                    self.attempt_table.numbers,
+                    self.attempt_table.all_lines(self.width, self.glyphs, 2),
+                )
                 lines = summary_lines(event, self._run, numbers, self.width, self.glyphs)
                 self._print([Text(), *table, *([Text()] if table else []), *lines])
 
-    def _pause(self, stop: str, summary: str) -> None:
-        """Why nobody works, and what has come of the run since that was told last."""
+    def _show_pause(self, stop: str, summary: str) -> None:
+        """Show why the run stopped, and its summary if that changed since it was last shown."""
         known, self._summary = summary == self._summary, summary
         said = stop if known else f"{stop}: {summary}"
         answer = known and stop == "answered"  # the answer stands above
@@ -265,21 +268,21 @@ class Terminal:
         style = "dim" if event.kind == "reasoning" else ""
         if self._flow is not None and self._flow_style != style:
             self._print([])
-        elif self._flow is None and (self._live or self._foot):  # else figures stand here
+        elif self._flow is None and (self._live or self._footer):  # else figures are printed here
             self._print([Text()])
         if self._flow is None:
             self._flow = Flow(self.width if self.console.is_terminal else None)
             self._flow_style = style
-        # A tab or a bell of the model's is not for the terminal; line ends are the flow's.
-        ready, self._held = self._held + self._flow.feed(clean(event.text)), ""
-        if self._foot or self._two_sided:
-            whole, newline, self._held = ready.rpartition("\n")
+        # Tabs and bells of the model stay off the terminal; `Flow` makes the line ends.
+        ready, self._unwritten = self._unwritten + self._flow.feed(clean(event.text)), ""
+        if self._footer or self._two_sided:
+            whole, newline, self._unwritten = ready.rpartition("\n")
             ready = whole + newline
         if ready:
             self._write(self._styled(ready))
 
     def _say(self, piece: str) -> None:
-        """Words of the model, shown as Markdown block by block."""
+        """Show text of the model as Markdown, block by block."""
         if self._flow is not None:
             self._print([])
         blocks = self._blocks or Blocks()
@@ -291,15 +294,15 @@ class Terminal:
 
     @property
     def _pending(self) -> str:
-        """The last line of words that are not finished."""
-        return self._held if self._blocks is None else self._blocks.open
+        """The last line of the unfinished text."""
+        return self._unwritten if self._blocks is None else self._blocks.open
 
     def _tool_started(self, event: ToolStarted) -> None:
         self._open[event.call_id] = event
         self._last_call = event.call_id
         self._judged = False
-        self._climbed = False
-        self._heard = []
+        self._ladder_shown = False
+        self._recent_output = []
         self._set(activity=event.name)
         summary = one_line(event.summary)
         room = self.width - len(event.name) - 3 - len(self.glyphs.call)
@@ -315,14 +318,14 @@ class Terminal:
         started = self._open.get(event.call_id)
         if started is not None and lines[-1]:
             self._set(activity=f"{started.name}: {one_line(lines[-1])}")
-            self._heard = [*self._heard, *map(one_line, lines)][-HEARD:]
+            self._recent_output = [*self._recent_output, *map(one_line, lines)][-OUTPUT_LINES:]
 
     def _tool_finished(self, event: ToolFinished) -> None:
         started = self._open.pop(event.call_id, None)
         self._set(activity="")
         lines = []
         if started is not None and event.call_id != self._last_call:
-            # its own title is no longer the line above
+            # another line has followed the title of this call
             summary = f"{started.name} {one_line(started.summary)}"
             lines.append(self._line(f"  {self.glyphs.result} {summary}", "dim"))
         self._last_call = ""
@@ -333,7 +336,7 @@ class Terminal:
 
     def _result(self, event: ToolFinished, started: ToolStarted | None) -> list[Text]:
         if self._judged:
-            return []  # the judgement above says it better than the text made for the model
+            return []  # the judgement above is clearer than the text made for the model
         if started is not None and not event.is_error:
             most = UNCUT if self._uncut else LINES
             diff = str(event.data.get("diff", ""))
@@ -342,11 +345,15 @@ class Terminal:
             )
             if code:
                 return code
-        if event.name == "baseline" and self.board.baselines and not event.is_error:
-            return [] if self._climbed else self.board.ladder_lines(self.width, self.glyphs)
+        if event.name == "baseline" and self.attempt_table.baselines and not event.is_error:
+            return (
+                []
+                if self._ladder_shown
+                else self.attempt_table.ladder_lines(self.width, self.glyphs)
+            )
         if not event.output.strip():
             return []
-        head, tail = OF_ERROR if event.is_error else KEPT.get(event.name, OTHERS)
+        head, tail = ERROR_LINES if event.is_error else TOOL_LINES.get(event.name, OTHER_LINES)
         style = "red" if event.is_error else "dim"
         folded = fold(event.output, UNCUT if self._uncut else head, tail, self.glyphs.more)
         return [self._line(f"  {line}", style) for line in folded]
@@ -355,23 +362,23 @@ class Terminal:
         judgement: Judgement = event.judgement
         self._judged = True
         self._improve(judgement)
-        self.board.keep(event.attempt, judgement, self._seconds())
+        self.attempt_table.add(event.attempt, judgement, self._seconds())
         timing = judgement.timing
         fresh = timing is not None and timing.effort is Effort.RECORD
-        lines = self.board.news(event.attempt, self.width, self.glyphs, fresh=fresh)
+        lines = self.attempt_table.new_lines(event.attempt, self.width, self.glyphs, fresh=fresh)
         why = why_lines(judgement, self.width, self.glyphs, self._tier)
         if judgement.build.ok and not judgement.verdict.accepted:
             self._tier = judgement.verdict.tier
         self._print(lines + why)
 
     def _show_ladder(self, found: Ladder) -> None:
-        self._climbed = True
-        self.board.measure_ladder(found)
+        self._ladder_shown = True
+        self.attempt_table.measure_ladder(found)
         notes = [self._line(f"  {note}", "yellow") for note in found.notes]
-        self._print([*self.board.ladder_lines(self.width, self.glyphs), *notes])
+        self._print([*self.attempt_table.ladder_lines(self.width, self.glyphs), *notes])
 
     def _improve(self, judgement: Judgement) -> None:
-        gain = least_worth(judgement.timing)
+        gain = smallest_ratio(judgement.timing)
         if judgement.verdict.accepted and gain and gain.value > (self.status.best or 0.0):
             sure = gain.standing is not Standing.INCONCLUSIVE
             self._set(best=gain.value, sure=sure)
@@ -383,13 +390,13 @@ class Terminal:
         with self._lock:
             self.status = replace(self.status, **changes)  # type: ignore[arg-type]
 
-    def _go_on(self) -> None:
-        if self._rested is not None:
-            self._started += time.monotonic() - self._rested
-            self._rested = None
+    def _resume_clock(self) -> None:
+        if self._paused_at is not None:
+            self._started += time.monotonic() - self._paused_at
+            self._paused_at = None
 
     def _seconds(self) -> float:
-        now = time.monotonic() if self._rested is None else self._rested
+        now = time.monotonic() if self._paused_at is None else self._paused_at
         return self._seconds_at_step if self._recorded else now - self._started
 
     def _print(self, lines: Iterable[Text]) -> None:
@@ -401,8 +408,8 @@ class Terminal:
                 said = [[Text(), *rendered(b, self.console, self.width)] for b in blocks]
                 lines = [*(line for part in said for line in part), *lines]
             if self._flow is not None:
-                text += self._styled(self._held + self._flow.end())
-                self._flow, self._held = None, ""
+                text += self._styled(self._unwritten + self._flow.end())
+                self._flow, self._unwritten = None, ""
             with self.console.capture() as capture:
                 for line in lines:
                     self.console.print(line, soft_wrap=True)
@@ -414,7 +421,7 @@ class Terminal:
         return capture.get()
 
     def _write(self, text: str) -> None:
-        """The transcript grows by `text`; what is live moves below it. One write, one flush."""
+        """Append `text` to the transcript and redraw the live status. One write, one flush."""
         with self._lock:
             erase = self._region.erase()
             live = self._region.draw(self._live_lines()) if self._is_shown else ""
@@ -424,11 +431,13 @@ class Terminal:
 
     @property
     def _two_sided(self) -> bool:
-        return self._live and two_sided(self.board, self.console.width - 1, self.console.height)
+        return self._live and two_sided(
+            self.attempt_table, self.console.width - 1, self.console.height
+        )
 
     @property
     def _is_shown(self) -> bool:
-        """One line makes room for words as they stream; two sides show them."""
+        """True if the live status shows; one line hides while text streams, two columns stay."""
         return self._live and (self._flow is None or self._two_sided)
 
     def _live_lines(self) -> list[Text]:
@@ -441,9 +450,11 @@ class Terminal:
         return [Text(line, "dim")]
 
     def _panel(self, width: int, tick: int | None, status: Status) -> list[Text]:
-        heard = [self._pending] if self._pending else self._heard
+        recent_output = [self._pending] if self._pending else self._recent_output
         rows, seconds = self.console.height, self._seconds()
-        return panel_lines(status, heard, self.board, seconds, width, rows, self.glyphs, tick)
+        return panel_lines(
+            status, recent_output, self.attempt_table, seconds, width, rows, self.glyphs, tick
+        )
 
     def _keep_ticking(self) -> None:
         while not self._ended.wait(TICK):

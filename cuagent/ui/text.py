@@ -1,8 +1,8 @@
-"""Quantities and foreign text as a person reads them: units, ratios, one safe line.
+"""Format quantities and foreign text: units, ratios, one safe line.
 
-Pure functions from values to strings; how they are arranged is `ui.table`. Text from outside (a
-log, a tool, a compiler, a model) goes through `clean`, which takes control sequences out. What is
-left of them, in any text, is replaced by `harmless` at the border (`ui.console`).
+Pure functions from values to strings; `ui.table` arranges them. Text from outside (a log, a tool, a
+compiler, a model) goes through `clean`, which removes control sequences. `harmless` replaces the
+remaining control characters of any text at the border (`ui.console`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Glyphs:
     spinner: str
     rule: str
     bars: str
-    """From low to high."""
+    """Bar characters from low to high."""
 
 
 UNICODE = Glyphs("✓", "✗", "?", "▸", "●", "└", "│", "·", "…", "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "─", "▁▂▃▄▅▆▇█")
@@ -98,22 +98,22 @@ _ESCAPES = re.compile(
 _UNSAFE = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and line end, DEL, C1
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the order in which text is read
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # reading order of text
     "\u2028\u2029"  # other line ends
-    "\ufff9-\ufffb\U000e0000-\U000e007f"  # notes and tags that nobody sees
-    "\ud800-\udfff"  # half characters, which cannot be written
+    "\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible annotations and tags
+    "\ud800-\udfff"  # surrogates, which cannot be encoded
     "]"
 )
 PLACEHOLDER = "\ufffd"
 
 
 def harmless(text: str) -> str:
-    """The text with a placeholder for each character that a terminal obeys, of the same length."""
+    """Replace each control character by a placeholder; the length stays the same."""
     return _UNSAFE.sub(PLACEHOLDER, text)
 
 
 def clean(text: str) -> str:
-    """Foreign text without control sequences; of a line overwritten with `\\r` the last state."""
+    """Remove control sequences; keep the last state of a line overwritten with `\\r`."""
     text = _ESCAPES.sub("", text.replace("\r\n", "\n")).expandtabs(TAB)
     if "\r" in text:
         lines = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
@@ -148,7 +148,7 @@ RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9-]+")
 def wrap(text: str, width: int) -> list[str]:
     """Break one line at blanks into pieces of at most `width` columns.
 
-    A long word is cut, behind a slash if it has one; the ID of a run is left whole.
+    A long word is cut, after a slash if it has one; the ID of a run stays whole.
     """
     lines: list[str] = [""]
     for word in re.findall(r"\S+|\s+", text):
@@ -169,7 +169,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def _head(word: str, width: int) -> str:
-    """How much of a long word stands on one line."""
+    """Return the part of a long word that fits on one line."""
     head = clip(word, width, "") or word[0]
     if "/" in head:
         return head[: head.rindex("/") + 1]
@@ -179,10 +179,10 @@ def _head(word: str, width: int) -> str:
 
 
 def fold(text: str, head: int, tail: int, more: str = "…") -> list[str]:
-    """The first and last lines of foreign text, with a line that counts what is left out."""
+    """Return the first and last lines of foreign text, and the number of omitted lines."""
     lines = [line.rstrip() for line in clean(text).strip("\n").split("\n")]
     left_out = len(lines) - head - tail
-    if left_out <= 1:  # a line that says "1 more line" is no shorter than that line
+    if left_out <= 1:  # "1 more line" would take as much room as the line
         return lines
     return [*lines[:head], f"{more} {left_out} more lines", *lines[len(lines) - tail :]]
 

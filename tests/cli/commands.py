@@ -1,4 +1,4 @@
-"""What the tests of the command line share: the environment, and what a command gives back."""
+"""Shared parts of the command line tests: the environment and the result of a command."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-"""What the tests that run commands make faster; its ladder is measured once (`ladder_known`)."""
+"""The module that the tests optimize; its ladder is measured one time (`ladder_known`)."""
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """Nothing of the developer's own settings or keys."""
+    """Environment without the developer's settings and keys."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
     return kept | {"HOME": str(home), "XDG_CONFIG_HOME": str(home / "config")}

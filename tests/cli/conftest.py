@@ -1,4 +1,4 @@
-"""`cuagent` as a person runs it: a process of its own in a folder of its own."""
+"""Run `cuagent` as a user does: in a separate process and folder."""
 
 from __future__ import annotations
 

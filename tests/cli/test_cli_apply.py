@@ -1,4 +1,4 @@
-"""What a run leaves: shown step by step, and put into the user's tree only when asked to."""
+"""Show a finished run step by step, and apply its result on request."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_a_verdict_holds_from_its_file_alone_and_a_file_that_lies_does_not(
     file.write_text(json.dumps(data))
     done = cuagent("audit", str(file))
     assert done.returncode == 2
-    assert "of another origin" in done.stderr
+    assert "unknown origin" in done.stderr
     assert not (tmp_path / "proof").exists(), "the code of a stranger is not run unasked"
     done = cuagent("audit", str(file), "--trust")
     assert done.returncode == 1

@@ -29,7 +29,7 @@ def test_the_table_fits_the_terminal_and_what_does_not_stands_below_its_row() ->
     assert max(map(len, narrow[:5])) <= 60
     assert narrow[2] == "  1.0e-07 error, 0.1 s to start"
     assert "2.000x (1.800-2.200)   50%" in narrow[3]
-    assert narrow[7] == "  other precision than the task's"
+    assert narrow[7] == "  precision differs from the task's"
     phone = lines(found, 40)
     assert phone[2] == "  25% of the roofline, 1.0e-07 error, 0.1 s to start"
     assert phone[4].startswith("  2.000x (1.800-2.200) over eager, 50% of")
@@ -41,20 +41,20 @@ def test_a_rung_above_the_roofline_is_explained() -> None:
     assert ABOVE not in lines(made(EAGER, TUNED))
 
 
-def test_the_best_rung_is_said_with_its_interval_and_eager_with_none() -> None:
+def test_best_rung_line_has_an_interval_except_for_eager() -> None:
     over = "best at precision match: max-autotune-no-cudagraphs, 2.000x (1.800-2.200) over eager"
     assert over in lines(made(EAGER, TUNED))
     assert "best at precision match: eager" in lines(made(EAGER))
     assert not any("(1.000-1.000)" in line for line in lines(made(EAGER)))
 
 
-def test_where_eager_was_not_asked_for_nothing_is_said_of_the_strict_rule() -> None:
+def test_missing_eager_rung_is_the_reported_reason() -> None:
     text = "\n".join(lines(made(replace(TUNED, over_eager=None))))
-    assert "eager, which the others are held against, was not timed" in text
+    assert "eager, the baseline of the ratios, was not timed" in text
     assert "strict rule" not in text
 
 
-def test_an_earlier_measurement_is_said_to_be_one() -> None:
+def test_cached_measurement_shows_its_age() -> None:
     old = replace(made(EAGER), when=time.time() - 3 * 3600)
     assert lines(old)[-1] == "measured 3 h ago; --fresh measures again"
     assert "ago" not in lines(replace(old, when=time.time()))[-1]

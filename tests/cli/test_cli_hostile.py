@@ -31,7 +31,7 @@ READERS = (["runs"], ["show"], ["show", "--brief"], ["show", "--json"], ["replay
 
 @dataclass(frozen=True)
 class Done:
-    """What a command gave back."""
+    """Exit code and output of a command."""
 
     returncode: int
     stdout: str
@@ -114,7 +114,7 @@ def test_a_foreign_run_is_shown_but_used_only_where_the_user_accepts_it(
     for arguments in (["apply"], ["export", "latest", "--out", "out"], ["optimize", "--continue"]):
         done = cuagent(*arguments)
         assert done.returncode == 2
-        assert f"{folder.id}: of another origin" in done.stderr
+        assert f"{folder.id}: unknown origin" in done.stderr
         assert "--trust" in done.stderr
         assert done.stderr.count("\n") == 1
     assert everything(tmp_path) == before
@@ -260,7 +260,7 @@ def test_what_lies_in_a_log_is_harmless_on_a_terminal_too(
 
 
 def on_a_terminal(command: list[str], folder: Path, columns: int, answer: str = "n") -> str:
-    """What a command writes to a terminal of so many columns, where somebody gives this answer."""
+    """Return the output of a command on a terminal of that width, given this answer."""
     leader, follower = pty.openpty()
     os.write(leader, f"{answer}\n".encode())
     ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
@@ -270,7 +270,7 @@ def on_a_terminal(command: list[str], folder: Path, columns: int, answer: str = 
     ):
         os.close(follower)
         found = b""
-        with suppress(OSError):  # how the end of a terminal is told
+        with suppress(OSError):  # end of a pseudo-terminal
             while piece := os.read(leader, 1 << 16):
                 found += piece
     os.close(leader)
@@ -304,24 +304,25 @@ def lax(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_projects_precision_is_told_and_does_not_hold_unasked(
+def test_project_precision_is_ignored_with_a_warning(
     cuagent: Callable[..., Done], lax: Path
 ) -> None:
     done = cuagent("profile", "task.py", "candidate", "--device", "cpu")
     assert "precision = 'bf16' is ignored: that is for you to decide" in done.stderr
     done = cuagent("profile", "task.py", "candidate", "--device", "cpu", "--trust")
     assert (
-        "sets precision = 'bf16', which is for you to decide; it holds, as --trust" in done.stderr
+        "sets precision = 'bf16', which is for you to decide; applied: --trust is set"
+        in done.stderr
     )
     shown = json.loads(cuagent("config", "show", "--json").stdout)
     assert shown["precision"]["value"] == "match"
 
 
-def test_what_was_agreed_to_on_a_terminal_holds_until_it_changes(
+def test_terminal_consent_lasts_until_the_setting_changes(
     cuagent: Callable[..., Done], lax: Path, python: list[str]
 ) -> None:
     command = [*python, "-m", "cuagent", "profile", "task.py", "candidate", "--device", "cpu"]
-    assert "Let it hold?" in on_a_terminal(command, lax, 80, "y")
+    assert "Apply it?" in on_a_terminal(command, lax, 80, "y")
     assert json.loads(cuagent("config", "show", "--json").stdout)["precision"]["value"] == "bf16"
     (lax / ".cuagent.toml").write_text('precision = "fp16"\n')
     assert json.loads(cuagent("config", "show", "--json").stdout)["precision"]["value"] == "match"

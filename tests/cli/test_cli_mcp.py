@@ -60,7 +60,7 @@ def test_the_plain_install_of_the_readme_has_what_the_server_needs() -> None:
     assert any(name.startswith("mcp>") for name in needs)
 
 
-def test_without_the_package_the_right_command_is_told() -> None:
+def test_missing_mcp_package_error_names_the_install_command() -> None:
     program = (
         "import sys; sys.modules['mcp'] = None\n"
         "from cuagent.cli.main import run; sys.exit(run(['mcp']))"
@@ -153,7 +153,7 @@ def test_another_agent_gets_a_profile_and_a_package(
 
         refused = await call("export", candidate="right", out="full")
         assert refused.is_error
-        assert "full: exists already" in refused.content[0].text
+        assert "full: already exists" in refused.content[0].text
 
         made = await call("export", candidate="right", out="package")
         assert made.content[0].text.startswith("ACCEPTED attempt 1")

@@ -17,7 +17,7 @@ from commands import TASK, Cuagent, clean_environment
 
 from cuagent.agent import Stop, start_run
 from cuagent.cli.optimize import _code
-from cuagent.cli.standing import standing
+from cuagent.cli.progress import progress_lines
 from cuagent.message import Message
 from cuagent.task import load_task
 
@@ -59,7 +59,7 @@ def test_a_run_without_a_gain_ends_well_and_can_be_looked_at(
     assert "● bash  ls" in done.stderr
     assert "reference.py" in done.stderr
     ends = {
-        "rung": r"\? no kernel tried; .* is \d.*\(timed for the record\)",
+        "rung": r"\? no kernel tried; .* is \d.*\(record timing\)",
         "module": r"\? (nothing beats your|no kernel tried; could not tell whether)",
     }
     end = ends[result["result"]]
@@ -116,7 +116,7 @@ def test_a_full_context_is_a_limit_unless_the_model_never_spoke(
     assert ("what it found stands" if spoke else "does not even take the task") in said
     assert f"--resume {run.folder.id}" in said
     assert said.endswith("--model ONE-WITH-A-LARGER-CONTEXT")
-    assert "it ended" not in next(standing(run))
+    assert "it ended" not in next(progress_lines(run))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -141,13 +141,13 @@ def test_an_interrupt_ends_the_run_whole(task: str, tmp_path: Path, signum: sign
     assert run.returncode == 130
     assert time.monotonic() - start < 15
     assert "interrupted" in rest
-    assert "what was kept: cuagent show" in complaint
+    assert "see the attempts with: cuagent show" in complaint
     assert "Traceback" not in complaint
     log = next((tmp_path / ".cuagent" / "runs").glob("*/log.jsonl"))
     assert json.loads(log.read_text().splitlines()[-1])["stop"] == "interrupted"
 
 
-def test_an_interrupt_while_the_task_is_opened_is_said(task: str, tmp_path: Path) -> None:
+def test_interrupt_while_opening_the_task_is_reported(task: str, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "cuagent", "optimize", task, "--model", script(tmp_path, NO_GAIN)],
         cwd=tmp_path,

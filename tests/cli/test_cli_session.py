@@ -65,7 +65,7 @@ def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path, python: list
         user.see("That is all.")
         user.see("stopped")
         user.type("/undo\r")
-        user.see("the last step is taken back (submit)")
+        user.see("the last step is undone (submit)")
         user.type("\x03")  # away with the draft: the user's own words, to be said again
         user.type("/quit\r")
         assert user.leave() == 0
@@ -81,7 +81,7 @@ def test_two_interrupts_leave_and_say_how_to_go_on(folder: Path, python: list[st
         user.type("\x03")
         user.type("\x03")
         assert user.leave() == 130
-        user.see("go on with: cuagent optimize --resume ")
+        user.see("continue with: cuagent optimize --resume ")
 
 
 def test_a_rejected_command_does_not_run_and_the_model_hears_why(
@@ -125,7 +125,7 @@ def test_commands_of_the_users_own_run_in_their_shell_at_any_time(
         user.type("\x1b")
         user.see("killed by SIGKILL")
         user.type("!!echo two; echo three\r")
-        user.see("the model is told with its next step")
+        user.see("the model gets the output with its next step")
         user.type("\r")
         user.see("I see.")
         user.type("/quit\r")
@@ -157,7 +157,7 @@ def test_at_a_question_a_slash_is_no_answer(folder: Path, python: list[str]) -> 
     assert told == "hello"
 
 
-def test_a_run_taken_up_says_where_it_stands_and_what_was_queued_comes_first(
+def test_resumed_run_shows_progress_and_sends_queued_messages_first(
     folder: Path, python: list[str]
 ) -> None:
     model = script(folder, bash("echo started; sleep 60"))
@@ -169,34 +169,34 @@ def test_a_run_taken_up_says_where_it_stands_and_what_was_queued_comes_first(
         assert user.leave() == 130
     rest = script(folder, SUBMIT, name="rest.jsonl")
     with Typist(python, folder, "optimize", "--continue", "--model", rest, "-i") as user:
-        user.see("taken up after 1 step and 0:")
+        user.see("resumed after 1 step and 0:")
         user.see("it was interrupted")
-        user.see("its last words: I try.")
+        user.see("last message of the model: I try.")
         user.see("That is all.")
         user.see("stopped")
         user.type("\r")
-        user.see("it is finished; say what to try next")
+        user.see("it is finished; type what to try next")
         user.type("/quit\r")
         assert user.leave() == 0
     roles = [(m["role"], m["content"]) for m in messages(folder)]
     assert roles[-3] == ("user", "use float4"), "said once, before the model's next step"
 
 
-def test_who_reads_that_the_run_has_ended_has_the_turn() -> None:
+def test_prompt_returns_to_the_user_before_the_end_is_shown() -> None:
     happened: list[object] = []
 
-    class Foot:
-        def rest(self) -> None:
+    class Footer:
+        def stop_working(self) -> None:
             happened.append("your turn")
 
-    emit = to_the_end(cast("Any", Foot()), happened.append)
+    emit = to_the_end(cast("Any", Footer()), happened.append)
     ended = RunEnded(Stop.NO_GAIN, None, "no gain", None)
     for event in (Phase("timing"), ended):
         emit(event)
     assert happened == [Phase("timing"), "your turn", ended]
 
 
-def test_a_finished_run_goes_on_with_words_alone(
+def test_finished_run_continues_only_with_a_message(
     cuagent: Cuagent, folder: Path, python: list[str]
 ) -> None:
     assert cuagent("optimize", "task.py", "--model", script(folder, SUBMIT)).returncode == 0
@@ -223,7 +223,7 @@ def test_a_run_that_failed_is_taken_up_again(cuagent: Cuagent, folder: Path) -> 
     assert first.stdout.startswith("no kernel tried; "), "the result alone"
     assert first.stdout.count("\n") == 1
     assert "● bash  ls" in first.stderr
-    assert "go on with: cuagent optimize --resume " in first.stderr
+    assert "continue with: cuagent optimize --resume " in first.stderr
     rest = script(folder, SUBMIT, name="rest.jsonl")
     again = cuagent("optimize", "--continue", "--model", rest, "--output-format", "json")
     assert again.returncode == 0, again.stderr
@@ -240,20 +240,20 @@ def test_a_limit_says_how_to_go_on_with_a_wider_one(cuagent: Cuagent, folder: Pa
     model = script(folder, bash("ls"), SUBMIT)
     done = cuagent("optimize", "task.py", "--model", model, "--max-steps", "1")
     assert done.returncode == 0
-    assert "step limit; go on with: cuagent optimize --resume " in done.stderr
+    assert "step limit; continue with: cuagent optimize --resume " in done.stderr
     assert done.stderr.rstrip().endswith("--max-steps 2")
 
 
-def test_where_nobody_can_be_asked_a_command_that_needs_it_does_not_run() -> None:
+def test_command_needing_approval_is_rejected_without_a_user() -> None:
     assert approved(TOOLS, "yolo") == TOOLS
     guarded = next(tool for tool in approved(TOOLS, "ask") if tool.name == "bash")
-    with pytest.raises(ToolError, match="nobody can be asked"):
+    with pytest.raises(ToolError, match="no user is present"):
         guarded.function(None, {"command": "ls"})  # type: ignore[arg-type]
 
 
 @dataclass
 class Guarded:
-    """The guarded bash with a user who gives these answers in turn; commands do not run."""
+    """The guarded bash tool with scripted answers of a user; commands do not run."""
 
     answers: list[str]
     asked: list[str] = field(default_factory=list)
@@ -306,7 +306,7 @@ def test_always_may_be_for_every_command_of_the_same_programs() -> None:
         assert guarded(command) == "the user does not allow this command: no, thanks", command
 
 
-def test_always_may_be_for_one_command_however_it_is_written() -> None:
+def test_always_allows_exactly_one_command() -> None:
     guarded = Guarded(["a", "k"])
     command = "for i in 1 2; do echo $i > x; done"
     assert guarded(command) == "ran"
@@ -320,7 +320,7 @@ def test_what_is_allowed_ends_with_the_session() -> None:
     assert "does not allow" in Guarded(["n"])("ls")
 
 
-def test_sitting_by_needs_a_terminal(cuagent: Cuagent, folder: Path) -> None:
+def test_interactive_mode_needs_a_terminal(cuagent: Cuagent, folder: Path) -> None:
     model = script(folder, SUBMIT)
     for flags in (["-i"], ["--approval", "ask"]):
         done = cuagent("optimize", "task.py", "--model", model, *flags)
@@ -328,7 +328,7 @@ def test_sitting_by_needs_a_terminal(cuagent: Cuagent, folder: Path) -> None:
         assert "terminal" in done.stderr
 
 
-def test_a_limit_on_the_cost_that_cannot_hold_is_refused(cuagent: Cuagent, folder: Path) -> None:
+def test_cost_limit_is_refused_for_a_model_without_a_price(cuagent: Cuagent, folder: Path) -> None:
     asked = ("optimize", "task.py", "--model", "ollama:some-model", "--max-cost", "1")
     done = cuagent(*asked)
     assert done.returncode == 2

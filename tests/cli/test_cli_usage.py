@@ -47,9 +47,9 @@ def task(tmp_path: Path) -> str:
         (["optimize", "task.py", "--model", "gpt"], "--model gpt: unknown model"),
         (["optimize", "task.py", "--model", "openai:gpt-5"], "OPENAI_API_KEY"),
         (["optimize", "task.py", "--output-format", "yaml"], "use text, json, stream-json"),
-        (["optimize", "task.py", "--message", " "], "--message: it is empty"),
+        (["optimize", "task.py", "--message", " "], "--message is empty"),
         (["optimize", "task.py", "--inputs", "f99[1]"], "f99"),
-        (["optimize", "task.py", "--out", "."], "exists already"),
+        (["optimize", "task.py", "--out", "."], "already exists"),
         (["verify", "task.py"], "Missing argument 'CANDIDATE'"),
         (["verify", "task.py", "absent"], "absent: no such file or folder"),
         (["verify", "task.py", "home"], "no model_new.py"),
@@ -111,7 +111,7 @@ def test_the_help_of_optimize_tells_every_default(cuagent: Cuagent) -> None:
         assert words in said
 
 
-def test_the_version_is_said(cuagent: Cuagent) -> None:
+def test_version_option_prints_the_version(cuagent: Cuagent) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", cuagent("--version").stdout)
 
 
@@ -135,7 +135,7 @@ def test_no_runs_is_no_error(cuagent: Cuagent) -> None:
 
 
 def test_a_defect_leaves_its_traceback_in_a_file_and_says_where(tmp_path: Path) -> None:
-    said = r"a defect of cuagent: ValueError: odd; .*crash.txt"
+    said = r"internal error of cuagent: ValueError: odd; .*crash.txt"
     with pytest.raises(Crash, match=said) as caught, crashes_to(tmp_path):
         raise ValueError("odd")
     assert exit_for(caught.value) is Exit.INFRASTRUCTURE

@@ -1,4 +1,4 @@
-"""A terminal with somebody at the keyboard: starts a command, types, and reads what is shown."""
+"""Drive a command on a pseudo-terminal: start it, type, and read the screen."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class Typist:
         os.write(self._leader, keys.encode())
 
     def see(self, text: str, seconds: float = 60) -> None:
-        """Wait until `text` is shown, after what was seen before; a run first times its ladder.
+        """Wait until `text` is shown after the text seen last; a run first times its ladder.
 
-        Of the lines at the foot only what changes is written: wait for what is printed above them.
+        The footer rewrites only its changes: wait for text that is printed above it.
         """
         deadline = time.monotonic() + seconds
         while (at := self.shown.find(text, self._from)) < 0:
@@ -74,7 +74,7 @@ class Typist:
         self._from = at + len(text)
 
     def leave(self, seconds: float = 30) -> int:
-        """The exit code of a command that ends by itself now."""
+        """Wait for the command to end and return its exit code."""
         code = self._process.wait(seconds)
         self._reader.join(5)
         return code

@@ -1,4 +1,4 @@
-"""Snapshots of what a person sees: text files beside the tests.
+"""Snapshots of the views: text files next to the tests.
 
 `UPDATE_SNAPSHOTS=1 python -m pytest tests/ui` writes them anew; read the difference before it
 is committed.

@@ -1,4 +1,4 @@
-"""Short excerpts of what the agent writes."""
+"""Short excerpts of the agent's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of the model: Markdown is rendered block by block, and nothing of it is lost."""
+"""Text of the model: Markdown is rendered block by block without loss."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ def test_what_is_code_without_backticks_loses_nothing(text: str) -> None:
     assert shown(text) == [text]
 
 
-@pytest.mark.parametrize("foot", [True, False])
-def test_a_terminal_shows_it_so_and_a_pipe_as_it_came(foot: bool) -> None:
+@pytest.mark.parametrize("footer", [True, False])
+def test_markdown_is_rendered_on_a_terminal_and_raw_in_a_pipe(footer: bool) -> None:
     for is_terminal in (True, False):
         stream = io.StringIO()
-        with Terminal(stream, foot=foot) as show:
+        with Terminal(stream, footer=footer) as show:
             show.console._force_terminal = is_terminal
             for at in range(0, len(TEXT), 5):
                 show(TextDelta(TEXT[at : at + 5]))
-            if is_terminal and foot:
-                assert show.foot_lines(80)[0] == "The end."
+            if is_terminal and footer:
+                assert show.footer_lines(80)[0] == "The end."
             show(ToolStarted("c", "read", "a.py"))
         assert ("**memory bound**" in stream.getvalue()) is not is_terminal
         assert "The end." in stream.getvalue()

@@ -1,4 +1,4 @@
-"""How a person who looks elsewhere is told: the terminal's own signal, and a program of theirs."""
+"""Notifications: the terminal's signal, and the user's program."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_pipe_and_who_wants_none_get_nothing() -> None:
     assert pipe.getvalue() == terminal.getvalue() == ""
 
 
-def test_a_terminal_gets_it_at_once() -> None:
+def test_terminal_signal_is_flushed() -> None:
     leader, follower = pty.openpty()
     with os.fdopen(follower, "w") as stream:
         assert notify("done", stream, "bell") == ""

@@ -1,4 +1,4 @@
-"""The line at the foot: a narrower window, what Tab completes, and whose a line is."""
+"""The line at the footer: a narrower window, what Tab completes, and whose a line is."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_once_the_work_is_done_a_line_is_the_next_one_and_an_empty_one_too() -> 
     ):
         keys.send_text("to the agent\r")
         _until(lambda: taken == ["to the agent"])
-        prompt.rest()
+        prompt.stop_working()
         keys.send_text("\r")
         keys.send_text("to the session\r")
         assert [prompt.next(), prompt.next()] == ["", "to the session"]

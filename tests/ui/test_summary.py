@@ -1,4 +1,4 @@
-"""The last block of a run says what came from where, and hands over what is there."""
+"""The last block of a run names the sources of the gain and the next commands."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def on_top(ratio: Ratio) -> Judgement:
     return replace(ON_TOP, timing=timing, gain=gain_of(timing, LADDER))
 
 
-def test_free_kernel_on_top_and_end_to_end_are_told_apart() -> None:
+def test_free_kernel_and_end_to_end_gains_are_separate() -> None:
     text = said(ON_TOP, LADDER)
     assert text.startswith("✓ best: attempt 3")
-    assert "free                2.00x [1.94, 2.06]: CUDA graphs, no kernel" in text
-    assert "kernel on top       1.25x [1.22, 1.28]" in text
-    assert "end to end          2.50x [2.44, 2.56]" in text
-    assert "over torch.compile  1.79x [1.74, 1.84] faster" in text
+    assert "free                         2.00x [1.94, 2.06]: CUDA graphs, no kernel" in text
+    assert "kernel vs. best free option  1.25x [1.22, 1.28]" in text
+    assert "end to end                   2.50x [2.44, 2.56]" in text
+    assert "over torch.compile           1.79x [1.74, 1.84] faster" in text
     assert "cuagent apply runs/x" in text
 
 
@@ -51,7 +51,9 @@ def test_where_no_kernel_adds_the_best_rung_is_handed_over() -> None:
 
 def test_an_attempt_that_may_be_better_is_offered_beside_the_rung() -> None:
     text = said(on_top(Ratio(1.3, 0.8, 2.1)), LADDER)
-    assert text.startswith("✓ no kernel surely adds to what is free; CUDA graphs is the result")
+    assert text.startswith(
+        "✓ no kernel is surely faster than the best free option; CUDA graphs is the"
+    )
     assert "(inconclusive)" in text
     assert "cuagent export runs/x --attempt 3 --out DIR" in text
     assert "--attempt" not in said(on_top(Ratio(0.7, 0.4, 1.1)), LADDER)
@@ -60,12 +62,12 @@ def test_an_attempt_that_may_be_better_is_offered_beside_the_rung() -> None:
 def test_without_an_accepted_attempt_the_rung_stands_alone() -> None:
     text = said(None, LADDER)
     assert text.startswith("? no kernel tried; CUDA graphs is 2.00x (quick timing)")
-    assert "2.00x [1.94, 2.06] over eager, a quick look" in text
+    assert "2.00x [1.94, 2.06] over eager, quick timing" in text
     assert "none was tried" in text
     assert "cuagent export runs/x --out DIR" in text
 
 
-def test_where_nothing_is_quicker_than_eager_it_is_said() -> None:
+def test_summary_reports_that_nothing_beats_eager() -> None:
     eager = replace(LADDER, rungs=LADDER.rungs[:1], later=())
     for best in (None, SLOWER):
         text = said(best, eager)
@@ -93,21 +95,21 @@ def test_a_run_that_ended_before_the_ladder_says_so() -> None:
     assert first.plain == "? no kernel tried (interrupted)"
 
 
-def test_undecided_data_is_no_no() -> None:
+def test_inconclusive_rung_is_reported_as_undecided() -> None:
     eager, compiled, _ = LADDER.rungs
     unsure = replace(compiled, over_eager=Ratio(1.57, 0.58, 4.20))
     found = replace(LADDER, rungs=(eager, unsure), later=())
     text = said(None, found)
     assert text.startswith("? no kernel tried; could not tell whether torch.compile beats your")
-    assert "torch.compile: 1.57x [0.58, 4.20] (inconclusive), a quick look" in text
+    assert "torch.compile: 1.57x [0.58, 4.20] (inconclusive), quick timing" in text
     assert "--fresh" in text
     narrow = replace(compiled, over_eager=Ratio(1.0, 0.98, 1.02))
     assert "nothing beats" in said(None, replace(found, rungs=(eager, narrow)))
 
 
-def test_an_earlier_measurement_is_said_to_be_one() -> None:
+def test_cached_measurement_shows_its_age() -> None:
     found = replace(LADDER, when=time.time() - 1800)
-    assert "a quick look, measured 30 min ago" in " ".join(said(None, found).split())
+    assert "quick timing, measured 30 min ago" in " ".join(said(None, found).split())
 
 
 def test_a_record_that_contradicts_the_quick_ladder_wins() -> None:
@@ -127,7 +129,7 @@ def test_a_record_that_contradicts_the_quick_ladder_wins() -> None:
     best = replace(ON_TOP, timing=record, gain=gain_of(record, found))
     text = " ".join(said(best, found).split())
     assert "free 1.23x [1.09, 1.60]: torch.compile, no kernel" in text
-    assert "kernel on top 1.95x [1.80, 2.10]" in text
+    assert "kernel vs. best free option 1.95x [1.80, 2.10]" in text
 
 
 def unsure_rung(rung: Rung) -> Rung:
@@ -141,5 +143,5 @@ def test_a_suspect_time_is_no_gain() -> None:
     suspect = replace(GAIN, timing=replace(timing, floor=replace(timing.floor, memory=13e-6)))
     assert not suspect.beats_best_rung
     text = said(suspect, None)
-    assert text.startswith("? no gain: attempt 3 is right, but its time is not believed")
+    assert text.startswith("? no gain: attempt 3 is correct, but its time is not plausible")
     assert "SUSPECT" in text

@@ -20,14 +20,14 @@ from samples import (
 
 from cuagent.timing import Effort
 from cuagent.ui.attempts import (
-    Board,
+    AttemptTable,
     attempt_row,
     baseline_rows,
     row_line,
     table_lines,
     trend,
 )
-from cuagent.ui.table import build_lines, judgement_lines, least_ratio, why_lines
+from cuagent.ui.table import build_lines, judgement_lines, smallest_ratio_value, why_lines
 from cuagent.ui.text import ASCII
 
 EVERY = (GAIN, REJECTED, BROKEN, SLOWER)
@@ -63,8 +63,8 @@ def test_ascii_lines_are_ascii() -> None:
 
 
 def test_worth_is_over_the_better_baseline() -> None:
-    assert least_ratio(GAIN.timing) == 1.43
-    assert least_ratio(None) is None
+    assert smallest_ratio_value(GAIN.timing) == 1.43
+    assert smallest_ratio_value(None) is None
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
@@ -98,15 +98,15 @@ def test_the_trend_rises_with_the_best_and_never_falls() -> None:
 
 
 def test_baselines_come_with_the_first_attempt_and_are_not_repeated() -> None:
-    board = Board()
-    board.keep(1, GAIN)
-    news = [line.plain.split()[0] for line in board.news(1, 80)[1:]]
+    attempt_table = AttemptTable()
+    attempt_table.add(1, GAIN)
+    news = [line.plain.split()[0] for line in attempt_table.new_lines(1, 80)[1:]]
     assert news == ["eager", "torch.compile", "✓"]
-    board.keep(2, REJECTED)
-    assert len(board.news(2, 80)) == 1
-    board.keep(3, GAIN)
-    assert len(board.news(3, 80)) == 2, "a head and the attempt"
-    whole = [line.plain.strip() for line in board.whole(80)]
+    attempt_table.add(2, REJECTED)
+    assert len(attempt_table.new_lines(2, 80)) == 1
+    attempt_table.add(3, GAIN)
+    assert len(attempt_table.new_lines(3, 80)) == 2, "a head and the attempt"
+    whole = [line.plain.strip() for line in attempt_table.all_lines(80)]
     assert whole[0] == "all attempts, each by its latest timing"
     assert [line.split("  ")[0] for line in whole[2:]] == [
         "eager",
@@ -118,30 +118,30 @@ def test_baselines_come_with_the_first_attempt_and_are_not_repeated() -> None:
 
 
 def test_a_submitted_attempt_has_one_table_with_a_title() -> None:
-    """Of what was timed with it alone: rows of another timing would contradict it."""
-    board = Board()
-    board.measure_ladder(LADDER)
+    """A record table shows only rows of its own timing; older rows would contradict it."""
+    attempt_table = AttemptTable()
+    attempt_table.measure_ladder(LADDER)
     timing = GAIN.timing
     assert timing is not None
-    board.keep(1, replace(GAIN, timing=replace(timing, effort=Effort.RECORD)))
-    lines = [line.plain for line in board.news(1, 80, fresh=True)]
-    assert lines[0] == "timed for the record, in fresh processes"
+    attempt_table.add(1, replace(GAIN, timing=replace(timing, effort=Effort.RECORD)))
+    lines = [line.plain for line in attempt_table.new_lines(1, 80, fresh=True)]
+    assert lines[0] == "record timing, in fresh processes"
     names = [line[2:].split("  ")[0].strip() for line in lines[2:]]
     assert names == ["eager", "torch.compile", "attempt 1"]
 
 
 def test_the_ladder_is_the_first_rows_its_best_rung_marked() -> None:
-    board = Board()
-    board.measure_ladder(LADDER)
-    lines = [line.plain for line in board.ladder_lines(80)]
+    attempt_table = AttemptTable()
+    attempt_table.measure_ladder(LADDER)
+    lines = [line.plain for line in attempt_table.ladder_lines(80)]
     assert lines[0].split("  ")[-1] == "math"
     assert lines[1].startswith("  eager ")
     assert "1.40x [1.36, 1.44]" in lines[2]
     assert lines[3].startswith("▸ CUDA graphs ")
     assert "2.00x" in lines[3]
-    assert "timed for the record" in lines[4]
-    board.keep(1, ON_TOP)
-    news = [line.plain for line in board.news(1, 80)]
+    assert "record timing" in lines[4]
+    attempt_table.add(1, ON_TOP)
+    news = [line.plain for line in attempt_table.new_lines(1, 80)]
     assert len(news) == 2, "the ladder stands above already"
     assert "over best rung" in news[0]
     assert "1.25x [1.22, 1.28]" in news[1]
@@ -149,22 +149,22 @@ def test_the_ladder_is_the_first_rows_its_best_rung_marked() -> None:
 
 @pytest.mark.parametrize("width", range(28, 130, 7))
 def test_no_row_of_a_ladder_is_wider_than_allowed(width: int) -> None:
-    board = Board()
-    board.measure_ladder(LADDER)
-    board.keep(1, ON_TOP)
-    assert all(line.cell_len <= width for line in board.whole(width))
+    attempt_table = AttemptTable()
+    attempt_table.measure_ladder(LADDER)
+    attempt_table.add(1, ON_TOP)
+    assert all(line.cell_len <= width for line in attempt_table.all_lines(width))
 
 
-def test_a_record_renews_the_rungs_it_timed_and_no_other() -> None:
-    board = Board()
-    board.measure_ladder(LADDER)
-    board.keep(1, ON_TOP)
-    assert {row.name: row.seconds for row in board.baselines}["reduce-overhead"] == 15e-6
+def test_record_timing_updates_only_its_own_rungs() -> None:
+    attempt_table = AttemptTable()
+    attempt_table.measure_ladder(LADDER)
+    attempt_table.add(1, ON_TOP)
+    assert {row.name: row.seconds for row in attempt_table.baselines}["reduce-overhead"] == 15e-6
     timing = ON_TOP.timing
     assert timing is not None
     arms = tuple(replace(arm, median=arm.median * 2) for arm in timing.arms)
-    board.keep(1, replace(ON_TOP, timing=replace(timing, arms=arms, effort=Effort.RECORD)))
-    rows = {row.name: row for row in board.baselines}
+    attempt_table.add(1, replace(ON_TOP, timing=replace(timing, arms=arms, effort=Effort.RECORD)))
+    rows = {row.name: row for row in attempt_table.baselines}
     assert rows["reduce-overhead"].seconds == 30e-6
     assert rows["reduce-overhead"].ratios["eager"].value == pytest.approx(2.5 / 1.25)
 
@@ -182,7 +182,7 @@ def test_a_timing_is_shown_with_its_doubts_and_its_share_of_the_roofline() -> No
     assert attempt_row(1, DOUBTFUL).sign == "unsure"
 
 
-def test_what_a_verdict_could_not_judge_is_told_with_the_figures_of_record_alone() -> None:
+def test_verdict_notes_appear_only_with_the_record_timing() -> None:
     assert GAIN.timing is not None
     noted = replace(GAIN, verdict=replace(GAIN.verdict, notes=("NaN: not judged",)))
 

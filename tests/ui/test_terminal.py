@@ -49,7 +49,7 @@ def in_a_pipe(width: int, encoding: str = "utf-8") -> str:
 
 
 def on_a_terminal(width: int, pause: float, **env: str) -> str:
-    """What a program writes to a terminal of `width` columns, byte for byte."""
+    """Return the bytes that a program writes to a terminal of `width` columns."""
     leader, follower = pty.openpty()
     ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, width, 0, 0))
     inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "LINES")}
@@ -127,7 +127,7 @@ def test_a_terminal_is_only_appended_to(slowly: str) -> None:
     rows = [row.rstrip() for row in screen(slowly, 60)]  # fails on any movement but `\r`
     assert rows[-1] == ""
     assert not any(re.search(r"^\S step \d", row) for row in rows), "a live line was left behind"
-    assert "  over torch.compile  1.79x [1.74, 1.84] faster" in rows
+    assert "  over torch.compile           1.79x [1.74, 1.84] faster" in rows
 
 
 def test_the_live_line_is_there_and_says_where_the_run_stands(slowly: str) -> None:
@@ -137,15 +137,15 @@ def test_the_live_line_is_there_and_says_where_the_run_stands(slowly: str) -> No
 
 def test_long_words_of_the_user_are_not_repeated_whole() -> None:
     stream = io.StringIO()
-    with Terminal(stream, foot=True) as show:
+    with Terminal(stream, footer=True) as show:
         show(UserSaid("\n".join(map(str, range(100)))))
     assert len(stream.getvalue().split()) < 30
     assert "92 more lines" in stream.getvalue()
 
 
-def test_what_came_of_a_run_is_told_when_it_changes() -> None:
+def test_pause_shows_the_summary_only_if_it_changed() -> None:
     stream = io.StringIO()
-    with Terminal(stream, foot=True) as show:
+    with Terminal(stream, footer=True) as show:
         for stop, summary in (
             ("answered", "no accepted kernel"),
             ("answered", "no accepted kernel"),
@@ -153,8 +153,8 @@ def test_what_came_of_a_run_is_told_when_it_changes() -> None:
             ("answered", "attempt 1"),
         ):
             show(RunEnded(stop, None, summary))
-        show.rest(finished=True)
-        assert "say what to try next" in show.foot_lines(80)[-1]
+        show.pause(finished=True)
+        assert "type what to try next" in show.footer_lines(80)[-1]
     assert stream.getvalue().split("\n") == [
         "",
         "answered: no accepted kernel",
@@ -199,7 +199,7 @@ def test_both_sides_leave_nothing_behind_in_the_transcript(widely: str) -> None:
     assert rows[-1] == ""
 
 
-def test_a_phase_is_said_once_however_often_it_comes() -> None:
+def test_repeated_phase_is_printed_once() -> None:
     stream = io.StringIO()
     with Terminal(stream) as show:
         for _ in range(3):
@@ -221,7 +221,7 @@ def test_no_color_is_honoured() -> None:
 
 
 def test_a_window_that_becomes_narrower_keeps_no_piece_of_the_live_line() -> None:
-    region = Region(Console(file=io.StringIO(), width=20))  # what was one line is three now
+    region = Region(Console(file=io.StringIO(), width=20))  # one line has become three
     region.reflows, region.drawn = True, [59]
     assert region.erase() == "\x1b[2A\r\x1b[J\x1b[K"
     region.reflows, region.drawn = False, [59]
@@ -253,7 +253,7 @@ def test_a_dumb_terminal_has_no_live_line() -> None:
     assert "\x1b[K" not in on_a_terminal(60, 0, TERM="dumb")
 
 
-def test_streamed_text_breaks_at_blanks_wherever_it_is_cut() -> None:
+def test_streamed_text_wraps_at_blanks_for_any_chunking() -> None:
     text = "\n\nOne kernel for all rows, each in registers.\n\n\n\n- fused\n    indented\n"
     wanted = "One kernel for\nall rows, each\nin registers.\n\n- fused\n    indented\n"
     for size in (1, 2, 3, 7, 100):

@@ -1,4 +1,4 @@
-"""What stands at the foot of a terminal, when its window becomes narrower.
+"""Redraw the footer of a terminal when its window becomes narrower.
 
 The terminal then breaks each line that no longer fits in two, and prompt_toolkit, which counts
 lines as it wrote them, would clear too few of them and leave pieces standing. Not covered: a
@@ -12,7 +12,7 @@ from typing import Any
 from prompt_toolkit.application import Application
 
 
-class Foot:
+class Footer:
     """The lines last drawn, as wide as they were."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Foot:
         """Columns before the cursor in its line."""
 
     def remember(self, app: Application[Any]) -> None:
-        """Call after something was drawn."""
+        """Record the drawn lines and the cursor. Call after drawing."""
         self._columns = app.output.get_size().columns
         screen = app.renderer.last_rendered_screen
         if screen is None:
@@ -37,7 +37,7 @@ class Foot:
         self._cursor = cursor.x
 
     def follow(self, app: Application[Any]) -> None:
-        """Call before something is drawn: takes away what a narrower window has broken."""
+        """Erase lines that a narrower window has broken. Call before drawing."""
         columns = app.output.get_size().columns
         if not columns < self._columns:
             return

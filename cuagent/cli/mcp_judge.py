@@ -1,8 +1,7 @@
-"""What `cuagent mcp` works on: the judge of one task at a time, and the thread in which it works.
+"""Run the judge of `cuagent mcp` in one thread, for one task at a time.
 
-The judge of the task that was asked for last stays open, so that a second call costs what the work
-itself costs.
-Invariant: all work is done in one thread, one call after another; the judge allows no other way.
+The judge of the last task stays open, so that a second call has no start-up cost.
+Invariant: all work is done in one thread, one call after another, as the judge requires.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from cuagent.task.task import Task
 
 Say = Callable[[str], None]
-"""Tells the client what is being done."""
+"""Reports progress to the client."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Given:
     precision: str | None
 
 
-class Bench:
+class JudgeThread:
     """The judge of one task at a time, and the thread in which it works."""
 
     def __init__(self) -> None:
@@ -53,15 +52,18 @@ class Bench:
         self._say: Say = lambda text: None
 
     async def work(
-        self, context: Context[Bench], function: Callable[..., CallToolResult], *arguments: Any
+        self,
+        context: Context[JudgeThread],
+        function: Callable[..., CallToolResult],
+        *arguments: Any,
     ) -> CallToolResult:
-        """The answer of `function`, or the line that says why there is none."""
+        """Return the answer of `function`, or its error as one line."""
         loop = asyncio.get_running_loop()
         steps = iter(range(1, 1 << 30))
 
         def say(text: str) -> None:
-            told = context.report_progress(next(steps), message=text)
-            asyncio.run_coroutine_threadsafe(told, loop)
+            progress = context.report_progress(next(steps), message=text)
+            asyncio.run_coroutine_threadsafe(progress, loop)
 
         def answer() -> CallToolResult:
             self._say = say
@@ -76,11 +78,11 @@ class Bench:
         return await loop.run_in_executor(self._thread, answer)
 
     def judge(self, given: Given) -> Judge:
-        """The open judge of that task, the warm one where the task is still the same."""
+        """Return the open judge of that task; reuse it while the task stays the same."""
         from cuagent.config import resolve
 
         flags = {"device": given.device, "precision": given.precision}
-        settings = resolve(flags, accept=is_agreed)  # here nobody can be asked
+        settings = resolve(flags, accept=is_agreed)  # no user to ask
         for line in settings.ignored.values():
             self._say(line)
         task = options.open_task(given.task, given.inputs, given.init, settings)
@@ -91,11 +93,11 @@ class Bench:
         return self._judge
 
     def number(self, attempt: Attempt) -> int:
-        """Attempts are counted from 1 for each task; the same text keeps its number."""
+        """Return the attempt's number, from 1 for each task; equal text has an equal number."""
         return self._numbers.setdefault(attempt.digest, len(self._numbers) + 1)
 
     def emit(self, event: Event) -> None:
-        """What the rooms say while they work, told to the client."""
+        """Report phases of the work to the client."""
         if isinstance(event, Phase):
             self._say(event.text)
 
@@ -121,7 +123,7 @@ class Bench:
 def answer_of(
     text: str, data: dict[str, Any] | None = None, *, failed: bool = False
 ) -> CallToolResult:
-    """Words for a model, and the figures beside them as structured content; no secret in either."""
+    """Return text for a model with structured figures; secrets are masked in both."""
     redact = redactor()
     words: list[ContentBlock] = [TextContent(type="text", text=redact(text))]
     return CallToolResult(content=words, structured_content=redact(data), is_error=failed)

@@ -1,9 +1,9 @@
-"""`!command` in a session: a command of the user's, run by the user's own shell.
+"""Run `!command` of a session: a command of the user, in the user's shell.
 
 It runs in the folder where cuagent was started, with the user's rights and environment and outside
-of the sandbox. Its output is shown as it comes. The model is told of it only with `!!command`: the
-output may hold what is not meant for a provider. Not covered: programs that need input or draw on
-the terminal; the keyboard belongs to the session.
+of the sandbox. Its output is shown as it arrives. The model gets it only with `!!command`: the
+output may hold text that is not meant for a provider. Not covered: programs that need input or
+draw on the terminal; the keyboard belongs to the session.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from dataclasses import dataclass, field
 
 SIGN = "!"
 LONGEST_TOLD = 12_000
-"""Characters of an output that the model is told; a third from its head, the rest from its tail."""
+"""Most characters of an output for the model: a third from its head, the rest from its tail."""
 LONGEST_SHOWN = 1_000
-"""Lines of an output that are shown."""
+"""Most lines of an output shown to the user."""
 
 Say = Callable[[str, str], None]
 """Shows text in a style."""
 
 
 @dataclass
-class OwnCommands:
-    """Those of a session that run now; `end` kills them."""
+class UserCommands:
+    """Running commands of a session; `end` kills them."""
 
     say: Say
-    tell: Callable[[str], None]
-    """Tells the model, with its next step."""
+    tell_model: Callable[[str], None]
+    """Sends text to the model with its next step."""
     running: set[subprocess.Popen[str]] = field(default_factory=set)
 
     def run(self, line: str) -> None:
-        """Run what follows the sign, to its end."""
+        """Run the command after the sign to its end."""
         told = line.startswith(2 * SIGN)
         command = line.lstrip(SIGN).strip()
         if not command:
@@ -58,21 +58,21 @@ class OwnCommands:
         if ending:
             self.say(ending, "yellow")
         if told:
-            self.tell(message(command, output, ending))
-            self.say("the model is told with its next step", "dim")
+            self.tell_model(message(command, output, ending))
+            self.say("the model gets the output with its next step", "dim")
 
     def begin(self, line: str) -> None:
-        """The same beside the agent's work."""
+        """Run a line in a thread while the agent works."""
         threading.Thread(target=self.run, args=(line,), daemon=True, name="own-command").start()
 
     def end(self) -> None:
-        """Kill those that run, and what they have started."""
+        """Kill the running commands and their child processes."""
         for process in tuple(self.running):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _show(self, process: subprocess.Popen[str]) -> str:
-        """Show each line as it comes; returns the output, without its middle where it is long."""
+        """Show each line as it arrives; return the output, without its middle if it is long."""
         assert process.stdout is not None
         head, tail = "", ""
         for number, line in enumerate(process.stdout):
@@ -87,11 +87,13 @@ class OwnCommands:
         return head + tail
 
 
-HELP = "write a command after it: !COMMAND for yourself, !!COMMAND to tell the model its output too"
+HELP = (
+    "type a command after it: !COMMAND for yourself, !!COMMAND to send its output to the model too"
+)
 
 
 def start(command: str) -> subprocess.Popen[str]:
-    """The command in a process group of its own, without input."""
+    """Start the command in a new process group, without input."""
     return subprocess.Popen(
         [_shell(), "-c", command],
         stdin=subprocess.DEVNULL,
@@ -104,7 +106,7 @@ def start(command: str) -> subprocess.Popen[str]:
 
 
 def message(command: str, output: str, ending: str) -> str:
-    """What the model is told of a command of the user's."""
+    """Return the message to the model about a command of the user."""
     body = output.rstrip() or "(no output)"
     return f"I ran `{command}` myself. Its output:\n\n{body}" + (f"\n[{ending}]" if ending else "")
 

@@ -1,4 +1,4 @@
-"""Where a run stands, in a few lines for a person who comes back to it."""
+"""Describe the progress of a run in a few lines for a user who resumes it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from cuagent.agent import Run
 
 LONGEST = 240
-"""Columns of what somebody said."""
+"""Most columns of a quoted message."""
 WHY = {
-    None: "it was cut off",
+    None: "it ended without a record",
     Stop.INTERRUPTED: "it was interrupted",
     Stop.ANSWERED: "it waits for you",
     Stop.MODEL_FAILED: "the model failed",
@@ -24,22 +24,22 @@ WHY = {
 }
 
 
-def standing(run: Run) -> Iterator[str]:
-    """How far it came, why it stopped, what came of it, and what was being done."""
+def progress_lines(run: Run) -> Iterator[str]:
+    """Return lines on the steps, the reason of the stop, the result and the task in progress."""
     why = WHY.get(run.stop, f"it ended: {run.stop}")
     steps = f"{run.steps} step{'s' * (run.steps != 1)}"
-    yield f"taken up after {steps} and {clock(run.seconds)} of work; {why}"
+    yield f"resumed after {steps} and {clock(run.seconds)} of work; {why}"
     yield summarize(run)
     said = [m for m in run.messages if m.role == "assistant" and m.content.strip()]
     if said:
-        yield f"its last words: {_short(said[-1].content)}"
+        yield f"last message of the model: {_short(said[-1].content)}"
     for item in run.todo:
         if item["state"] == "doing":
-            yield f"in hand: {_short(item['text'])}"
+            yield f"in progress: {_short(item['text'])}"
 
 
-def finished(stop: Stop | None, handle: str) -> str:
-    """What can be done with a run that has ended with a result."""
+def finished_text(stop: Stop | None, handle: str) -> str:
+    """Return a line with the commands to see and use a finished run."""
     return (
         f"the run is finished ({stop}): see it with cuagent show {handle}, use it with "
         f"cuagent apply {handle}"
@@ -47,7 +47,7 @@ def finished(stop: Stop | None, handle: str) -> str:
 
 
 def is_finished(run: Run) -> bool:
-    """Whether it goes on only where somebody says what with."""
+    """True if the run has finished and needs a message to continue."""
     return run.stop in FINISHED and run.inbox.empty()
 
 
