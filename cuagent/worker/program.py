@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,7 @@ class _Worker:
         self.model_spec = ModelSpec.from_json(json.loads((folder / "order.json").read_text()))
         self._fills = itertools.cycle(heap.FILLS)
         self._jitter: Jitter | None = None
+        self._clock: _CudaClock | None = None
         self.construct: Callable[[], nn.Module]
         self.model: nn.Module
 
@@ -112,6 +114,8 @@ class _Worker:
         torch.manual_seed(int.from_bytes(os.urandom(7), "little"))
         if self.model_spec.device == "cpu" and any(self.folder.glob(f"{LIBRARIES}/*")):
             self._jitter = Jitter()
+        if self.model_spec.device == "cuda":
+            self._clock = _CudaClock.bind()
         with _user_code(Status.IMPORT_FAILED):
             self.construct = import_arm(self.model_spec, self.folder)
 
@@ -134,7 +138,7 @@ class _Worker:
 
         sources, targets = self.arenas[message["inputs"]], self.arenas[message["outputs"]]
         inputs_of = sources.own_copy if message["own"] else sources.tensors
-        watch = _watch(self.model_spec.device)
+        watch = _CpuWatch() if self._clock is None else _CudaWatch(self._clock)
         scratch = _scratch(message["flush"], self.model_spec.device)
         allocations = Allocations(message["poison"])
         disturbed = contextlib.nullcontext() if message["poison"] is None else self._disturbed()
@@ -201,31 +205,53 @@ class _CpuWatch:
         return self.claims
 
 
+@dataclass(frozen=True)
+class _CudaClock:
+    """torch's own event functions, bound before a candidate can replace them in torch.cuda."""
+
+    event: Any
+    stream: Any
+    current_stream: Callable[[int], tuple[int, int, int]]
+    current_device: Callable[[], int]
+    synchronize: Callable[[], None]
+
+    @staticmethod
+    def bind() -> _CudaClock:
+        """Bind the functions of torch's C extension, whose types Python code cannot change."""
+        from torch import _C
+
+        return _CudaClock(
+            _C._CudaEventBase,
+            _C._CudaStreamBase,
+            _C._cuda_getCurrentStream,
+            _C._cuda_getDevice,
+            _C._cuda_synchronize,
+        )
+
+    def record(self) -> Any:
+        """Record an event with timing on the current stream, and return it."""
+        number, device, kind = self.current_stream(self.current_device())
+        event = self.event(enable_timing=True)
+        event.record(self.stream(stream_id=number, device_index=device, device_type=kind))
+        return event
+
+
 class _CudaWatch:
     """CUDA events on the current stream, read after all calls are queued."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: _CudaClock) -> None:
+        self._clock = clock
         self.pairs: list[tuple[Any, Any]] = []
 
     def start(self) -> None:
-        import torch
-
-        pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self.pairs.append(pair)
-        pair[0].record()
+        self.pairs.append((self._clock.record(), None))
 
     def stop(self) -> None:
-        self.pairs[-1][1].record()
+        self.pairs[-1] = self.pairs[-1][0], self._clock.record()
 
     def nanoseconds(self) -> list[int]:
-        import torch
-
-        torch.cuda.synchronize()
+        self._clock.synchronize()
         return [max(0, round(a.elapsed_time(b) * 1e6)) for a, b in self.pairs]
-
-
-def _watch(device: str) -> _CpuWatch | _CudaWatch:
-    return _CpuWatch() if device == "cpu" else _CudaWatch()
 
 
 _scratches: dict[int, Any] = {}
