@@ -21,7 +21,7 @@ RIGHT = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x
 HURRIED = """
 from cuagent.measure.timing import timer
 from cuagent.timing import Effort
-protocol.BUDGET_S[Effort.RECORD] = 3.0
+timer.BUDGET_S[Effort.RECORD] = 3.0
 from cuagent.cli.main import main
 main()
 """

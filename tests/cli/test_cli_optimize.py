@@ -113,7 +113,7 @@ def test_a_full_context_is_a_limit_unless_the_model_never_spoke(
     run.stop = Stop.CONTEXT_FULL
     assert _code(run, run.stop, tmp_path / "runs") == (0 if spoke else 1)
     (said,) = capsys.readouterr().err.splitlines()
-    assert ("what it found stands" if spoke else "does not even take the task") in said
+    assert ("its results remain valid" if spoke else "does not hold the task") in said
     assert f"--resume {run.folder.id}" in said
     assert said.endswith("--model ONE-WITH-A-LARGER-CONTEXT")
     assert "it ended" not in next(progress_lines(run))

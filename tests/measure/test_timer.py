@@ -410,7 +410,7 @@ def test_free_ratios_have_limits_of_the_same_rounds(referee: Referee) -> None:
     (line,) = contradictions(forged, Device.CPU)
     assert line.startswith(f"timing: the ratio of eager to {again} is recorded as")
     (line,) = contradictions(replace(timing, free={"compile": Ratio(2, 1, 3)}), Device.CPU)
-    assert line == "timing: a ratio of eager to compile is recorded that no samples give"
+    assert line == "timing: a ratio of eager to compile is recorded, but no samples for it"
 
 
 def test_record_takes_fresh_processes_and_at_least_three_rounds(referee: Referee) -> None:

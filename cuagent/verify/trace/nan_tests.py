@@ -15,7 +15,7 @@ NAN_AWARE = frozenset(
     ("isnan", "isinf", "isfinite", "nan_to_num", "nansum", "nanmean", "nanmedian", "fmax", "fmin")
 )
 """Operators made for inputs that hold NaN or infinities."""
-INFINITY_AWARE = frozenset(("isinf", "isfinite", "nan_to_num"))
+INFINITY_AWARE = frozenset(("isinf", "isfinite"))
 EQUALITY = frozenset(("eq", "ne"))
 MOVING = frozenset(
     ("clone", "_to_copy", "cat", "stack", "constant_pad_nd", "flip", "roll", "index", "gather")
@@ -41,7 +41,9 @@ class NanTests:
         itself = name in EQUALITY and len(args) > 1 and args[0] is args[1]
         if not spread:
             self.nan |= itself or name in NAN_AWARE
-            self.infinity |= name in INFINITY_AWARE
+            # Without a value for infinities, nan_to_num is there for NaN.
+            replaces = name == "nan_to_num" and any(value is not None for value in args[2:])
+            self.infinity |= name in INFINITY_AWARE or replaces
         if spread or not (_is_pointwise(function) or function.is_view or name in MOVING):
             self._spread |= {id(tensor): tensor for tensor in _tensors([result])}
 
