@@ -127,7 +127,7 @@ def test_shared_judge_creates_no_unneeded_process(
     broken = Attempt((*candidate(HONEST).files, ("kernels/no.cpp", "int main( {")))
     with Judge(task, device_lock=device_lock) as judge:
         timer = judge._timer
-        timer.turn_to([EAGER])  # without torch.compile, to keep the test quick
+        timer.set_baselines([EAGER])  # without torch.compile, to keep the test quick
         judge.open()
         monkeypatch.setattr(ForkServer, "fork", noted)
         monkeypatch.setattr(Session, "await_ready", awaited)
