@@ -116,7 +116,7 @@ def test_commands_of_the_users_own_run_in_their_shell_at_any_time(
         user.type("!cat mark.txt\r")
         user.see("in the folder of the user")
         user.type("\x1b")
-        user.see("interrupted: no accepted kernel")
+        user.see("interrupted: no kernel")
         user.type("!echo one; exit 3\r")
         user.see("one")
         user.see("exit code 3")
