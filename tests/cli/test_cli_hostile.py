@@ -45,6 +45,7 @@ def cuagent(
     """Runs `cuagent ARGS...` in `tmp_path`, in this process: there are many commands here."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it in its workers
 
     def run_here(*arguments: str) -> Done:
         code = run([*arguments])

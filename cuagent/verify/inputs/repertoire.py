@@ -51,8 +51,9 @@ FEWEST_STEPS = 2
 FEW_TAILS, MOST_TAILS = 3, 6
 """Draws of moderate tails on slow tasks, and on fast ones."""
 MOST_BRINKS = 24
-MOST_HALVES = 24
-"""Largest number of draws of these sweeps."""
+"""Largest number of draws at edges."""
+FEW_HALVES, MOST_HALVES = 8, 24
+"""Draws between two whole multiples: least number on slow tasks, largest number on fast ones."""
 MOST_VARIED = 8
 """Draws of changed fixed integers, unless there are more changes than this."""
 HUGE_MARGIN = 2.0**40
@@ -403,7 +404,7 @@ def _sweep_count(
         return SweepCount(made, made)
     if kind is Inputs.HALVES:
         needed = len(cases(trace.scales))
-        return SweepCount(max(1, min(needed, most, MOST_HALVES)), needed)
+        return SweepCount(max(1, min(needed, max(FEW_HALVES, min(most, MOST_HALVES)))), needed)
     if kind is Inputs.BRINK:
         needed = brink_steps(own, trace.edges)
         return SweepCount(max(1, min(needed, most, MOST_BRINKS)), needed)
