@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import importlib.resources
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from cuagent.expert import cpp
-from cuagent.expert.capture import Captured
-from cuagent.expert.fuse import Group, Step, fuse
-from cuagent.expert.graph import Graph, Kind
+from cuagent.expert.capture.subject import Subject
+from cuagent.expert.graph.graph import Graph, Kind
 from cuagent.expert.lower import lower
 from cuagent.expert.module import FRESH, KernelCall, ModuleText, render
-from cuagent.expert.nest import NestError, nest_of
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
+from cuagent.expert.streaming import cpp
+from cuagent.expert.streaming.fuse import Group, Step, fuse
+from cuagent.expert.streaming.nest import NestError, nest_of
 
 
 @dataclass(frozen=True)
@@ -49,19 +48,6 @@ class Candidate:
     """One line for each kernel, after one line for the rewrites."""
     folded: tuple[str, ...]
     """Operators that rewrites removed."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A captured task, from which all candidates are generated."""
-
-    captured: Captured
-    reference: str
-    """Text of the reference class and the definitions that it needs."""
-    entry: str
-    attribute: Callable[[str], str]
-    """Function from a state_dict name to its expression from `self`."""
-    device: str
 
 
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
@@ -137,7 +123,7 @@ def _kernel(device: str, name: str, group: Group, graph: Graph, options: Options
     nest = nest_of(group, graph)
     title = _title(group)
     if device == "cuda":
-        from cuagent.expert import cuda
+        from cuagent.expert.streaming import cuda
 
         text, workspace = cuda.render(name, nest, title, options.threads, options.vector)
         return KernelCall(name, f"kernels/{name}.cu", text, nest, workspace)
@@ -191,7 +177,9 @@ def _assemble(
     if calls:
         header = "pointwise_cuda.h" if subject.device == "cuda" else "pointwise.h"
         files[f"kernels/{header}"] = (
-            importlib.resources.files("cuagent.expert").joinpath(header).read_text("utf-8")
+            importlib.resources.files("cuagent.expert.streaming")
+            .joinpath(header)
+            .read_text("utf-8")
         )
     names = tuple(call.name for call in calls.values())
     return Candidate(options, files, names, origins, tuple(notes), rewritten)

@@ -13,18 +13,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# These modules register their rules on import.
-from cuagent.expert import (  # noqa: F401
-    contractions,
-    elementwise,
-    losses,
-    normalisations,
-    reductions,
-)
-from cuagent.expert.capture import Captured, CaptureError
-from cuagent.expert.graph import Graph, Kind, Node
-from cuagent.expert.library import library
-from cuagent.expert.lowering import (
+from cuagent.expert.capture.export import Captured, CaptureError
+from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.graph.lowering import (
     LOWERINGS,
     Lowering,
     dtype_of,
@@ -32,6 +23,7 @@ from cuagent.expert.lowering import (
     shape_of,
     value_of,
 )
+from cuagent.expert.rules.library import library
 
 MAX_CONSTANT = 64
 """Elements of a tensor constant that is written into the text of the module."""

@@ -13,10 +13,10 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cuagent.expert.expressions import PYTHON
-from cuagent.expert.fuse import Group, Step
-from cuagent.expert.graph import Graph, Kind, Node
-from cuagent.expert.nest import Nest
+from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.streaming.expressions import PYTHON
+from cuagent.expert.streaming.fuse import Group, Step
+from cuagent.expert.streaming.nest import Nest
 
 PREPARED = "prepared_"
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from cuagent.expert.contractions import with_bias
-from cuagent.expert.graph import Graph, Kind, Node, Operand, Shape, contiguous_strides
+from cuagent.expert.graph.graph import Graph, Kind, Node, Operand, Shape, contiguous_strides
+from cuagent.expert.rules.contractions import with_bias
 
 
 @dataclass
@@ -65,7 +65,7 @@ def prepared_names(graph: Graph) -> frozenset[str]:
 
     They are computed once, and again when a parameter changes.
     """
-    from cuagent.expert.expressions import PYTHON
+    from cuagent.expert.streaming.expressions import PYTHON
 
     prepared: set[str] = set()
     for node in graph.nodes:

@@ -8,8 +8,8 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 from modules import INPUTS, Gated, Mlp, OneElement, task_text  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate
-from cuagent.expert.capture import CaptureError
-from cuagent.expert.subject import open_subject
+from cuagent.expert.capture.export import CaptureError
+from cuagent.expert.capture.subject import open_subject
 from cuagent.task import load_task
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 
-from cuagent.expert.expressions import IDENTITY, TYPES, identifier
-from cuagent.expert.fuse import LONG_ROW
-from cuagent.expert.nest import Nest, NestError
-from cuagent.expert.stages import Plan, Stage
-from cuagent.expert.text import KernelText, without_unused
+from cuagent.expert.streaming.expressions import IDENTITY, TYPES, identifier
+from cuagent.expert.streaming.fuse import LONG_ROW
+from cuagent.expert.streaming.nest import Nest, NestError
+from cuagent.expert.streaming.stages import Plan, Stage
+from cuagent.expert.streaming.text import KernelText, without_unused
 
 PARALLEL_WORK = 60_000
 """Weighted operations below which a parallel region costs more than it saves (about 10 us)."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cuagent.expert.planner import Outcome, Proposal
+from cuagent.expert.search.planner import Outcome, Proposal
 from cuagent.message import Message, ToolCall
 from cuagent.timing import Ratio
 

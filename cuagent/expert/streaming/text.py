@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from cuagent.expert.expressions import expression, identifier, number
-from cuagent.expert.graph import Kind, Node, Operand
-from cuagent.expert.nest import Access, Nest
-from cuagent.expert.stages import Plan
+from cuagent.expert.graph.graph import Kind, Node, Operand
+from cuagent.expert.streaming.expressions import expression, identifier, number
+from cuagent.expert.streaming.nest import Access, Nest
+from cuagent.expert.streaming.stages import Plan
 
 
 @dataclass

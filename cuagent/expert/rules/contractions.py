@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuagent.expert.graph import Kind, Node, Operand
-from cuagent.expert.lowering import (
+from cuagent.expert.graph.graph import Kind, Node, Operand
+from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
     floating,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuagent.expert.lowering import (
+from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
     dtype_of,

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 
-from cuagent.expert.expressions import TYPES, identifier
-from cuagent.expert.fuse import FEW_ROWS, LONG_ROW
-from cuagent.expert.nest import Access, Nest, NestError
-from cuagent.expert.stages import Plan, Stage
-from cuagent.expert.text import KernelText, without_unused
+from cuagent.expert.streaming.expressions import TYPES, identifier
+from cuagent.expert.streaming.fuse import FEW_ROWS, LONG_ROW
+from cuagent.expert.streaming.nest import Access, Nest, NestError
+from cuagent.expert.streaming.stages import Plan, Stage
+from cuagent.expert.streaming.text import KernelText, without_unused
 
 MAP_THREADS = 256
 """Threads per block of the `map` schedule."""

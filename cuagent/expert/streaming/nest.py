@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cuagent.expert.fuse import Group, levels_of
-from cuagent.expert.graph import Graph, Kind, Node, Shape, contiguous_strides
+from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides
+from cuagent.expert.streaming.fuse import Group, levels_of
 
 
 class NestError(Exception):

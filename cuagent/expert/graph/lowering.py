@@ -2,7 +2,7 @@
 
 A rule returns the name of the node with an operator's result. It returns None if it does not cover
 this use of the operator (a dtype, a mode, a layout); the operator then stays a library call. The
-rules are in `elementwise`, `reductions`, `normalisations`, `contractions` and `losses`.
+rules are in `cuagent.expert.rules`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cuagent.expert.graph import Kind, Node, Operand, Shape
+from cuagent.expert.graph.graph import Kind, Node, Operand, Shape
 
 
 @dataclass

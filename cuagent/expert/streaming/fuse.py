@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cuagent.expert.graph import Graph, Kind, Node, Shape, contiguous_strides
+from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides
 
 Span = tuple[int, int]
 """Domain stride and extent of a reduced axis."""

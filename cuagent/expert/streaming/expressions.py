@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from cuagent.expert.graph import Node
+from cuagent.expert.graph.graph import Node
 
 INFIX = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
