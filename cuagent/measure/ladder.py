@@ -264,14 +264,12 @@ def time_rungs(
         return known
     begun = time.perf_counter()
     if timer is not None:
-        timer.make_room()
+        timer.release(names)
     names, left = names[: (fit := _count_that_fits(referee, len(names)))], names[fit:]
     with ExitStack() as stack:
         if timer is None:
             timer = stack.enter_context(Timer(referee, names, emit))
-        else:
-            timer.set_baselines(names)
-        timing = timer.compare(effort)
+        timing = timer.compare(effort, names)
         timed_arms = {
             name: timed_arm for name, timed_arm in timer.opened().items() if name in names
         }

@@ -111,9 +111,13 @@ class CorpusJudges:
             # The fork server reads the number here and passes it to its children.
             os.environ["OMP_NUM_THREADS"] = str(threads)
             self._fork_server, self._threads = ForkServer(), threads
-        judge = LocalJudge(task, fork_server=self._fork_server, device_lock=self.device_lock)
+        judge = LocalJudge(
+            task,
+            fork_server=self._fork_server,
+            device_lock=self.device_lock,
+            baselines=self._baselines,
+        )
         judge.referee.call_s = CALL_S
-        judge._timer.set_baselines(self._baselines)
         return judge
 
 

@@ -125,9 +125,9 @@ def test_shared_judge_creates_no_unneeded_process(
         return len(made) - ready
 
     broken = Attempt((*candidate(HONEST).files, ("kernels/no.cpp", "int main( {")))
-    with LocalJudge(task, device_lock=device_lock) as judge:
+    # Without torch.compile, to keep the test quick.
+    with LocalJudge(task, device_lock=device_lock, baselines=[EAGER]) as judge:
         timer = judge._timer
-        timer.set_baselines([EAGER])  # without torch.compile, to keep the test quick
         judge.open()
         monkeypatch.setattr(ForkServer, "fork", noted)
         monkeypatch.setattr(Session, "await_ready", awaited)
