@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.build import build as build_sources
@@ -45,7 +46,6 @@ from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
 from cuagent.worker import ForkServer, ForkServerError
-from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cuagent.arms import COMPILE, EAGER
 from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import QUIET_SHARE, REMEASURE_AFTER_S, describe
 from cuagent.measure.roofline.count import count
@@ -33,7 +34,6 @@ from cuagent.timing import Effort, Floor, Ratio, Timing
 from cuagent.verify.referee import Referee
 from cuagent.verify.tensors import in_blocks
 from cuagent.worker import SessionEnded
-from cuagent.worker.arms import COMPILE, EAGER
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -30,6 +30,7 @@ from corpus import (
     task_path,
 )
 
+from cuagent.arms import EAGER
 from cuagent.device_lock import DeviceLock
 from cuagent.judge import Judgement, LocalJudge
 from cuagent.measure.timing.timer import BASELINES
@@ -38,7 +39,6 @@ from cuagent.task import TaskError, load_task
 from cuagent.timing import Effort
 from cuagent.verify import Reason
 from cuagent.worker import ForkServer
-from cuagent.worker.arms import EAGER
 
 GAIN = 1.1
 """Speedup over eager that the lower limit must exceed for a cheat of timing to count as a gain."""

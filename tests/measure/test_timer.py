@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.audit.recount import contradictions
 from cuagent.build import Build, build
@@ -32,7 +33,6 @@ from cuagent.task import Device, Task, TaskError, load_task
 from cuagent.timing import Arm, Effort, Ratio, Standing, Timing
 from cuagent.verify import Referee
 from cuagent.worker import ForkServer
-from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 TASK = """
 import time, torch

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from bodies import candidate
 
+from cuagent.arms import EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.device_lock import DeviceLock
@@ -22,7 +23,6 @@ from cuagent.task import Device, Task
 from cuagent.timing import Effort
 from cuagent.verify import Reason, Referee, context
 from cuagent.worker import ForkServer, Session
-from cuagent.worker.arms import EAGER
 
 HONEST = "return self.honest(x)"
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.events import Emit, Phase, ignore
@@ -37,7 +38,6 @@ from cuagent.verify.batch import Batch
 from cuagent.verify.oracle.client import OracleLost
 from cuagent.verify.referee import Referee
 from cuagent.worker import ForkServerError, Session, SessionEnded
-from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 BASELINES = (EAGER, COMPILE)
 BUDGET_S = {Effort.GLANCE: 0.3, Effort.QUICK: 1.5, Effort.RECORD: 30.0}
