@@ -10,11 +10,14 @@ acceptance.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol
 
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.build import build as build_sources
@@ -31,17 +34,18 @@ from cuagent.measure.ladder import (
 from cuagent.measure.profile.profile import Profile
 from cuagent.measure.profile.session import ProfileSession
 from cuagent.measure.roofline.ceilings import describe
-from cuagent.measure.timing.timer import Timer
+from cuagent.measure.timing.timer import BASELINES, Timer
+from cuagent.overlap import Overlap, Prewarm
 from cuagent.score import Score, milestone
-from cuagent.task import Device, Task
+from cuagent.task import Task
 from cuagent.timing import Effort, Ratio, Standing, Timing
 from cuagent.verdict import WHILE_TIMED, Reason, Verdict
 from cuagent.verify.admission import Admission, admit
 from cuagent.verify.domain import Domain
+from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
 from cuagent.worker import ForkServer, ForkServerError
-from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 
 @dataclass(frozen=True)
@@ -132,12 +136,50 @@ def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
     return gain.free if gain is not None and gain.rung == rung.name else rung.over_eager
 
 
-class Judge:
-    """Judges attempts on one task. A context manager. Raises TaskError, ForkServerError,
+class Judge(Protocol):
+    """Judge of one task, as the agent's loop and tools use it.
+
+    `LocalJudge` works in this process. `PooledJudge` (`cuagent.training.pool`) asks a pool of
+    judging processes. Both may raise ForkServerError and OracleLost.
+    """
+
+    @property
+    def task(self) -> Task:
+        """Task that all attempts are for."""
+        ...
+
+    def build(self, attempt: Attempt) -> Build:
+        """Compile the attempt's sources."""
+        ...
+
+    def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
+        """Build, verify and score an attempt; time it if it is accepted and `effort` is given."""
+        ...
+
+    def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
+        """Profile the reference or an attempt. Raises ProfileError."""
+        ...
+
+    def measure_ladder(self, *, whole: bool = False) -> Ladder:
+        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`."""
+        ...
+
+    def confirm_rung(self) -> Ladder:
+        """Return the ladder with the rungs that may be the best timed for the record."""
+        ...
+
+    def start_from(self, found: Ladder) -> bool:
+        """Use an earlier ladder; return False if this judge has to measure its own."""
+        ...
+
+
+class LocalJudge:
+    """The `Judge` of this process. A context manager. Raises TaskError, ForkServerError,
     OracleLost.
 
     `fork_server` is a warm process shared with judges of other tasks (`Referee`). `device_lock` is
     for judges of several processes on one device. `fresh` measures the ladder even if it is cached.
+    Attempts are timed against `baselines` until the ladder is measured.
     """
 
     def __init__(
@@ -149,16 +191,20 @@ class Judge:
         fork_server: ForkServer | None = None,
         device_lock: DeviceLock | None = None,
         fresh: bool = False,
+        baselines: Sequence[str] = BASELINES,
     ):
         self.task = task
         self.emit = emit
         self.device_lock = device_lock or DeviceLock()
         with self.device_lock.shared():
             self.referee = Referee(task, isolation, fork_server=fork_server)
+        shared = self.device_lock.lock is not None
+        self.overlap = Overlap.on(task.device, shared=shared, large=self.referee.large)
         self._fresh = fresh
         self.ladder: Ladder | None = None
         """Ladder that attempts are compared with, once it is measured."""
-        self._timer = Timer(self.referee, emit=emit)
+        self._default_baselines = tuple(baselines)
+        self._timer = Timer(self.referee, baselines, emit, shared_device=shared)
         self._next_profile: ProfileSession | None = None
         """Prewarmed profile of the next attempt, started after the first profile of an attempt."""
 
@@ -170,9 +216,11 @@ class Judge:
         """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`."""
         if self.ladder is None or (whole and self.ladder.later):
             with self.device_lock.exclusive():
-                found = measure_ladder(self._timer, whole=whole, fresh=self._fresh)
-            self._fresh = self._fresh and bool(found.later)
-            self._use_ladder(found)
+                try:
+                    self.ladder = measure_ladder(self._timer, whole=whole, fresh=self._fresh)
+                finally:
+                    self._timer.release(self._baselines())
+            self._fresh = self._fresh and bool(self.ladder.later)
         assert self.ladder is not None
         return self.ladder
 
@@ -181,26 +229,29 @@ class Judge:
         differs = (found.task, found.device) != (self.task.digest, describe(self.task.device))
         if differs or self._fresh:
             return False
-        self._use_ladder(found)
+        self.ladder = found
         return True
 
-    def _use_ladder(self, found: Ladder) -> None:
-        self.ladder = found
-        self._timer.set_baselines(found.baselines)
+    def drop_ladder(self) -> None:
+        """Time later attempts against the default baselines alone."""
+        self.ladder = None
+        with self.device_lock.shared():
+            self._timer.release(self._baselines())
 
     def confirm_rung(self) -> Ladder:
         """Time the rungs that may be the best again, at record effort."""
-        names = self.measure_ladder().proposed
+        names, record = self.measure_ladder().proposed, Effort.RECORD
         with self.device_lock.exclusive():
-            fresh = time_rungs(self.referee, effort=Effort.RECORD, only=names, timer=self._timer)
-        self._use_ladder(fresh)
-        return fresh
+            try:
+                self.ladder = time_rungs(self.referee, effort=record, only=names, timer=self._timer)
+            finally:
+                self._timer.release(self._baselines())
+        return self.ladder
 
     def open(self) -> None:
         """Open the baselines that take long to prepare, before the first attempt."""
         with self.device_lock.shared():
-            # Otherwise the first timing counts the work while all other judges of the device wait.
-            self._timer.open(count_work=self.device_lock.lock is not None)
+            self._timer.prewarm(None, self._baselines())()
 
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; unchanged sources come from the cache."""
@@ -208,89 +259,83 @@ class Judge:
 
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
         """Build, verify and score an attempt; time it if it is accepted and `effort` is given."""
-        if self.ladder is not None and effort is Effort.RECORD:
-            self._timer.set_baselines(self.ladder.proposed)
-        try:
-            return self._judged(attempt, effort)
-        finally:
-            if self.ladder is not None:
-                self._timer.set_baselines(self.ladder.baselines)
-
-    def _judged(self, attempt: Attempt, effort: Effort | None) -> Judgement:
         with self.device_lock.shared():
             build, verdict = self._verified(attempt, effort)
-        timing = None
-        if not verdict.accepted:
-            self._timer.discard_prewarmed()
+            if not verdict.accepted:
+                self._timer.release(self._baselines())
+        timing = gain = None
         if verdict.accepted and effort is not None:
-            if self._next_profile is not None:
-                self._next_profile.await_opened()
-            with self.device_lock.exclusive():
-                try:
-                    timing = self._timer.time(attempt, build, effort)
-                finally:
-                    if self.device_lock.lock is not None:
-                        self._timer.release()
-            verdict = _after_timing(verdict, timing)
-        gain = None
+            timing, verdict = self._timed(attempt, build, verdict, effort)
         if timing is not None and self.ladder is not None and verdict.accepted:
-            # A record timing decides which rung is the best, and so the gain of the kernel.
-            self.ladder = with_record_timing(self.ladder, timing)
             gain = gain_of(timing, self.ladder)
         domain = self.referee.domain if verdict.accepted else None
         score = _score(verdict, timing)
         return Judgement(attempt.digest, build, verdict, timing, score, gain, domain)
 
-    def _verified(self, attempt: Attempt, effort: Effort | None) -> tuple[Build, Verdict]:
-        """Build and verify an attempt.
+    def _baselines(self, effort: Effort | None = None) -> tuple[str, ...]:
+        """Return what attempts are timed against; a record timing may include more rungs."""
+        if self.ladder is None:
+            return self._default_baselines
+        return self.ladder.proposed if effort is Effort.RECORD else self.ladder.baselines
 
-        If the device is not shared, the processes of a timing open meanwhile. On a shared device
-        they open only for accepted attempts, because all its users wait for the driver.
-        """
-        if self.device_lock.lock is not None:
-            return self._verified_on_shared_device(attempt, effort)
+    def _verified(self, attempt: Attempt, effort: Effort | None) -> tuple[Build, Verdict]:
+        """Build and verify an attempt; open the processes of its timing when the policy says so."""
+        prewarm = self.overlap.prewarm if effort is not None else Prewarm.WHEN_TIMED
         self.emit(Phase("building", passing=True))
-        self._timer.make_room()
+        if self.overlap.begin_while_building:
+            prewarmed = effort if prewarm is Prewarm.WHILE_BUILDING else None
+            build, pending = self._built_and_begun(attempt, prewarmed)
+            self.emit(Phase("verifying on secret inputs", passing=True))
+            verdict = self.referee.complete(pending, build)
+        else:
+            build = self.build(attempt)
+            if not build.ok:
+                return build, self.referee.refuse(attempt, build)
+            self.emit(Phase("verifying on secret inputs", passing=True))
+            verdict = self.referee.verify(attempt, build)
+        if effort is Effort.RECORD:
+            verdict = gated(self.referee, attempt, build, verdict)
+        if verdict.accepted and prewarm is Prewarm.WHEN_ACCEPTED:
+            self._timer.prewarm(attempt, self._baselines(effort))()
+        return build, verdict
+
+    def _built_and_begun(
+        self, attempt: Attempt, prewarmed: Effort | None
+    ) -> tuple[Build, PendingVerdict]:
+        """Build the attempt while the processes of its verification open.
+
+        With `prewarmed` the processes of a timing of this effort open too.
+        """
         with ThreadPoolExecutor(1) as executor:
             building = executor.submit(self.build, attempt)
-            # On a CPU prewarming would use the processors that the compiler needs.
-            prewarm = effort is not None and self.task.device is Device.CUDA
-            prewarm = prewarm and not self.referee.large
-            if prewarm:
-                self._timer.draw_inputs()  # before the oracle is busy with the verification
+            open_processes = None
+            if prewarmed is not None:  # before the verification makes the oracle busy
+                open_processes = self._timer.prewarm(attempt, self._baselines(prewarmed))
             pending = self.referee.begin(attempt)
             try:
-                if prewarm:
-                    self._timer.prewarm(attempt)
-                build = building.result()
+                if open_processes is not None:
+                    open_processes()
+                return building.result(), pending
             except BaseException:
                 pending.close()
                 raise
-        self.emit(Phase("verifying on secret inputs", passing=True))
-        verdict = self.referee.complete(pending, build)
-        if effort is Effort.RECORD:
-            verdict = gated(self.referee, attempt, build, verdict)
-        return build, verdict
 
-    def _verified_on_shared_device(
-        self, attempt: Attempt, effort: Effort | None
-    ) -> tuple[Build, Verdict]:
-        """Build and verify with as few processes as possible.
-
-        The driver creates contexts on a GPU one after another, for all processes. An accepted
-        attempt needs three, a wrong one needs one, and a failed build needs none.
-        """
-        self._timer.make_room()
-        build = self.build(attempt)
-        if not build.ok:
-            return build, self.referee.refuse(attempt, build)
-        verdict = self.referee.verify(attempt, build)
-        if effort is Effort.RECORD:
-            verdict = gated(self.referee, attempt, build, verdict)
-        if verdict.accepted and effort is not None and not self.referee.large:
-            # Open processes under the shared lock: under the exclusive one all other judges wait.
-            self._timer.prewarm(attempt, wait=True)
-        return build, verdict
+    def _timed(
+        self, attempt: Attempt, build: Build, verdict: Verdict, effort: Effort
+    ) -> tuple[Timing, Verdict]:
+        """Time an accepted attempt while no other judge uses the device."""
+        if self._next_profile is not None:
+            self._next_profile.await_opened()
+        with self.device_lock.exclusive():
+            try:
+                timing = self._timer.time(attempt, build, effort, self._baselines(effort))
+                verdict = _after_timing(verdict, timing)
+                if self.ladder is not None and verdict.accepted:
+                    # A record timing decides which rung is the best, and so the kernel's gain.
+                    self.ladder = with_record_timing(self.ladder, timing)
+            finally:
+                self._timer.release(self._baselines())
+        return timing, verdict
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Profile the reference or an attempt. Raises ProfileError."""
@@ -307,11 +352,8 @@ class Judge:
             ) as opened,
         ):
             found = opened.finish(attempt, build, counters=counters)
-        # On a shared device the next profile would open while another judge may be timing.
-        if with_candidate and not self.referee.large and self.device_lock.lock is None:
+        if with_candidate and self.overlap.prewarm_profile:
             with suppress(ForkServerError):  # the next call of `profile` reports it
-                # An agent that profiles one attempt usually profiles the next; start its profiler
-                # now.
                 self._next_profile = ProfileSession(self.task, fork_server, with_candidate=True)
         return found
 
@@ -323,7 +365,7 @@ class Judge:
         self._timer.close()
         self.referee.close()
 
-    def __enter__(self) -> Judge:
+    def __enter__(self) -> LocalJudge:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cuagent.arms import COMPILE, EAGER
 from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import QUIET_SHARE, REMEASURE_AFTER_S, describe
 from cuagent.measure.roofline.count import count
@@ -33,7 +34,6 @@ from cuagent.timing import Effort, Floor, Ratio, Timing
 from cuagent.verify.referee import Referee
 from cuagent.verify.tensors import in_blocks
 from cuagent.worker import SessionEnded
-from cuagent.worker.arms import COMPILE, EAGER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -264,14 +264,12 @@ def time_rungs(
         return known
     begun = time.perf_counter()
     if timer is not None:
-        timer.make_room()
+        timer.release(names)
     names, left = names[: (fit := _count_that_fits(referee, len(names)))], names[fit:]
     with ExitStack() as stack:
         if timer is None:
             timer = stack.enter_context(Timer(referee, names, emit))
-        else:
-            timer.set_baselines(names)
-        timing = timer.compare(effort)
+        timing = timer.compare(effort, names)
         timed_arms = {
             name: timed_arm for name, timed_arm in timer.opened().items() if name in names
         }

@@ -110,7 +110,7 @@ def test_measure_ladder_defers_rungs_that_open_slowly(
         assert measure_ladder(timer, whole=False, cache=tmp_path) == whole, (
             "a measured ladder is not measured again"
         )
-        timer.set_baselines(whole.baselines)
+        timer.release(whole.baselines)
         assert set(timer.opened()) <= set(whole.baselines)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from cuagent.arms import EAGER
 from cuagent.events import Emit, Phase
 from cuagent.measure.timing.repeats import clock
 from cuagent.measure.timing.rounds import TWIN
@@ -19,7 +20,6 @@ from cuagent.task import Device
 from cuagent.verify.batch import Batch
 from cuagent.verify.referee import Referee
 from cuagent.worker import Session, SessionEnded, Status
-from cuagent.worker.arms import EAGER
 
 FRESH_IF_OPENED_IN_S = {Device.CPU: 2.0, Device.CUDA: 0.5}
 """Seconds. A baseline that opens faster than this gets a fresh process for every timing. The CPU's
