@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from cuagent.expert.capture.subject import Subject
@@ -174,12 +175,17 @@ def _assemble(
     files = {"model_new.py": render(parts, steps, calls)}
     for call in calls.values():
         files[call.path] = call.text
-    if calls:
-        header = "pointwise_cuda.h" if subject.device == "cuda" else "pointwise.h"
-        files[f"kernels/{header}"] = (
-            importlib.resources.files("cuagent.expert.streaming")
-            .joinpath(header)
-            .read_text("utf-8")
-        )
+    for header in _headers(subject.device, calls.values()):
+        text = importlib.resources.files("cuagent.expert.streaming") / header
+        files[f"kernels/{header}"] = text.read_text("utf-8")
     names = tuple(call.name for call in calls.values())
     return Candidate(options, files, names, origins, tuple(notes), rewritten)
+
+
+def _headers(device: str, calls: Collection[KernelCall]) -> tuple[str, ...]:
+    """Return the headers that the kernels need."""
+    if device != "cuda":
+        return ("pointwise.h",) if calls else ()
+    from cuagent.expert.streaming import cuda
+
+    return tuple(dict.fromkeys(header for call in calls for header in cuda.headers(call.nest)))

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
 from cuagent.expert.streaming.expressions import PYTHON
 from cuagent.expert.streaming.fuse import Group, Step
 from cuagent.expert.streaming.nest import Nest
@@ -186,7 +186,7 @@ class _Module:
 
     def _launch(self, group: Group, call: KernelCall) -> list[str]:
         lines, args = [], []
-        reads = sum(self.graph.node(t).size for t in call.nest.tensors_read)
+        reads = sum(_node_bytes(self.graph.node(t)) for t in call.nest.tensors_read)
         for output in group.outputs:
             node = self.graph.node(output)
             owner = self._reusable(group, call, node)
@@ -201,10 +201,10 @@ class _Module:
                 lines.append(f"{self._name(output)} = {self._name(owner)}{shaped}  # in place")
             args.append(self._name(output))
         args += [self._memory(t) for t in call.nest.tensors_read]
-        writes = sum(self.graph.node(o).size for o in group.outputs)
+        writes = sum(_node_bytes(self.graph.node(o)) for o in group.outputs)
         if call.workspace:
             args.append(self._empty_of((call.workspace,), "float32"))
-        lines.append(f"# reads {_bytes(reads * 4)}, writes {_bytes(writes * 4)}")
+        lines.append(f"# reads {_bytes(reads)}, writes {_bytes(writes)}")
         lines.append(f"{call.name}({', '.join(args)})")
         return lines
 
@@ -327,6 +327,10 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 def _dims(node: Node) -> str:
     return f"{node.dtype}[{', '.join(map(str, node.shape))}]"
+
+
+def _node_bytes(node: Node) -> int:
+    return node.size * ITEM_BYTES[node.dtype]
 
 
 def _bytes(count: int) -> str:

@@ -1,8 +1,9 @@
 """Define the expert's intermediate representation: a list of nodes with static shapes.
 
 A node is one operation on whole tensors. The kernel generators handle `pointwise` and `reduce`
-nodes; every `library` node stays a call of torch. All float32 tensors count as contiguous; a node
-with another layout in torch is a library call followed by a copy.
+nodes; every `library` node stays a call of torch. All floating tensors count as contiguous; a node
+with another layout in torch is a library call followed by a copy. A kernel computes in float32: the
+dtype of a float16 or bfloat16 node says how its value is stored, not how it is computed.
 Invariant: a node's arguments come before it, and names are unique Python identifiers.
 """
 
@@ -11,6 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+FLOATS = frozenset({"float32", "float16", "bfloat16"})
+"""dtypes whose values a kernel computes in float32."""
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int64": 8, "int32": 4}
+"""dtypes that a kernel can load, with the bytes of one element."""
 
 Shape = tuple[int, ...]
 Operand = str | float | int

@@ -44,7 +44,7 @@ def binary(low: Lowering, fx: Any) -> str | None:
         return None
     if fx.kwargs.get("rounding_mode") is not None:
         return None
-    if dtype_of(fx) not in ("float32", "bool"):
+    if dtype_of(fx) != "bool" and not floating(fx):
         return None
     alpha = fx.kwargs.get("alpha", 1)
     if alpha != 1:
@@ -136,8 +136,10 @@ def masked_fill(low: Lowering, fx: Any) -> str | None:
 
 @rule("_to_copy", "to", "clone", "contiguous", "alias", "detach", "dropout", "lift_fresh_copy")
 def identity(low: Lowering, fx: Any) -> str | None:
+    """Drop a copy; a copy with another floating dtype becomes a cast."""
     x = operand(low, fx.args[0])
-    same = dtype_of(fx) == dtype_of(fx.args[0]) and fx.meta["val"].is_contiguous()
+    cast = floating(fx) and floating(fx.args[0])
+    same = (cast or dtype_of(fx) == dtype_of(fx.args[0])) and fx.meta["val"].is_contiguous()
     eval_mode = "dropout" not in str(fx.target) or fx.args[2] is False
     source = fx.args[0].meta["val"]
     return x if isinstance(x, str) and same and eval_mode and source.is_contiguous() else None

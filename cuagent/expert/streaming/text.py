@@ -6,7 +6,14 @@ import re
 from dataclasses import dataclass, field
 
 from cuagent.expert.graph.graph import Kind, Node, Operand
-from cuagent.expert.streaming.expressions import expression, identifier, number
+from cuagent.expert.streaming.expressions import (
+    computed_type,
+    expression,
+    identifier,
+    narrowed,
+    number,
+    widened,
+)
 from cuagent.expert.streaming.nest import Access, Nest
 from cuagent.expert.streaming.stages import Plan
 
@@ -88,6 +95,11 @@ class KernelText:
         self.row_suffix = ""
         """Subscript of row values if several rows are processed together."""
 
+    def _declare(self, node: Node, suffix: str) -> None:
+        """Write the definition of a node's value."""
+        word = f"{identifier(node.name)}{suffix}"
+        self.w(f"const {computed_type(node.dtype)} {word} = {self._value(node)};")
+
     def _pointer(self, tensor: str) -> str:
         return identifier(tensor)
 
@@ -107,7 +119,8 @@ class KernelText:
             base = self._index(matrix)
             # A label out of range (an ignored row) must not read out of bounds.
             outside = f"{label} < 0 || {label} >= {node.dims[0]}"
-            return f"{self._pointer(matrix.tensor)}[{base} + ({outside} ? 0 : {label})]"
+            element = f"{self._pointer(matrix.tensor)}[{base} + ({outside} ? 0 : {label})]"
+            return widened(element, matrix.dtype)
         return expression(node, [self._operand(node, a) for a in node.args])
 
     def _operand(self, node: Node, arg: Operand) -> str:
@@ -116,8 +129,7 @@ class KernelText:
             return number(arg, whole)
         access = self.nest.reads.get((node.name, arg))
         if access is not None:
-            key = self._element(access)
-            return self.defined.get(key, key)
+            return self.defined.get(self._element(access)) or self._load(access)
         return self._variable(self.plan.source(arg))
 
     def _dtype(self, node: Node, arg: str) -> str:
@@ -134,6 +146,15 @@ class KernelText:
 
     def _element(self, access: Access) -> str:
         return f"{self._pointer(access.tensor)}[{self._index(access)}]"
+
+    def _load(self, access: Access) -> str:
+        """Return the expression of an element as a value in a register."""
+        return widened(self._element(access), access.dtype)
+
+    def _assign(self, name: str, value: str) -> str:
+        """Return the statement that stores an output's element."""
+        write = self.nest.writes[name]
+        return f"{identifier(name)}_out[{self._index(write)}] = {narrowed(value, write.dtype)};"
 
     def _index(self, access: Access) -> str:
         terms = [
