@@ -15,6 +15,7 @@ from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
 from cuagent.expert.streaming import cpp
 from cuagent.expert.streaming.fuse import Group, Step, fuse
 from cuagent.expert.streaming.nest import NestError, nest_of
+from cuagent.expert.widening import widen_products, widens
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Options:
     """Fold per-channel arithmetic into the weights of the layer before it."""
     merge: bool = False
     """Merge linear layers of the same input into one product."""
+    widen: bool = True
+    """CPU without half-precision products: compute them in float32."""
     keep: frozenset[str] = frozenset()
     """Captured operators that stay with torch."""
     tile: int = 64
@@ -57,6 +60,8 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     while True:
         before = share_equal(lower(subject.captured, frozenset(keep)))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
+        if options.widen and widens(subject.device):
+            graph = widen_products(graph)
         prepared = prepared_names(graph)
         steps = fuse(graph, outside=prepared)
         calls: dict[int, KernelCall] = {}
@@ -107,12 +112,14 @@ def _may_gain(group: Group, steps: tuple[Step, ...], graph: Graph, device: str) 
         for n in work
         for a in n.inputs
     )
-    return len(origins) > 1 or len(work) > 3 or shared or algebra or in_place
+    widening = not origins and bool(work)
+    return len(origins) > 1 or len(work) > 3 or shared or algebra or in_place or widening
 
 
 def _kernel_name(group: Group, taken: list[str]) -> str:
     """Return a name from at most four captured operators, such as `linear_gelu_kernel`."""
-    words = list(dict.fromkeys(re.sub(r"_\d+$", "", n.origin) for n in group.nodes))
+    origins = [n.origin for n in group.nodes if n.origin] or ["cast"]
+    words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))
     base = "_".join(words[:2] + words[-2:] if len(words) > 4 else words) + "_kernel"
     name, k = base, 2
     while name in taken:
@@ -133,7 +140,7 @@ def _kernel(device: str, name: str, group: Group, graph: Graph, options: Options
 
 
 def _title(group: Group) -> str:
-    words = list(dict.fromkeys(n.origin for n in group.nodes if n.origin))
+    words = list(dict.fromkeys(n.origin for n in group.nodes if n.origin)) or ["cast"]
     return f"{' -> '.join(words)} in one kernel."
 
 

@@ -125,3 +125,19 @@ extern "C" void narrow({word}* y, const float* x, long n) {{
     kernels.narrow(narrow, values, values.numel())
     assert torch.equal(narrow.isnan(), values.isnan())
     assert torch.equal(narrow.nan_to_num(), values.to(dtype).nan_to_num())
+
+
+@pytest.mark.parametrize("name", ["linear_layers", "convolution_and_batch_norm"])
+def test_products_without_half_instructions_are_computed_in_float32(make, name, monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    made = make(text_of(name, HALVES[0]), "Model")
+    module = made.candidate.files["model_new.py"]
+    assert "weight_wide" in module
+    assert ".to(torch.float32)" in module
+    assert_agrees(made)
+
+
+def test_products_with_half_instructions_stay_in_half_precision(make, monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    made = make(text_of("linear_layers", HALVES[0]), "Model")
+    assert "_wide" not in made.candidate.files["model_new.py"]
