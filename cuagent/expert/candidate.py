@@ -26,8 +26,8 @@ class Options:
     """Fold per-channel arithmetic into the weights of the layer before it."""
     merge: bool = False
     """Merge linear layers of the same input into one product."""
-    widen: bool = True
-    """CPU without half-precision products: compute them in float32."""
+    widen: bool | None = None
+    """Compute half-precision products in float32; None decides it from the processor."""
     keep: frozenset[str] = frozenset()
     """Captured operators that stay with torch."""
     tile: int = 64
@@ -60,7 +60,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     while True:
         before = share_equal(lower(subject.captured, frozenset(keep)))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
-        if options.widen and widens(subject.device):
+        if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
         prepared = prepared_names(graph)
         steps = fuse(graph, outside=prepared)

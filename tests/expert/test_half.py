@@ -128,16 +128,15 @@ extern "C" void narrow({word}* y, const float* x, long n) {{
 
 
 @pytest.mark.parametrize("name", ["linear_layers", "convolution_and_batch_norm"])
-def test_products_without_half_instructions_are_computed_in_float32(make, name, monkeypatch):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    made = make(text_of(name, HALVES[0]), "Model")
+def test_widened_products_are_computed_in_float32(make, name):
+    made = make(text_of(name, HALVES[0]), "Model", Options(widen=True))
     module = made.candidate.files["model_new.py"]
     assert "weight_wide" in module
     assert ".to(torch.float32)" in module
     assert_agrees(made)
 
 
-def test_products_with_half_instructions_stay_in_half_precision(make, monkeypatch):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
-    made = make(text_of("linear_layers", HALVES[0]), "Model")
+def test_products_stay_in_half_precision_without_widening(make):
+    made = make(text_of("linear_layers", HALVES[0]), "Model", Options(widen=False))
     assert "_wide" not in made.candidate.files["model_new.py"]
+    assert_agrees(made)
