@@ -112,7 +112,7 @@ def _may_gain(group: Group, steps: tuple[Step, ...], graph: Graph, device: str) 
         for n in work
         for a in n.inputs
     )
-    widening = not origins and bool(work)
+    widening = origins == {""}
     return len(origins) > 1 or len(work) > 3 or shared or algebra or in_place or widening
 
 
