@@ -76,7 +76,8 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
                 name = _kernel_name(step, [c.name for c in calls.values()])
                 calls[position] = _kernel(subject.device, name, step, graph, options)
             except NestError:
-                rejected |= origins
+                work = {n.origin for n in step.nodes if n.origin and n.kind is not Kind.VIEW}
+                rejected |= work or origins
         if not rejected - keep:
             break
         keep |= rejected

@@ -38,7 +38,8 @@ def lower(captured: Captured, keep: frozenset[str] = frozenset()) -> Graph:
         elif fx.op == "call_function":
             low.origin = low.readable_name(fx.name)
             rule = LOWERINGS.get(operator_name(fx))
-            lowered = rule(low, fx) if rule and low.origin not in keep and _loadable(fx) else None
+            usable = low.origin not in keep and _loadable(fx) and _contiguous_output(captured, fx)
+            lowered = rule(low, fx) if rule and usable else None
             if lowered is None:
                 low.values[fx.name] = library(low, fx)
             else:
@@ -75,6 +76,16 @@ def _loadable(fx: Any) -> bool:
         and math.prod(value.shape) > 0
         for t in tensors
     )
+
+
+VIEWS = {"permute", "transpose", "t", "slice", "select", "expand", "view", "squeeze", "unsqueeze"}
+
+
+def _contiguous_output(captured: Captured, fx: Any) -> bool:
+    """Return False for an output that torch computes with another layout than a kernel would."""
+    if not any(fx is value for value in captured.outputs) or operator_name(fx) in VIEWS:
+        return True
+    return bool(value_of(fx).is_contiguous())
 
 
 def _placeholder(low: Lowering, captured: Captured, fx: Any) -> None:

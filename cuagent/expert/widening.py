@@ -1,8 +1,8 @@
 """Compute half-precision products in float32 on a CPU without instructions for them.
 
-There torch converts each operand inside a slow loop: a bf16 linear layer took three times as long as
-the same layer in float32 (AVX2, torch 2.13). The result is more precise: it is rounded once, when
-the value is stored.
+There torch converts each operand inside a slow loop: a bf16 linear layer took three times as long
+as the same layer in float32 (AVX2, torch 2.13). The result is more precise: it is rounded once,
+when the value is stored.
 """
 
 from __future__ import annotations

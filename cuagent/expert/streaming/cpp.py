@@ -278,9 +278,11 @@ class _Kernel(KernelText):
                 access = self.nest.reads.get((node.name, arg))
                 if access is None or access.strides[inner] != 0:
                     continue
+                if any(guard.steps[inner] for guard in access.guards):
+                    continue
                 key = self._element(access)
                 if key not in self.defined:
-                    word = f"{self._pointer(access.tensor)}_c{self.constants}"
+                    word = f"{self._pointer(access.tensor or 'inside')}_c{self.constants}"
                     self.constants += 1
                     self.w(f"const {computed_type(access.dtype)} {word} = {self._load(access)};")
                     self.defined[key] = word

@@ -30,6 +30,8 @@ On an H200, 32 registers slowed a cross-entropy over 32000 columns by 30 % (fewe
 16 registers made a softmax over 4096 columns 6 % faster.
 """
 JOIN = {"sum": "Sum", "max": "Max", "min": "Min"}
+L1_BYTES = 128 << 10
+"""Bytes below which strided reads of a tensor hit a cache."""
 SPLIT_THREADS = 256
 """Threads per block of both kernels of the `split rows` schedule."""
 
@@ -77,6 +79,8 @@ class _Kernel(KernelText):
         may_save = saved <= MAX_SAVED and bool(nest.group.reduced) and not column_rows
         super().__init__(name, nest, title, plan if may_save else Plan(nest, may_save=False))
         self.column_rows = column_rows
+        if any(_is_scattered(a, nest) for a in accesses):
+            raise NestError(f"{name}: adjacent threads would read elements far apart")
         self.cached: dict[str, tuple[int, str]] = {}
         """First pass and register array of each element that stays in registers."""
         self.workspace = 0
@@ -193,7 +197,7 @@ class _Kernel(KernelText):
             readers = {n.name for n in (*stage.compute, *stage.reduces)}
             for (reader, _), access in self.nest.reads.items():
                 varies = all(access.strides[k] for k in (*self.row_dims, *self.column_dims))
-                if reader in readers and varies and access.dtype in FLOATS:
+                if reader in readers and varies and not access.guards and access.dtype in FLOATS:
                     passes.setdefault(self._element(access), []).append(stage.level)
         for key, levels in passes.items():
             size = self.items * self.vector
@@ -338,15 +342,17 @@ class _Kernel(KernelText):
             key = self._element(access)
             if reader not in readers or key in self.defined:
                 continue
-            word = f"{self._pointer(access.tensor)}_e{len(self.defined)}"
+            word = f"{self._pointer(access.tensor or 'inside')}_e{len(self.defined)}"
             cached = self.cached.get(key)
             if cached and stage.level > cached[0]:
                 self.defined[key] = f"{cached[1]}[item][v]"
                 continue
             if self.vector > 1 and access.strides[inner] == 1:
                 pointer = f"{self._pointer(access.tensor)} + {self._index(access)}"
-                w(f"{computed_type(access.dtype)} {word}[VECTOR];")
-                w(f"load_vector({pointer}, {word});")
+                condition = self._condition(access)
+                zero, test = (" = {}", f"if {condition} ") if condition else ("", "")
+                w(f"{computed_type(access.dtype)} {word}[VECTOR]{zero};")
+                w(f"{test}load_vector({pointer}, {word});")
                 self.defined[key] = f"{word}[v]"
                 if cached:
                     w.pragma("unroll")
@@ -404,6 +410,17 @@ class _Kernel(KernelText):
         self.w(self._assign(name, self._variable(self.plan.source(name))))
 
 
+def _is_scattered(access: Access, nest: Nest) -> bool:
+    """Return True if a warp reads one element of each cache line, in a tensor beyond the L1 cache.
+
+    Torch transposes through shared memory, which these schedules do not.
+    """
+    bytes_read = ITEM_BYTES[access.dtype] * math.prod(
+        d.extent for d, stride in zip(nest.dimensions, access.strides, strict=True) if stride
+    )
+    return access.strides[-1] * ITEM_BYTES[access.dtype] > 32 and bytes_read > L1_BYTES
+
+
 def vector_width(extent: int, accesses: Sequence[Access]) -> int:
     """Return the adjacent innermost elements of one thread: 8 with half types, else 4; 1 if unfit.
 
@@ -418,6 +435,10 @@ def vector_width(extent: int, accesses: Sequence[Access]) -> int:
 
 def _vectorizes(access: Access, width: int) -> bool:
     """Return True if `width` adjacent innermost elements are one aligned run, or one element."""
+    for guard in access.guards:
+        edges = (guard.low, guard.high, *guard.steps[:-1])
+        if guard.steps[-1] and any(edge % width for edge in edges):
+            return False
     *outer, inner = access.strides
     if inner == 0:
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cuagent.expert.graph.graph import Kind, Node, Operand
@@ -145,11 +146,32 @@ class KernelText:
         return f"{word}_saved" if source in self.stage.reload else f"{word}_v"
 
     def _element(self, access: Access) -> str:
-        return f"{self._pointer(access.tensor)}[{self._index(access)}]"
+        """Return the key of an element: its place in memory, and its condition."""
+        element = f"{self._pointer(access.tensor)}[{self._index(access)}]" if access.tensor else ""
+        return f"{element}{self._condition(access)}"
 
     def _load(self, access: Access) -> str:
         """Return the expression of an element as a value in a register."""
-        return widened(self._element(access), access.dtype)
+        condition = self._condition(access)
+        if not access.tensor:
+            return condition
+        value = widened(f"{self._pointer(access.tensor)}[{self._index(access)}]", access.dtype)
+        return f"({condition} ? {value} : 0)" if condition else value
+
+    def _condition(self, access: Access) -> str:
+        """Return the condition of an access with guards; "" if it has none."""
+        terms = []
+        for guard in access.guards:
+            index = self._sum(guard.steps)
+            extent = sum(
+                step * (d.extent - 1)
+                for step, d in zip(guard.steps, self.nest.dimensions, strict=True)
+            )
+            if guard.low > 0:
+                terms.append(f"{index} >= {guard.low}")
+            if guard.high <= extent:
+                terms.append(f"{index} < {guard.high}")
+        return f"({' && '.join(terms)})" if terms else "true" if access.guards else ""
 
     def _assign(self, name: str, value: str) -> str:
         """Return the statement that stores an output's element."""
@@ -157,11 +179,17 @@ class KernelText:
         return f"{identifier(name)}_out[{self._index(write)}] = {narrowed(value, write.dtype)};"
 
     def _index(self, access: Access) -> str:
+        return self._sum(access.strides, access.offset)
+
+    def _sum(self, steps: Sequence[int], offset: int = 0) -> str:
+        """Return the sum of the nest's indices times `steps`, plus `offset`."""
         terms = [
-            f"i{k}" if stride == 1 else f"i{k} * {stride}"
-            for k, stride in enumerate(access.strides)
-            if stride and self.nest.dimensions[k].extent > 1
+            f"i{k}" if step == 1 else f"i{k} * {step}"
+            for k, step in enumerate(steps)
+            if step and self.nest.dimensions[k].extent > 1
         ]
-        if access.offset or not terms:
-            terms.append(str(access.offset))
-        return " + ".join(terms)
+        if not terms:
+            return str(offset)
+        if offset:
+            terms.append(str(abs(offset)))
+        return " + ".join(terms) if offset >= 0 else f"{' + '.join(terms[:-1])} - {terms[-1]}"
