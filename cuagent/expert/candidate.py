@@ -28,6 +28,8 @@ class Options:
     """Merge linear layers of the same input into one product."""
     widen: bool | None = None
     """Compute half-precision products in float32; None decides it from the processor."""
+    compile: str = ""
+    """Mode of torch.compile for everything but the kernels; "" runs it eagerly."""
     keep: frozenset[str] = frozenset()
     """Captured operators that stay with torch."""
     tile: int = 64
@@ -179,6 +181,7 @@ def _assemble(
         subject.captured.arguments,
         subject.attribute,
         notes,
+        options.compile,
     )
     files = {"model_new.py": render(parts, steps, calls)}
     for call in calls.values():
