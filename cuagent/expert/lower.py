@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cuagent.expert.capture.export import Captured, CaptureError
-from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
 from cuagent.expert.graph.lowering import (
     LOWERINGS,
     Lowering,
@@ -29,10 +29,6 @@ MAX_CONSTANT = 64
 """Elements of a tensor constant that is written into the text of the module."""
 
 
-LOADABLE = {"float32", "bool", "int64", "int32"}
-"""dtypes that generated kernels can load."""
-
-
 def lower(captured: Captured, keep: frozenset[str] = frozenset()) -> Graph:
     """Return the expert's graph of a captured module; operators in `keep` stay torch calls."""
     low = Lowering()
@@ -42,8 +38,12 @@ def lower(captured: Captured, keep: frozenset[str] = frozenset()) -> Graph:
         elif fx.op == "call_function":
             low.origin = low.readable_name(fx.name)
             rule = LOWERINGS.get(operator_name(fx))
-            lowered = rule(low, fx) if rule and low.origin not in keep and _loadable(fx) else None
-            low.values[fx.name] = library(low, fx) if lowered is None else lowered
+            usable = low.origin not in keep and _loadable(fx) and _contiguous_output(captured, fx)
+            lowered = rule(low, fx) if rule and usable else None
+            if lowered is None:
+                low.values[fx.name] = library(low, fx)
+            else:
+                low.values[fx.name] = low.stored_as(lowered, dtype_of(fx))
     names: list[str] = []
     words: list[str] = []
     for value in captured.outputs:
@@ -72,10 +72,20 @@ def _loadable(fx: Any) -> bool:
     tensors = [fx, *fx.all_input_nodes]
     return all(
         hasattr(value := value_of(t), "shape")
-        and dtype_of(t) in LOADABLE
+        and dtype_of(t) in ITEM_BYTES
         and math.prod(value.shape) > 0
         for t in tensors
     )
+
+
+VIEWS = {"permute", "transpose", "t", "slice", "select", "expand", "view", "squeeze", "unsqueeze"}
+
+
+def _contiguous_output(captured: Captured, fx: Any) -> bool:
+    """Return False for an output that torch computes with another layout than a kernel would."""
+    if not any(fx is value for value in captured.outputs) or operator_name(fx) in VIEWS:
+        return True
+    return bool(value_of(fx).is_contiguous())
 
 
 def _placeholder(low: Lowering, captured: Captured, fx: Any) -> None:

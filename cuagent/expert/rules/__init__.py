@@ -6,4 +6,5 @@ from cuagent.expert.rules import (  # noqa: F401
     losses,
     normalisations,
     reductions,
+    views,
 )

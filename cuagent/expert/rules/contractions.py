@@ -11,6 +11,7 @@ from cuagent.expert.graph.graph import Kind, Node, Operand
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
+    dtype_of,
     floating,
     operand,
     rule,
@@ -57,6 +58,7 @@ def contraction(
             call,
             args,
             shape_of(fx),
+            dtype_of(fx),
             origin=low.origin,
             contiguous=contiguous,
         )
