@@ -7,10 +7,14 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from cuagent.expert.capture.subject import Subject
-from cuagent.expert.graph.graph import Graph, Kind
+from cuagent.expert.capture.subject import Subject, Target
+from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.lower import lower
-from cuagent.expert.module import FRESH, KernelCall, ModuleText, render
+from cuagent.expert.module import FRESH, Call, KernelCall, ModuleText, ProductCall, render
+from cuagent.expert.products import triton
+from cuagent.expert.products.match import Product, with_products
+from cuagent.expert.products.operands import copy_operands
+from cuagent.expert.products.tiles import ranked
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
 from cuagent.expert.streaming import cpp
 from cuagent.expert.streaming.fuse import Group, Step, fuse
@@ -28,6 +32,10 @@ class Options:
     """Merge linear layers of the same input into one product."""
     widen: bool | None = None
     """Compute half-precision products in float32; None decides it from the processor."""
+    products: bool = True
+    """CUDA: compute matrix products, with the operations behind them, by own kernels."""
+    tiles: int = 0
+    """CUDA: rank of a product's tiles in the cost model."""
     compile: str = ""
     """Mode of torch.compile for everything but the kernels; "" runs it eagerly."""
     keep: frozenset[str] = frozenset()
@@ -64,11 +72,21 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         graph = rewrite(before, fold=options.fold, merge=options.merge)
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
+        if options.products:
+            graph = copy_operands(graph, subject.target)
         prepared = prepared_names(graph)
-        steps = fuse(graph, outside=prepared)
-        calls: dict[int, KernelCall] = {}
+        fused = fuse(graph, outside=prepared)
+        steps = (
+            with_products(fused, graph, subject.target, frozenset(keep))
+            if options.products
+            else fused
+        )
+        calls: dict[int, Call] = {}
         rejected: set[str] = set()
         for position, step in enumerate(steps):
+            if isinstance(step, Product):
+                name = _kernel_name(step, [c.name for c in calls.values()])
+                calls[position] = _product(name, step, graph, subject.target, options)
             if not isinstance(step, Group):
                 continue
             origins = _origins(step)
@@ -89,7 +107,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     return _assemble(subject, options, graph, prepared, steps, calls, rewritten)
 
 
-def _origins(group: Group) -> frozenset[str]:
+def _origins(group: Group | Product) -> frozenset[str]:
     return frozenset(n.origin for n in group.nodes if n.origin)
 
 
@@ -119,7 +137,7 @@ def _may_gain(group: Group, steps: tuple[Step, ...], graph: Graph, device: str) 
     return len(origins) > 1 or len(work) > 3 or shared or algebra or in_place or widening
 
 
-def _kernel_name(group: Group, taken: list[str]) -> str:
+def _kernel_name(group: Group | Product, taken: list[str]) -> str:
     """Return a name from at most four captured operators, such as `linear_gelu_kernel`."""
     origins = [n.origin for n in group.nodes if n.origin] or ["cast"]
     words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))
@@ -142,7 +160,15 @@ def _kernel(device: str, name: str, group: Group, graph: Graph, options: Options
     return KernelCall(name, f"kernels/{name}.cpp", text, nest)
 
 
-def _title(group: Group) -> str:
+def _product(
+    name: str, product: Product, graph: Graph, target: Target, options: Options
+) -> ProductCall:
+    tiles = ranked(product.rows, product.columns, product.node.dtype, target.processors)
+    text = triton.render(name, product, lambda output: graph.node(output).dtype)
+    return ProductCall(name, text, product, tiles[min(options.tiles, len(tiles) - 1)])
+
+
+def _title(group: Group | Product) -> str:
     words = list(dict.fromkeys(n.origin for n in group.nodes if n.origin)) or ["cast"]
     return f"{' -> '.join(words)} in one kernel."
 
@@ -165,12 +191,13 @@ def _assemble(
     options: Options,
     graph: Graph,
     prepared: frozenset[str],
-    steps: tuple[Step, ...],
-    calls: dict[int, KernelCall],
+    steps: tuple[Step | Product, ...],
+    calls: dict[int, Call],
     rewritten: tuple[str, ...],
 ) -> Candidate:
-    origins = tuple(_origins(step) for k, step in enumerate(steps) if isinstance(step, Group))
-    notes = [f"{call.name}: {_title(call.nest.group)[:-1]}" for call in calls.values()]
+    made = [(steps[position], call) for position, call in calls.items()]
+    origins = tuple(_origins(step) for step, _ in made if not isinstance(step, Node))
+    notes = [f"{c.name}: {_title(step)[:-1]}" for step, c in made if not isinstance(step, Node)]
     if rewritten:
         notes.insert(0, f"merged into other operators: {', '.join(rewritten)}")
     parts = ModuleText(
@@ -184,9 +211,10 @@ def _assemble(
         options.compile,
     )
     files = {"model_new.py": render(parts, steps, calls)}
-    for call in calls.values():
-        files[call.path] = call.text
-    for header in _headers(subject.device, calls.values()):
+    kernels = [call for call in calls.values() if isinstance(call, KernelCall)]
+    for kernel in kernels:
+        files[kernel.path] = kernel.text
+    for header in _headers(subject.device, kernels):
         text = importlib.resources.files("cuagent.expert.streaming") / header
         files[f"kernels/{header}"] = text.read_text("utf-8")
     names = tuple(call.name for call in calls.values())

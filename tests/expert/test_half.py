@@ -9,7 +9,7 @@ import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate
-from cuagent.expert.capture.subject import open_subject
+from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.task import load_task
 
 MODULES = {
@@ -84,7 +84,9 @@ def test_cuda_candidate_agrees_with_reference_in_half_precision(make, name, dtyp
 def test_half_types_are_read_and_written_sixteen_bytes_at_a_time_on_cuda(tmp_path):
     path = tmp_path / "task.py"
     path.write_text(text_of("gated_activation", HALVES[0]))
-    subject = replace(open_subject(load_task(f"{path}:Model", device="cpu")), device="cuda")
+    subject = replace(
+        open_subject(load_task(f"{path}:Model", device="cpu")), target=Target("cuda", (9, 0), 132)
+    )
     candidate = make_candidate(subject, Options())
     assert candidate is not None
     text = next(text for name, text in candidate.files.items() if name.endswith(".cu"))

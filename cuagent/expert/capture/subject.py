@@ -8,10 +8,23 @@ from typing import TYPE_CHECKING
 
 from cuagent.expert.capture.export import Captured, CaptureError, capture
 from cuagent.expert.capture.reference_text import needed_definitions, sibling_imports
-from cuagent.task import Task, open_reference
+from cuagent.task import Device, Precision, Task, open_reference
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device that a candidate is written for."""
+
+    device: str
+    capability: tuple[int, int] = (0, 0)
+    """CUDA compute capability."""
+    processors: int = 1
+    """Streaming multiprocessors, or cores."""
+    tf32: bool = False
+    """True if float32 products may be computed in TF32."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +37,12 @@ class Subject:
     entry: str
     attribute: Callable[[str], str]
     """Function from a state_dict name to its expression from `self`."""
-    device: str
+    target: Target
+
+    @property
+    def device(self) -> str:
+        """`cpu` or `cuda`."""
+        return self.target.device
 
 
 def open_subject(task: Task) -> Subject:
@@ -43,7 +61,22 @@ def open_subject(task: Task) -> Subject:
     reference = open_reference(task)
     model = reference.model(0)
     captured = capture(model, reference.inputs(0))
-    return Subject(captured, text, task.entry, attribute_of(model), task.device.value)
+    return Subject(captured, text, task.entry, attribute_of(model), target_of(task))
+
+
+def target_of(task: Task) -> Target:
+    """Return the target of a task: its device as torch sees it, and the admitted arithmetic."""
+    if task.device is not Device.CUDA:
+        return Target(task.device.value)
+    import torch
+
+    properties = torch.cuda.get_device_properties()
+    return Target(
+        task.device.value,
+        (properties.major, properties.minor),
+        properties.multi_processor_count,
+        task.precision is Precision.TF32,
+    )
 
 
 class attribute_of:

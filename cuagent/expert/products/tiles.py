@@ -1,0 +1,56 @@
+"""Choose the tiles of a matrix product by a cost model.
+
+The model counts whole waves of tiles over the processors, and the part of each tile that lies
+inside the matrix. The relative speeds of full tiles are estimates from published kernels (Triton on
+an H200), to be replaced by measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Launch parameters of one product kernel. `speed` is relative to the fastest full tile."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    speed: float
+
+
+FLOAT32 = (
+    Tile(128, 128, 32, 8, 3, 1.0),
+    Tile(128, 64, 32, 4, 3, 0.9),
+    Tile(64, 128, 32, 4, 3, 0.9),
+    Tile(64, 64, 32, 4, 4, 0.75),
+    Tile(32, 64, 32, 4, 4, 0.5),
+)
+"""Three TF32 products for one of float32: operands of 4 bytes, split in registers."""
+HALF = (
+    Tile(128, 256, 64, 8, 3, 1.0),
+    Tile(128, 128, 64, 8, 4, 0.9),
+    Tile(64, 128, 64, 4, 4, 0.75),
+    Tile(64, 64, 64, 4, 5, 0.55),
+    Tile(16, 64, 128, 4, 5, 0.2),
+)
+GROUP = 8
+"""Rows of tiles that are visited together, so that their operands stay in the L2 cache."""
+
+
+def ranked(rows: int, columns: int, dtype: str, processors: int) -> tuple[Tile, ...]:
+    """Return the tiles for a product of `rows` x `columns`, the best by the model first."""
+    tiles = FLOAT32 if dtype == "float32" else HALF
+    return tuple(sorted(tiles, key=lambda t: -_score(t, rows, columns, processors)))
+
+
+def _score(tile: Tile, rows: int, columns: int, processors: int) -> float:
+    """Return the useful work in each unit of time, relative to full waves of the fastest tile."""
+    count = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
+    waves = math.ceil(count / processors)
+    useful = rows * columns / (count * tile.rows * tile.columns)
+    return tile.speed * useful * count / (waves * processors)

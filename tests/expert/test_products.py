@@ -1,0 +1,159 @@
+"""Matrix products as generated Triton kernels: which are matched, and that they are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from agreement import assert_agrees  # type: ignore[import-not-found]
+
+from cuagent.expert.candidate import Candidate, Options, make_candidate
+from cuagent.expert.capture.subject import Target, open_subject
+from cuagent.expert.products.tiles import FLOAT32, HALF, ranked
+from cuagent.task import load_task
+
+HOPPER = Target("cuda", (9, 0), 132)
+BODIES = {
+    "an activation": ("self.l = nn.Linear(520, 1000)", "return F.gelu(self.l(x)) * 2", ""),
+    "a residual and a scale of each row": (
+        "self.l = nn.Linear(520, 1000, bias=False)",
+        "return torch.sigmoid(self.l(x) + y) * z",
+        "torch.randn(3, 400, 1000), torch.randn(3, 400, 1)",
+    ),
+    "no epilogue": ("pass", "return x.flatten(0, 1) @ y.T", "torch.randn(1000, 520)"),
+    "a row-major right operand": (
+        "self.w = nn.Parameter(torch.randn(520, 1000) / 20)",
+        "return torch.relu(torch.matmul(x, self.w) + 1)",
+        "",
+    ),
+    "a part of a wider tensor": (
+        "self.l = nn.Linear(260, 1024)",
+        "return self.l(x[..., 260:]).tanh() + y[..., :1024]",
+        "torch.randn(3, 400, 1100)",
+    ),
+}
+
+
+def text_of(name: str, dtype: str = "torch.float32") -> str:
+    init, forward, more = BODIES[name]
+    arguments = ", ".join(["x", "y", "z"][: 1 + (more.count("torch."))])
+    return f"""
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init}
+        self.to({dtype})
+    def forward(self, {arguments}):
+        {forward}
+def get_inputs(): return [t.to({dtype}) for t in (torch.randn(3, 400, 520), {more})]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.fixture
+def generate(tmp_path) -> Callable[..., Candidate | None]:
+    """Generates a candidate for a target that need not exist here."""
+
+    def generate(
+        text: str, target: Target = HOPPER, options: Options | None = None
+    ) -> Candidate | None:
+        path = tmp_path / "task.py"
+        path.write_text(text)
+        subject = replace(open_subject(load_task(f"{path}:Model")), target=target)
+        return make_candidate(subject, options or Options())
+
+    return generate
+
+
+def module_of(candidate: Candidate | None) -> str:
+    assert candidate is not None
+    return candidate.files["model_new.py"]
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_product_and_all_operations_behind_it_are_one_kernel(generate, name):
+    candidate = generate(text_of(name))
+    module = module_of(candidate)
+    assert len(candidate.kernels) == 1
+    assert module.count("@triton.jit") == 1
+    assert 'input_precision="tf32x3"' in module
+    forward = module[module.rindex("def forward") :]
+    assert "F.linear" not in forward
+    assert not any(file.endswith(".cu") for file in candidate.files)
+    compile(module, "model_new.py", "exec")
+
+
+def test_half_precision_product_with_epilogue_accumulates_in_float32(generate):
+    module = module_of(generate(text_of("an activation", "torch.bfloat16")))
+    assert "total = tl.dot(a, b, total)" in module
+    assert ".to(tl.bfloat16), mask=inside" in module
+
+
+def test_half_precision_product_alone_stays_with_the_library(generate):
+    text = text_of("no epilogue", "torch.bfloat16")
+    assert generate(text) is None
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        Target("cuda", (8, 9), 128),
+        Target("cuda", (7, 5), 40),
+        Target("cuda", (9, 0), 132, tf32=True),
+        Target("cpu"),
+    ],
+    ids=["slow TF32", "no TF32", "TF32 admitted", "CPU"],
+)
+def test_float32_product_stays_with_the_library_where_splitting_gains_nothing(generate, target):
+    candidate = generate(text_of("an activation"), target)
+    assert candidate is None or "@triton.jit" not in module_of(candidate)
+
+
+def test_small_product_stays_with_the_library(generate):
+    text = text_of("an activation").replace("3, 400, 520", "2, 10, 520")
+    candidate = generate(text)
+    assert candidate is None or "@triton.jit" not in module_of(candidate)
+
+
+def test_product_that_others_read_too_is_stored(generate):
+    text = text_of("an activation").replace(
+        "return F.gelu(self.l(x)) * 2", "h = self.l(x); return h, F.gelu(h) * 2"
+    )
+    module = module_of(generate(text))
+    assert "linear_v.to(tl.float32)" in module
+    assert "gelu" in module
+
+
+def test_operand_with_another_stride_in_each_batch_is_not_an_epilogue(generate):
+    text = text_of("a residual and a scale of each row").replace(
+        "torch.randn(3, 400, 1000), torch.randn(3, 400, 1)",
+        "torch.randn(3, 1, 1000), torch.randn(3, 400, 1)",
+    )
+    candidate = generate(text)
+    assert len(candidate.kernels) == 2
+
+
+def test_options_turn_products_off(generate):
+    candidate = generate(text_of("an activation"), options=Options(products=False))
+    assert candidate is None or "@triton.jit" not in module_of(candidate)
+
+
+def test_tiles_fill_the_processors_where_they_can():
+    assert ranked(8192, 8192, "float32", 132)[0] == FLOAT32[0]
+    few = ranked(256, 1024, "float32", 132)[0]
+    assert few.rows * few.columns < FLOAT32[0].rows * FLOAT32[0].columns
+    assert ranked(16, 8192, "bfloat16", 132)[0] == HALF[-1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiles", [0, 2, 4])
+@pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16", "torch.float16"])
+@pytest.mark.parametrize("name", BODIES)
+def test_cuda_candidate_agrees_with_reference(make, name, dtype, tiles):
+    if dtype != "torch.float32" and name == "no epilogue":
+        return  # the library computes it, and there is nothing else
+    assert_agrees(make(text_of(name, dtype), "Model", Options(tiles=tiles), "cuda"), "cuda")
