@@ -6,18 +6,22 @@ import importlib.resources
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 
 from cuagent.expert.capture.subject import Subject, Target
+from cuagent.expert.convolutions import match as convolutions
+from cuagent.expert.convolutions import triton as convolution
+from cuagent.expert.convolutions.match import Convolution, with_convolutions
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.lower import lower
-from cuagent.expert.module import FRESH, Call, KernelCall, ModuleText, ProductCall, render
-from cuagent.expert.products import triton
+from cuagent.expert.module import FRESH, Call, KernelCall, ModuleText, Steps, TritonCall, render
+from cuagent.expert.products import operands as products
+from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.match import Product, with_products
-from cuagent.expert.products.operands import copy_operands
 from cuagent.expert.products.tiles import ranked
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
 from cuagent.expert.streaming import cpp
-from cuagent.expert.streaming.fuse import Group, Step, fuse
+from cuagent.expert.streaming.fuse import Group, fuse
 from cuagent.expert.streaming.nest import NestError, nest_of
 from cuagent.expert.widening import widen_products, widens
 
@@ -73,20 +77,19 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
         if options.products:
-            graph = copy_operands(graph, subject.target)
+            graph = products.copy_operands(graph, subject.target)
+            graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
         prepared = prepared_names(graph)
-        fused = fuse(graph, outside=prepared)
-        steps = (
-            with_products(fused, graph, subject.target, frozenset(keep))
-            if options.products
-            else fused
-        )
+        steps: Steps = fuse(graph, outside=prepared)
+        if options.products:
+            found = with_products(steps, graph, subject.target, frozenset(keep))
+            steps = with_convolutions(found, graph)
         calls: dict[int, Call] = {}
         rejected: set[str] = set()
         for position, step in enumerate(steps):
-            if isinstance(step, Product):
+            if isinstance(step, Product | Convolution):
                 name = _kernel_name(step, [c.name for c in calls.values()])
-                calls[position] = _product(name, step, graph, subject.target, options)
+                calls[position] = _triton(name, step, graph, subject.target, options)
             if not isinstance(step, Group):
                 continue
             origins = _origins(step)
@@ -107,11 +110,11 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     return _assemble(subject, options, graph, prepared, steps, calls, rewritten)
 
 
-def _origins(group: Group | Product) -> frozenset[str]:
+def _origins(group: Group | Product | Convolution) -> frozenset[str]:
     return frozenset(n.origin for n in group.nodes if n.origin)
 
 
-def _may_gain(group: Group, steps: tuple[Step, ...], graph: Graph, device: str) -> bool:
+def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     """Return False for one simple operation, for which torch already has a kernel.
 
     On the CPU such an operation still gains if it can work in place on a library call's result:
@@ -160,15 +163,27 @@ def _kernel(device: str, name: str, group: Group, graph: Graph, options: Options
     return KernelCall(name, f"kernels/{name}.cpp", text, nest)
 
 
-def _product(
-    name: str, product: Product, graph: Graph, target: Target, options: Options
-) -> ProductCall:
-    tiles = ranked(product.rows, product.columns, product.node.dtype, target.processors)
-    text = triton.render(name, product, lambda output: graph.node(output).dtype)
-    return ProductCall(name, text, product, tiles[min(options.tiles, len(tiles) - 1)])
+def _triton(
+    name: str, step: Product | Convolution, graph: Graph, target: Target, options: Options
+) -> TritonCall:
+    def dtype_of(output: str) -> str:
+        return graph.node(output).dtype
+
+    if isinstance(step, Product):
+        rows, columns = step.rows, step.columns
+    else:
+        rows, columns = convolution.rows_of(step), step.channels_out
+    tiles = ranked(rows, columns, step.node.dtype, target.processors)
+    tile = tiles[min(options.tiles, len(tiles) - 1)]
+    if isinstance(step, Product):
+        text = matrix_product.render(name, step, dtype_of)
+        return TritonCall(name, text, step, partial(matrix_product.launch, name, step, tile))
+    precision = "tf32" if target.tf32_convolutions else "tf32x3"
+    text = convolution.render(name, step, dtype_of, precision)
+    return TritonCall(name, text, step, partial(convolution.launches, name, step, tile))
 
 
-def _title(group: Group | Product) -> str:
+def _title(group: Group | Product | Convolution) -> str:
     words = list(dict.fromkeys(n.origin for n in group.nodes if n.origin)) or ["cast"]
     return f"{' -> '.join(words)} in one kernel."
 
@@ -191,7 +206,7 @@ def _assemble(
     options: Options,
     graph: Graph,
     prepared: frozenset[str],
-    steps: tuple[Step | Product, ...],
+    steps: Steps,
     calls: dict[int, Call],
     rewritten: tuple[str, ...],
 ) -> Candidate:

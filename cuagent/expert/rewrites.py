@@ -97,7 +97,8 @@ PREPARATIONS = {SUM_FEATURES, SUM_BIAS}
 
 def is_contraction(node: Node) -> bool:
     """Return True for a linear layer or a convolution."""
-    return node.kind is Kind.LIBRARY and node.op.startswith(("F.linear(", "F.conv"))
+    layers = ("F.linear(", "F.conv1d(", "F.conv2d(", "F.conv3d(")
+    return node.kind is Kind.LIBRARY and node.op.startswith(layers)
 
 
 def rewrite(graph: Graph, *, fold: bool = True, merge: bool = False) -> Graph:

@@ -25,6 +25,8 @@ class Target:
     """Streaming multiprocessors, or cores."""
     tf32: bool = False
     """True if float32 products may be computed in TF32."""
+    tf32_convolutions: bool = False
+    """True if float32 convolutions may be computed in TF32."""
 
 
 @dataclass(frozen=True)

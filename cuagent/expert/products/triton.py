@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from cuagent.expert.graph.graph import Node, Operand
-from cuagent.expert.products.expressions import EXPRESSIONS
+from cuagent.expert.products.epilogue import epilogue, times, variable
 from cuagent.expert.products.match import Matrix, Product
 from cuagent.expert.products.tiles import GROUP, Tile
 from cuagent.expert.streaming.expressions import identifier
@@ -50,11 +49,13 @@ def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
         "    total = tl.zeros((ROWS, COLUMNS), tl.float32)",
         f"    for start in range(0, {depth}, DEPTH):",
         *_step(product),
-        *_epilogue(product),
+        *epilogue(
+            product.node.name, product.bias, product.epilogue, product.reads, _address(product)
+        ),
     ]
     lines.append(f"    inside = (m[:, None] < {rows}) & (n[None, :] < {columns})")
     for output in product.outputs:
-        value = f"{_variable(output)}.to({ELEMENTS[dtype_of(output)]})"
+        value = f"{variable(output)}.to({ELEMENTS[dtype_of(output)]})"
         place = f"{identifier(output)}_out + m[:, None] * {columns} + n[None, :]"
         lines.append(f"    tl.store({place}, {value}, mask=inside)")
     return "\n".join(lines)
@@ -63,7 +64,7 @@ def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
 def _operand(matrix: Matrix, index: str, count: int) -> str:
     """Return the pointers to the first elements along K; rows past the end read a row inside."""
     start = f" + {matrix.offset}" if matrix.offset else ""
-    return f"({identifier(matrix.tensor)}{start} + {index} % {count}{_times(matrix.row)})"
+    return f"({identifier(matrix.tensor)}{start} + {index} % {count}{times(matrix.row)})"
 
 
 def _step(product: Product) -> list[str]:
@@ -78,53 +79,20 @@ def _step(product: Product) -> list[str]:
     ]
 
 
-def _epilogue(product: Product) -> list[str]:
-    rows, columns = product.rows, product.columns
-    lines = []
-    loaded: dict[Matrix, str] = {}
+def _address(product: Product) -> Callable[[Matrix], str]:
+    """Return the function that writes the pointers to a tile of a tensor."""
 
-    def value(matrix: Matrix) -> str:
-        if matrix not in loaded:
-            word = f"{identifier(matrix.tensor)}_{len(loaded)}"
-            place = f"{identifier(matrix.tensor)}" + (
-                f" + {matrix.offset}" if matrix.offset else ""
-            )
-            if matrix.row:
-                place += f" + m[:, None] % {rows}{_times(matrix.row)}"
-            if matrix.column:
-                place += f" + n[None, :] % {columns}{_times(matrix.column)}"
-            cast = ".to(tl.float32)" if matrix.dtype in ("float16", "bfloat16") else ""
-            lines.append(f"    {word} = tl.load({place}){cast}")
-            loaded[matrix] = word
-        return loaded[matrix]
+    def address(matrix: Matrix) -> str:
+        text = identifier(matrix.tensor)
+        if matrix.offset:
+            text += f" + {matrix.offset}"
+        if matrix.row:
+            text += f" + m[:, None] % {product.rows}{times(matrix.row)}"
+        if matrix.column:
+            text += f" + n[None, :] % {product.columns}{times(matrix.column)}"
+        return text
 
-    def operand(node: Node, arg: Operand) -> str:
-        if not isinstance(arg, str):
-            return _number(arg)
-        if (node.name, arg) in product.reads:
-            return value(product.reads[node.name, arg])
-        return _variable(arg)
-
-    bias = f" + {value(product.bias)}" if product.bias is not None else ""
-    lines.append(f"    {_variable(product.node.name)} = total{bias}")
-    for node in product.epilogue:
-        text = EXPRESSIONS[node.op].format(*(operand(node, arg) for arg in node.args))
-        lines.append(f"    {_variable(node.name)} = {text}")
-    return lines
-
-
-def _times(stride: int) -> str:
-    return f" * {stride}" if stride != 1 else ""
-
-
-def _variable(name: str) -> str:
-    return f"{identifier(name)}_v"
-
-
-def _number(value: float | int) -> str:
-    if math.isinf(value):
-        return 'float("inf")' if value > 0 else 'float("-inf")'
-    return f"{float(value)!r}" if value >= 0 else f"({float(value)!r})"
+    return address
 
 
 def launch(name: str, product: Product, tile: Tile, arguments: list[str]) -> list[str]:

@@ -43,6 +43,17 @@ def convolution(low: Lowering, fx: Any) -> str | None:
     return contraction(low, fx, f"F.{name}({{0}}, {{1}}{words})", x, weight, bias)
 
 
+@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def transposed_convolution(low: Lowering, fx: Any) -> str | None:
+    x, weight, bias = (operand(low, argument(fx, k, "")) for k in range(3))
+    if not isinstance(x, str) or not isinstance(weight, str) or not floating(fx):
+        return None
+    name = str(fx.target).split(".")[1]
+    keys = ("stride", "padding", "output_padding", "groups", "dilation")
+    words = "".join(f", {key}={fx.args[3 + k]!r}" for k, key in enumerate(keys[: len(fx.args) - 3]))
+    return contraction(low, fx, f"F.{name}({{0}}, {{1}}{words})", x, weight, bias)
+
+
 def contraction(
     low: Lowering, fx: Any, call: str, x: str, weight: str, bias: Operand | None
 ) -> str:

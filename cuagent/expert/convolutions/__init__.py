@@ -1,0 +1,1 @@
+"""Three-dimensional and transposed convolutions on the tensor cores of a GPU."""

@@ -1,0 +1,230 @@
+"""Find convolutions that a generated kernel may compute faster than cuDNN.
+
+These are transposed convolutions and three-dimensional ones, without groups, with at least 16 input
+channels: on an H200 the library stood at 4 to 17 times the floor on them. The elementwise group
+that alone reads the result becomes the epilogue.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cuagent.expert.capture.subject import Target
+from cuagent.expert.convolutions.phases import Axis
+from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
+from cuagent.expert.products.expressions import EXPRESSIONS
+from cuagent.expert.rewrites import PREPARATIONS
+from cuagent.expert.streaming.fuse import Group, Step
+from cuagent.expert.streaming.nest import NestError, storage
+
+CHANNELS_LAST = "{0}.movedim(1, -1).contiguous()"
+WEIGHT = "{0}.movedim(1, -1).contiguous() "
+TRANSPOSED_WEIGHT = "{0}.movedim(0, -1).contiguous()"
+PREPARATIONS |= {WEIGHT, TRANSPOSED_WEIGHT}
+LEAST_CHANNELS = 16
+"""Input channels below which the tensor cores would multiply mostly zeros."""
+LEAST_OPERATIONS = 1 << 26
+"""Multiplications of a convolution below which the launches decide."""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A tensor over the outputs: `offset + sample * s + channel * c + place * p`."""
+
+    tensor: str
+    dtype: str
+    sample: int
+    channel: int
+    place: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution with channels-last operands, and the group behind it as its epilogue."""
+
+    node: Node
+    transposed: bool
+    samples: int
+    channels_in: int
+    channels_out: int
+    axes: tuple[Axis, ...]
+    left: str
+    """Input as (samples, *places, channels)."""
+    right: str
+    """Weight as (output channels, *taps, input channels)."""
+    bias: Volume | None
+    epilogue: tuple[Node, ...]
+    reads: dict[tuple[str, str], Volume]
+    outputs: tuple[str, ...]
+    places: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+    """Tensors that are read, with their dtypes, in order of first use."""
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes that the kernel computes."""
+        return (self.node, *self.epilogue)
+
+    @property
+    def tensors(self) -> dict[str, str]:
+        """dtype of each tensor that is read, in order of first use."""
+        return self.dtypes
+
+
+def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
+    """Put channels-last copies in front of each convolution that qualifies."""
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.origin in keep or not _qualifies(graph, node, target):
+            nodes.append(node)
+            continue
+        x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
+        transposed = node.op.startswith("F.conv_transpose")
+        size = (x.shape[0], *x.shape[2:], x.shape[1])
+        call, moved = WEIGHT, (weight.shape[0], *weight.shape[2:], weight.shape[1])
+        if transposed:
+            call, moved = TRANSPOSED_WEIGHT, (*weight.shape[1:], weight.shape[0])
+        names = (f"{node.name}_channels_last", f"{node.name}_taps")
+        for name, text, source, shape in (
+            (names[0], CHANNELS_LAST, x, size),
+            (names[1], call, weight, moved),
+        ):
+            copy = Node(name, Kind.LIBRARY, text, (source.name,), shape, source.dtype)
+            nodes.append(replace(copy, origin=node.origin))
+        nodes.append(replace(node, op=f"own {node.op}", args=(*names, *node.args[2:])))
+    return replace(graph, nodes=tuple(nodes))
+
+
+def with_convolutions(
+    steps: Sequence[Step | Any], graph: Graph
+) -> tuple[Step | Convolution | Any, ...]:
+    """Replace each convolution with copied operands, and its epilogue group, by one step."""
+    result = list(steps)
+    for step in steps:
+        if not isinstance(step, Node) or not step.op.startswith("own F.conv"):
+            continue
+        group = _only_reader(step, steps, graph)
+        found = _convolution(step, group, graph) if group is not None else None
+        if found is not None and group is not None:
+            result[result.index(group)] = found
+            result.remove(step)
+        else:
+            found = _convolution(step, None, graph)
+            result[result.index(step)] = found
+    return tuple(result)
+
+
+def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
+    if node.kind is not Kind.LIBRARY or target.capability < (8, 0) or not node.contiguous:
+        return False
+    transposed = node.op.startswith("F.conv_transpose")
+    if not transposed and not node.op.startswith("F.conv3d("):
+        return False
+    settings = settings_of(node)
+    x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
+    whole = all(isinstance(v, list) for k, v in settings.items() if k != "groups")
+    if not whole or settings["groups"] != 1 or (transposed and set(settings["dilation"]) != {1}):
+        return False
+    taps = math.prod(weight.shape[2:])
+    points = x.size // x.shape[1] if transposed else node.size // node.shape[1]
+    operations = points * taps * weight.shape[0] * weight.shape[1]
+    return x.shape[1] >= LEAST_CHANNELS and operations >= LEAST_OPERATIONS
+
+
+def settings_of(node: Node) -> dict[str, Any]:
+    """Return stride, padding, output padding, dilation and groups of a convolution's call."""
+    rank = len(node.shape) - 2
+    given = ast.parse(node.op.removeprefix("own ").format("x", "w", "b"), mode="eval").body
+    assert isinstance(given, ast.Call)
+    named = {word.arg: word.value for word in given.keywords if word.arg != "bias"}
+    values = {str(name): ast.literal_eval(value) for name, value in named.items()}
+    defaults = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1}
+    for name, default in defaults.items():
+        value = values.get(name, default)
+        if isinstance(value, int):
+            value = [value] * rank
+        if isinstance(value, list | tuple):
+            value = list(value) * (rank if len(value) == 1 else 1)
+        values[name] = value
+    return values | {"groups": values.get("groups", 1)}
+
+
+def _only_reader(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
+    if node.name in graph.outputs:
+        return None
+    readers = {user.name for user in graph.users()[node.name]}
+    for step in steps:
+        if isinstance(step, Group) and readers & set(step.places):
+            whole = readers <= set(step.places) and not step.reduced
+            return step if whole and step.size == node.size else None
+    return None
+
+
+def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution | None:
+    """Return the convolution; None if its group cannot be the epilogue."""
+    x, weight, *bias = (graph.node(str(arg)) for arg in node.args)
+    settings, transposed = settings_of(node), node.op.startswith("own F.conv_transpose")
+    epilogue = group.nodes if group is not None else ()
+    outputs = group.outputs if group is not None else (node.name,)
+    inner = {node.name, *(n.name for n in epilogue)}
+    if any(n.kind is not Kind.POINTWISE or n.op not in EXPRESSIONS for n in epilogue):
+        return None
+    if any(graph.node(name).shape != node.shape for name in outputs):
+        return None
+    try:
+        reads = {
+            (n.name, arg): volume_of(graph, arg, node.shape)
+            for n in epilogue
+            for arg in n.inputs
+            if arg not in inner
+        }
+    except NestError:
+        return None
+    axes = tuple(
+        Axis(x.shape[1 + k], node.shape[2 + k], weight.shape[1 + k], stride, padding, dilation)
+        for k, (stride, padding, dilation) in enumerate(
+            zip(settings["stride"], settings["padding"], settings["dilation"], strict=True)
+        )
+    )
+    dtypes = {n.name: n.dtype for n in (x, weight, *bias)}
+    dtypes |= {volume.tensor: volume.dtype for volume in reads.values()}
+    return Convolution(
+        node,
+        transposed,
+        x.shape[0],
+        x.shape[-1],
+        node.shape[1],
+        axes,
+        x.name,
+        weight.name,
+        Volume(bias[0].name, bias[0].dtype, 0, 1, 0, 0) if bias else None,
+        epilogue,
+        reads,
+        outputs,
+        dict.fromkeys(inner, ()),
+        dtypes,
+    )
+
+
+def volume_of(graph: Graph, name: str, shape: tuple[int, ...]) -> Volume:
+    """Return a tensor, broadcast to the (samples, channels, *places) of `shape`.
+
+    Raises NestError if the places have no common stride.
+    """
+    node = graph.node(name)
+    if node.kind in (Kind.WINDOW, Kind.INSIDE):
+        raise NestError(f"{name} is read under a condition")
+    base, strides, offset = storage(graph, node)
+    padded = (0,) * (len(shape) - len(node.shape)) + tuple(
+        stride if extent > 1 else 0 for stride, extent in zip(strides, node.shape, strict=True)
+    )
+    steps, place = contiguous_strides(shape[2:]), padded[-1]
+    pairs = zip(padded[2:], steps, shape[2:], strict=True)
+    if any(stride != place * step for stride, step, extent in pairs if extent > 1):
+        raise NestError(f"{name} has no single stride from place to place")
+    return Volume(base.name, base.dtype, padded[0], padded[1], place, offset)

@@ -1,0 +1,77 @@
+"""Write the elementwise operations behind a product or a convolution in Triton's language."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from cuagent.expert.graph.graph import Node, Operand
+from cuagent.expert.products.expressions import EXPRESSIONS
+from cuagent.expert.streaming.expressions import identifier
+
+
+class Read(Protocol):
+    """A tensor in the index space of a kernel."""
+
+    @property
+    def tensor(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+
+Place = TypeVar("Place", bound=Read)
+
+
+def epilogue(
+    product: str,
+    bias: Place | None,
+    nodes: Sequence[Node],
+    reads: Mapping[tuple[str, str], Place],
+    address: Callable[[Place], str],
+) -> list[str]:
+    """Return the lines that compute `nodes` from the sum `total` of the product.
+
+    `address` returns the pointers to the tile of a tensor.
+    """
+    lines: list[str] = []
+    loaded: dict[Place, str] = {}
+
+    def value(read: Place) -> str:
+        if read not in loaded:
+            word = f"{identifier(read.tensor)}_{len(loaded)}"
+            cast = ".to(tl.float32)" if read.dtype in ("float16", "bfloat16") else ""
+            lines.append(f"    {word} = tl.load({address(read)}){cast}")
+            loaded[read] = word
+        return loaded[read]
+
+    def operand(node: Node, arg: Operand) -> str:
+        if not isinstance(arg, str):
+            return _number(arg)
+        if (node.name, arg) in reads:
+            return value(reads[node.name, arg])
+        return variable(arg)
+
+    shift = f" + {value(bias)}" if bias is not None else ""
+    lines.append(f"    {variable(product)} = total{shift}")
+    for node in nodes:
+        text = EXPRESSIONS[node.op].format(*(operand(node, arg) for arg in node.args))
+        lines.append(f"    {variable(node.name)} = {text}")
+    return lines
+
+
+def variable(name: str) -> str:
+    """Return the variable of a node's value."""
+    return f"{identifier(name)}_v"
+
+
+def times(stride: int) -> str:
+    """Return the factor of a stride as text; nothing for 1."""
+    return f" * {stride}" if stride != 1 else ""
+
+
+def _number(value: float | int) -> str:
+    if math.isinf(value):
+        return 'float("inf")' if value > 0 else 'float("-inf")'
+    return f"{float(value)!r}" if value >= 0 else f"({float(value)!r})"

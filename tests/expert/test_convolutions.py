@@ -1,0 +1,213 @@
+"""Three-dimensional and transposed convolutions as generated Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import assert_agrees  # type: ignore[import-not-found]
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cuagent.expert.candidate import Candidate, Options, make_candidate
+from cuagent.expert.capture.subject import Target, open_subject
+from cuagent.expert.convolutions.phases import Axis, Phase, phases
+from cuagent.task import load_task
+
+HOPPER = Target("cuda", (9, 0), 132)
+LAYERS = {
+    "3-D, strided": (
+        "nn.Conv3d(32, 48, 3, stride=(1, 2, 1), padding=1)",
+        "torch.sigmoid(self.c(x)) * 2 + self.s",
+        "torch.randn(4, 32, 12, 12, 12)",
+    ),
+    "3-D, dilated": (
+        "nn.Conv3d(33, 48, (3, 1, 2), dilation=(2, 1, 1))",
+        "self.c(x)",
+        "torch.randn(8, 33, 12, 12, 12)",
+    ),
+    "transposed 3-D": (
+        "nn.ConvTranspose3d(32, 48, 3, stride=2, padding=1, output_padding=1)",
+        "F.relu(self.c(x) + self.s)",
+        "torch.randn(4, 32, 8, 9, 10)",
+    ),
+    "transposed 3-D, uneven": (
+        "nn.ConvTranspose3d(32, 48, (3, 5, 2), stride=(1, 2, 3), padding=(1, 0, 1), bias=False)",
+        "self.c(x)",
+        "torch.randn(4, 32, 8, 9, 10)",
+    ),
+    "transposed 2-D": (
+        "nn.ConvTranspose2d(40, 48, 4, stride=2, padding=1)",
+        "F.gelu(self.c(x))",
+        "torch.randn(4, 40, 40, 41)",
+    ),
+    "transposed 1-D with gaps": (
+        "nn.ConvTranspose1d(256, 300, 2, stride=3)",
+        "self.c(x) * 2",
+        "torch.randn(4, 256, 300)",
+    ),
+}
+
+
+def text_of(name: str, dtype: str = "torch.float32") -> str:
+    layer, forward, inputs = LAYERS[name]
+    return f"""
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = {layer}
+        self.s = nn.Parameter(torch.rand(48, 1, 1, 1))
+        self.to({dtype})
+    def forward(self, x):
+        return {forward}
+def get_inputs(): return [{inputs}.to({dtype})]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.fixture
+def generate(tmp_path) -> Callable[..., Candidate | None]:
+    """Generates a candidate for a target that need not exist here."""
+
+    def generate(
+        text: str, target: Target = HOPPER, options: Options | None = None
+    ) -> Candidate | None:
+        path = tmp_path / "task.py"
+        path.write_text(text)
+        subject = replace(open_subject(load_task(f"{path}:Model")), target=target)
+        return make_candidate(subject, options or Options())
+
+    return generate
+
+
+def computed_by_phases(
+    x: torch.Tensor, weight: torch.Tensor, axes: tuple[Axis, ...], transposed: bool
+) -> torch.Tensor:
+    """Return the convolution of one channel, summed as a generated kernel sums it."""
+    result = torch.full([axis.outputs for axis in axes], torch.nan, dtype=x.dtype)
+    for found in phases(axes, transposed):
+        for point in product(*(range(axis.points) for axis in found)):
+            place = tuple(
+                p.output_step * t + p.output_start for p, t in zip(found, point, strict=True)
+            )
+            assert result[place].isnan(), "a phase computes an output again"
+            result[place] = sum_of_taps(x, weight, found, point)
+    return result
+
+
+def sum_of_taps(
+    x: torch.Tensor, weight: torch.Tensor, found: tuple[Phase, ...], point: tuple[int, ...]
+) -> torch.Tensor:
+    total = torch.zeros((), dtype=x.dtype)
+    for tap in product(*(range(p.taps) for p in found)):
+        element = tuple(p.kernel_step * j + p.kernel_start for p, j in zip(found, tap, strict=True))
+        source = tuple(
+            p.input_step * t + p.tap_step * j + p.input_start
+            for p, t, j in zip(found, point, tap, strict=True)
+        )
+        if all(0 <= i < n for i, n in zip(source, x.shape, strict=True)):
+            total += x[source] * weight[element]
+    return total
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    size=st.integers(1, 6),
+    kernel=st.integers(1, 5),
+    stride=st.integers(1, 4),
+    padding=st.integers(0, 3),
+    extra=st.integers(0, 3),
+)
+def test_phases_cover_every_output_of_a_transposed_convolution_once(
+    size, kernel, stride, padding, extra
+):
+    extra = min(extra, stride - 1)
+    outputs = (size - 1) * stride - 2 * padding + kernel + extra
+    if outputs < 1:
+        return
+    x, weight = (torch.randint(-9, 9, (n,)).double() for n in (size, kernel))
+    axes = (Axis(size, outputs, kernel, stride, padding, 1),)
+    expected = F.conv_transpose1d(
+        x[None, None], weight[None, None], None, stride, padding, extra
+    ).flatten()
+    assert torch.equal(computed_by_phases(x, weight, axes, True), expected)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    size=st.integers(1, 9),
+    kernel=st.integers(1, 4),
+    stride=st.integers(1, 3),
+    padding=st.integers(0, 3),
+    dilation=st.integers(1, 3),
+)
+def test_one_phase_computes_a_convolution(size, kernel, stride, padding, dilation):
+    outputs = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    if size + 2 * padding < dilation * (kernel - 1) + 1:
+        return
+    x, weight = (torch.randint(-9, 9, (n,)).double() for n in (size, kernel))
+    axes = (Axis(size, outputs, kernel, stride, padding, dilation),)
+    expected = F.conv1d(x[None, None], weight[None, None], None, stride, padding, dilation)
+    assert torch.equal(computed_by_phases(x, weight, axes, False), expected.flatten())
+
+
+def test_phases_of_two_dimensions_are_all_pairs():
+    axes = (Axis(4, 8, 4, 2, 1, 1), Axis(3, 7, 3, 3, 1, 1))
+    assert len(list(phases(axes, True))) == 6
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_convolution_and_all_operations_behind_it_are_one_kernel(generate, name):
+    candidate = generate(text_of(name))
+    assert candidate is not None
+    assert len(candidate.kernels) == 1
+    module = candidate.files["model_new.py"]
+    forward = module[module.rindex("def forward") :]
+    assert module.count("@triton.jit") == 1
+    assert "F.conv" not in forward
+    assert "movedim" in forward
+    compile(module, "model_new.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("admitted", "precision"), [(True, '"tf32")'), (False, '"tf32x3")')], ids=["TF32", "float32"]
+)
+def test_arithmetic_follows_the_settings_of_convolutions(generate, admitted, precision):
+    target = replace(HOPPER, tf32_convolutions=admitted)
+    module = generate(text_of("transposed 3-D"), target).files["model_new.py"]
+    assert f"input_precision={precision}" in module
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "nn.ConvTranspose3d(32, 48, 3, stride=2, groups=2)",
+        "nn.ConvTranspose3d(32, 48, 3, dilation=2)",
+        "nn.Conv3d(32, 48, 3, padding='same')",
+    ],
+)
+def test_other_convolutions_stay_with_the_library(generate, layer):
+    text = text_of("transposed 3-D").replace(LAYERS["transposed 3-D"][0], layer)
+    candidate = generate(text)
+    assert candidate is None or "@triton.jit" not in candidate.files["model_new.py"]
+
+
+def test_convolution_with_few_channels_stays_with_the_library(generate):
+    text = text_of("3-D, strided").replace("Conv3d(32,", "Conv3d(3,").replace("(4, 32,", "(4, 3,")
+    candidate = generate(text)
+    assert candidate is None or "@triton.jit" not in candidate.files["model_new.py"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiles", [0, 2])
+@pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_cuda_candidate_agrees_with_reference(make, name, dtype, tiles):
+    assert_agrees(make(text_of(name, dtype), "Model", Options(tiles=tiles), "cuda"), "cuda")
