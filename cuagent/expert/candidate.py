@@ -80,9 +80,10 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             graph = products.copy_operands(graph, subject.target)
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
         prepared = prepared_names(graph)
-        steps: Steps = fuse(graph, outside=prepared)
+        fused = fuse(graph, outside=prepared)
+        steps: Steps = fused
         if options.products:
-            found = with_products(steps, graph, subject.target, frozenset(keep))
+            found = with_products(fused, graph, subject.target, frozenset(keep))
             steps = with_convolutions(found, graph)
         calls: dict[int, Call] = {}
         rejected: set[str] = set()
@@ -140,7 +141,7 @@ def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     return len(origins) > 1 or len(work) > 3 or shared or algebra or in_place or widening
 
 
-def _kernel_name(group: Group | Product, taken: list[str]) -> str:
+def _kernel_name(group: Group | Product | Convolution, taken: list[str]) -> str:
     """Return a name from at most four captured operators, such as `linear_gelu_kernel`."""
     origins = [n.origin for n in group.nodes if n.origin] or ["cast"]
     words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))
