@@ -1,0 +1,196 @@
+"""Read and set torch's global settings that change the arithmetic of a module.
+
+`read_flags` returns them as plain JSON values, `set_flags` sets those that differ, and `flags_set`
+does so around a block and restores the former values, also if the block raises.
+
+torch has two interfaces for the precision of fp32 products: leaves such as `cuda.matmul`
+(`fp32_precision`, torch 2.9 and newer) and older switches (`allow_tf32`,
+`get_float32_matmul_precision`). Reading an old switch raises if a leaf was set to disagree with it,
+and torch.compile's autotuning reads it. So an old switch is written first where its value is known,
+and a leaf only where it still differs.
+
+This file travels with exported packages and imports nothing of cuagent. Not covered: the level
+above a leaf (`torch.backends.fp32_precision`) is not written. After `cudnn.conv` was set and
+restored, torch ignores a later change of that level for convolutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+LEAVES = {
+    "matmul": ("cuda", "matmul"),
+    "conv": ("cuda", "conv"),
+    "rnn": ("cuda", "rnn"),
+    "cpu_matmul": ("mkldnn", "matmul"),
+    "cpu_conv": ("mkldnn", "conv"),
+    "cpu_rnn": ("mkldnn", "rnn"),
+}
+"""torch's names of the arithmetic of fp32 products: `ieee`, `tf32`, `bf16`, or `none`, which means
+ieee."""
+OLD_SWITCHES = ("float32_matmul_precision", "cudnn_allow_tf32")
+REDUCTIONS = {
+    "fp16_reduction": "allow_fp16_reduced_precision_reduction",
+    "bf16_reduction": "allow_bf16_reduced_precision_reduction",
+}
+"""Attributes of torch.backends.cuda.matmul."""
+ARITHMETIC = (*OLD_SWITCHES, *LEAVES, *REDUCTIONS, "fp16_accumulation")
+"""Flags that change the results of products."""
+
+
+def read_flags() -> dict[str, Any]:
+    """Return all flags by name. An old switch that torch refuses to read is None."""
+    import torch
+
+    backends = torch.backends
+    found: dict[str, Any] = {
+        "float32_matmul_precision": _or_none(torch.get_float32_matmul_precision),
+        "cudnn_allow_tf32": _or_none(lambda: backends.cudnn.allow_tf32),
+    }
+    found |= {name: _leaf(name) for name in LEAVES}
+    found |= {name: _reduction(name) for name in REDUCTIONS}
+    found["fp16_accumulation"] = bool(getattr(backends.cuda.matmul, "allow_fp16_accumulation", 0))
+    found["default_dtype"] = str(torch.get_default_dtype()).removeprefix("torch.")
+    found["cudnn_benchmark"] = backends.cudnn.benchmark
+    found["cudnn_deterministic"] = backends.cudnn.deterministic
+    found["deterministic"] = _deterministic()
+    return found
+
+
+def set_flags(wanted: Mapping[str, Any], *, exact: bool = False) -> None:
+    """Set the flags that differ from `wanted`; a flag that it lacks stays as it is.
+
+    A leaf that has the same effect (`none` and `ieee`) is changed only if `exact`. Raises
+    RuntimeError if this torch does not have a wanted flag.
+    """
+    import torch
+
+    backends = torch.backends
+    changed = [n for n in LEAVES if exact and n in wanted and wanted[n] != _leaf(n)]
+    precision, cudnn = (wanted.get(name) for name in OLD_SWITCHES)
+    if precision is not None and precision != _or_none(torch.get_float32_matmul_precision):
+        torch.set_float32_matmul_precision(precision)
+    if cudnn is not None and cudnn != _or_none(lambda: backends.cudnn.allow_tf32):
+        backends.cudnn.allow_tf32 = cudnn
+    for name in LEAVES:
+        if name in wanted:
+            _set_leaf(name, wanted[name], exact=exact, again=name in changed)
+    for name, attribute in REDUCTIONS.items():
+        if name in wanted and wanted[name] != _reduction(name):
+            value = wanted[name]
+            setattr(backends.cuda.matmul, attribute, tuple(value) if len(value) > 1 else value[0])
+    matmul = backends.cuda.matmul
+    accumulation = wanted.get("fp16_accumulation")
+    if accumulation is not None and accumulation != getattr(matmul, "allow_fp16_accumulation", 0):
+        matmul.allow_fp16_accumulation = accumulation
+    if (dtype := wanted.get("default_dtype")) is not None:
+        torch.set_default_dtype(getattr(torch, dtype))
+    for name in ("benchmark", "deterministic"):
+        if (value := wanted.get(f"cudnn_{name}")) is not None:
+            setattr(backends.cudnn, name, value)
+    if (mode := wanted.get("deterministic")) is not None and mode != _deterministic():
+        torch.use_deterministic_algorithms(mode != "off", warn_only=mode == "warn")
+
+
+def differing(wanted: Mapping[str, Any]) -> list[str]:
+    """Return the names of the leaves and reductions whose effect differs from `wanted`."""
+    differ = [n for n in LEAVES if n in wanted and _effect(_leaf(n)) != _effect(wanted[n])]
+    return differ + [n for n in REDUCTIONS if n in wanted and wanted[n] != _reduction(n)]
+
+
+@contextmanager
+def flags_set(wanted: Mapping[str, Any]) -> Iterator[None]:
+    """Set the flags of `ARITHMETIC` around a block and restore them; set nothing if none differs.
+
+    The flags belong to the process, so other threads see them during the block.
+    """
+    if not differing(wanted):
+        yield
+        return
+    before = {name: value for name, value in read_flags().items() if name in ARITHMETIC}
+    try:
+        set_flags({name: value for name, value in wanted.items() if name in ARITHMETIC})
+        yield
+    finally:
+        set_flags(before, exact=True)
+
+
+def _or_none(read: Callable[[], Any]) -> Any:
+    """Return the value of an old switch; None if leaves disagree with it, which torch refuses."""
+    try:
+        return read()
+    except RuntimeError:
+        return None
+
+
+def _has_leaves() -> bool:
+    import torch
+
+    return hasattr(torch._C, "_get_fp32_precision_getter")
+
+
+def _effect(value: str) -> str:
+    return "ieee" if value == "none" else value
+
+
+def _leaf(name: str) -> str:
+    """Return the arithmetic of one kind of fp32 products."""
+    import torch
+
+    if _has_leaves():
+        value: str = torch._C._get_fp32_precision_getter(*LEAVES[name])
+        return value
+    if name == "matmul":
+        return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    if name in ("conv", "rnn"):
+        return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    # Before torch 2.9 only the old switch changes products on a CPU.
+    medium = name == "cpu_matmul" and torch.get_float32_matmul_precision() == "medium"
+    return "bf16" if medium else "ieee"
+
+
+def _set_leaf(name: str, value: str, *, exact: bool, again: bool) -> None:
+    """Set a leaf if it differs; with `again` also if an old switch just gave it this value."""
+    import torch
+
+    now = _leaf(name)
+    same = now == value if exact else _effect(now) == _effect(value)
+    if same and not again:
+        return
+    if _has_leaves():
+        write = torch._C._set_fp32_precision_setter
+        # `none` lets a leaf follow the level above it again, which `value` may have come from.
+        write(*LEAVES[name], "none")
+        if _leaf(name) != value:
+            write(*LEAVES[name], value)
+    elif _effect(now) == _effect(value):
+        return
+    elif name == "matmul":
+        torch.backends.cuda.matmul.allow_tf32 = value == "tf32"
+    elif name in ("conv", "rnn"):
+        torch.backends.cudnn.allow_tf32 = value == "tf32"
+    else:
+        raise RuntimeError(f"torch {torch.__version__} cannot set {name} to {value}")
+
+
+def _reduction(name: str) -> list[bool]:
+    """Return whether sums of half precision may be rounded, and their split-K parts if torch can
+    tell."""
+    import torch
+
+    matmul, attribute = torch.backends.cuda.matmul, REDUCTIONS[name]
+    found = [getattr(matmul, attribute)]
+    with suppress(AttributeError):
+        found.append(getattr(matmul, f"{attribute}_split_k"))
+    return [bool(value) for value in found]
+
+
+def _deterministic() -> str:
+    """Return `off`, `warn` or `error`."""
+    import torch
+
+    if not torch.are_deterministic_algorithms_enabled():
+        return "off"
+    return "warn" if torch.is_deterministic_algorithms_warn_only_enabled() else "error"
