@@ -108,6 +108,10 @@ class Verdict:
     """Compiler messages if the build failed, else the candidate's printed text, capped. Feedback
     only; no program reads it."""
     versions: dict[str, str] = field(default_factory=dict)
+    settings: str = ""
+    """torch's settings of the reference and the baselines, as one line; "" in earlier records."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """Relative rms error against fp64 on the first own draw: `reference` and `candidate`."""
 
     def extra_note(self, draw: Draw) -> str:
         """Return the note of a draw, or "" if the detail says the same."""

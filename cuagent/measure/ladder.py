@@ -16,11 +16,11 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import QUIET_SHARE, REMEASURE_AFTER_S, describe
@@ -31,12 +31,9 @@ from cuagent.task import Device, Precision, Task, TaskError
 from cuagent.task.memory import free
 from cuagent.timing import Effort, Floor, Ratio, Timing
 from cuagent.verify.referee import Referee
-from cuagent.verify.tensors import in_blocks
+from cuagent.verify.tensors import relative_error
 from cuagent.worker import SessionEnded
 from cuagent.worker.arms import COMPILE, EAGER
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FORMAT = 6
 """Format of the cache entries. Increase it when the measurement changes: older entries are then
@@ -389,21 +386,8 @@ def _errors_of(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple
             continue
         passed = referee.check(batch, slot).passed
         right = referee.context.expected().precise
-        found[name] = _relative_error(batch.outputs.tensors(slot), right), passed
+        found[name] = relative_error(batch.outputs.tensors(slot), right), passed
     return found
-
-
-def _relative_error(outputs: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Return the largest |x - r| / |r| of a tensor, over elements that are numbers in both."""
-    errors = [0.0]
-    for pair in zip(outputs, right, strict=True):
-        if pair[0].is_floating_point() and pair[0].numel():
-            apart = size = 0.0
-            for x, r in in_blocks(*pair):
-                apart += float((x.double() - r).nan_to_num().square().sum())
-                size += float(r.nan_to_num().square().sum())
-            errors.append(math.sqrt(apart) / max(math.sqrt(size), 1e-300))
-    return max(errors)
 
 
 def _convolves(referee: Referee) -> bool:

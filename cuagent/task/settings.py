@@ -12,7 +12,7 @@ reference does itself, and changes by the user's other files.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -135,6 +135,16 @@ def overrides() -> list[tuple[str, str]]:
 def baseline_settings(own: TorchSettings, precision: Precision) -> TorchSettings:
     """Return the settings of the reference and of every baseline; `own` are the task's."""
     return own.with_ieee() if precision is Precision.FP32 else own
+
+
+def arm_settings(
+    own: TorchSettings, precision: Precision, options: Collection[str]
+) -> TorchSettings:
+    """Return the settings of a rung with these options (`tf32`, `fp32`, ...)."""
+    base = baseline_settings(own, precision)
+    if "tf32" in options:
+        return base.with_tf32()
+    return base.with_ieee() if "fp32" in options else base
 
 
 def candidate_settings(own: TorchSettings, precision: Precision) -> TorchSettings:

@@ -43,13 +43,13 @@ WRITES = {
 
 
 @pytest.fixture
-def output(python: list[str]):  # noqa: ANN201
+def output(python: list[str]):
     """Return a function that runs a program and returns the JSON that it prints."""
 
     def run(program: str) -> object:
         command = [*python, "-c", HEAD + program]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == 0 and not done.stderr, done.stderr
+        assert (done.returncode, done.stderr) == (0, "")
         return json.loads(done.stdout)
 
     return run
@@ -155,15 +155,11 @@ def test_candidate_gets_tf32_only_where_it_is_admitted() -> None:
     assert candidate_settings(own, Precision.TF32).matmul == "tf32"
 
 
-def test_settings_are_a_part_of_the_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_are_a_part_of_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "task.py"
     path.write_text("class Model: ...\ndef get_inputs(): return []\n")
     monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
-    digests = {
-        load_task(path, device="cpu", precision=precision).digest for precision in Precision
-    }
+    digests = {load_task(path, device="cpu", precision=precision).digest for precision in Precision}
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     digests |= {load_task(path, device="cpu", precision=p).digest for p in Precision}
     assert len(digests) == 2 * len(Precision)
