@@ -205,6 +205,8 @@ def _evidence(best: Judgement, found: Ladder | None, width: int) -> list[tuple[s
         rows += [("note", remark) for remark in timing.remarks]
     if best.verdict.precision is not None:
         rows.append(("precision", str(best.verdict.precision)))
+    if best.contract:
+        rows.append(("contract", best.contract))
     return [*rows, ("isolation", best.verdict.tier)]
 
 
