@@ -28,7 +28,7 @@ from cuagent.measure.roofline.ceilings import QUIET_SHARE, REMEASURE_AFTER_S, de
 from cuagent.measure.roofline.count import count
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
-from cuagent.task import Device, Precision, Task, TaskError
+from cuagent.task import Device, Precision, Task, TaskError, TorchSettings
 from cuagent.task.memory import free
 from cuagent.task.settings import arm_settings, baseline_settings
 from cuagent.timing import Effort, Floor, Ratio, Timing
@@ -107,6 +107,8 @@ class Ladder:
     """Share of the processors that other processes used during the measurement."""
     settings: str = ""
     """torch's settings of eager and of all rungs that name no others; "" in earlier records."""
+    own_settings: TorchSettings | None = None
+    """The settings that the task's file left; None in earlier records."""
 
     @property
     def best(self) -> Rung | None:
@@ -181,6 +183,7 @@ class Ladder:
             "later": tuple(data["later"]),
             "effort": Effort(data["effort"]),
             "floor": Floor(**data["floor"]) if data["floor"] else None,
+            "own_settings": TorchSettings.from_json(own) if (own := data["own_settings"]) else None,
         }
         return Ladder(**{key: data[key] for key in data if key != "best"} | named)
 
@@ -299,6 +302,7 @@ def time_rungs(
         when=time.time(),
         busy=timing.busy,
         settings=referee.settings_line,
+        own_settings=referee.facts.settings,
     )
     _write(_file(task, effort, names, cache), made)
     return made

@@ -12,12 +12,15 @@ from pathlib import Path
 
 from cuagent.attempt import ENTRY, MODULE, Attempt
 from cuagent.package.folder import ExportError
-from cuagent.task import Task
+from cuagent.task import Device, Task, flags
 from cuagent.task.imports import imported_digest, imported_texts, package_of
+from cuagent.task.settings import recorded_settings
 from cuagent.verify.domain import Domain
 
 FOLDER = "model_new_verified"
 FACTS = "verified.json"
+SETTERS = ("torch.backends", "fp32_precision", "allow_tf32", "matmul_precision", "set_default")
+"""Words of a candidate that may change flags of its process."""
 GUARD_FILES = ("guard.py", "forms.py", "verified.py")
 """Files of this package that are copied into every export; they do not import cuagent."""
 
@@ -39,7 +42,8 @@ def guarded_files(
     inside = {
         "__init__.py": f"{title}\n",
         **{name: (package / name).read_text(encoding="utf-8") for name in GUARD_FILES},
-        FACTS: json.dumps(verified_facts(task, domain), indent=1) + "\n",
+        Path(flags.__file__).name: Path(flags.__file__).read_text(encoding="utf-8"),
+        FACTS: json.dumps(verified_facts(task, domain, attempt), indent=1) + "\n",
         **dict(attempt.files),
         **_imports(task),
     }
@@ -47,8 +51,9 @@ def guarded_files(
     return {MODULE: entry_text(task, reference), reference: task.source} | files
 
 
-def verified_facts(task: Task, domain: Domain) -> dict[str, object]:
+def verified_facts(task: Task, domain: Domain, attempt: Attempt) -> dict[str, object]:
     """Return the content of `verified.json`, which `verified.py` reads."""
+    settings = recorded_settings(domain.settings, task.precision)
     return {
         "entry": task.entry,
         "package": package_of(task.path)[1],
@@ -60,6 +65,9 @@ def verified_facts(task: Task, domain: Domain) -> dict[str, object]:
             for form in domain.tensors
         ],
         "init": json.loads(domain.init),
+        "default_dtype": settings.default_dtype,
+        "flags": settings.products(Device(domain.device)),
+        "changes_flags": any(word in text for _, text in attempt.files for word in SETTERS),
     }
 
 

@@ -1,7 +1,8 @@
 """Read and set torch's global settings that change the arithmetic of a module.
 
-`read_flags` returns them as plain JSON values, `set_flags` sets those that differ, and `flags_set`
-does so around a block and restores the former values, also if the block raises.
+`read_flags` returns them as plain JSON values, and `set_flags` sets those that differ. `flags_set`
+does so around a block and restores the former values, also if the block raises; `flags_kept` only
+restores them. `flags_test` prepares a test that takes a microsecond.
 
 torch has two interfaces for the precision of fp32 products: leaves such as `cuda.matmul`
 (`fp32_precision`, torch 2.9 and newer) and older switches (`allow_tf32`,
@@ -16,8 +17,9 @@ restored, torch ignores a later change of that level for convolutions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 LEAVES = {
@@ -78,9 +80,10 @@ def set_flags(wanted: Mapping[str, Any], *, exact: bool = False) -> None:
         if name in wanted:
             _set_leaf(name, wanted[name], exact=exact, again=name in changed)
     for name, attribute in REDUCTIONS.items():
-        if name in wanted and wanted[name] != _reduction(name):
-            value = wanted[name]
-            setattr(backends.cuda.matmul, attribute, tuple(value) if len(value) > 1 else value[0])
+        now = _reduction(name)
+        parts = list(wanted.get(name, now))[: len(now)]
+        if parts != now:
+            setattr(backends.cuda.matmul, attribute, tuple(parts) if len(parts) > 1 else parts[0])
     matmul = backends.cuda.matmul
     accumulation = wanted.get("fp16_accumulation")
     if accumulation is not None and accumulation != getattr(matmul, "allow_fp16_accumulation", 0):
@@ -94,10 +97,32 @@ def set_flags(wanted: Mapping[str, Any], *, exact: bool = False) -> None:
         torch.use_deterministic_algorithms(mode != "off", warn_only=mode == "warn")
 
 
-def differing(wanted: Mapping[str, Any]) -> list[str]:
-    """Return the names of the leaves and reductions whose effect differs from `wanted`."""
-    differ = [n for n in LEAVES if n in wanted and _effect(_leaf(n)) != _effect(wanted[n])]
-    return differ + [n for n in REDUCTIONS if n in wanted and wanted[n] != _reduction(n)]
+def flags_test(wanted: Mapping[str, Any]) -> Callable[[], bool]:
+    """Return a function that returns True if products are computed as `wanted` says.
+
+    It compares the leaves and the reductions that `wanted` has.
+    """
+    import torch
+
+    reads: list[tuple[Callable[[], Any], tuple[Any, ...]]] = []
+    read_leaf = getattr(torch._C, "_get_fp32_precision_getter", None)
+    for name, place in LEAVES.items():
+        if name in wanted:
+            read = partial(_leaf, name) if read_leaf is None else partial(read_leaf, *place)
+            plain = _effect(wanted[name]) == "ieee"
+            reads.append((read, ("ieee", "none") if plain else (wanted[name],)))
+    for name, attribute in REDUCTIONS.items():
+        if name in wanted:
+            value = tuple(wanted[name])
+            reads.append((getattr(torch._C, f"_get_cublas_{attribute}"), (value, value[0])))
+
+    def same() -> bool:
+        for read, values in reads:  # noqa: SIM110  a generator takes twice as long
+            if read() not in values:
+                return False
+        return True
+
+    return same
 
 
 @contextmanager
@@ -106,12 +131,19 @@ def flags_set(wanted: Mapping[str, Any]) -> Iterator[None]:
 
     The flags belong to the process, so other threads see them during the block.
     """
-    if not differing(wanted):
+    if flags_test(wanted)():
         yield
         return
-    before = {name: value for name, value in read_flags().items() if name in ARITHMETIC}
-    try:
+    with flags_kept(ARITHMETIC):
         set_flags({name: value for name, value in wanted.items() if name in ARITHMETIC})
+        yield
+
+
+@contextmanager
+def flags_kept(names: Collection[str] = ()) -> Iterator[None]:
+    """Restore flags after a block, whatever it sets: those of `names`, or all."""
+    before = {name: value for name, value in read_flags().items() if not names or name in names}
+    try:
         yield
     finally:
         set_flags(before, exact=True)
@@ -176,15 +208,12 @@ def _set_leaf(name: str, value: str, *, exact: bool, again: bool) -> None:
 
 
 def _reduction(name: str) -> list[bool]:
-    """Return whether sums of half precision may be rounded, and their split-K parts if torch can
-    tell."""
+    """Return whether sums of half precision may be rounded, and with newer torch whether the sums
+    of split K may."""
     import torch
 
-    matmul, attribute = torch.backends.cuda.matmul, REDUCTIONS[name]
-    found = [getattr(matmul, attribute)]
-    with suppress(AttributeError):
-        found.append(getattr(matmul, f"{attribute}_split_k"))
-    return [bool(value) for value in found]
+    found = getattr(torch._C, f"_get_cublas_{REDUCTIONS[name]}")()
+    return list(found) if isinstance(found, tuple) else [found]
 
 
 def _deterministic() -> str:

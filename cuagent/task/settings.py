@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from cuagent.task.flags import LEAVES, read_flags, set_flags
+from cuagent.task.flags import ARITHMETIC, LEAVES, read_flags, set_flags
 from cuagent.task.task import Device, Precision
 
 VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
@@ -74,6 +74,13 @@ class TorchSettings:
     def apply(self) -> None:
         """Set them in this process, which must be one of ours, never the user's."""
         set_flags(self.flags)
+
+    def products(self, device: Device) -> dict[str, Any]:
+        """Return the flags that change the results of products on `device`."""
+        cuda = device is Device.CUDA
+        on_cpu = {name for name in ARITHMETIC if name.startswith("cpu_")}
+        names = set(ARITHMETIC) - on_cpu if cuda else {*on_cpu, "float32_matmul_precision"}
+        return {name: value for name, value in self.flags.items() if name in names}
 
     def arithmetic(self, kind: str, device: Device) -> str:
         """Return the arithmetic of fp32 `matmul`, `conv` or `rnn`: `ieee`, `tf32` or `bf16`."""
@@ -145,6 +152,14 @@ def arm_settings(
     if "tf32" in options:
         return base.with_tf32()
     return base.with_ieee() if "fp32" in options else base
+
+
+def recorded_settings(own: TorchSettings | None, precision: Precision) -> TorchSettings:
+    """Return recorded settings; if there are none, those that `precision` meant then."""
+    if own is not None:
+        return own
+    ieee = precision in (Precision.MATCH, Precision.FP32)
+    return TorchSettings().with_ieee() if ieee else TorchSettings().with_tf32()
 
 
 def candidate_settings(own: TorchSettings, precision: Precision) -> TorchSettings:
