@@ -128,7 +128,7 @@ def lines(found: Ladder, width: int = WIDTH) -> list[str]:
     text += ["", _best(found)]
     if found.floor is not None and any(found.floor.share(r.seconds) > 1 for r in found.rungs):
         text.append(ABOVE)
-    text += [f"torch settings: {found.settings}"] if found.settings else []
+    text += [found.contract] if found.contract else []
     text += [f"{found.device}; torch {found.versions.get('torch', '?')}", *found.notes]
     if age := found.age():
         text.append(f"{age}; --fresh measures again")

@@ -124,6 +124,20 @@ class Ladder:
         return min(faster or eager, key=lambda rung: rung.seconds, default=None)
 
     @property
+    def contract(self) -> str:
+        """Return the baselines' settings, and the errors of eager and the best rung, as one line.
+
+        It is "" for an earlier record.
+        """
+        if not self.settings:
+            return ""
+        shown = {rung.name: rung.error for rung in (self.rung(EAGER), self.best) if rung}
+        text = ", ".join(
+            f"{name} {error:.1e}" for name, error in shown.items() if error is not None
+        )
+        return f"baselines: {self.settings}" + (f"; error against fp64: {text}" if text else "")
+
+    @property
     def baselines(self) -> tuple[str, ...]:
         """Return the baselines of an attempt: eager, compile and the best rung."""
         best = self.best
@@ -185,11 +199,12 @@ class Ladder:
             "floor": Floor(**data["floor"]) if data["floor"] else None,
             "own_settings": TorchSettings.from_json(own) if (own := data["own_settings"]) else None,
         }
-        return Ladder(**{key: data[key] for key in data if key != "best"} | named)
+        return Ladder(**{key: data[key] for key in data if key not in ("best", "contract")} | named)
 
     def to_json(self) -> dict[str, Any]:
         best = self.best
-        return asdict(self) | {"best": best.name if best else None}
+        derived = {"best": best.name if best else None, "contract": self.contract}
+        return asdict(self) | derived
 
 
 @dataclass(frozen=True)
