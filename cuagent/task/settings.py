@@ -23,6 +23,8 @@ VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 """Environment variables that change torch's settings, or what its libraries make of them."""
 UNITS = {"ieee": 2.0**-24, "none": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-8}
 """Unit roundoff of the factors of an fp32 product, by torch's name of the arithmetic."""
+COARSE_ERROR = 1e-5
+"""Relative error of a product above that of fp32 and below that of TF32."""
 WORDS = {"matmul": "products", "conv": "convolutions", "rnn": "RNNs"}
 
 
@@ -52,17 +54,20 @@ class TorchSettings:
     """torch.use_deterministic_algorithms: `off`, `warn` or `error`."""
     environment: tuple[tuple[str, str], ...] = ()
     """Variables of `VARIABLES` that are set, with their values."""
+    cpu_coarse: bool = False
+    """True if this processor follows `cpu_matmul` and the others; most compute in fp32 anyway."""
 
     @property
     def flags(self) -> dict[str, Any]:
         """Return the settings that `flags.set_flags` sets."""
         found = asdict(self)
-        del found["environment"]
+        del found["environment"], found["cpu_coarse"]
         return found | {name: list(found[name]) for name in ("fp16_reduction", "bf16_reduction")}
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON, for another process."""
-        return self.flags | {"environment": [list(pair) for pair in self.environment]}
+        pairs = [list(pair) for pair in self.environment]
+        return self.flags | {"environment": pairs, "cpu_coarse": self.cpu_coarse}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> TorchSettings:
@@ -88,6 +93,8 @@ class TorchSettings:
         override = dict(self.environment).get("NVIDIA_TF32_OVERRIDE")
         if device is Device.CUDA and override in ("0", "1"):
             value = "tf32" if override == "1" else "ieee"
+        if device is Device.CPU and not self.cpu_coarse:
+            return "ieee"
         return "ieee" if value == "none" else value
 
     def unit(self, kind: str, device: Device) -> float:
@@ -131,7 +138,19 @@ _NAMES = {"ieee": "fp32", "tf32": "TF32", "bf16": "bf16"}
 def read_settings() -> TorchSettings:
     """Return the settings of this process. Call it after the task's file was imported."""
     found = read_flags() | {"environment": overrides()}
-    return TorchSettings.from_json(found)
+    asks = any(found[f"cpu_{kind}"] not in ("ieee", "none") for kind in WORDS)
+    return TorchSettings.from_json(found | {"cpu_coarse": asks and _cpu_rounds_factors()})
+
+
+def _cpu_rounds_factors() -> bool:
+    """Return True if a product of fp32 matrices on this CPU has the error of coarser factors."""
+    import torch
+
+    with torch.no_grad():
+        generator = torch.Generator("cpu").manual_seed(0)
+        a, b = torch.randn(2, 256, 256, generator=generator, dtype=torch.float32, device="cpu")
+        exact = a.double() @ b.double()
+        return bool(((a @ b).double() - exact).norm() > COARSE_ERROR * exact.norm())
 
 
 def overrides() -> list[tuple[str, str]]:

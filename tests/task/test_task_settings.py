@@ -148,6 +148,23 @@ def test_line_names_the_arithmetic_on_the_device() -> None:
     assert off.unit("conv", Device.CUDA) == 2.0**-24
 
 
+def test_cpu_settings_count_only_where_the_processor_follows_them(output) -> None:
+    read = TorchSettings.from_json(
+        output("""
+torch.set_float32_matmul_precision("medium")
+a, b = torch.randn(2, 256, 256)
+y = a.double() @ b.double()
+coarse = bool(((a @ b).double() - y).norm() > 1e-4 * y.norm())
+print(json.dumps(read_settings().to_json() | {"cpu_coarse": [read_settings().cpu_coarse, coarse]}))
+""")
+    )
+    measured, here = read.cpu_coarse  # type: ignore[misc]
+    assert measured is here
+    unit = 2.0**-8 if here else 2.0**-24
+    assert replace(read, cpu_coarse=here).unit("matmul", Device.CPU) == unit
+    assert replace(read, cpu_coarse=True).unit("matmul", Device.CPU) == 2.0**-8
+
+
 def test_candidate_gets_tf32_only_where_it_is_admitted() -> None:
     own = TorchSettings()
     assert candidate_settings(own, Precision.MATCH) == own

@@ -90,8 +90,7 @@ def test_candidate_runs_under_the_settings_that_the_tasks_file_makes(
         assert verdict.accepted, verdict.detail
         assert referee.facts.settings.cudnn_benchmark
         assert referee.facts.settings.matmul == "tf32"
-        on = "fp32" if precision == "fp32" else "TF32"
-        assert verdict.settings.startswith(f"{on} products")
+        assert verdict.settings == referee.settings_line
         assert verdict.settings.endswith("cudnn.benchmark on")
         assert 0 < verdict.errors["reference"] < 1e-6
         assert 0 < verdict.errors["candidate"] < 1e-6
@@ -216,3 +215,48 @@ def test_near_ties_reach_as_far_as_the_references_own_products_round() -> None:
     ieee = NearTies(16, Precision.MATCH, 2)
     assert NearTies(16, Precision.MATCH, 2, 2.0**-11).reach > 100 * ieee.reach
     assert NearTies(16, Precision.TF32, 2).reach == ieee.reach
+
+
+CONVOLUTION = """
+import torch
+
+class {name}(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(64, 64, 3)
+    def forward(self, x):
+        torch.backends.cudnn.allow_tf32 = {tf32}
+        return self.conv(x){more}
+
+def get_inputs():
+    return [torch.randn(8, 64, 32, 32)]
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("precision", "tf32", "more", "accepted"),
+    [
+        ("match", True, "", True),
+        ("match", False, "", True),
+        ("match", True, " * 1.002", False),
+        ("fp32", True, "", False),
+        ("fp32", False, "", True),
+        ("tf32", True, "", True),
+    ],
+)
+def test_tf32_convolution_is_right_where_the_users_own_runs_in_tf32(
+    precision: str, tf32: bool, more: str, accepted: bool, tmp_path: Path, referee: Referee
+) -> None:
+    path = tmp_path / "convolution.py"
+    text = CONVOLUTION.replace("        torch.backends.cudnn.allow_tf32 = {tf32}\n", "")
+    path.write_text(text.format(name="Model", more=""))
+    task = load_task(str(path), device="cuda", precision=precision)
+    given = CONVOLUTION.format(name="ModelNew", tf32=tf32, more=more)
+    attempt = Attempt((("model_new.py", given),))
+    with Referee(task, call_s=5.0, fork_server=referee.fork_server) as made:
+        assert made.facts.terms.unit == (2.0**-24 if precision == "fp32" else 2.0**-11)
+        verdict = made.verify(attempt, build(attempt, Device.CUDA))
+    assert verdict.accepted is accepted, verdict
+    own = verdict.errors["reference"]
+    assert own < 1e-6 if precision == "fp32" else 1e-5 < own < 1e-3
