@@ -44,7 +44,7 @@ def disagreements(said: Verdict, found: Verdict, *, coarse: bool) -> list[str]:
     lines += _draws(said.draws, found.draws, coarse)
     for name in ("lax", "strict"):
         lines += _rule(name, getattr(said, name), getattr(found, name), coarse)
-    # Before settings were recorded, `match` was the name of what is `fp32` now.
+    # Before settings were recorded, `match` had the meaning that `fp32` has now.
     renamed = not said.settings and {said.precision, found.precision} == set(OWN_ARITHMETIC)
     if said.precision != found.precision and not renamed:
         lines.append(f"precision: recorded {said.precision}, now {found.precision}")

@@ -378,7 +378,7 @@ def admitted(task: Task, name: str) -> bool:
 
 
 def _settings_of(referee: Referee, name: str) -> str:
-    """Return the settings that a rung needs beside the task's own, or ""."""
+    """Return the settings that a rung needs in addition to the task's own, or ""."""
     options = name.split("+")[1:]
     own, precision = referee.facts.settings, referee.task.precision
     line = arm_settings(own, precision, options).line(referee.task.device)

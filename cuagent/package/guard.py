@@ -128,14 +128,19 @@ class Guarded(nn.Module):
     def _run_kernel(self, args: tuple[Any, ...]) -> Any:
         """Run the kernel under the flags that it was verified under."""
         verified = self._facts()
-        if verified["changes_flags"] or self._flags:
+        same = verified["same_flags"]
+        if verified["changes"] == "all" or self._flags:
             with flags_kept():
                 set_flags(verified["flags"] | self._flags)
                 return self._kernel(*args)
-        if verified["same_flags"]():
+        if not same():
+            with flags_set(verified["flags"]):
+                return self._kernel(*args)
+        try:
             return self._kernel(*args)
-        with flags_set(verified["flags"]):
-            return self._kernel(*args)
+        finally:
+            if verified["changes"] and not same():
+                set_flags(verified["flags"])
 
     def why_original(self, *args: Any, **named: Any) -> str:
         """Return the reason why this call would run the original; "" if it would run the kernel."""

@@ -19,8 +19,9 @@ from cuagent.verify.domain import Domain
 
 FOLDER = "model_new_verified"
 FACTS = "verified.json"
-SETTERS = ("torch.backends", "fp32_precision", "allow_tf32", "matmul_precision", "set_default")
-"""Words of a candidate that may change flags of its process."""
+SET_PRODUCTS = ("torch.backends", "fp32_precision", "allow_tf32", "matmul_precision")
+SET_OTHERS = ("benchmark", "deterministic", "set_default", "accumulation")
+"""Words of a candidate that may change flags of its process: those of products, and others."""
 GUARD_FILES = ("guard.py", "forms.py", "verified.py")
 """Files of this package that are copied into every export; they do not import cuagent."""
 
@@ -67,8 +68,16 @@ def verified_facts(task: Task, domain: Domain, attempt: Attempt) -> dict[str, ob
         "init": json.loads(domain.init),
         "default_dtype": settings.default_dtype,
         "flags": settings.products(Device(domain.device)),
-        "changes_flags": any(word in text for _, text in attempt.files for word in SETTERS),
+        "changes": _changes(attempt),
     }
+
+
+def _changes(attempt: Attempt) -> str:
+    """Return which flags the kernel's code may change: none (""), of `products`, or `all`."""
+    text = "".join(text for _, text in attempt.files)
+    if any(word in text for word in SET_OTHERS):
+        return "all"
+    return "products" if any(word in text for word in SET_PRODUCTS) else ""
 
 
 def entry_text(task: Task, reference: str) -> str:

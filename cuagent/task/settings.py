@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from cuagent.task.flags import ARITHMETIC, LEAVES, read_flags, set_flags
+from cuagent.task.flags import ARITHMETIC, LEAVES, ON_CPU, read_flags, set_flags
 from cuagent.task.task import Device, Precision
 
 VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
@@ -83,8 +83,7 @@ class TorchSettings:
     def products(self, device: Device) -> dict[str, Any]:
         """Return the flags that change the results of products on `device`."""
         cuda = device is Device.CUDA
-        on_cpu = {name for name in ARITHMETIC if name.startswith("cpu_")}
-        names = set(ARITHMETIC) - on_cpu if cuda else {*on_cpu, "float32_matmul_precision"}
+        names = set(ARITHMETIC) - set(ON_CPU) if cuda else {*ON_CPU, "float32_matmul_precision"}
         return {name: value for name, value in self.flags.items() if name in names}
 
     def arithmetic(self, kind: str, device: Device) -> str:

@@ -115,6 +115,18 @@ CASES = {
         True,
         (False, False, False),
     ),
+    "left set by its call, under equal flags": (
+        TorchSettings("high", False, "tf32", "ieee", "ieee"),
+        {"called": "torch.backends.cudnn.allow_tf32 = not torch.backends.cudnn.allow_tf32"},
+        False,
+        (False, True, False),
+    ),
+    "equal flags": (
+        TorchSettings("high", False, "tf32", "ieee", "ieee"),
+        {},
+        False,
+        (False, True, False),
+    ),
     "raises": (TorchSettings(), {"called": "raise KeyError"}, False, (True, False, False)),
 }
 

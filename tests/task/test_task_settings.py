@@ -93,6 +93,30 @@ print(json.dumps(seen))
     assert before == between == after
 
 
+OLD_TORCH = "del torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter"
+"""Leaves the interface of torch before 2.9."""
+
+
+@pytest.mark.parametrize("name", ["defaults", "old", "medium", "switches"])
+def test_flags_are_set_and_restored_by_the_old_switches_alone(name: str, output) -> None:
+    program = f"""
+{OLD_TORCH}
+from cuagent.task.flags import flags_test
+{WRITES[name]}
+seen = [read_flags()]
+for wanted in TorchSettings().with_ieee(), TorchSettings().with_tf32():
+    with flags_set(wanted.flags):
+        seen.append(read_flags() | {{"same": flags_test(wanted.flags)()}})
+    seen.append(read_flags())
+print(json.dumps(seen))
+"""
+    before, ieee, between, tf32, after = output(program)
+    assert (ieee["matmul"], ieee["conv"], ieee["cpu_matmul"]) == ("ieee",) * 3
+    assert (tf32["matmul"], tf32["conv"], tf32["cpu_matmul"]) == ("tf32", "tf32", "ieee")
+    assert ieee["same"] is tf32["same"] is True
+    assert before == between == after
+
+
 def test_old_switches_are_readable_where_tf32_is_set_because_autotuning_reads_them(output) -> None:
     program = """
 with flags_set(TorchSettings().with_tf32().flags):

@@ -116,7 +116,8 @@ def _open(model_spec: ModelSpec) -> _Opened:
 
 
 def _apply_settings(model_spec: ModelSpec) -> None:
-    """Set what a verdict or timing of this arm sets, after the task's file made its settings."""
+    """Apply the settings of this arm, as verdicts and timings do, after the task's file made its
+    own."""
     own, precision = read_settings(), model_spec.precision
     if model_spec.arm == CANDIDATE:
         candidate_settings(own, precision).apply()
