@@ -33,10 +33,10 @@ import torch
 
 from cuagent.measure.statistics import quantile
 from cuagent.measure.timing.timer import Timer
-from cuagent.task import Precision, Task, load_task, open_reference
+from cuagent.task import Task, load_task, open_reference, read_settings
+from cuagent.task.settings import arm_settings
 from cuagent.verify.referee import Referee
 from cuagent.verify.run import FLUSH
-from cuagent.worker.arms import set_precision
 
 CALLS, INPUTS, BLOCKS = 100, 12, 12
 PRODUCT = """
@@ -141,8 +141,9 @@ def in_process(task: Task, name: str, kernelbench: Path | None) -> Figures:
     """Time an arm in this process: by events, by do_bench and by KernelBench's functions."""
     from triton.testing import do_bench
 
-    set_precision(Precision.TF32 if name.endswith("+tf32") else Precision.MATCH)
     reference = open_reference(task)
+    before = read_settings()
+    arm_settings(before, task.precision, name.split("+")[1:]).apply()
     model: Any = reference.model(0)
     if not name.startswith("eager"):
         torch._dynamo.reset()
@@ -161,7 +162,7 @@ def in_process(task: Task, name: str, kernelbench: Path | None) -> Figures:
         )
         if kernelbench is not None:
             found |= _kernelbench(kernelbench, model, sets[0])
-    set_precision(Precision.MATCH)
+    before.apply()
     return found
 
 

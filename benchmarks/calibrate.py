@@ -4,7 +4,10 @@ For each operator family and size, the strict rule judges several honest fp32 im
 several that cheat in precision (factors rounded to TF32, fp16 or bf16), on zero-mean inputs. The
 program prints a table and writes every number as JSON.
 
-    python benchmarks/calibrate.py --device cuda --out docs/calibration.json
+    python benchmarks/calibrate.py --device cuda --precision fp32 --out docs/calibration.json
+
+`--precision match` runs the reference under torch's defaults. If it then rounds its factors to TF32
+(convolutions on a GPU), TF32 and fp16 factors are as honest as the reference.
 
 `rms` is rms(e) / (sqrt(K) rms(s)), which the first term of the gate bounds by 8; `local` is max|e|
 over the same denominator, bounded by 40. `ratio` is the result of the whole rule: at most 1 passes.
@@ -26,12 +29,17 @@ from families import Family, families
 from torch import Tensor
 from variants import Function
 
+from cuagent.task import Device, Precision, TorchSettings, read_settings
+from cuagent.task.flags import flags_set
+from cuagent.task.settings import baseline_settings
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected
 from cuagent.verify.tensors import UNIT
 from cuagent.verify.trace.reductions import terms as terms_of
 
+TF32 = 2.0**-11
+"""Unit roundoff of TF32."""
 PERTURBATIONS = 8
 """Perturbed fp64 evaluations for each spread."""
 DRAWS = 3
@@ -66,12 +74,8 @@ def tensor_cores(function: Function) -> Function:
     """Return the function with products in TF32, if the device supports it."""
 
     def run(*tensors: Tensor) -> Tensor:
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        matmul.allow_tf32 = cudnn.allow_tf32 = True
-        try:
+        with flags_set(TorchSettings().with_tf32().flags):
             return function(*tensors)
-        finally:
-            matmul.allow_tf32 = cudnn.allow_tf32 = False
 
     return run
 
@@ -90,18 +94,26 @@ def coarser(family: Family) -> dict[str, Function]:
     return found
 
 
-def rows_of(family: Family, device: str) -> list[Row]:
+def rows_of(family: Family, device: str, settings: TorchSettings) -> list[Row]:
     """Return each implementation on its worst draw: largest ratio if honest, else smallest."""
     found: dict[str, Row] = {}
+
+    def unit_of(kind: str, dtype: torch.dtype) -> float:
+        return settings.unit(kind, Device(device)) if dtype is torch.float32 else UNIT
+
     for draw in range(DRAWS):
         generator = torch.Generator(device=device).manual_seed(1000 + draw)
         tensors = [torch.randn(s, generator=generator, device=device) for s in family.shapes]
         expected = _expected(family.reference, tensors, generator)
-        terms = terms_of(lambda given=tensors: family.reference(*given))  # type: ignore[misc]
+        terms = terms_of(
+            lambda given=tensors: family.reference(*given),  # type: ignore[misc]
+            unit_of,
+        )
         unit = math.sqrt(terms.longest) * _rms(expected.spread[0])
         own = _rms(expected.declared[0].double() - expected.precise[0]) / unit
         groups = [(family.honest, True), (coarser(family), False)]
-        for name, function, honest in ((n, f, h) for fs, h in groups for n, f in fs.items()):
+        for name, function, exact in ((n, f, h) for fs, h in groups for n, f in fs.items()):
+            honest = exact or (terms.unit >= TF32 and name.startswith(("tf32", "fp16")))
             output = function(*tensors)
             error = output.double() - expected.precise[0]
             finding = strict([output], expected, Inputs.NORMAL, terms)
@@ -144,15 +156,19 @@ def _line(row: Row) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=("match", "fp32"), default="match")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    settings = baseline_settings(read_settings(), Precision(options.precision))
+    settings.apply()
     torch.set_grad_enabled(False)
-    rows = [row for family in families() for row in rows_of(family, options.device)]
+    rows = [row for family in families() for row in rows_of(family, options.device, settings)]
     for row in rows:
         print(_line(row))
     name = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
-    data = {"device": name, "torch": torch.__version__, "rows": [asdict(row) for row in rows]}
+    about = {"device": name, "torch": torch.__version__, "precision": options.precision}
+    about["settings"] = settings.line(Device(options.device))
+    data = about | {"rows": [asdict(row) for row in rows]}
     if options.out is not None:
         options.out.write_text(json.dumps(data, indent=1) + "\n")
     honest = max(row.ratio for row in rows if row.honest)

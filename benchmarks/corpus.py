@@ -1,13 +1,14 @@
 """Judge exploits, honest candidates and seeded bugs with cuagent and with other projects' rules.
 
     python benchmarks/corpus.py [--kernelbench PATH] [--cuda-agent PATH] [--json OUT] [--doc OUT]
-                                [--only REGEX] [--device cuda] [--jobs N]
+                                [--only REGEX] [--device cuda] [--precision fp32] [--jobs N]
 
 The other projects are given as checkouts; `rules.py` runs their own functions. They do not run
 candidates that could harm the machine or that cheat a clock, nor, without a GPU, candidates for
 CUDA; cuagent runs the harmful ones in its sandbox. `--doc` replaces what follows
 `<!-- results -->` in a page. `--device cuda` judges every candidate without a C++ kernel on the
-GPU. `--jobs N` judges the tasks in N processes, whose timings exclude each other.
+GPU. `--precision fp32` judges candidates that name no precision under `fp32` instead of `match`.
+`--jobs N` judges the tasks in N processes, whose timings exclude each other.
 Exit 1 if cuagent accepted an exploit or a bug, or rejected an honest candidate.
 """
 
@@ -28,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,11 @@ PROGRESS = 20
 def main() -> int:
     options = _options()
     pattern = re.compile(options.only)
-    candidates = [c for c in everything() if pattern.search(_key(c))]
+    candidates = [
+        replace(c, precision=options.precision) if c.precision == "match" else c
+        for c in everything()
+        if pattern.search(_key(c))
+    ]
     if options.device == "cuda":
         candidates = [c if _stays(c) else moved_to_cuda(c) for c in candidates]
     checkouts = {"kernelbench": options.kernelbench, "cuda-agent": options.cuda_agent}
@@ -77,7 +82,7 @@ def main() -> int:
     summary = _summary(rows, list(results))
     print(summary)
     if options.json:
-        Path(options.json).write_text(_json(rows))
+        Path(options.json).write_text(_json(rows, options.precision))
     if options.doc:
         page = Path(options.doc)
         head = page.read_text().partition(MARK)[0] if page.is_file() else ""
@@ -88,10 +93,11 @@ def main() -> int:
     return int(bool(wrong))
 
 
-def _json(rows: list[dict[str, Any]]) -> str:
+def _json(rows: list[dict[str, Any]], precision: str) -> str:
     """Return the results as JSON, one candidate per line."""
+    about = _machine() | {"precision": precision}
     lines = ",\n".join(json.dumps(row) for row in rows)
-    return f'{{"about": {json.dumps(_machine())}, "rows": [\n{lines}\n]}}\n'
+    return f'{{"about": {json.dumps(about)}, "rows": [\n{lines}\n]}}\n'
 
 
 def _options() -> argparse.Namespace:
@@ -107,6 +113,7 @@ def _options() -> argparse.Namespace:
         default="own",
         help="judge each candidate on its own device, or all without a C++ kernel on the GPU",
     )
+    parser.add_argument("--precision", choices=("match", "fp32"), default="match")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes that judge")
     return parser.parse_args()
 

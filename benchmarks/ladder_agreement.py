@@ -32,10 +32,9 @@ import torch
 from cuagent.arms import COMPILE, EAGER
 from cuagent.measure.ladder import time_rungs
 from cuagent.measure.timing.surroundings import compiled_graphs
-from cuagent.task import Device, Task, TaskError, load_task, open_reference
+from cuagent.task import Device, Task, TaskError, TorchSettings, load_task, open_reference
 from cuagent.verify.referee import Referee
 from cuagent.worker import ForkServerError
-from cuagent.worker.arms import set_precision
 
 RUNGS = {Device.CUDA: (EAGER, COMPILE, f"{EAGER}+tf32"), Device.CPU: (EAGER, COMPILE)}
 WITHIN = 0.03
@@ -50,7 +49,6 @@ from cuagent.task import load_task, open_reference
 reference = open_reference(load_task(sys.argv[1], device=sys.argv[2]))
 model = reference.model(0)
 model.compile()
-torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 torch.set_grad_enabled(False)
 model(*reference.inputs(0))
 """
@@ -236,9 +234,8 @@ def _clocked(call: Callable[[], Any], on_cuda: bool) -> Callable[[], float]:
 
 
 def _prepare(name: str) -> None:
-    from cuagent.task import Precision
-
-    set_precision(Precision.TF32 if name.endswith("+tf32") else Precision.MATCH)
+    settings = TorchSettings()
+    (settings.with_tf32() if name.endswith("+tf32") else settings).apply()
 
 
 if __name__ == "__main__":

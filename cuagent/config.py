@@ -31,7 +31,7 @@ PREFIX = "CUAGENT_"
 PROJECT_FILE = ".cuagent.toml"
 CHOICES = {
     "device": ("auto", "cpu", "cuda"),
-    "precision": ("match", "tf32", "bf16", "fp16"),
+    "precision": ("match", "fp32", "tf32", "bf16", "fp16"),
     "isolation": ("auto", "landlock", "none"),
     "approval": ("ask", "auto", "yolo"),
     "notify": ("auto", "bell", "off"),
@@ -59,7 +59,8 @@ class Settings:
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
     precision: str = "match"
-    """Coarsest arithmetic that the task admits: `match`, `tf32`, `bf16` or `fp16`."""
+    """`match`: the torch settings of your own process. `fp32`: IEEE fp32 in all arms. `tf32`,
+    `bf16` or `fp16`: arithmetic that is admitted besides."""
     isolation: Literal["auto", "landlock", "none"] = "auto"
     """Isolation of untrusted code; `auto` is the strongest one that works on this machine."""
     approval: Literal["ask", "auto", "yolo"] = "auto"

@@ -64,6 +64,13 @@ class Judgement:
     """Calls that an accepted verdict covers; None if it was not accepted."""
 
     @property
+    def contract(self) -> str:
+        """Return the baselines' settings, and the errors of reference, best rung and candidate."""
+        if self.gain is None:
+            return self.verdict.contract()
+        return self.verdict.contract(self.gain.rung, self.gain.error)
+
+    @property
     def standing(self) -> Standing | None:
         """Return the standing against eager; None if the attempt was refused or not timed."""
         ratio = self.timing.ratios.get(EAGER) if self.timing is not None else None

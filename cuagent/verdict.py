@@ -108,6 +108,23 @@ class Verdict:
     """Compiler messages if the build failed, else the candidate's printed text, capped. Feedback
     only; no program reads it."""
     versions: dict[str, str] = field(default_factory=dict)
+    settings: str = ""
+    """torch's settings of the reference and the baselines, as one line; "" in earlier records."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """Relative rms error against fp64 on the first own draw: `reference` and `candidate`."""
+
+    def contract(self, rung: str = "", error: float | None = None) -> str:
+        """Return the baselines' settings and the errors as one line; "" for an earlier record.
+
+        `rung` is the name of the best rung, and `error` its error.
+        """
+        if not self.settings:
+            return ""
+        errors = {name: value for name, value in self.errors.items() if name != "candidate"}
+        errors |= {rung: error} if rung and error is not None else {}
+        errors |= {name: value for name, value in self.errors.items() if name == "candidate"}
+        text = ", ".join(f"{name} {value:.1e}" for name, value in errors.items())
+        return f"baselines: {self.settings}" + (f"; error against fp64: {text}" if text else "")
 
     def extra_note(self, draw: Draw) -> str:
         """Return the note of a draw, or "" if the detail says the same."""

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from cuagent.task import Task
     from cuagent.task.task import Device
 
+ADMITTED = {
+    "match": "torch's settings of the user's process; the reference's own error bounds yours",
+    "fp32": "IEEE fp32 in the reference, in all baselines and in your kernel",
+    "tf32": "TF32 is admitted besides",
+    "bf16": "bfloat16 and TF32 are admitted besides",
+    "fp16": "float16 and TF32 are admitted besides",
+}
+"""Meaning of each precision, for the model."""
 LONGEST_RULES = 32 << 10
 """Limit in bytes on all AGENTS.md files together."""
 LONGEST_SOURCE = 24_000
@@ -103,7 +111,7 @@ def _assignment(task: Task) -> str:
         f"Class to make faster: `{task.entry}` (reference.py)",
         f"Device: {task.device}",
         f"Machine: {_machine(task.device == 'cuda')}",
-        f"Precision: {task.precision}",
+        f"Precision: {task.precision} ({ADMITTED[task.precision]})",
     ]
     if task.init is not None:
         given.append(f"Constructor arguments: {task.init}")

@@ -76,6 +76,8 @@ def rung_lines(ladder: Ladder) -> Iterator[str]:
         yield _rung_line(rung, best is not None and rung.name == best.name)
     if ladder.later:
         yield f"not timed yet: {', '.join(ladder.later)}"
+    if ladder.settings:
+        yield f"torch settings: {ladder.settings}"
     yield from ladder.notes
 
 
@@ -89,6 +91,10 @@ def _rung_line(rung: Rung, best: bool) -> str:
         parts.append("uses a precision that the task does not allow")
     elif not rung.right:
         parts.append("rejected by the strict rule")
+    if rung.settings:
+        parts.append(f"needs {rung.settings}")
+    if rung.error is not None:
+        parts.append(f"error {rung.error:.1e}")
     if best:
         parts.append("the one to beat")
     return f"{rung.name}: {', '.join(parts)}"
@@ -117,6 +123,8 @@ def judgement_lines(tried: Tried, best: bool) -> Iterator[str]:
         yield from judgement.timing.remarks
     if verdict.strict:
         yield f"largest error: {verdict.strict.worst:.2g} of the limit"
+    if judgement.contract:
+        yield judgement.contract
     yield f"reward {judgement.score.reward}" + (", the best so far" if best else "")
 
 

@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from cuagent.verdict import WHILE_TIMED, Reason
+from cuagent.verify.rules.bounds import OWN_ARITHMETIC
 from cuagent.verify.tally import When
 
 if TYPE_CHECKING:
@@ -43,12 +44,29 @@ def disagreements(said: Verdict, found: Verdict, *, coarse: bool) -> list[str]:
     lines += _draws(said.draws, found.draws, coarse)
     for name in ("lax", "strict"):
         lines += _rule(name, getattr(said, name), getattr(found, name), coarse)
-    if said.precision != found.precision:
+    # Before settings were recorded, `match` had the meaning that `fp32` has now.
+    renamed = not said.settings and {said.precision, found.precision} == set(OWN_ARITHMETIC)
+    if said.precision != found.precision and not renamed:
         lines.append(f"precision: recorded {said.precision}, now {found.precision}")
+    lines += _contract(said, found, coarse) if said.settings else []
     if (now := _verifier_notes(found)) != (then := _verifier_notes(said)):
         lines.append(f"notes: recorded {then}, now {now}")
     if not _plausible(said.seconds):
         lines.append("seconds: the parts exceed the total")
+    return lines
+
+
+def _contract(said: Verdict, found: Verdict, coarse: bool) -> list[str]:
+    """Compare the settings and the errors of reference and candidate."""
+    lines = []
+    if said.settings != found.settings:
+        lines.append(f"settings: recorded {said.settings!r}, now {found.settings!r}")
+    factor = COARSE if coarse else 1 + EXACT
+    for name in sorted(said.errors.keys() | found.errors.keys()):
+        then, now = said.errors.get(name, math.nan), found.errors.get(name, math.nan)
+        same = then == now or (then <= factor * now and now <= factor * then)
+        if not same and not (coarse and name == "candidate" and not found.accepted):
+            lines.append(f"errors: {name} recorded as {then:.3g}, now {now:.3g}")
     return lines
 
 

@@ -45,14 +45,13 @@ def apply(
     from cuagent.config import resolve
     from cuagent.package import ExportError
     from cuagent.package.guarded import FOLDER, guarded_files
-    from cuagent.record import revive
-    from cuagent.task.task import Task
+    from cuagent.record.revive import task_of
 
     folder, records = read(run, run_dir)
     made_here = require_trusted_run(folder, "Its kernels would be put into your tree", trust)
     with readable(folder):
         judgement = _chosen(records, attempt, folder.id)
-        task = revive(Task, records[0]["task"])
+        task = task_of(records)
         chosen = attempt_in(records, judgement.attempt)
     refuse_slower(judgement, force=force)
     beside = task.path.parent

@@ -55,7 +55,8 @@ def baseline(
 ) -> None:
     """Time every way to run a module faster without a custom kernel.
 
-    Eager, torch.compile's modes, memory formats and precisions, in one interleaved run. With --out
+    Eager, torch.compile's modes, memory formats and admitted precisions, in one interleaved run,
+    under the torch settings that your module has in your own process. With --out
     the best is exported as a package: a function that sets up your module so, and a check.
     """
     if out is not None:
@@ -127,6 +128,7 @@ def lines(found: Ladder, width: int = WIDTH) -> list[str]:
     text += ["", _best(found)]
     if found.floor is not None and any(found.floor.share(r.seconds) > 1 for r in found.rungs):
         text.append(ABOVE)
+    text += [found.contract] if found.contract else []
     text += [f"{found.device}; torch {found.versions.get('torch', '?')}", *found.notes]
     if age := found.age():
         text.append(f"{age}; --fresh measures again")
@@ -175,10 +177,11 @@ def _row(rung: Rung, floor: Floor | None) -> list[str]:
 
 
 def _note(rung: Rung) -> str:
-    """Return the reason why a rung is not admissible."""
+    """Return the settings that a rung needs, and the reason why it is not admissible."""
     if rung.failed:
         return rung.failed[:60]
-    return "" if rung.admissible else _refusal(rung)
+    needs = f"needs {rung.settings}" if rung.settings else ""
+    return ": ".join(filter(None, [needs, "" if rung.admissible else _refusal(rung)]))
 
 
 def _refusal(rung: Rung) -> str:

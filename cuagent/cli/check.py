@@ -55,4 +55,5 @@ def _report(admission: Admission, json: bool) -> None:
     for note in admission.notes:
         say(f"note: {note}")
     if admission.certifiable:
+        print(f"torch settings: {admission.settings}")
         print(f"judged on: {', '.join(admission.kinds)}; longest sum {admission.longest_sum}")

@@ -48,13 +48,13 @@ def export(
     folder, records = read(run, run_dir)
     require_trusted_run(folder, f"What it holds would be written to {out} to be run", trust)
     from cuagent.package import export as write_package
-    from cuagent.record import ladder_of, revive
-    from cuagent.task.task import Task
+    from cuagent.record import ladder_of
+    from cuagent.record.revive import task_of
     from cuagent.ui.console import say
     from cuagent.ui.recorded import best_of
 
     with readable(folder):
-        task = revive(Task, records[0]["task"])
+        task = task_of(records)
         best = best_of(records) if attempt is None else chosen_attempt(records, attempt, folder.id)
         attempts = {} if best is None else {best.attempt: attempt_in(records, best.attempt)}
         found = ladder_of(records)

@@ -41,8 +41,11 @@ Inputs = Annotated[
 Init = Annotated[str | None, Field(description='What the constructor takes: "512, eps=1e-5".')]
 Device = Annotated[Literal["auto", "cpu", "cuda"] | None, Field(description="Where it runs.")]
 Precision = Annotated[
-    Literal["match", "tf32", "bf16", "fp16"] | None,
-    Field(description="Arithmetic admitted in place of the task's own."),
+    Literal["match", "fp32", "tf32", "bf16", "fp16"] | None,
+    Field(
+        description="match: the torch settings of the user's process; fp32: IEEE fp32 in all arms; "
+        "others: arithmetic admitted besides."
+    ),
 ]
 RUNS_CODE = ToolAnnotations(
     read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True

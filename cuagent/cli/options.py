@@ -48,8 +48,9 @@ Device = Annotated[
 Precision = Annotated[
     str | None,
     typer.Option(
-        metavar="match|tf32|bf16|fp16",
-        help=f"Arithmetic admitted in place of the task's own.  [default: {Settings.precision}]",
+        metavar="match|fp32|tf32|bf16|fp16",
+        help="match: your own torch settings in all arms; fp32: IEEE fp32 in all arms; "
+        f"others: admitted besides.  [default: {Settings.precision}]",
     ),
 ]
 Timing = Annotated[

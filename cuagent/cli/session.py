@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from cuagent.task.task import Task
 
 
+NEW_CONTRACT = "it began before torch's own settings became the baseline of its precision"
+
+
 @dataclass(frozen=True)
 class ResumedRun:
     """An earlier run to continue."""
@@ -64,7 +67,8 @@ def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> R
     Raises RecordError, TaskError and Refused.
     """
     from cuagent.record import end_record, find_run, read_records
-    from cuagent.task import load_task
+    from cuagent.task import Precision, load_task
+    from cuagent.task.task import recorded_precision
 
     folder = find_run(name, run_dir)
     records = read_records(folder, blobs=True)
@@ -79,8 +83,10 @@ def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> R
             inputs=kept["inputs"],
             init=kept["init"],
             device=kept["device"],
-            precision=kept["precision"],
+            precision=recorded_precision(kept),
         )
+    if "settings" not in kept and task.precision is not Precision.FP32:
+        raise Refused(f"{folder.id}: {NEW_CONTRACT}; start a new run")
     if task.digest != kept["digest"]:
         raise Refused(f"{task.path}: has changed since {folder.id} began; start a new run")
     model = next(r["model"] for r in reversed(records) if r["type"] in ("session", "resume"))

@@ -2,7 +2,8 @@
 
 All rungs are timed in one interleaved run, each with its error against fp64. `optimize` starts from
 the best one that the task's precision policy admits, and what a kernel adds is measured against it.
-Rungs of another precision are shown for users who admit it, and are never the best. Results are
+All run under the task's own torch settings; a rung that needs others says which, and is the best
+only if the task admits them. Results are
 cached by task, device and versions. A result for more rungs, or of a higher effort, also serves a
 request for less. On a CPU a result measured on a busy machine is valid for some minutes only.
 
@@ -16,11 +17,11 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cuagent.arms import COMPILE, EAGER
 from cuagent.events import Emit, ignore
@@ -28,17 +29,17 @@ from cuagent.measure.roofline.ceilings import QUIET_SHARE, REMEASURE_AFTER_S, de
 from cuagent.measure.roofline.count import count
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
-from cuagent.task import Device, Precision, Task, TaskError
+from cuagent.task import Device, Precision, Task, TaskError, TorchSettings
 from cuagent.task.memory import free
+from cuagent.task.settings import arm_settings, baseline_settings
 from cuagent.timing import Effort, Floor, Ratio, Timing
 from cuagent.verify.referee import Referee
-from cuagent.verify.tensors import in_blocks
+from cuagent.verify.rules.bounds import OWN_ARITHMETIC
+from cuagent.verify.tensors import relative_error
+from cuagent.verify.trace.reductions import product_kind
 from cuagent.worker import SessionEnded
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-FORMAT = 6
+FORMAT = 7
 """Format of the cache entries. Increase it when the measurement changes: older entries are then
 ignored."""
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
@@ -74,6 +75,8 @@ class Rung:
     failed: str = ""
     effort: Effort = Effort.QUICK
     """Effort of the timing of `seconds` and `over_eager`."""
+    settings: str = ""
+    """torch's settings that it needs, as one line; "" for the task's own."""
 
     @property
     def admissible(self) -> bool:
@@ -102,6 +105,10 @@ class Ladder:
     """Time of the measurement in seconds since the epoch."""
     busy: float = 0.0
     """Share of the processors that other processes used during the measurement."""
+    settings: str = ""
+    """torch's settings of eager and of all rungs that name no others; "" in earlier records."""
+    own_settings: TorchSettings | None = None
+    """The settings that the task's file left; None in earlier records."""
 
     @property
     def best(self) -> Rung | None:
@@ -115,6 +122,20 @@ class Ladder:
         faster = [r for r in admissible if r.over_eager is not None and r.over_eager.low > 1]
         eager = [rung for rung in admissible if rung.name == EAGER]
         return min(faster or eager, key=lambda rung: rung.seconds, default=None)
+
+    @property
+    def contract(self) -> str:
+        """Return the baselines' settings, and the errors of eager and the best rung, as one line.
+
+        It is "" for an earlier record.
+        """
+        if not self.settings:
+            return ""
+        shown = {rung.name: rung.error for rung in (self.rung(EAGER), self.best) if rung}
+        text = ", ".join(
+            f"{name} {error:.1e}" for name, error in shown.items() if error is not None
+        )
+        return f"baselines: {self.settings}" + (f"; error against fp64: {text}" if text else "")
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -176,12 +197,14 @@ class Ladder:
             "later": tuple(data["later"]),
             "effort": Effort(data["effort"]),
             "floor": Floor(**data["floor"]) if data["floor"] else None,
+            "own_settings": TorchSettings.from_json(own) if (own := data["own_settings"]) else None,
         }
-        return Ladder(**{key: data[key] for key in data if key != "best"} | named)
+        return Ladder(**{key: data[key] for key in data if key not in ("best", "contract")} | named)
 
     def to_json(self) -> dict[str, Any]:
         best = self.best
-        return asdict(self) | {"best": best.name if best else None}
+        derived = {"best": best.name if best else None, "contract": self.contract}
+        return asdict(self) | derived
 
 
 @dataclass(frozen=True)
@@ -198,6 +221,8 @@ class Gain:
     """Eager over the candidate."""
     over_compile: Ratio | None
     """torch.compile's default over the candidate, which is the comparison in the literature."""
+    error: float | None = None
+    """The best rung's relative error against fp64."""
 
 
 def gain_of(timing: Timing, ladder: Ladder) -> Gain | None:
@@ -210,7 +235,7 @@ def gain_of(timing: Timing, ladder: Ladder) -> Gain | None:
         return None
     end, kernel = timing.ratios[EAGER], timing.ratios[best.name]
     free = over_eager(timing, best.name, best.over_eager)
-    return Gain(best.name, free, kernel, end, timing.ratios.get(COMPILE))
+    return Gain(best.name, free, kernel, end, timing.ratios.get(COMPILE), best.error)
 
 
 def with_record_timing(found: Ladder, timing: Timing) -> Ladder:
@@ -259,7 +284,7 @@ def time_rungs(
     and stay warm for its next timing. Raises ForkServerError.
     """
     task = referee.task
-    names = only or rungs_of(task, _convolves(referee))
+    names = only or _rungs(referee)
     if not fresh and (known := _cached(task, effort, [names], cache)) is not None:
         return known
     begun = time.perf_counter()
@@ -275,7 +300,7 @@ def time_rungs(
         }
         errors = _errors_of(timer, timed_arms)
     rungs = tuple(
-        _rung(task, name, timing, timed_arms.get(name), errors.get(name)) for name in names
+        _rung(referee, name, timing, timed_arms.get(name), errors.get(name)) for name in names
     )
     made = Ladder(
         task.digest,
@@ -289,6 +314,8 @@ def time_rungs(
         floor=timing.floor,
         when=time.time(),
         busy=timing.busy,
+        settings=referee.settings_line,
+        own_settings=referee.facts.settings,
     )
     _write(_file(task, effort, names, cache), made)
     return made
@@ -303,7 +330,7 @@ def measure_ladder(
     age. Raises ForkServerError.
     """
     referee = timer.referee
-    every = rungs_of(referee.task, _convolves(referee))
+    every = _rungs(referee)
     wanted = tuple(name for name in every if admitted(referee.task, name))
     found = None if fresh else _cached(referee.task, Effort.QUICK, [wanted, every], cache)
     if found is None:
@@ -316,7 +343,7 @@ def measure_ladder(
 
 def _opens_quickly(name: str) -> bool:
     """Return False for autotuning and for variants of compile whose eager rung shows the gain."""
-    return not any(slow in name for slow in (AUTOTUNE, f"{COMPILE}+channels_last", "+fp32"))
+    return not any(slow in name for slow in (AUTOTUNE, f"{COMPILE}+channels_last"))
 
 
 def rungs_of(task: Task, convolves: bool) -> tuple[str, ...]:
@@ -325,26 +352,40 @@ def rungs_of(task: Task, convolves: bool) -> tuple[str, ...]:
     modes = [EAGER, COMPILE, AUTOTUNE] + [GRAPHS] * on_cuda
     if convolves:
         modes += [f"{EAGER}+channels_last", f"{COMPILE}+channels_last"]
-    options = []
-    if on_cuda:
-        # If the policy admits TF32, it is on in all rungs, and fp32 variants show the cost of fp32.
-        options = ["tf32"] if task.precision is Precision.MATCH else ["fp32"]
-    variants = [f"{mode}+{option}" for option in options for mode in modes]
-    if task.precision is Precision.BF16:
-        variants += [f"{mode}+bf16" for mode in modes]
-    return (*modes, *variants)
+    options = [option for option in ("tf32", "bf16") if admitted(task, f"{EAGER}+{option}")]
+    options = options if on_cuda else [option for option in options if option != "tf32"]
+    return (*modes, *(f"{mode}+{option}" for option in options for mode in modes))
+
+
+def _rungs(referee: Referee) -> tuple[str, ...]:
+    """Return the rungs of a task; without those with TF32 if it changes none of its products."""
+    operators = _operators(referee)
+    own = baseline_settings(referee.facts.settings, referee.task.precision)
+    kinds = set(filter(None, map(product_kind, operators)))
+    differs = any(own.arithmetic(kind, referee.task.device) != "tf32" for kind in kinds)
+    names = rungs_of(referee.task, any("conv" in name for name in operators))
+    return tuple(name for name in names if differs or not operators or "tf32" not in name)
 
 
 def admitted(task: Task, name: str) -> bool:
     """Return True if the task's precision policy admits a rung."""
     options = name.split("+")[1:]
     if "tf32" in options:
-        return task.precision is not Precision.MATCH
+        return task.precision not in OWN_ARITHMETIC
     return "bf16" not in options or task.precision is Precision.BF16
 
 
+def _settings_of(referee: Referee, name: str) -> str:
+    """Return the settings that a rung needs in addition to the task's own, or ""."""
+    options = name.split("+")[1:]
+    own, precision = referee.facts.settings, referee.task.precision
+    line = arm_settings(own, precision, options).line(referee.task.device)
+    parts = [line] if line != referee.settings_line else []
+    return ", ".join(parts + ["bf16 autocast"] * ("bf16" in options))
+
+
 def _rung(
-    task: Task,
+    referee: Referee,
     name: str,
     timing: Timing,
     timed_arm: TimedArm | None,
@@ -362,9 +403,10 @@ def _rung(
         right,
         arm.compile_seconds,
         None if timed_arm is None else timed_arm.memory,
-        admitted(task, name),
+        admitted(referee.task, name),
         arm.failed,
         timing.effort,
+        _settings_of(referee, name),
     )
 
 
@@ -387,29 +429,17 @@ def _errors_of(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple
             continue
         passed = referee.check(batch, slot).passed
         right = referee.context.expected().precise
-        found[name] = _relative_error(batch.outputs.tensors(slot), right), passed
+        found[name] = relative_error(batch.outputs.tensors(slot), right), passed
     return found
 
 
-def _relative_error(outputs: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Return the largest |x - r| / |r| of a tensor, over elements that are numbers in both."""
-    errors = [0.0]
-    for pair in zip(outputs, right, strict=True):
-        if pair[0].is_floating_point() and pair[0].numel():
-            apart = size = 0.0
-            for x, r in in_blocks(*pair):
-                apart += float((x.double() - r).nan_to_num().square().sum())
-                size += float(r.nan_to_num().square().sum())
-            errors.append(math.sqrt(apart) / max(math.sqrt(size), 1e-300))
-    return max(errors)
-
-
-def _convolves(referee: Referee) -> bool:
+def _operators(referee: Referee) -> tuple[str, ...]:
+    """Return the names of the reference's operators; none if they could not be counted."""
     try:
         work, _ = count(referee.task, referee.fork_server)
     except TaskError:
-        return False
-    return any("conv" in name for name in work.operators)
+        return ()
+    return tuple(work.operators)
 
 
 def _cached(

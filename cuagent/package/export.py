@@ -42,10 +42,12 @@ class Figures(Protocol):
     def score(self) -> Score | None: ...
     @property
     def domain(self) -> Domain | None: ...
+    @property
+    def contract(self) -> str: ...
 
 
-NOTICE = """`check.py` and, in `model_new_verified`, `_kernels`, `guard.py`, `forms.py` and
-`verified.py` are part of cuagent, under the Apache License, Version 2.0
+NOTICE = """`check.py` and, in `model_new_verified`, `_kernels`, `guard.py`, `flags.py`,
+`forms.py` and `verified.py` are part of cuagent, under the Apache License, Version 2.0
 (https://www.apache.org/licenses/LICENSE-2.0). The rest was made for the owner of the module that it
 replaces, and cuagent claims no right in it.
 """

@@ -4,6 +4,9 @@ This file travels with an exported or applied kernel and does not import cuagent
 the same folder lists the verified calls: device; shapes, dtypes and strides of the tensors; values
 of the other arguments; arguments of the constructor; all in eval mode and without gradients.
 
+torch's global settings (TF32) are set around the kernel's call as they were when it was verified,
+and restored. So its result does not depend on them, and they stay the user's.
+
 The original shares the parameters and buffers of the kernel's module. It is imported and built at
 the first call that needs it.
 
@@ -24,6 +27,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
+from .flags import flags_kept, flags_set, read_flags, set_flags
 from .forms import (
     PLAIN,
     dtype_name,
@@ -71,10 +75,14 @@ class Guarded(nn.Module):
     """File with the original class."""
     _verified: ClassVar[dict[str, Any] | None] = None
     _warned: ClassVar[set[str]]
+    _imported_flags: ClassVar[dict[str, Any]] = {}
+    """Flags that the import of the kernel's module changed."""
+    _was_imported: ClassVar[bool] = False
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__()
-        kernel = kernel_class(self.folder)(*args, **named)
+        dtype = torch.get_default_dtype()
+        kernel, flags = self._construct_kernel(args, named)
         if not isinstance(kernel, nn.Module) or isinstance(kernel, torch.jit.ScriptModule):
             raise TypeError(f"{self.folder}: its ModelNew is not a plain torch.nn.Module")
         kernel.training = False  # the kernel was verified in eval mode only
@@ -82,11 +90,26 @@ class Guarded(nn.Module):
         attributes.update({name: kernel.__dict__[name] for name in SHARED})
         attributes.update(_kernel=kernel, _arguments=(args, named), _changed={})
         attributes.update(_original=None, _checked_state=None, _ties={})
-        attributes["_dtype"] = torch.get_default_dtype()
+        attributes.update(_dtype=dtype, _flags=flags)
         attributes["_constructed_forms"] = {name: form_of(tensor) for name, tensor in self._state()}
         inner = dict(kernel.named_modules())
         attributes["_constructed_modules"] = {p: module_form(m) for p, m in inner.items() if p}
         attributes["_construction"] = self._construction_difference()
+
+    def _construct_kernel(
+        self, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the kernel's module, and the flags that it sets itself; none is left set."""
+        cls, verified = type(self), self._facts()
+        with flags_kept():
+            set_flags(verified["flags"])
+            before = read_flags()
+            set_flags(cls._imported_flags)
+            made = kernel_class(self.folder)
+            if not cls._was_imported:  # only the first import runs the module's body
+                cls._imported_flags, cls._was_imported = _changed(before), True
+            kernel = made(*args, **named)
+            return kernel, _changed(before)
 
     # -- calls
 
@@ -99,8 +122,25 @@ class Guarded(nn.Module):
         if named:
             args, named = self._by_position(args, named)
         if not named and self._fits(args):
-            return self._kernel(*args)
+            return self._run_kernel(args)
         return self._run_original(args, named)
+
+    def _run_kernel(self, args: tuple[Any, ...]) -> Any:
+        """Run the kernel under the flags that it was verified under."""
+        verified = self._facts()
+        same = verified["same_flags"]
+        if verified["changes"] == "all" or self._flags:
+            with flags_kept():
+                set_flags(verified["flags"] | self._flags)
+                return self._kernel(*args)
+        if not same():
+            with flags_set(verified["flags"]):
+                return self._kernel(*args)
+        try:
+            return self._kernel(*args)
+        finally:
+            if verified["changes"] and not same():
+                set_flags(verified["flags"])
 
     def why_original(self, *args: Any, **named: Any) -> str:
         """Return the reason why this call would run the original; "" if it would run the kernel."""
@@ -225,7 +265,7 @@ class Guarded(nn.Module):
         positional, named = verified["init"]
         if not same(self._bound(*self._arguments), self._bound(tuple(positional), named)):
             return "the arguments of its constructor differ from the verified ones"
-        if self._dtype is not torch.float32:
+        if dtype_name(self._dtype) != verified["default_dtype"]:
             return f"it was constructed with {dtype_name(self._dtype)} as default dtype"
         return ""
 
@@ -413,6 +453,11 @@ class Guarded(nn.Module):
 @_disable_dynamo
 def _call_outside_graph(module: Guarded, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     return module._call(args, named)
+
+
+def _changed(before: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags that have changed, with their values now."""
+    return {name: value for name, value in read_flags().items() if before[name] != value}
 
 
 def _unverified_mode(device: str) -> str:

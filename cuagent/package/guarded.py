@@ -12,12 +12,16 @@ from pathlib import Path
 
 from cuagent.attempt import ENTRY, MODULE, Attempt
 from cuagent.package.folder import ExportError
-from cuagent.task import Task
+from cuagent.task import Device, Task, flags
 from cuagent.task.imports import imported_digest, imported_texts, package_of
+from cuagent.task.settings import recorded_settings
 from cuagent.verify.domain import Domain
 
 FOLDER = "model_new_verified"
 FACTS = "verified.json"
+SET_PRODUCTS = ("torch.backends", "fp32_precision", "allow_tf32", "matmul_precision")
+SET_OTHERS = ("benchmark", "deterministic", "set_default", "accumulation")
+"""Words of a candidate that may change flags of its process: those of products, and others."""
 GUARD_FILES = ("guard.py", "forms.py", "verified.py")
 """Files of this package that are copied into every export; they do not import cuagent."""
 
@@ -39,7 +43,8 @@ def guarded_files(
     inside = {
         "__init__.py": f"{title}\n",
         **{name: (package / name).read_text(encoding="utf-8") for name in GUARD_FILES},
-        FACTS: json.dumps(verified_facts(task, domain), indent=1) + "\n",
+        Path(flags.__file__).name: Path(flags.__file__).read_text(encoding="utf-8"),
+        FACTS: json.dumps(verified_facts(task, domain, attempt), indent=1) + "\n",
         **dict(attempt.files),
         **_imports(task),
     }
@@ -47,8 +52,9 @@ def guarded_files(
     return {MODULE: entry_text(task, reference), reference: task.source} | files
 
 
-def verified_facts(task: Task, domain: Domain) -> dict[str, object]:
+def verified_facts(task: Task, domain: Domain, attempt: Attempt) -> dict[str, object]:
     """Return the content of `verified.json`, which `verified.py` reads."""
+    settings = recorded_settings(domain.settings, task.precision)
     return {
         "entry": task.entry,
         "package": package_of(task.path)[1],
@@ -60,7 +66,18 @@ def verified_facts(task: Task, domain: Domain) -> dict[str, object]:
             for form in domain.tensors
         ],
         "init": json.loads(domain.init),
+        "default_dtype": settings.default_dtype,
+        "flags": settings.products(Device(domain.device)),
+        "changes": _changes(attempt),
     }
+
+
+def _changes(attempt: Attempt) -> str:
+    """Return which flags the kernel's code may change: none (""), of `products`, or `all`."""
+    text = "".join(text for _, text in attempt.files)
+    if any(word in text for word in SET_OTHERS):
+        return "all"
+    return "products" if any(word in text for word in SET_PRODUCTS) else ""
 
 
 def entry_text(task: Task, reference: str) -> str:

@@ -65,7 +65,7 @@ def readme(
             "",
             "## Correctness",
             "",
-            *_correctness(task, verdict),
+            *_correctness(task, verdict, figures.contract),
             "",
             f"Attempt `{attempt.digest[:16]}`, task `{task.digest[:16]}`.",
             "",
@@ -161,7 +161,7 @@ def _speed(timing: Timing | None, score: Score | None) -> list[str]:
     return lines
 
 
-def _correctness(task: Task, verdict: Verdict | None) -> list[str]:
+def _correctness(task: Task, verdict: Verdict | None, contract: str) -> list[str]:
     if verdict is None:
         return ["Not verified."]
     lines = [f"Verdict: {verdict.reason}. {verdict.detail}".rstrip()]
@@ -169,6 +169,11 @@ def _correctness(task: Task, verdict: Verdict | None) -> list[str]:
         f"Precision: {verdict.precision or task.precision} (the task admits {task.precision}). "
         f"Isolation during the verdict: {verdict.tier}."
     )
+    if contract:
+        lines.append(
+            f"{contract[0].upper()}{contract[1:]}. The kernel's call does not depend on the "
+            "process's settings: it sets them as they were and restores them."
+        )
     for rule, result in (("lax", verdict.lax), ("strict", verdict.strict)):
         if result is not None:
             word = "passed" if result.passed else "failed"

@@ -3,7 +3,7 @@
 The folder holds one function that applies the rung to the user's module, a check against the
 original module, and the figures. Not covered: anything that needs more than torch.
 Invariant: the function does exactly what was timed under the rung's name (`cuagent.worker.arms`),
-with the same flags.
+with the same flags of torch, and leaves no flag changed after a call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from cuagent.measure.ladder import Ladder, Rung
 from cuagent.package import check
 from cuagent.package.folder import atomic_folder, package_name, pyproject, write_original
 from cuagent.package.readme import time_text, versions_text
-from cuagent.task.task import Device, Precision, Task
+from cuagent.task import TorchSettings, flags
+from cuagent.task.settings import arm_settings, recorded_settings
+from cuagent.task.task import Task
 from cuagent.timing import Effort, Ratio
 
 MODULE = "faster.py"
@@ -43,7 +45,9 @@ def export_rung(
     """
     with atomic_folder(out) as folder:
         name = package_name(task)
-        (folder / MODULE).write_text(module_text(rung.name, task))
+        own = recorded_settings(ladder.own_settings, task.precision)
+        (folder / MODULE).write_text(module_text(rung.name, task, own))
+        shutil.copy(flags.__file__, folder / "flags.py")
         (folder / "__init__.py").write_text(
             f'"""{task.entry} of {task.path.name}, with the fastest measured settings."""\n\n'
             f'from .{MODULE.removesuffix(".py")} import {ENTRY}\n\n__all__ = ["{ENTRY}"]\n'
@@ -58,51 +62,89 @@ def export_rung(
     return out
 
 
-def module_text(name: str, task: Task) -> str:
-    """Return Python text with the function that applies a rung."""
+def module_text(name: str, task: Task, own: TorchSettings) -> str:
+    """Return Python text with the function that applies a rung; `own` are the task's settings."""
     mode, *options = name.split("+")
-    body = list(_statements(mode, options, task))
-    flags = any("allow_tf32" in line for line in body)
-    warning = " Note: it sets TF32 for the whole process." if flags else ""
+    used = arm_settings(own, task.precision, options)
+    cast = "bf16" in options
     lines = [
-        f'"""Run a module with {_settings(name)}; torch only, no kernel.{warning}"""',
+        f'"""Run a module with {_settings(name)}; torch only, no kernel.',
+        "",
+        f"torch's settings during a call: {used.line(task.device)}. They are set around the call",
+        'and restored, so the settings of your process stay as they are."""',
+        "",
+        "import types",
         "",
         "import torch",
+        "",
+        "try:  # as part of its package",
+        "    from .flags import flags_set",
+        "except ImportError:  # by path, with its folder on sys.path",
+        "    from flags import flags_set",
+        "",
+        f"FLAGS = {json.dumps(used.products(task.device))}".replace("null", "None")
+        .replace("true", "True")
+        .replace("false", "False"),
         "",
         "",
         f"def {ENTRY}(module: torch.nn.Module) -> torch.nn.Module:",
         f'    """Apply the fastest measured settings on {task.device} and return `module`."""',
-        *(f"    {line}" if line else "" for line in body),
+        *(f"    {line}" if line else "" for line in _statements(mode, options)),
         "    return module",
+        "",
+        "",
+        *(_CAST.format(device=task.device).splitlines() if cast else []),
+        *(_EAGER if mode == EAGER else _COMPILED).splitlines(),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _statements(mode: str, options: list[str], task: Task) -> Iterator[str]:
+_CAST = """\
+def _to_float32(x):
+    return x.float() if x.dtype is torch.bfloat16 else x
+
+
+def _in_bfloat16(self, *arguments, **named):
+    with torch.autocast("{device}", torch.bfloat16):
+        output = self._forward_in_float32(*arguments, **named)
+    return torch.utils._pytree.tree_map_only(torch.Tensor, _to_float32, output)
+
+
+"""
+_EAGER = """\
+def _with_flags(self, *arguments, **named):
+    if torch.compiler.is_compiling():  # a graph of yours that holds this module
+        return self._forward_without_flags(*arguments, **named)
+    with flags_set(FLAGS):
+        return self._forward_without_flags(*arguments, **named)
+"""
+_COMPILED = """\
+def _with_flags(compiled):
+    def call(*arguments, **named):
+        if torch.compiler.is_compiling():  # a graph of yours that holds this module
+            return compiled(*arguments, **named)
+        with flags_set(FLAGS):
+            return compiled(*arguments, **named)
+
+    return call
+"""
+"""Functions of the exported module. Methods are bound to the module, so that a deep copy of it gets
+its own. torch sets the flags of a compiled module outside of its graph."""
+
+
+def _statements(mode: str, options: list[str]) -> Iterator[str]:
     """Yield the statements in the order in which the worker applies the options."""
-    if task.device is Device.CUDA:
-        tf32 = "fp32" not in options and task.precision is not Precision.MATCH
-        if tf32 or "fp32" in options:
-            yield f"torch.backends.cuda.matmul.allow_tf32 = {tf32}"
-            yield f"torch.backends.cudnn.allow_tf32 = {tf32}"
     if "channels_last" in options:
         yield "module = module.to(memory_format=torch.channels_last)"
     if "bf16" in options:
-        yield "original_forward = module.forward"
-        yield ""
-        yield "def to_float32(x):"
-        yield "    return x.float() if x.dtype is torch.bfloat16 else x"
-        yield ""
-        yield "def forward(*arguments, **named):"
-        yield f'    with torch.autocast("{task.device}", torch.bfloat16):'
-        yield "        output = original_forward(*arguments, **named)"
-        yield "    return torch.utils._pytree.tree_map_only(torch.Tensor, to_float32, output)"
-        yield ""
-        yield "module.forward = forward"
-    if mode == COMPILE:
-        yield "module.compile()"
-    elif mode != EAGER:
-        yield f'module.compile(mode="{mode}")'
+        yield "module._forward_in_float32 = module.forward"
+        yield "module.forward = types.MethodType(_in_bfloat16, module)"
+    if mode == EAGER:
+        yield "module._forward_without_flags = module.forward"
+        yield "module.forward = types.MethodType(_with_flags, module)"
+        return
+    yield "module.compile()" if mode == COMPILE else f'module.compile(mode="{mode}")'
+    yield "module._compiled_call_impl = _with_flags(module._compiled_call_impl)"
 
 
 def _settings(name: str) -> str:
@@ -141,6 +183,9 @@ def _readme(
     yield ""
     machine = f"{ladder.device}{versions_text(ladder.versions)}"
     yield f"Measured on {machine}; precision {ladder.precision}."
+    if ladder.settings:
+        needs = f" {rung.name} runs with {rung.settings}." if rung.settings else ""
+        yield f"Baselines: {ladder.settings}.{needs} `{ENTRY}` sets this around a call only."
     if ladder.effort is Effort.QUICK:
         yield "This was a quick measurement, for feedback; it is not a score of record."
     yield from ladder.notes

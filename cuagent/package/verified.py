@@ -13,16 +13,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .flags import flags_test
 from .forms import Form, form_text, nested
 
 
 def read_verified(path: Path) -> dict[str, Any]:
-    """Return the facts of `verified.json`, with the arguments as nested `Form` objects."""
+    """Return the facts of `verified.json`, with the arguments as nested `Form` objects.
+
+    `same_flags()` returns True if torch computes products as when the kernel was verified.
+    """
     facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     tensors = iter(Form(**each) for each in facts["tensors"])
     return facts | {
         "forms": nested(facts["nesting"], tensors),
         "init": nested(facts["init"], tensors),
+        "same_flags": flags_test(facts["flags"]),
     }
 
 

@@ -45,12 +45,13 @@ def plain(value: Any) -> Any:
 def plain_judgement(judgement: Judgement) -> dict[str, Any]:
     """Return a judgement as plain values, with the figures that are derived from it.
 
-    These are the gains, the kernel's part of the speedup (`adds`), and of the timing the SUSPECT
-    flag, the share of the roofline and the remarks.
+    These are the gains, the kernel's part of the speedup (`adds`), the line on settings and errors
+    (`contract`), and of the timing the SUSPECT flag, the share of the roofline and the remarks.
     """
     values: dict[str, Any] = plain(judgement) | {
         "gains": judgement.is_faster,
         "adds": judgement.beats_best_rung,
+        "contract": judgement.contract,
     }
     if (timing := judgement.timing) is not None:
         derived = {"suspect": timing.suspect, "share": timing.share, "remarks": timing.remarks}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from cuagent.attempt import HEADERS, KERNELS, MODULE, SOURCES, Attempt
 from cuagent.record.contained_files import RecordError, parts_of
+from cuagent.task.task import Task, recorded_precision
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
@@ -69,6 +70,13 @@ def judgements_of(records: Records) -> dict[int, Judgement]:
             final.pop(n, None)
             quick[n] = judgement
     return quick | final
+
+
+def task_of(records: Records) -> Task:
+    """Return the task of a run, with its precision in the meaning that it has now."""
+    data = records[0]["task"]
+    task: Task = revive(Task, data)
+    return replace(task, precision=recorded_precision(data))
 
 
 def ladder_of(records: Records) -> Ladder | None:

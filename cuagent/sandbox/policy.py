@@ -97,7 +97,8 @@ SYSTEM_GPU = (
 NETWORK = ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl", "/etc/ca-certificates", "/etc/services")
 PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "TERM", "CUDA_VISIBLE_DEVICES", "CUDA_HOME",
-             "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS")  # fmt: skip
+             "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE",
+             "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")  # fmt: skip
 
 
 def readable(policy: Policy) -> list[Path]:

@@ -3,6 +3,7 @@ it."""
 
 from cuagent.task.load import load_task
 from cuagent.task.reference import Reference, check_runs, open_reference, training_note
+from cuagent.task.settings import TorchSettings, read_settings
 from cuagent.task.task import Device, Precision, Task, TaskError
 from cuagent.task.tree import Spec, TreeError, flatten, unflatten
 
@@ -13,11 +14,13 @@ __all__ = [
     "Spec",
     "Task",
     "TaskError",
+    "TorchSettings",
     "TreeError",
     "check_runs",
     "flatten",
     "load_task",
     "open_reference",
+    "read_settings",
     "training_note",
     "unflatten",
 ]

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from cuagent.task.imports import imported_digest
+from cuagent.task.settings import overrides
 from cuagent.task.spec import parse_init, parse_inputs
-from cuagent.task.task import Device, Precision, Task, TaskError
+from cuagent.task.task import CONTRACT, Device, Precision, Task, TaskError
 
 ENTRY = "Model"
 """Name of the class that a file in the KernelBench form defines."""
@@ -66,6 +67,7 @@ def load_task(
         device=_device(device),
         precision=_choice(Precision, precision, "--precision"),
         imported=imported_digest(path.resolve()),
+        settings=" ".join([CONTRACT, *(f"{name}={value}" for name, value in overrides())]),
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from cuagent.task.task import Device, Precision, Task
+from cuagent.task.task import Device, Task, recorded_precision
 
 
 def task_from_json(data: dict[str, Any]) -> Task:
@@ -18,7 +18,7 @@ def task_from_json(data: dict[str, Any]) -> Task:
     kinds: dict[str, Any] = {
         "path": Path(data["path"]),
         "device": Device(data["device"]),
-        "precision": Precision(data["precision"]),
+        "precision": recorded_precision(data),
     }
     return Task(**data | kinds)
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 
 class TaskError(Exception):
@@ -18,13 +20,26 @@ class TaskError(Exception):
 
 
 class Precision(StrEnum):
-    """Arithmetic that the task admits instead of the reference's own."""
+    """Arithmetic that the task demands, or admits instead of the reference's own."""
 
     MATCH = "match"
-    """The reference's own arithmetic: its dtypes, fp32 products in fp32."""
+    """The reference's own arithmetic: its dtypes, and torch's settings in the user's process."""
+    FP32 = "fp32"
+    """IEEE fp32 products in the reference, in all baselines and in the candidate."""
     TF32 = "tf32"
     BF16 = "bf16"
     FP16 = "fp16"
+
+
+CONTRACT = "2"
+"""Version of the meaning of `match`. In version 1 it was IEEE fp32 everywhere, now `fp32`."""
+
+
+def recorded_precision(data: Mapping[str, Any]) -> Precision:
+    """Return the precision of a recorded task in the meaning that it has now."""
+    precision = Precision(data["precision"])
+    earlier = "settings" not in data
+    return Precision.FP32 if earlier and precision is Precision.MATCH else precision
 
 
 class Device(StrEnum):
@@ -53,6 +68,9 @@ class Task:
     precision: Precision = Precision.MATCH
     imported: str = ""
     """sha256 over the neighbouring files that the file imports, when the task was loaded."""
+    settings: str = ""
+    """`CONTRACT` and the environment's variables that change torch's settings; empty in a record of
+    an earlier version (`recorded_precision`)."""
 
     @property
     def name(self) -> str:
@@ -60,7 +78,14 @@ class Task:
 
     @property
     def digest(self) -> str:
-        """sha256 over all fields that change the right answer or the device."""
-        parts = [self.source, self.entry, self.inputs, self.init, self.device, self.precision]
+        """sha256 over all fields that change the right answer or the device.
+
+        The source determines the settings that the file makes. `fp32` has the digest that `match`
+        had when it meant the same.
+        """
+        same = self.precision is Precision.FP32 and self.settings in ("", CONTRACT)
+        precision = Precision.MATCH if same else self.precision
+        parts = [self.source, self.entry, self.inputs, self.init, self.device, precision]
         parts += [self.imported] if self.imported else []
+        parts += [f"settings {self.settings}"] if self.settings and not same else []
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -18,7 +18,7 @@ from cuagent.measure.ladder import over_eager
 from cuagent.timing import Effort, Ratio, Standing, Timing
 from cuagent.ui.console import UNCUT
 from cuagent.ui.table import baseline_name
-from cuagent.ui.text import UNICODE, Glyphs, clip, duration, ratio, times
+from cuagent.ui.text import UNICODE, Glyphs, clip, duration, ratio, times, wrap
 from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
@@ -162,9 +162,19 @@ def ladder_rows(found: Ladder) -> list[Row]:
         over = {EAGER: rung.over_eager} if rung.over_eager and rung.name != EAGER else {}
         share = found.floor.share(rung.seconds) if found.floor and rung.seconds > 0 else None
         sign = "best" if best is not None and rung.name == best.name else ""
-        wrong = "" if rung.right else "wrong"
-        rows.append(Row(rung.name, sign, rung.seconds, over, share, wrong or found.precision))
+        options = rung.name.split("+")[1:]
+        own = "fp32" if found.precision == "fp32" else "match"
+        # In an earlier record all rungs had the precision of the task.
+        own = next((o for o in options if o in ("tf32", "bf16")), own) if found.settings else ""
+        shown = (own or found.precision) if rung.right else "wrong"
+        rows.append(Row(rung.name, sign, rung.seconds, over, share, shown))
     return [*rows, *(Row(name, note="record timing") for name in found.later)]
+
+
+def settings_lines(found: Ladder, width: int) -> list[Text]:
+    """Return the torch settings of the ladder; none for an earlier record."""
+    text = f"torch settings: {found.settings}" if found.settings else ""
+    return [Text(f"  {piece}", "dim") for piece in wrap(text, max(width - 2, 8)) if text]
 
 
 def updated_baselines(rows: Sequence[Row], timing: Timing) -> list[Row]:

@@ -26,7 +26,7 @@ from cuagent.events import (
     UserSaid,
 )
 from cuagent.record import RunFolder, ladder_of
-from cuagent.ui.attempts import AttemptTable, head_line, ladder_rows, row_line
+from cuagent.ui.attempts import AttemptTable, head_line, ladder_rows, row_line, settings_lines
 from cuagent.ui.code import written
 from cuagent.ui.console import UNCUT
 from cuagent.ui.recorded import Records, best_of, events_of
@@ -165,6 +165,7 @@ def _other(event: Event, width: int, glyphs: Glyphs) -> Iterator[Text]:
             yield Text("  the ladder", "bold")
             yield head_line(width)
             yield from (row_line(row, width, glyphs) for row in ladder_rows(found))
+            yield from settings_lines(found, width)
         case ToolFinished():
             if event.output.strip():
                 style = "red" if event.is_error else "dim"

@@ -46,6 +46,8 @@ def summary_lines(
     name = f"attempt {number}" if number is not None else "the attempt"
     result = result_of(best, found)
     rows = [] if best is None else _evidence(best, found, width)
+    if best is None and found is not None and found.contract:
+        rows = [("contract", found.contract)]
     tried = len(attempts)
     if result is Result.RUNG and found is not None and found.best is not None:
         sign = glyphs.yes if tried and ended.stop not in CUT_SHORT else glyphs.unsure
@@ -205,6 +207,8 @@ def _evidence(best: Judgement, found: Ladder | None, width: int) -> list[tuple[s
         rows += [("note", remark) for remark in timing.remarks]
     if best.verdict.precision is not None:
         rows.append(("precision", str(best.verdict.precision)))
+    if best.contract:
+        rows.append(("contract", best.contract))
     return [*rows, ("isolation", best.verdict.tier)]
 
 

@@ -60,6 +60,8 @@ def judgement_lines(
         lines += build_lines(judgement.build, width, glyphs)
     else:
         lines += verdict_lines(judgement.verdict, width, glyphs, tier)
+        if judgement.contract:
+            lines += _paragraph(judgement.contract, width, "dim")
     if judgement.timing is not None:
         lines += timing_lines(judgement.timing, width, glyphs)
         lines += score_lines(judgement.score, width)

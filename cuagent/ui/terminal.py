@@ -36,7 +36,7 @@ from cuagent.events import (
     UserSaid,
 )
 from cuagent.timing import Effort, Standing
-from cuagent.ui.attempts import AttemptTable
+from cuagent.ui.attempts import AttemptTable, settings_lines
 from cuagent.ui.code import LINES, written
 from cuagent.ui.console import UNCUT, make_console
 from cuagent.ui.flow import Flow
@@ -375,7 +375,8 @@ class Terminal:
         self._ladder_shown = True
         self.attempt_table.measure_ladder(found)
         notes = [self._line(f"  {note}", "yellow") for note in found.notes]
-        self._print([*self.attempt_table.ladder_lines(self.width, self.glyphs), *notes])
+        lines = self.attempt_table.ladder_lines(self.width, self.glyphs)
+        self._print([*lines, *settings_lines(found, self.width), *notes])
 
     def _improve(self, judgement: Judgement) -> None:
         gain = smallest_ratio(judgement.timing)

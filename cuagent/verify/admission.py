@@ -53,6 +53,8 @@ class Admission:
     """Number of terms of the reference's longest sum."""
     fp64: bool
     """True if the reference runs in fp64, which the strict rule compares with."""
+    settings: str = ""
+    """torch's settings of the reference and the baselines, as one line."""
 
     @property
     def certifiable(self) -> bool:
@@ -81,6 +83,7 @@ def admit(referee: Referee) -> Admission:
         kinds=tuple(kind.value for kind in Inputs if kind in referee.facts.kinds),
         longest_sum=referee.facts.terms.longest,
         fp64=referee.facts.fp64,
+        settings=referee.settings_line,
     )
 
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cuagent.task import Device, Precision, Task
+from cuagent.task import Device, Task
 from cuagent.verify.inputs.kinds import EXACT, Inputs
 from cuagent.verify.oracle.client import SensitivityQuery
 from cuagent.verify.oracle.facts import TaskFacts
-from cuagent.verify.rules.bounds import is_exact_probe
+from cuagent.verify.rules.bounds import OWN_ARITHMETIC, is_exact_probe
 from cuagent.verify.rules.ties import places_of
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected, Finding
@@ -114,7 +114,7 @@ class VerifyContext:
         coarser arithmetic is compared with the spread, and near-ties are found by it.
         """
         discrete = not all(is_inexact(view) for view in self.outputs.tensors())
-        return kind is Inputs.NORMAL or discrete or self.task.precision is not Precision.MATCH
+        return kind is Inputs.NORMAL or discrete or self.task.precision not in OWN_ARITHMETIC
 
     def expected(self, slot: int = 0) -> Expected:
         """Return the oracle's answer in a slot, as views that its next answer there overwrites."""

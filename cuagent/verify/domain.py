@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cuagent.task import Task
+from cuagent.task import Task, TorchSettings
+from cuagent.task.settings import candidate_settings
 from cuagent.verify.oracle.facts import TaskFacts
 
 
@@ -39,6 +40,8 @@ class Domain:
     """The tensors in `nesting`, from left to right."""
     init: str
     """JSON (`cuagent.task.Spec`) of [positional, named] arguments of the constructor."""
+    settings: TorchSettings | None = None
+    """torch's settings of the candidate's process; None in earlier records."""
 
 
 def packed(shape: Sequence[int]) -> tuple[int, ...]:
@@ -56,4 +59,5 @@ def domain_of(task: Task, facts: TaskFacts) -> Domain:
             TensorForm(leaf.dtype, leaf.shape, leaf.stride) for leaf in facts.layouts.inputs.leaves
         ),
         init=json.dumps(facts.init),
+        settings=candidate_settings(facts.settings, task.precision),
     )

@@ -19,6 +19,7 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.sandbox import Tier, memory_bound
 from cuagent.task import Device, Task
+from cuagent.task.settings import arm_settings, candidate_settings
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.client import Oracle
@@ -123,10 +124,11 @@ class Processes:
     def model_spec(self, seed: int, arm: str = CANDIDATE) -> ModelSpec:
         """Return the spec of the model that a process runs. A candidate's spec does not hold the
         task."""
+        own, precision = self.facts.settings, self.task.precision
         return ModelSpec(
             arm=arm,
             device=self.task.device,
-            precision=self.task.precision,
+            precision=precision,
             inputs=self.facts.inputs,
             output=self.facts.output,
             state=self.facts.state,
@@ -134,6 +136,9 @@ class Processes:
             seed=seed,
             task=None if arm == CANDIDATE else self.task,
             device_bytes=self._device_bytes if arm == CANDIDATE else None,
+            settings=candidate_settings(own, precision)
+            if arm == CANDIDATE
+            else arm_settings(own, precision, arm.split("+")[1:]),
         )
 
     @cached_property

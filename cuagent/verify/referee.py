@@ -23,7 +23,8 @@ from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.sandbox import Policy, Tier, harden, probe_forked, stamp
-from cuagent.task import Device, Task, TaskError
+from cuagent.task import Device, Precision, Task, TaskError
+from cuagent.task.settings import baseline_settings
 from cuagent.verdict import Reason, RuleResult, Verdict
 from cuagent.verify.batch import Batch
 from cuagent.verify.context import LOGIC_SPREAD_S, VerifyContext
@@ -215,7 +216,7 @@ class Referee:
             attempt=attempt.digest,
             lax=tally.lax_rule(),
             strict=tally.strict_rule(),
-            precision=tally.precision(),
+            precision=self._label(tally.precision()),
             draws=tuple(tally.draws),
             tier=self._stamp(),
             seconds=dict(tally.seconds),
@@ -224,7 +225,20 @@ class Referee:
             perturbations=tuple(tally.perturbations),
             output=attempt.with_display_name(output),
             versions=versions(self.task.device),
+            settings=self.settings_line,
+            errors=tally.errors,
         )
+
+    @property
+    def settings_line(self) -> str:
+        """Return torch's settings of the reference and the baselines as one line."""
+        used = baseline_settings(self.facts.settings, self.task.precision)
+        return used.line(self.task.device)
+
+    def _label(self, found: Precision | None) -> Precision | None:
+        """Return the name of a candidate's arithmetic; `match` and `fp32` are equal under fp32."""
+        fp32 = found is Precision.MATCH and self.task.precision is Precision.FP32
+        return Precision.FP32 if fp32 else found
 
     def examine(self) -> dict[str, Any]:
         """Return the oracle's examination of the reference (`cuagent.verify.fitness.examine`)."""

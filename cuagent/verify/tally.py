@@ -18,6 +18,7 @@ from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.rules.bounds import UNITS
 from cuagent.verify.rules.tolerance import lax
 from cuagent.verify.rules.types import Expected, Finding
+from cuagent.verify.tensors import relative_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -166,6 +167,8 @@ class Tally:
         self.constants: list[float] | None = None
         self._nondeterministic: Trial | None = None
         self._remarks: list[str] = []
+        self.errors: dict[str, float] = {}
+        """Relative error of reference and candidate on the first draw of the task's own inputs."""
 
     def add(
         self,
@@ -180,6 +183,10 @@ class Tally:
         if trial.is_lax:
             results = [lax(outputs, expected.declared) for outputs in snapshots]
             self._lax.append(max(results, key=lambda result: result.worst))
+            self.errors = self.errors or {
+                "reference": relative_error(expected.declared, expected.precise),
+                "candidate": relative_error(snapshots[0], expected.precise),
+            }
         self._findings.append((trial, worst))
         if findings[-1].passed and not findings[0].passed and self._nondeterministic is None:
             self._nondeterministic = trial

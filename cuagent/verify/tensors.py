@@ -5,7 +5,8 @@ Large tensors are processed in blocks, so that an output of several GB needs no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,3 +53,17 @@ def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     size = BLOCK[flat[0].device.type]
     for begin in range(0, flat[0].numel(), size):
         yield tuple(tensor[begin : begin + size] for tensor in flat)
+
+
+def relative_error(outputs: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+    """Return the largest |x - r| / |r| of a tensor, over elements whose right answer is finite."""
+    errors = [0.0]
+    for pair in zip(outputs, right, strict=True):
+        if is_inexact(pair[0]) and pair[0].numel():
+            apart = size = 0.0
+            for x, r in in_blocks(*pair):
+                difference = (x.double() - r).where(r.isfinite(), 0.0)
+                apart += float(difference.nan_to_num(math.inf).square().sum())
+                size += float(r.nan_to_num(0.0, 0.0, 0.0).square().sum())
+            errors.append(math.sqrt(apart) / max(math.sqrt(size), 1e-300))
+    return max(errors)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import ENTRY, MODULE
-from cuagent.task import Device, Precision, Task, open_reference, unflatten
+from cuagent.task import Device, Precision, Task, TorchSettings, open_reference, unflatten
 from cuagent.task.plain import task_from_json, task_to_json
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class ModelSpec:
     task: Task | None = None
     device_bytes: int | None = None
     """Bytes of GPU memory that a candidate may use; None means no limit."""
+    settings: TorchSettings | None = None
+    """torch's settings of the process; None keeps those that the task's file makes."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {
@@ -54,27 +56,15 @@ class ModelSpec:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> ModelSpec:
-        task = data["task"]
+        task, settings = data["task"], data["settings"]
         kinds: dict[str, Any] = {
             "device": Device(data["device"]),
             "precision": Precision(data["precision"]),
             "state": tuple(data["state"]),
             "task": None if task is None else task_from_json(task),
+            "settings": None if settings is None else TorchSettings.from_json(settings),
         }
         return ModelSpec(**data | kinds)
-
-
-def set_precision(precision: Precision) -> None:
-    """Allow TF32 in products and convolutions only if the task admits it.
-
-    torch's default allows TF32 in convolutions, so that eager would be less precise than the task
-    asks.
-    """
-    import torch
-
-    admitted = precision is not Precision.MATCH
-    torch.backends.cuda.matmul.allow_tf32 = admitted
-    torch.backends.cudnn.allow_tf32 = admitted
 
 
 def import_arm(model_spec: ModelSpec, folder: Path) -> Callable[[], nn.Module]:
@@ -86,9 +76,7 @@ def import_arm(model_spec: ModelSpec, folder: Path) -> Callable[[], nn.Module]:
     if model_spec.arm != CANDIDATE:
         assert model_spec.task is not None
         reference = open_reference(model_spec.task)
-        return lambda: _compiled(
-            reference.model(model_spec.seed), model_spec.arm, model_spec.device
-        )
+        return lambda: _compiled(reference.model(model_spec.seed), model_spec)
     spec = importlib.util.spec_from_file_location("model_new", folder / MODULE)
     assert spec is not None
     assert spec.loader is not None
@@ -142,20 +130,22 @@ def _check_call(function: Any, args: Sequence[Any], named: Mapping[str, Any], wh
         raise TypeError(f"{what} ({shown[:100]}): {error}") from None
 
 
-def _compiled(model: nn.Module, arm: str, device: Device) -> nn.Module:
+def _compiled(model: nn.Module, model_spec: ModelSpec) -> nn.Module:
     """Return the reference as a rung: a mode and options after plus signs, such as
-    `compile+tf32`."""
+    `compile+tf32`.
+
+    `tf32` and `fp32` are in the spec's settings. They are applied again, because the task's file or
+    the constructor may have changed them.
+    """
     import torch
 
-    mode, *options = arm.split("+")
-    if "tf32" in options:
-        set_precision(Precision.TF32)
-    if "fp32" in options:
-        set_precision(Precision.MATCH)
+    mode, *options = model_spec.arm.split("+")
+    if model_spec.settings is not None:
+        model_spec.settings.apply()
     if "channels_last" in options:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if "bf16" in options:
-        _autocast(model, device)
+        _autocast(model, model_spec.device)
     if mode == EAGER:
         return model
     # In place, so that the names in the state dict do not change.

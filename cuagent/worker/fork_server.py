@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.sandbox import Policy, Tier
+from cuagent.task.settings import VARIABLES
 from cuagent.worker import suspend
 from cuagent.worker.channel import receive_message, send_message, socket_pair
 from cuagent.worker.folder import remove
@@ -38,6 +39,7 @@ _INHERITED = (
     "OMP_WAIT_POLICY",
     "LANG",
     "TZ",
+    *VARIABLES,
 )
 _SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
 """Duration for which idle OpenMP threads spin: in loop iterations (about 50 us) and in

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.task import TreeError, flatten, unflatten
-from cuagent.worker.arms import ModelSpec, import_arm, set_precision
+from cuagent.worker.arms import ModelSpec, import_arm
 from cuagent.worker.channel import Record, Status, receive_message, send_record
 from cuagent.worker.folder import LIBRARIES
 from cuagent.worker.jitter import Jitter, farthest_output
@@ -106,7 +106,8 @@ class _Worker:
         """Apply the model spec's settings and import the model's code."""
         import torch
 
-        set_precision(self.model_spec.precision)
+        if self.model_spec.settings is not None:
+            self.model_spec.settings.apply()
         if self.model_spec.device_bytes is not None:
             # torch raises an error at this limit; the referee detects allocations outside torch.
             share = self.model_spec.device_bytes / torch.cuda.mem_get_info()[1]

@@ -18,12 +18,13 @@ def main(folder: Path) -> None:
     import torch
 
     from cuagent.task import unflatten
-    from cuagent.worker.arms import ModelSpec, import_arm, set_precision
+    from cuagent.worker.arms import ModelSpec, import_arm
     from cuagent.worker.memory.arena import settle
 
     model_spec = ModelSpec.from_json(json.loads((folder / "order.json").read_text()))
     data = torch.load(folder / "data.pt", map_location=model_spec.device.value, weights_only=True)
-    set_precision(model_spec.precision)
+    if model_spec.settings is not None:
+        model_spec.settings.apply()
     model = import_arm(model_spec, folder)()
     model.load_state_dict(dict(zip(model_spec.state, data["weights"], strict=True)))
     with torch.no_grad():

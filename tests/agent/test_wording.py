@@ -9,10 +9,11 @@ from cuagent.agent.wording import judgement_lines, rung_lines
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.judge import Judgement
-from cuagent.measure.ladder import Ladder, Rung
+from cuagent.measure.ladder import Gain, Ladder, Rung
 from cuagent.record import judgement_of, plain_judgement
 from cuagent.score import Score
 from cuagent.timing import Arm, Effort, Floor, Ratio, Timing
+from cuagent.ui import table
 from cuagent.verdict import Draw, Reason, Verdict
 
 TIMING = Timing(
@@ -69,17 +70,44 @@ def test_plain_judgement_round_trips_with_derived_figures() -> None:
     assert judgement_of(told) == JUDGED
 
 
+def test_a_judgement_states_settings_and_errors_in_one_line() -> None:
+    one = Ratio(1.0, 1.0, 1.0)
+    errors = {"reference": 2.9e-4, "candidate": 3.1e-4}
+    settings = "fp32 products, TF32 convolutions and RNNs"
+    verdict = replace(JUDGED.verdict, settings=settings, errors=errors)
+    gain = Gain("compile+tf32", one, one, one, None, 3.0e-4)
+    judged = replace(JUDGED, verdict=verdict, gain=gain)
+    line = (
+        "baselines: fp32 products, TF32 convolutions and RNNs; error against fp64: "
+        "reference 2.9e-04, compile+tf32 3.0e-04, candidate 3.1e-04"
+    )
+    told = plain_judgement(judged)
+    assert told["contract"] == judged.contract == line
+    assert judgement_of(told) == judged
+    tried = Tried(1, Attempt((("model_new.py", ""),)), "", judged)
+    assert line in list(judgement_lines(tried, best=False))
+    assert JUDGED.contract == "", "an earlier record has no settings"
+    shown = "\n".join(text.plain for text in table.judgement_lines(judged, 300))
+    assert line in shown
+
+
 def test_rung_lines_mark_the_best_and_the_unmeasured() -> None:
     rungs = (
         Rung("eager", 2e-3, Ratio(1.0, 1.0, 1.0), 1e-7, True, 0.1, None, True),
         Rung("compile", 1e-3, Ratio(2.0, 1.9, 2.1), 1e-7, True, 9.0, None, True),
         Rung("reduce-overhead", 5e-4, Ratio(4.0, 3.9, 4.1), 1e-1, False, 9.0, None, True),
     )
+    rungs += (replace(rungs[0], name="eager+tf32", settings="TF32 products"),)
     found = Ladder("t", "match", "a device", {}, rungs, 1.0, later=("max-autotune",))
+    found = replace(found, settings="fp32 products")
     assert list(rung_lines(found)) == [
-        "eager: 2 ms",
-        "compile: 1 ms, 2.00x over eager [1.90, 2.10], the one to beat",
-        "reduce-overhead: 500 us, 4.00x over eager [3.90, 4.10], rejected by the strict rule",
+        "eager: 2 ms, error 1.0e-07",
+        "compile: 1 ms, 2.00x over eager [1.90, 2.10], error 1.0e-07, the one to beat",
+        "reduce-overhead: 500 us, 4.00x over eager [3.90, 4.10], rejected by the strict rule, "
+        "error 1.0e-01",
+        "eager+tf32: 2 ms, 1.00x over eager [1.00, 1.00] (inconclusive), needs TF32 products, "
+        "error 1.0e-07",
         "not timed yet: max-autotune",
+        "torch settings: fp32 products",
     ]
     assert replace(found, later=()).best == rungs[1]

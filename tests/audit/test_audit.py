@@ -18,7 +18,7 @@ from cuagent.judge import Judgement
 from cuagent.measure.timing.timer import time_arms
 from cuagent.record.evidence import MAX_EVIDENCE_BYTES, EvidenceError, evidence, read_evidence
 from cuagent.score import milestone
-from cuagent.task import load_task
+from cuagent.task import Precision, load_task
 from cuagent.verify import Referee, Verdict
 from cuagent.worker import ForkServer
 
@@ -108,6 +108,23 @@ def test_honest_record_holds_to_the_last_digit(again: tuple[Recorded, list[Verdi
     assert audit.line == f"holds: accepted; {len(found[0].draws)} draws as recorded"
 
 
+def test_record_of_the_earlier_match_holds_as_fp32(tmp_path: Path, fork_server: ForkServer) -> None:
+    (tmp_path / "task.py").write_text(TASK)
+    task = load_task(tmp_path / "task.py", device="cpu", precision="fp32")
+    with Referee(task, fork_server=fork_server) as opened:
+        data = recorded(opened, attempt())
+        assert data["verdict"]["precision"] == "fp32"
+        earlier = copy.deepcopy(data)
+        earlier["task"]["precision"] = earlier["verdict"]["precision"] = "match"
+        del earlier["task"]["settings"], earlier["verdict"]["settings"]
+        del earlier["verdict"]["errors"]
+        parsed = parse_evidence(earlier)
+        assert parsed.task.precision is Precision.FP32
+        built = build(parsed.attempt, parsed.task.device)
+        audit = compare(parsed, built, repeat_verdict(parsed, built, opened))
+        assert audit.contrary == ()
+
+
 def slightly_less(value: float) -> float:
     return value * 0.999
 
@@ -147,6 +164,8 @@ FORGERIES: dict[str, tuple[Callable[[Data], Any], str]] = {
     "acceptance": (_set("verdict", "accepted", to=False), "now: accepted"),
     "detail": (_set("verdict", "detail", to="20 draws, worst 0 of its bound"), "detail: "),
     "strict": (_set("verdict", "strict", "worst", to=1e-9), "strict rule"),
+    "settings": (_set("verdict", "settings", to="TF32 products"), "settings: recorded"),
+    "error of the reference": (_set("verdict", "errors", "reference", to=1.0), "errors: reference"),
     "lax": (_set("verdict", "lax", "passed", to=False), "lax rule"),
     "precision": (_set("verdict", "precision", to="bf16"), "precision: "),
     "notes": (_set("verdict", "notes", to=["judged twice"]), "notes: "),

@@ -56,6 +56,17 @@ def made(*rungs: Rung) -> Ladder:
     return Ladder("task", "match", "a device", {}, rungs, 1.0)
 
 
+def test_rung_states_the_settings_that_it_needs_and_the_ladder_its_own(
+    referee: Referee, tmp_path: Path
+) -> None:
+    found = time_rungs(referee, only=("eager", "eager+bf16", "eager+fp32"), cache=tmp_path)
+    assert found.settings == "fp32 products, convolutions and RNNs"
+    assert found.own_settings == referee.facts.settings
+    assert [rung.settings for rung in found.rungs] == ["", "bf16 autocast", ""]
+    assert Ladder.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert all(rung.error is not None for rung in found.rungs)
+
+
 def test_time_rungs_checks_rungs_and_reads_its_cache(referee: Referee, tmp_path: Path) -> None:
     found = time_rungs(referee, only=("eager", "eager+channels_last"), cache=tmp_path)
     assert [r.name for r in found.rungs] == ["eager", "eager+channels_last"]
@@ -160,8 +171,11 @@ def test_best_rung_is_right_admitted_and_certainly_faster() -> None:
 def test_precision_policies_admit_their_rungs(referee: Referee) -> None:
     match = replace(referee.task, device=Device.CUDA)
     tf32 = replace(match, precision=Precision.TF32)
-    assert "compile+tf32" in rungs_of(match, convolves=False)
-    assert not admitted(match, "compile+tf32")
+    fp32 = replace(match, precision=Precision.FP32)
+    for strict in (match, fp32):
+        assert not any("tf32" in name for name in rungs_of(strict, convolves=True))
+        assert not admitted(strict, "compile+tf32")
+    assert {"compile", "compile+tf32"} <= set(rungs_of(tf32, convolves=False))
     assert admitted(tf32, "compile")
     assert "eager+channels_last" in rungs_of(match, convolves=True)
     assert "eager+bf16" not in rungs_of(tf32, convolves=False)

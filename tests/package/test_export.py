@@ -83,6 +83,7 @@ class Measured:
     timing: Timing | None = None
     score: Score | None = None
     domain: Domain | None = DOMAIN
+    contract: str = ""
 
 
 MEASURED = Measured(
@@ -105,6 +106,7 @@ MEASURED = Measured(
         versions={"torch": "9.9"},
     ),
     Score(2, 3.0, 1.0),
+    contract="baselines: fp32 products; error against fp64: reference 2.0e-07, candidate 3.0e-07",
 )
 
 
@@ -215,6 +217,7 @@ def test_readme_contains_measured_figures(out: Path):
         assert part in text
     assert "landlock" in text
     assert "Precision: match" in text
+    assert "Baselines: fp32 products; error against fp64: reference 2.0e-07" in text
 
 
 def test_readme_lists_verified_calls(out: Path):

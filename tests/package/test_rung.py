@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ import torch
 from cuagent.measure.ladder import Ladder, Rung
 from cuagent.package import ExportError, export_rung
 from cuagent.package.rung import module_text
+from cuagent.task import TorchSettings
 from cuagent.task.task import Device, Precision, Task
 from cuagent.timing import Effort, Ratio
 
@@ -45,7 +48,15 @@ def ladder(name: str) -> Ladder:
     )
     versions = {"torch": "9.9"}
     return Ladder(
-        TASK.digest, "match", "a named processor", versions, rungs, 1.0, effort=Effort.RECORD
+        TASK.digest,
+        "match",
+        "a named processor",
+        versions,
+        rungs,
+        1.0,
+        effort=Effort.RECORD,
+        settings="fp32 products",
+        own_settings=TorchSettings(),
     )
 
 
@@ -68,11 +79,19 @@ def test_check_of_exported_rung_accepts_original_module(
 
 def test_exported_function_returns_the_given_module(tmp_path: Path) -> None:
     folder = exported("eager+channels_last", tmp_path / "out")
-    names: dict[str, object] = {}
-    exec((folder / "faster.py").read_text(), names)
     module = torch.nn.Conv2d(3, 4, 3)
-    assert names["faster"](module) is module  # type: ignore[operator]
+    assert imported(folder).faster(module) is module
     assert module.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def imported(folder: Path) -> ModuleType:
+    """Import the exported package."""
+    sys.path.insert(0, str(folder.parent))
+    sys.modules.pop(folder.name, None)
+    try:
+        return importlib.import_module(folder.name)
+    finally:
+        sys.path.remove(str(folder.parent))
 
 
 @pytest.mark.parametrize(
@@ -81,24 +100,83 @@ def test_exported_function_returns_the_given_module(tmp_path: Path) -> None:
         ("compile", Precision.MATCH, ["module.compile()"]),
         ("reduce-overhead", Precision.MATCH, ['module.compile(mode="reduce-overhead")']),
         ("compile+channels_last", Precision.MATCH, ["channels_last", "module.compile()"]),
-        ("eager", Precision.TF32, ["matmul.allow_tf32 = True", "whole process"]),
-        ("eager+fp32", Precision.TF32, ["matmul.allow_tf32 = False"]),
+        ("eager", Precision.TF32, ['"conv": "tf32"', '"matmul": "none"']),
+        ("eager+tf32", Precision.TF32, ['"matmul": "tf32"', "TF32 products, convolutions"]),
+        ("eager", Precision.FP32, ['"conv": "ieee"', "fp32 products, convolutions"]),
         ("compile+bf16", Precision.BF16, ['torch.autocast("cuda", torch.bfloat16)']),
     ],
 )
 def test_module_text_applies_every_rung(
     name: str, precision: Precision, expected: list[str]
 ) -> None:
-    text = module_text(name, replace(TASK, device=Device.CUDA, precision=precision))
+    task = replace(TASK, device=Device.CUDA, precision=precision)
+    text = module_text(name, task, TorchSettings())
     ast.parse(text)
     assert all(words in text for words in expected)
-    assert ("allow_tf32" in text) == (precision is not Precision.MATCH)
+    assert "torch.backends" not in text
+
+
+@pytest.mark.parametrize("name", ["eager", "eager+tf32", "eager+bf16+tf32", "compile+tf32"])
+def test_exported_rung_runs_under_its_settings_and_leaves_the_users(
+    name: str, tmp_path: Path, python: list[str]
+) -> None:
+    task = replace(TASK, device=Device.CUDA, precision=Precision.TF32)
+    exported(name, tmp_path / "fast", task)
+    module = tmp_path / "fast" / "faster.py"
+    module.write_text(module.read_text().replace('autocast("cuda"', 'autocast("cpu"'))
+    wanted = "tf32" if "tf32" in name else "none"
+    done = subprocess.run(
+        [*python, "-c", OPPOSITE.format(folder=str(tmp_path), wanted=wanted, name=name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+OPPOSITE = """
+import copy, sys, torch
+sys.path.insert(0, {folder!r})
+compiled = torch.nn.Module.compile
+torch.nn.Module.compile = lambda self: compiled(self, backend="eager")  # no compiler is needed
+import fast
+from fast.flags import read_flags
+seen = []
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+    def forward(self, x, fail=False):
+        seen.append(read_flags())
+        if fail:
+            raise KeyError(fail)
+        return self.linear(x)
+torch.backends.cudnn.allow_tf32 = False  # the opposite of what the rung was measured under
+torch.set_float32_matmul_precision("highest" if {wanted!r} == "tf32" else "high")
+before = read_flags()
+net = fast.faster(Net())
+assert read_flags() == before
+x = torch.ones(2, 4)
+for fail in False, True:
+    try:
+        net(x, fail=fail)
+    except KeyError:
+        assert fail
+    assert (seen[-1]["matmul"] in ("none", "ieee")) == ({wanted!r} == "none"), seen[-1]
+    assert seen[-1]["conv"] == "tf32", seen[-1]
+    assert read_flags() == before, (read_flags(), before)
+if {name!r} == "eager":
+    other = copy.deepcopy(net)
+    other.linear.weight.data.zero_(), other.linear.bias.data.zero_()
+    assert other(x).abs().max() == 0 != net(x).abs().max()
+"""
 
 
 def test_readme_contains_measured_ladder(tmp_path: Path) -> None:
     text = (exported("eager+channels_last", tmp_path / "out") / "README.md").read_text()
     assert "| eager+channels_last | 1.000 ms | 2.000x | 1.900 to 2.100 (faster) | 1.0e-07 |" in text
     assert "Measured on a named processor (torch 9.9); precision match." in text
+    assert "Baselines: fp32 products. `faster` sets this around a call only." in text
     assert "without a kernel: eager PyTorch, channels_last. Measured with cuagent" in text
     assert "on 2026-01-02." in text
 

@@ -23,9 +23,10 @@ from cuagent.kernels.calls import Launcher
 from cuagent.measure.roofline.model import Work, count_calls
 from cuagent.sandbox import Tier, enter
 from cuagent.sandbox.policy import policy_from_json
-from cuagent.task import Device, TaskError, flatten, open_reference
+from cuagent.task import Device, TaskError, flatten, open_reference, read_settings
 from cuagent.task.reference import Reference
-from cuagent.worker.arms import ModelSpec, import_arm, set_precision
+from cuagent.task.settings import arm_settings, candidate_settings
+from cuagent.worker.arms import ModelSpec, import_arm
 from cuagent.worker.channel import receive_message, send_message
 
 if TYPE_CHECKING:
@@ -76,10 +77,10 @@ def once(folder: Path) -> None:
 
     model_spec = ModelSpec.from_json(json.loads((folder / REQUEST).read_text()))
     assert model_spec.task is not None
-    set_precision(model_spec.precision)
     reference = open_reference(model_spec.task)
     inputs = reference.inputs(model_spec.seed)
     model: Any = reference.model(model_spec.seed)
+    _apply_settings(model_spec)
     if model_spec.arm == CANDIDATE:
         model = _candidate(model_spec, reference, model, folder)
     with torch.no_grad():
@@ -106,13 +107,23 @@ def _open(model_spec: ModelSpec) -> _Opened:
     import torch
 
     assert model_spec.task is not None
-    set_precision(model_spec.precision)
     reference = open_reference(model_spec.task)
     opened = _Opened(
         model_spec, reference, reference.inputs(model_spec.seed), reference.model(model_spec.seed)
     )
+    _apply_settings(model_spec)
     _traced(lambda: torch.zeros(1, device=model_spec.device.value).add_(1), model_spec.device, 1)
     return opened
+
+
+def _apply_settings(model_spec: ModelSpec) -> None:
+    """Apply the settings of this arm, as verdicts and timings do, after the task's file made its
+    own."""
+    own, precision = read_settings(), model_spec.precision
+    if model_spec.arm == CANDIDATE:
+        candidate_settings(own, precision).apply()
+    else:
+        arm_settings(own, precision, model_spec.arm.split("+")[1:]).apply()
 
 
 def _profile(opened: _Opened, folder: Path) -> dict[str, Any]:

@@ -29,6 +29,8 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.kernels import CompilerMissing
 from cuagent.measure.system_load import cpu_times, others_share
+from cuagent.task import TorchSettings
+from cuagent.task.flags import flags_set
 from cuagent.task.task import Device
 
 if TYPE_CHECKING:
@@ -165,14 +167,10 @@ def _measure_cuda(name: str) -> Ceilings:
     # Source and target together take a quarter of the free memory, so that the task's own data fits
     # too.
     copy = _copy_rate(Device.CUDA, min(1 << 28, torch.cuda.mem_get_info()[0] // 32))
-    before = torch.backends.cuda.matmul.allow_tf32
-    try:
-        torch.backends.cuda.matmul.allow_tf32 = False
+    with flags_set(TorchSettings().with_ieee().flags):
         fp32 = _matrix_rate(Device.CUDA, torch.float32, 4096)
-        torch.backends.cuda.matmul.allow_tf32 = True
+    with flags_set(TorchSettings().with_tf32().flags):
         tf32 = _matrix_rate(Device.CUDA, torch.float32, 8192)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
     bf16 = _matrix_rate(Device.CUDA, torch.bfloat16, 8192)
     fp16 = _matrix_rate(Device.CUDA, torch.float16, 8192)
     torch.cuda.empty_cache()

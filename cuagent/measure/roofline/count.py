@@ -62,7 +62,8 @@ def serve(channel: socket.socket, folder: Path) -> None:
     try:
         reference = open_reference(task_from_json(json.loads((folder / REQUEST).read_text())))
         check_runs(reference)
-        answer = {"work": count_work(reference).to_json(), "unit": matrix_unit(reference)}
+        work = count_work(reference)
+        answer = {"work": work.to_json(), "unit": matrix_unit(reference, work)}
     except TaskError as error:
         answer = {"error": str(error)}
     except Exception as error:  # noqa: BLE001 - the process boundary: the user's module failed

@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from cuagent.measure.roofline.ceilings import Ceilings
 from cuagent.measure.roofline.reads import Values, part_read
 from cuagent.task.reference import Reference
+from cuagent.task.settings import baseline_settings, read_settings
 from cuagent.task.task import Precision, TaskError
 from cuagent.task.tree import flatten
 from cuagent.timing import Floor
+from cuagent.verify.trace.reductions import product_kind
 
 if TYPE_CHECKING:
     import torch
@@ -148,7 +150,8 @@ class Roofline:
 
 def roofline(reference: Reference, ceilings: Ceilings) -> Roofline:
     """Count the reference's work on the inputs of seed 0. Raises TaskError if it does not run."""
-    return Roofline(count_work(reference), ceilings, matrix_unit(reference))
+    work = count_work(reference)
+    return Roofline(work, ceilings, matrix_unit(reference, work))
 
 
 def count_work(reference: Reference) -> Work:
@@ -377,8 +380,11 @@ def _bytes_behind(tensor: torch.Tensor) -> int:
     return (0 if tensor.numel() == 0 else count) * tensor.element_size()
 
 
-def matrix_unit(reference: Reference) -> str:
-    """Return the name of the matrix rate that the task's precision admits."""
+def matrix_unit(reference: Reference, work: Work) -> str:
+    """Return the name of the fastest matrix rate that settings and precision admit.
+
+    Call it after a run of the reference: the task's file or its constructor may change settings.
+    """
     import torch
 
     half = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -389,7 +395,10 @@ def matrix_unit(reference: Reference) -> str:
     names = {half[t.dtype] for t in tensors if t.dtype in half}
     if names:
         return sorted(names)[0]
-    return "tf32" if admitted is Precision.TF32 else "fp32"
+    own = baseline_settings(read_settings(), admitted)
+    kinds = {product_kind(name) for name in work.operators} - {""}
+    tf32 = any(own.arithmetic(kind, reference.task.device) == "tf32" for kind in kinds)
+    return "tf32" if tf32 or admitted is Precision.TF32 else "fp32"
 
 
 def amount(value: float) -> str:

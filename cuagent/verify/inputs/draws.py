@@ -306,16 +306,19 @@ def _places_of_step(lines: Tensor, step: int, order: Generator) -> tuple[Tensor,
     return order_of_places[number % places], order_of_places[(number + places // 2) % places], sign
 
 
-def few(normal: Tensor, generator: Generator) -> Tensor:
+def few(normal: Tensor, generator: Generator, bits: int = 17) -> Tensor:
     """Return zeros with about FEW_IN_A_LINE numbers 1 + m / 2^17 per row, m odd, 2^8 < m < 2^9.
 
     Two bfloat16 numbers hold the 1 and eight bits of m, which has nine. Sums of up to 127 such
-    numbers, with factors of one, are exact in fp32.
+    numbers, with factors of one, are exact in fp32. If the reference's products keep fewer `bits`
+    behind the point, 2^bits is the divisor, and m has at most `bits` - 1 bits.
     """
+    bits = min(bits, 17)
+    half = 2 ** (min(9, bits - 1) - 1)
     width = normal.shape[-1] if normal.dim() else 1
     others = uniform(normal) >= min(0.5, FEW_IN_A_LINE / max(width, 1))
-    m = uniform(randn(normal, generator)).mul_(127).floor_().mul_(2).add_(257)
-    return m.div_(2**17).add_(1).masked_fill_(others, 0)
+    m = uniform(randn(normal, generator)).mul_(half // 2 - 1).floor_().mul_(2).add_(half + 1)
+    return m.div_(2**bits).add_(1).masked_fill_(others, 0)
 
 
 def uniform(normal: Tensor) -> Tensor:

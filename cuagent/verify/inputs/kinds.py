@@ -84,7 +84,8 @@ class Inputs(StrEnum):
     """Integers -2 .. 2: with integer weights a sum of products is exact in any precision."""
     CANCELLATION = "cancellation"
     """+-(1 + m / 2^16), half of them negative: with integer weights short sums are exact in fp32,
-    and coarser arithmetic loses their result. Further tensors are small integers."""
+    and coarser arithmetic loses their result. Further tensors are small integers. If the
+    reference's own products keep fewer bits (TF32), so do these numbers."""
     FEW = "few of one sign"
     """Zeros, with about 8 numbers 1 + m / 2^17 in a line, m odd with 9 bits: with integer weights
     their sums are exact in fp32, and 16-bit arithmetic loses the last bit of each. Further tensors
@@ -206,6 +207,7 @@ def derive(
     step: int = 0,
     infinities: bool = False,
     uniform_scale: bool = False,
+    fraction_bits: int = 23,
 ) -> list[Tensor]:
     """Return inputs of `kind` with the shapes and dtypes of the task's own.
 
@@ -221,6 +223,7 @@ def derive(
     infinities: put infinities beside missing numbers.
     step: number of the draw within its sweep.
     uniform_scale: large and huge numbers have one size throughout instead of one per row.
+    fraction_bits: bits behind the point that the reference's products keep (`Terms`).
     """
     if kind is Inputs.OWN:
         return list(own)
@@ -259,9 +262,8 @@ def derive(
         case Inputs.ENDS:
             both = zip(own, ends or [()] * len(own), strict=True)
             return [draws.with_values(x, of, generator, 1 / 2) if of else x for x, of in both]
-    return _all_drawn(
-        kind, own, generator, thresholds, uniform_scale=uniform_scale, infinities=infinities
-    )
+    form = _Form(uniform_scale, infinities, fraction_bits)
+    return _all_drawn(kind, own, generator, thresholds, form)
 
 
 @dataclass(frozen=True)
@@ -332,14 +334,21 @@ def _on_the_brink(
     return drawn
 
 
+@dataclass(frozen=True)
+class _Form:
+    """Options of `derive` that change single tensors."""
+
+    uniform_scale: bool
+    infinities: bool
+    fraction_bits: int
+
+
 def _all_drawn(
     kind: Inputs,
     own: Sequence[Tensor],
     generator: Generator,
     thresholds: Sequence[float],
-    *,
-    uniform_scale: bool,
-    infinities: bool,
+    form: _Form,
 ) -> list[Tensor]:
     """Draw every floating tensor; kinds that only one tensor can have go to the first."""
     drawn: list[Tensor] = []
@@ -349,21 +358,19 @@ def _all_drawn(
             continue
         before = sum(other.is_floating_point() for other in own[: len(drawn)])
         what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and before else kind
-        one = _drawn(what, tensor, generator, uniform_scale=uniform_scale, infinities=infinities)
+        one = _drawn(what, tensor, generator, form)
         if kind is Inputs.TIES and thresholds:
             one = draws.with_values(one, thresholds, generator)
         drawn.append(one + OPPOSED_OFFSET * (-1) ** before if kind is Inputs.OPPOSED else one)
     return drawn
 
 
-def _drawn(
-    kind: Inputs, tensor: Tensor, generator: Generator, *, uniform_scale: bool, infinities: bool
-) -> Tensor:
+def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, form: _Form) -> Tensor:
     normal = draws.randn(tensor, generator)
     match kind:
-        case Inputs.LARGE if uniform_scale:
+        case Inputs.LARGE if form.uniform_scale:
             drawn = normal * LARGE_SIZE
-        case Inputs.HUGE if uniform_scale:
+        case Inputs.HUGE if form.uniform_scale:
             drawn = -HUGE_SIZE * (1 + normal.abs())
         case Inputs.TINY:
             drawn = draws.tiny(normal, generator)
@@ -386,7 +393,7 @@ def _drawn(
         case Inputs.NAN:
             drawn = draws.planted(normal, (math.nan, 0.0), generator)
         case Inputs.MISSING:
-            drawn = draws.missing(normal, generator, infinities=infinities)
+            drawn = draws.missing(normal, generator, infinities=form.infinities)
         case Inputs.LEVELS:
             drawn = draws.levels(normal, FAR_OFFSET, generator)
         case Inputs.FLAT:
@@ -406,9 +413,11 @@ def _drawn(
             drawn = (normal * 1.2).round().clamp(-2, 2)
         case Inputs.CANCELLATION:
             signs = draws.balanced(normal, generator)
-            drawn = signs * (1 + (normal * 3).round().clamp(-8, 8) / 2**16)
+            drawn = signs * (
+                1 + (normal * 3).round().clamp(-8, 8) / 2 ** min(16, form.fraction_bits)
+            )
         case Inputs.FEW:
-            drawn = draws.few(normal, generator)
+            drawn = draws.few(normal, generator, form.fraction_bits)
         case Inputs.TIES:
             drawn = (normal * 2).round().clamp(-4, 4) / 2
         case _:

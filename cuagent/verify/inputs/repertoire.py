@@ -105,6 +105,8 @@ class Repertoire:
     uniform_scale: bool = False
     """True if output integers are computed from indices. If sizes then differed from row to row, a
     sum in another order could absorb the numbers that decide."""
+    fraction_bits: int = 23
+    """Bits behind the point that the reference's products keep."""
 
     def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int, step: int = 0) -> list[Tensor]:
         """Return inputs of `kind` with the shapes and dtypes of the task's own."""
@@ -124,6 +126,7 @@ class Repertoire:
             step=step,
             infinities=self.infinities,
             uniform_scale=self.uniform_scale,
+            fraction_bits=self.fraction_bits,
         )
 
 
@@ -154,10 +157,12 @@ def repertoire(
     runs: ReferenceRuns,
     call_s: float,
     ends: Sequence[Ends] = (),
+    fraction_bits: int = 23,
 ) -> Repertoire:
     """Return the kinds of inputs that suit a reference.
 
-    `trace` is a trace of one run, `call_s` the seconds of one call, `ends` from `ends_of`.
+    `trace` is a trace of one run, `call_s` the seconds of one call, `ends` from `ends_of`,
+    `fraction_bits` from `Terms`.
     """
     selections = trace.selections
     line_views = tuple(_line_views(tensor, selections) for tensor in own)
@@ -172,6 +177,7 @@ def repertoire(
         ends=tuple(ends),
         infinities=trace.handles_infinity,
         uniform_scale=_computes_with_indices(trace),
+        fraction_bits=fraction_bits,
     )
 
     if not _is_answered(runs, all_kinds, Inputs.MOVING, own):

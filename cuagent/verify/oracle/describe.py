@@ -13,8 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cuagent.task import Device, Reference, TaskError, check_runs, flatten, training_note
+from cuagent.task import (
+    Device,
+    Reference,
+    TaskError,
+    TorchSettings,
+    check_runs,
+    flatten,
+    read_settings,
+    training_note,
+)
 from cuagent.task.memory import large
+from cuagent.task.settings import baseline_settings
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.ranges import ends_of, ranges_of
 from cuagent.verify.inputs.repertoire import ReferenceRuns, Repertoire, repertoire, with_fixed
@@ -25,7 +35,7 @@ from cuagent.verify.oracle.facts import Layouts, TaskFacts
 from cuagent.verify.oracle.places import find_places
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
 from cuagent.verify.rules.bounds import coarsest, reach
-from cuagent.verify.tensors import is_inexact
+from cuagent.verify.tensors import UNIT, is_inexact
 from cuagent.verify.trace.reductions import Terms, terms
 from cuagent.verify.trace.roles import Roles, roles_of
 from cuagent.verify.trace.selections import ReferenceTrace, trace_reference
@@ -78,7 +88,10 @@ def describe(opened: Reference) -> Described:
     """Run the reference and return the facts about it. Raises TaskError if it does not run."""
     model = opened.model(0)
     check_runs(opened)
-    first = _first_run(opened, model)
+    own = read_settings()
+    settings = baseline_settings(own, opened.task.precision)
+    settings.apply()
+    first = _first_run(opened, model, settings)
     inputs, results, (spec, output_spec) = first.inputs, first.outputs, first.nested
     size = sum(x.nbytes for x in (*inputs, *results))
     is_large = large(size, opened.task.device.value)
@@ -86,7 +99,7 @@ def describe(opened: Reference) -> Described:
         opened, model, spec, copies_inputs=first.writes_inputs or not is_large
     )
     init = _init_form(opened)
-    unit = coarsest(results, opened.task.precision)
+    unit = coarsest(results, opened.task.precision, first.terms.unit)
     reference.roundoff = reach(first.terms.signed, unit)
     reference.inspect(inputs, results)
     trace = trace_reference(lambda: reference.forward(inputs))
@@ -102,7 +115,8 @@ def describe(opened: Reference) -> Described:
     )
     samples = _own_samples(reference, inputs)
     sizes = tables(lambda: reference.forward(inputs), inputs)
-    chosen = repertoire(inputs, ranges_of(samples, sizes), trace, runs, call_s, ends_of(samples))
+    ranges, bits = ranges_of(samples, sizes), first.terms.fraction_bits
+    chosen = repertoire(inputs, ranges, trace, runs, call_s, ends_of(samples), bits)
     fixed = fixed_of(samples, sizes)
     accepts = acceptance(reference, model, inputs, call_s) if any(fixed) else None
     chosen = with_fixed(chosen, fixed, inputs, accepts, call_s)
@@ -127,11 +141,12 @@ def describe(opened: Reference) -> Described:
         sweep_counts=dict(chosen.sweep_counts),
         state=tuple(state),
         layouts=_layouts(state, inputs, results, trace),
+        settings=own,
     )
     return Described(reference, unit, chosen, roles, accepts, facts)
 
 
-def _first_run(reference: Reference, model: nn.Module) -> _FirstRun:
+def _first_run(reference: Reference, model: nn.Module, settings: TorchSettings) -> _FirstRun:
     import torch
 
     device = reference.task.device
@@ -140,7 +155,16 @@ def _first_run(reference: Reference, model: nn.Module) -> _FirstRun:
     peak = _peak(device)
     before = [x.clone() for x in inputs]
     outputs: list[Any] = []
-    sums = terms(lambda: outputs.append(model(*arguments)))
+    given = [x for x in (*inputs, *model.parameters()) if is_inexact(x)]
+    finest = min((torch.finfo(x.dtype).eps / 2 for x in given), default=UNIT)
+
+    def unit_of(kind: str, dtype: torch.dtype) -> float:
+        if dtype in (torch.float32, torch.complex64):
+            return settings.unit(kind, device)
+        # Coarser operands than the inputs come from autocast, or from a cast in the module.
+        return float(unit) if (unit := torch.finfo(dtype).eps / 2) > finest else UNIT
+
+    sums = terms(lambda: outputs.append(model(*arguments)), unit_of)
     results, output_spec = flatten(outputs.pop(), "output")
     # NaN does not equal itself, so it counts as written, which only costs copies.
     writes_inputs = not all(map(torch.equal, before, inputs))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
-from cuagent.task import Spec
+from cuagent.task import Spec, TorchSettings
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.repertoire import SweepCount
 from cuagent.verify.inputs.weights import Weights
@@ -78,6 +78,8 @@ class TaskFacts:
     state: tuple[str, ...]
     """Names in the state dict."""
     layouts: Layouts
+    settings: TorchSettings
+    """torch's settings of the process in which the reference ran, as the task's file left them."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON, for another process."""
@@ -88,6 +90,7 @@ class TaskFacts:
             "terms": astuple(self.terms),
             "sweep_counts": counts,
             "layouts": layouts,
+            "settings": self.settings.to_json(),
         }
 
     @staticmethod
@@ -102,5 +105,6 @@ class TaskFacts:
             "grown": tuple(Weights(kind) for kind in data["grown"]),
             "sweep_counts": {Inputs(kind): SweepCount(*count) for kind, count in counts},
             "layouts": Layouts(**layouts),
+            "settings": TorchSettings.from_json(data["settings"]),
         }
         return TaskFacts(**{**data, **typed})

@@ -42,11 +42,13 @@ class NearTies:
     admitted: Precision
     pairs: int
     """Pairs of opposite perturbations that search for ties."""
+    unit: float = UNIT
+    """Unit roundoff of the reference's own products (`Terms.unit`)."""
 
     @property
     def reach(self) -> float:
         """Relative error of honest sums, since a kernel breaks ties by its own roundoff."""
-        return bounds.reach(self.longest_sum, UNIT)
+        return bounds.reach(self.longest_sum, self.unit)
 
     def perturbed(
         self, inputs: Sequence[Tensor], generator: Generator, run: ReferenceTrace
@@ -89,7 +91,7 @@ class NearTies:
                 view.zero_()
         indexed = any(selection.indexed for selection in exact.selections)
         fixed = (
-            self.admitted is Precision.MATCH
+            self.admitted in bounds.OWN_ARITHMETIC
             and not indexed
             and traces_decide_equally(exact, declared)
         )
@@ -101,7 +103,8 @@ class NearTies:
                         view.copy_(torch.maximum(view.long(), integer_distance(other, base)))
                 yield run
 
-        coarse = bounds.coarse(UNITS[self.admitted]) / self.reach
+        admitted = UNITS[self.admitted]
+        coarse = bounds.coarse(admitted) / self.reach if admitted > self.unit else 0.0
         one_signed = bounds.sequential(self.longest_sum)
         return find_places(exact, declared, observed(), 1 + coarse, one_signed)
 

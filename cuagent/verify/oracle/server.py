@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.sandbox import harden
-from cuagent.task import Device, Precision, TaskError, TreeError, flatten, open_reference
+from cuagent.task import Device, TaskError, TreeError, flatten, open_reference
 from cuagent.task.memory import shortage
 from cuagent.task.plain import task_from_json
+from cuagent.task.settings import baseline_settings
 from cuagent.verify.fitness.examine import examine
 from cuagent.verify.fitness.hidden import hidden_dependencies
 from cuagent.verify.inputs.kinds import AMONG_OWN, SWEEPS, Inputs, sweep_seed
@@ -36,7 +37,6 @@ from cuagent.verify.oracle.spread import Spread
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
 from cuagent.verify.rules.bounds import reach, sequential
 from cuagent.verify.trace.selections import ReferenceTrace
-from cuagent.worker.arms import set_precision
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.memory.arena import Arena, fill, settle
 from cuagent.worker.memory.heap import give_back, keep_memory
@@ -99,8 +99,6 @@ class _Oracle:
         task = task_from_json(json.loads((folder / "task.json").read_text()))
         if task.device is Device.CPU:
             harden()
-        # The oracle is as exact as the task's dtypes allow, for any precision of the candidate.
-        set_precision(Precision.MATCH)
         torch.set_grad_enabled(False)
         self.task = task
         self.arenas: dict[int, Arena] = {}
@@ -149,6 +147,8 @@ class _Oracle:
         """Construct a model from `seed`, change its weights to `kind`, and write its state dict to
         `target`."""
         model = self.reference.opened.model(seed)
+        # A constructor may have changed them.
+        baseline_settings(self.description.facts.settings, self.task.precision).apply()
         parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
         if kind in (Weights.GROWN, Weights.PAST):
             state = self._load_grown(kind, model, parameters, seed)
@@ -250,9 +250,8 @@ class _Oracle:
         generator = reference.generator(message["seed"])
         self.spread.measure(inputs, precise, spread, count, generator)
         if reference.discrete:
-            nearby = NearTies(
-                self.description.facts.terms.longest, self.task.precision, message["opposites"]
-            )
+            terms = self.description.facts.terms
+            nearby = NearTies(terms.longest, self.task.precision, message["opposites"], terms.unit)
             perturbed_inputs = nearby.perturbed(reference.widened(inputs), generator, exact)
             runs = (reference.forward_fp64(inputs) for inputs in perturbed_inputs)
             places = nearby.find(exact, run, runs, spread)

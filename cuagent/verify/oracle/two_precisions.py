@@ -1,7 +1,8 @@
 """Run the user's reference in its own precision and in fp64.
 
-Runs in the oracle's process. If a module fixes its dtype inside, or fails in fp64, only its own
-precision is available, and `forward_fp64` returns that. Not covered: how firm the answers are
+Runs in the oracle's process. If a module converts to fp32 inside, as after autocast, the fp64 run
+keeps fp64 there. If it fixes its dtype in another way, or fails in fp64, only its own precision is
+available, and `forward_fp64` returns that. Not covered: how firm the answers are
 (`spread`, `sensitivity`), and if the reference is fit to judge by (`fitness`).
 
 Invariant: no run except `call_directly` changes its inputs; one that would change them raises.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Precision, Reference, Task, TaskError, flatten, unflatten
@@ -20,6 +21,7 @@ from cuagent.verify.oracle import sensitivity
 from cuagent.verify.oracle.places import traces_decide_equally
 from cuagent.verify.tensors import FAILURES, is_inexact, to_fp64
 from cuagent.verify.trace import mask_fills
+from cuagent.verify.trace.hooks import intercept_operators
 from cuagent.verify.trace.reductions import largest_intermediate, largest_magnitude
 from cuagent.verify.trace.selections import ReferenceTrace, trace_reference
 
@@ -47,6 +49,8 @@ class TwoPrecisions:
         self.fp64 = self.discrete = self.has_mask_fills = False
         """True if the reference runs in fp64, has integer outputs, or has mask fills,
         respectively."""
+        self.widens_casts = False
+        """True if conversions to fp32 must keep fp64, because else its outputs are not fp64."""
         self.infinities: frozenset[float] = frozenset()
         """Signs of infinities in its outputs on the task's own inputs; empty if these hold NaN."""
         self.casts_to_integers = False
@@ -122,7 +126,8 @@ class TwoPrecisions:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            exact = trace_reference(lambda: self._forward(model, [to_fp64(x) for x in inputs]))
+            with self._kept_fp64():
+                exact = trace_reference(lambda: self._forward(model, [to_fp64(x) for x in inputs]))
         except FAILURES:
             return None
         finally:
@@ -231,14 +236,21 @@ class TwoPrecisions:
 
         self.fp64 = True
         self.set_model(self.declared)
-        try:
-            exact = self.forward_fp64(inputs).outputs
-        except (RuntimeError, TypeError, ValueError):
-            return False  # the module fixes its dtype inside; only its own precision is available
         widened = (torch.float64, torch.complex128)
-        return all(
-            not is_inexact(r) or x.dtype in widened for x, r in zip(exact, results, strict=True)
-        )
+        for self.widens_casts in (False, True):
+            try:
+                exact = self.forward_fp64(inputs).outputs
+            except (RuntimeError, TypeError, ValueError):
+                continue
+            pairs = zip(exact, results, strict=True)
+            if all(not is_inexact(r) or x.dtype in widened for x, r in pairs):
+                return True
+        self.widens_casts = False
+        return False  # the module fixes its dtype inside; only its own precision is available
+
+    def _kept_fp64(self) -> AbstractContextManager[Any]:
+        """Return a context in which conversions to fp32 keep fp64, if this reference needs it."""
+        return intercept_operators(_keep_fp64) if self.widens_casts else nullcontext()
 
     @contextmanager
     def _default_dtype(self) -> Iterator[None]:
@@ -248,9 +260,20 @@ class TwoPrecisions:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64 if self.fp64 else before)
         try:
-            yield
+            with self._kept_fp64():
+                yield
         finally:
             torch.set_default_dtype(before)
+
+
+def _keep_fp64(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call an operator; a conversion from fp64 to fp32 keeps fp64."""
+    import torch
+
+    name = function.overloadpacket.__name__
+    if name == "_to_copy" and kwargs.get("dtype") is torch.float32:
+        kwargs = kwargs | {"dtype": torch.float64} if args[0].dtype is torch.float64 else kwargs
+    return function(*args, **kwargs)
 
 
 def _infinities(tensors: list[Tensor]) -> frozenset[float] | None:

@@ -73,8 +73,11 @@ NO_LUCK = 16
 over lines of few terms each is a long sum, and a single number is right half of the time."""
 LEAST = 2.0**-114
 """Absolute error that is always admitted: 4,096 times the smallest normal fp32."""
+OWN_ARITHMETIC = (Precision.MATCH, Precision.FP32)
+"""Precisions that admit no error beyond the reference's own."""
 UNITS = {
     Precision.MATCH: UNIT,
+    Precision.FP32: UNIT,
     Precision.TF32: 2.0**-11,
     Precision.FP16: 2.0**-11,
     Precision.BF16: 2.0**-8,
@@ -173,16 +176,17 @@ def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, terms: Terms, unit: floa
     )
 
 
-def coarsest(outputs: Iterable[Tensor], admitted: Precision) -> float:
+def coarsest(outputs: Iterable[Tensor], admitted: Precision, own: float = UNIT) -> float:
     """Return the unit roundoff of the coarsest honest arithmetic.
 
-    It is that of the admitted precision or of an output's dtype, if that is coarser.
+    It is that of the admitted precision, of the reference's own products (`own`, `Terms.unit`) or
+    of an output's dtype.
     A kernel may round intermediates to the dtype of the outputs, as a reference does.
     """
     import torch
 
     held = [torch.finfo(x.dtype).eps / 2 for x in outputs if x.is_floating_point()]
-    return max([UNITS[admitted], *held])
+    return max([UNITS[admitted], own, *held])
 
 
 def may_jump(sums: Sums, kind: Inputs, admitted: Precision) -> bool:
@@ -193,9 +197,10 @@ def may_jump(sums: Sums, kind: Inputs, admitted: Precision) -> bool:
 def is_exact_probe(kind: Inputs, admitted: Precision) -> bool:
     """Return True if honest arithmetic makes no error where the reference makes none.
 
-    That holds for small integers in any precision and for the other exact kinds in fp32.
+    That holds for small integers in any precision and for the other exact kinds in the
+    reference's own, whose bits they fit (`Terms.fraction_bits`).
     """
-    return kind in EXACT and (admitted is Precision.MATCH or kind is Inputs.INTEGER)
+    return kind in EXACT and (admitted in OWN_ARITHMETIC or kind is Inputs.INTEGER)
 
 
 def reach(signed: int, unit: float) -> float:
@@ -267,7 +272,7 @@ def _honest(sums: Sums, terms: Terms, kind: Inputs = Inputs.NORMAL) -> float:
 def explains(sums: Sums, terms: Terms, bound: float, admitted: Precision) -> Precision | None:
     """Return the finest arithmetic whose roundoff explains errors of this size and evenness."""
     error, spread = sums.rms("error"), sums.rms("spread")
-    if error <= bound and admitted is Precision.MATCH:
+    if error <= bound and admitted in OWN_ARITHMETIC:
         return Precision.MATCH
     fine = _honest(sums, terms)
     if error <= fine:

@@ -55,6 +55,7 @@ from cuagent.task import Precision
 from cuagent.verdict import RuleResult
 from cuagent.verify.inputs.kinds import EXACT, LENIENT, ROUND, Inputs
 from cuagent.verify.rules.bounds import (
+    OWN_ARITHMETIC,
     UNITS,
     Gates,
     JumpLimit,
@@ -135,8 +136,9 @@ def strict(
         parts += filter(None, (expected.sensitivity.furthest, expected.sensitivity.tied))
         carried = expected.sensitivity.carried
     undecided = expected.sensitivity is not None and expected.sensitivity.undecided
-    unit = coarsest(expected.declared, admitted)
-    draw = _DrawFacts(kind, terms, admitted, unit, undecided, expected.certain, explain)
+    unit = coarsest(expected.declared, admitted, terms.unit)
+    line_unit = coarsest(expected.declared, admitted)
+    draw = _DrawFacts(kind, terms, admitted, unit, line_unit, undecided, expected.certain, explain)
     findings = [
         _inexact(index, tensors, draw, carried[index])
         if is_inexact(tensors[0])
@@ -198,6 +200,8 @@ class _DrawFacts:
     admitted: Precision
     unit: float
     """Unit roundoff with which m was measured (`bounds.coarsest`)."""
+    line_unit: float
+    """The same without the reference's own products, whose error the bound of a line contains."""
     undecided: bool
     """See `Sensitivity`."""
     certain: bool
@@ -214,7 +218,7 @@ class _DrawFacts:
     @property
     def decides_exactly(self) -> bool:
         """True if honest arithmetic decides every comparison as the reference does."""
-        return self.certain and self.kind in ROUND and self.admitted is Precision.MATCH
+        return self.certain and self.kind in ROUND and self.admitted in OWN_ARITHMETIC
 
     def jumps(self, sums: Sums) -> bool:
         """Return True if honest arithmetic may end on the other side of a jump."""
@@ -252,7 +256,7 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: _DrawFacts, carried: f
     )
     farthest = _largest_ratio(_without_jumps(map(finite, blocks), jump_limit), bound)
     ratio = max(remaining.rms("error") / bound.rms, farthest)
-    line_ratio, which = worst_line(tensors, kind, terms, draw.unit)
+    line_ratio, which = worst_line(tensors, kind, terms, draw.line_unit)
     unmoved_ratio = 0.0
     if kind in EXACT and len(tensors) > WITH_SENSITIVITY:
         unmoved = [_unmoved(block, sums.rms("value")) for block in map(finite, blocks)]

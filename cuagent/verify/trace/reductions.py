@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from cuagent.verify.tensors import UNIT, is_inexact
 from cuagent.verify.trace.hooks import intercept_operators
 from cuagent.verify.trace.selections import SHIFTED
 
 _PRODUCTS = {"mm": 0, "bmm": 0, "dot": 0, "vdot": 0, "mv": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
 """Operators with the position of the argument whose last axis is summed."""
+_MATMULS = (*_PRODUCTS, "addbmm", "linear", "matmul", "_trilinear")
 _SUMS = (
     "sum", "nansum", "mean", "nanmean", "var", "std", "var_mean", "std_mean", "prod", "logsumexp",
     "linalg_vector_norm", "norm", "dist", "trace",
@@ -67,6 +69,9 @@ class Terms:
 
     prefix: int = 0
     """Length of the longest prefix sum, 0 where there is none."""
+    unit: float = UNIT
+    """Unit roundoff of the reference's coarsest products under the task's settings. It exceeds
+    fp32's if torch runs an fp32 product in TF32, or if autocast rounds its factors."""
 
     @classmethod
     def of(cls, longest: int) -> Terms:
@@ -75,18 +80,26 @@ class Terms:
 
     def at_most(self, count: int) -> Terms:
         """Return these terms limited to `count`."""
-        return Terms(min(self.longest, count), min(self.signed, count), self.prefix)
+        return replace(self, longest=min(self.longest, count), signed=min(self.signed, count))
+
+    @property
+    def fraction_bits(self) -> int:
+        """Return the number of bits behind the point that the reference's products keep."""
+        return round(-math.log2(self.unit)) - 1
 
 
-def terms(run: Callable[[], Any]) -> Terms:
-    """Call `run` and count the terms of its longest sums."""
+def terms(run: Callable[[], Any], unit_of: Callable[[str, Any], float] | None = None) -> Terms:
+    """Call `run` and count the terms of its longest sums.
+
+    `unit_of` returns the unit roundoff of products of a kind (`product_kind`) and dtype.
+    """
     import torch
 
     longest = signed = 1
-    prefix = 0
+    prefix, unit = 0, UNIT
 
     def count(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        nonlocal longest, signed, prefix
+        nonlocal longest, signed, prefix, unit
         result = function(*args, **kwargs)
         tensors = list(_tensors([args, kwargs]))
         if tensors and not function.is_view and torch.Tag.pointwise not in function.tags:
@@ -97,11 +110,23 @@ def terms(run: Callable[[], Any]) -> Terms:
                 prefix = max(prefix, args[0].shape[args[1]])
             if name not in SHIFTED:
                 signed = max(signed, found)
+            if unit_of is not None and (kind := product_kind(name)):
+                unit = max([unit, *(unit_of(kind, x.dtype) for x in tensors if is_inexact(x))])
         return result
 
     with intercept_operators(count):
         run()
-    return Terms(longest, signed, prefix)
+    return Terms(longest, signed, prefix, unit)
+
+
+def product_kind(name: str) -> str:
+    """Return `conv`, `rnn` or `matmul` if torch's settings decide an operator's arithmetic, else
+    ""."""
+    if "convolution" in name:
+        return "conv"
+    if any(word in name for word in ("rnn", "lstm", "gru")):
+        return "rnn"
+    return "matmul" if name in _MATMULS or "scaled_dot_product" in name else ""
 
 
 def largest_intermediate(run: Callable[[], Any]) -> float:
