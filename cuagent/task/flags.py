@@ -117,8 +117,8 @@ def flags_test(wanted: Mapping[str, Any]) -> Callable[[], bool]:
             reads.append((read, ("ieee", "none") if value == "ieee" else (value,)))
     for name, attribute in REDUCTIONS.items():
         if name in wanted:
-            value = tuple(wanted[name])
-            reads.append((getattr(torch._C, f"_get_cublas_{attribute}"), (value, value[0])))
+            parts = tuple(wanted[name])
+            reads.append((getattr(torch._C, f"_get_cublas_{attribute}"), (parts, parts[0])))
 
     def same() -> bool:
         for read, values in reads:  # noqa: SIM110  a generator takes twice as long
