@@ -128,6 +128,10 @@ def _become_another(policy: Policy, read: list[Path]) -> None:
     closed = any(not _readable_by_all(path) for path in [*read, *policy.write])
     os.setgroups([])
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
+    if not all(_parents_open(folder.resolve()) for folder in policy.write):
+        # Else access() ignores the capability: gcc asks it for TMPDIR, takes /tmp, and aborts.
+        linux.prctl(linux.PR_SET_SECUREBITS, linux.SECBIT_NO_SETUID_FIXUP)
+        _drop_unreadable_from_path([*read, *policy.write])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     linux.keep_capabilities(1 << linux.CAP_DAC_READ_SEARCH if closed else 0)
@@ -158,9 +162,22 @@ def _change_owner(folder: Path, uid: int) -> None:
 def _readable_by_all(path: Path) -> bool:
     path = path.resolve()
     needed = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)
-    return path.stat().st_mode & needed == needed and all(
-        parent.stat().st_mode & stat.S_IXOTH for parent in path.parents
-    )
+    return path.stat().st_mode & needed == needed and _parents_open(path)
+
+
+def _parents_open(path: Path) -> bool:
+    return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.parents)
+
+
+def _drop_unreadable_from_path(read: list[Path]) -> None:
+    """Remove folders from PATH whose programs Landlock does not let this process start.
+
+    access() now finds programs there, so a shell would stop its search at them.
+    """
+    roots = [path.resolve() for path in read]
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    kept = [f for f in folders if any(Path(f).resolve().is_relative_to(root) for root in roots)]
+    os.environ["PATH"] = os.pathsep.join(kept)
 
 
 def _limit(policy: Policy, tier: Tier, *, viewed: bool) -> None:

@@ -86,6 +86,26 @@ def test_escapes_fail_and_honest_commands_work(user: str, view: str, scratch: Pa
         assert "names outside visible" in found["stamp"]
 
 
+def test_compilers_of_root_work_below_a_private_folder_without_a_view(scratch: Path) -> None:
+    if not landlock.abi():
+        pytest.skip("this kernel has no Landlock")
+    own = scratch / "private" / "own"
+    own.mkdir(parents=True)
+    own.parent.chmod(0o700)
+    command = [*_interpreter("root"), "-I", str(HERE / "as_user.py"), "no view", str(own)]
+    done = subprocess.run(
+        [*command, "bash", "-c", HONEST],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, "TMPDIR": str(own.parent)},
+    )
+    found = json.loads(done.stdout)
+    assert (found["code"], found["output"]) == (0, "3\n")
+    assert set(found["succeeded"]) <= WITHOUT_VIEW
+
+
 def test_view_allows_modes_and_times_of_own_files(user: str, scratch: Path) -> None:
     if user != "root" and os.geteuid() == 0:
         os.chown(scratch, NOBODY, NOBODY)
