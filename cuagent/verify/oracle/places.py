@@ -24,6 +24,7 @@ from cuagent.verify.trace.selections import (
     ReferenceTrace,
     Selection,
     TracedIndices,
+    index_of,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class NearTies:
         integers move.
 
         Integers do not move if the numbers that decide them are equal in both precisions, and so
-        exact, and no index is chosen.
+        exact, and each chosen index is guaranteed to be the first of equal elements.
         """
         import torch
 
@@ -88,11 +89,8 @@ class NearTies:
             if not is_inexact(base):
                 view.zero_()
         indexed = any(selection.indexed for selection in exact.selections)
-        fixed = (
-            self.admitted is Precision.MATCH
-            and not indexed
-            and traces_decide_equally(exact, declared)
-        )
+        decided = keeps_first if indexed else traces_decide_equally
+        fixed = self.admitted is Precision.MATCH and decided(exact, declared)
 
         def observed() -> Iterator[ReferenceTrace]:
             for run in runs:
@@ -116,6 +114,14 @@ def traces_decide_equally(exact: ReferenceTrace, declared: ReferenceTrace) -> bo
         x.numel() and x.dtype != y.dtype and torch.equal(x.to(y.dtype), y)
         for x, y in zip(declared.decided, exact.decided, strict=True)
     )
+
+
+def keeps_first(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
+    """Return True if two runs, in two precisions, chose indices by equal numbers, and each operator
+    that chose one guarantees the first of equal elements."""
+    chosen = [selection for selection in exact.selections if selection.indexed]
+    guaranteed = all(selection.first_wins for selection in chosen)
+    return bool(chosen) and guaranteed and traces_decide_equally(exact, declared)
 
 
 def find_places(
@@ -154,7 +160,11 @@ def find_places(
         slack = 2 * torch.stack(sides, dim=-1)
         if selection.stable:
             slack = slack.masked_fill((own_error == 0).all(-1, keepdim=True), -1.0)
-        found.append(_places(selection, traced, value, slack, fill_sizes))
+        first = _chooses_first(selection, value)
+        if not _is_wider(selection, declared.selections[traced.selection]):
+            first = torch.zeros_like(first)
+        first &= (own_error == 0).all(-1)
+        found.append(_places(selection, traced, value, slack, fill_sizes, first))
     return found
 
 
@@ -175,8 +185,37 @@ def write_places(places: Sequence[Places], target: Sequence[Tensor]) -> None:
         each.slack.fill_(-1.0)
 
 
+def _chooses_first(selection: Selection, values: Tensor) -> Tensor:
+    """Return bool [lines]: True if the operator guarantees, and chose, the first of equal elements.
+
+    The documentation alone does not count: the operator must choose the first on this device.
+    """
+    import torch
+
+    if not selection.first_wins:
+        return values.new_zeros(len(values), dtype=torch.bool)
+    result = selection.function(selection.operand, *selection.other_args, **selection.kwargs)
+    index = index_of(selection.name, result)
+    assert index is not None
+    chosen = index.reshape(-1, 1)
+    equal = values == values.gather(-1, chosen)
+    place = torch.arange(values.shape[-1], device=values.device)
+    return ~(equal & (place < chosen)).any(-1)
+
+
+def _is_wider(exact: Selection, declared: Selection) -> bool:
+    """Return True if equal operands in two runs tell that their elements are exact."""
+    dtypes = exact.operand.dtype, declared.operand.dtype
+    return dtypes[0] is not dtypes[1] or not is_inexact(exact.operand)
+
+
 def _places(
-    selection: Selection, traced: TracedIndices, values: Tensor, slack: Tensor, fill_sizes: Tensor
+    selection: Selection,
+    traced: TracedIndices,
+    values: Tensor,
+    slack: Tensor,
+    fill_sizes: Tensor,
+    first: Tensor,
 ) -> Places:
     import torch
 
@@ -196,6 +235,7 @@ def _places(
         low=low,
         high=high,
         distinct=torch.tensor([selection.name in DISTINCT and once], device=values.device),
+        first=first,
     )
 
 

@@ -287,7 +287,10 @@ class _Oracle:
             pairs,
             moved,
         )
-        if tied:
+        if tied and reference.keeps_first(inputs):
+            for view in tied:
+                view.zero_()
+        elif tied:
             sensitivity.measure_tie_change(perturbed, step, pairs, tied)
         return {
             "carried": sensitivity.carried(perturbed, pairs),
@@ -297,6 +300,8 @@ class _Oracle:
     def reorder(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write the declared output with equal elements chosen in another order."""
         inputs = self.arenas[message["inputs"]].tensors(message["slot"])
+        if self.reference.keeps_first(inputs):
+            return {"ran": False}
         order = ordered(ORDERS[message["order"]])
         results = sensitivity.run_or_none(lambda: self.reference.forward(inputs), order)
         if results is not None:
