@@ -2,8 +2,9 @@
 
 torch guarantees the order of equal elements only for stable sorts, and the first of them for
 argmax, argmin, max and min along a dimension. An honest kernel breaks near-ties by its own
-roundoff. So the rule compares the elements that two indices name, not the indices: `Places` holds the elements in fp64 (found by `oracle.places`) and the distance at which
-two elements still count as equal:
+roundoff. So the rule compares the elements that two indices name, not the indices: `Places` holds
+the elements in fp64 (found by `oracle.places`) and the distance at which two elements still count
+as equal:
 
     slack = 2 (rms(m) + 3 max|z_r - z| + 5 min(u sqrt(K), 1e-4) rms(z))        for each line
 
