@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.sandbox import harden
 from cuagent.task import Device, Precision, TaskError, TreeError, flatten, open_reference
-from cuagent.task.memory import shortage
+from cuagent.task.memory import SMALLER, shortage
 from cuagent.verify.fitness.examine import examine
 from cuagent.verify.fitness.hidden import hidden_dependencies
 from cuagent.verify.inputs.kinds import AMONG_OWN, SWEEPS, Inputs, sweep_seed
@@ -64,7 +64,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
             text = " ".join(str(error).split())[:300]
             answer = {"error": f"the reference failed: {type(error).__name__}: {text}"}
             if short := shortage(error):
-                answer = {"memory": f"the reference {short}"}
+                answer = {"memory": f"the reference {short}; {SMALLER}"}
         send_message(channel, answer)
 
 
