@@ -107,16 +107,17 @@ kernel = load("kernels/columns.cpp")
 
 
 class ModelNew(torch.nn.Module):
-    last = None
+    last, undisturbed = None, 0
 
     def forward(self, x):
-        again = self.last is not None and torch.equal(x, self.last)
-        self.last = x.clone()
+        if self.last is None or not torch.equal(x, self.last):
+            self.last, self.undisturbed = x.clone(), 0
+        self.undisturbed += threading.active_count() == 1
         out = torch.empty(x.shape[1])
         kernel.columns(out, x, x.shape[0], x.shape[1])
-        return out + (again and threading.active_count() == 1)
+        return out + (self.undisturbed > 2)
 """
-"""Wrong if a call is repeated without the thread that interrupts others."""
+"""Wrong in the third equal call without the thread that interrupts others."""
 
 
 def test_calls_are_also_repeated_with_the_usual_threads(
