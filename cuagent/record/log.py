@@ -24,7 +24,7 @@ from typing import Any
 from cuagent.message import Message
 from cuagent.record.contained_files import RecordError, create_file, read_file, write_file
 from cuagent.record.folder import LOG, RunFolder
-from cuagent.record.origin import MAC, LogAuthenticator, has_valid_log_mac
+from cuagent.record.origin import MAC, LogAuthenticator, Origin, log_origin
 from cuagent.record.plain import plain
 from cuagent.record.redact import redactor
 
@@ -49,7 +49,7 @@ class RunLog:
         self._file = _open_log(folder)
         _lock(self._file, folder)
         existing = _drop_partial_line(self._file)
-        self.is_made_here = has_valid_log_mac(existing)
+        self.is_made_here = log_origin(existing) is Origin.HERE
         """True if this user on this machine wrote the existing records; see `origin`."""
         self._authenticator = LogAuthenticator(existing)
         self.count = existing.count(b"\n")
