@@ -1,4 +1,4 @@
-"""The examples run: the small ones as they are, those for a GPU as their docstring says for a CPU."""
+"""The examples run: small ones as they are, those for a GPU as their docstrings say for a CPU."""
 
 from __future__ import annotations
 
