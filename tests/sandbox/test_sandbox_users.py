@@ -86,6 +86,31 @@ def test_escapes_fail_and_honest_commands_work(user: str, view: str, scratch: Pa
         assert "names outside visible" in found["stamp"]
 
 
+def test_view_that_fails_half_way_leaves_no_rights(user: str, scratch: Path) -> None:
+    if user != "root" and os.geteuid() == 0:
+        os.chown(scratch, NOBODY, NOBODY)
+    python = _interpreter(user)
+    command = [*python, "-I", str(HERE / "without_open_tree.py"), *python, "-I"]
+    done = subprocess.run(
+        [
+            *command,
+            str(HERE / "as_user.py"),
+            "view",
+            str(scratch),
+            "true",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        **_become(user),
+    )
+    found = json.loads(done.stdout)
+    assert found["tier"] == Tier.LANDLOCK
+    assert set(found["succeeded"]) <= WITHOUT_VIEW
+    assert "names outside visible" in found["stamp"]
+
+
 def test_compilers_of_root_work_below_a_private_folder_without_a_view(scratch: Path) -> None:
     if not landlock.abi():
         pytest.skip("this kernel has no Landlock")
