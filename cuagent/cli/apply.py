@@ -126,7 +126,8 @@ def _differs(place: Path, name: str, text: str) -> bool:
     from cuagent.record import read_file
 
     try:
-        return read_file(place, name) != _bytes(text)
+        wanted = _bytes(text)
+        return read_file(place, name, len(wanted)) != wanted
     except FileNotFoundError:
         return False
     except OSError:

@@ -21,6 +21,9 @@ LATEST = "latest"
 CUAGENT_FOLDER = ".cuagent"
 RUNS = Path(CUAGENT_FOLDER) / "runs"
 LOG = "log.jsonl"
+MAX_LOG_BYTES = 256 << 20
+"""Bytes of the largest log, and of the largest blob; longer ones are refused. A sparse file of a
+hostile repository would fill the memory."""
 PARTS = (LOG, "blobs", "evidence", "work", "history.git", "scratch", "crash.txt")
 
 
@@ -75,7 +78,7 @@ class RunFolder:
     def origin(self) -> Origin:
         """Origin of the log; see `origin`. Raises RecordError."""
         try:
-            return log_origin(read_file(self.path, LOG))
+            return log_origin(read_file(self.path, LOG, MAX_LOG_BYTES))
         except OSError as error:
             raise RecordError(f"{self.log}: {error.strerror or error}") from error
 

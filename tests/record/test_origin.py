@@ -91,6 +91,26 @@ def test_log_that_lost_its_last_records_is_incomplete(
     assert folder.origin is Origin.UNKNOWN
 
 
+def test_log_of_immense_size_is_refused_before_it_is_read(folder: RunFolder) -> None:
+    written(folder)
+    os.truncate(folder.log, 1 << 40)
+    for use in (read_records, RunLog, lambda f: f.origin):
+        with pytest.raises(RecordError, match="larger than"):
+            use(folder)
+
+
+def test_blob_that_is_named_again_and_again_is_refused(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunLog(folder) as log:
+        log.write("session", task={"name": "t"})
+        log.write("notice", texts=[str(n) * 10_000 for n in range(5)])
+    assert len(read_records(folder)[1]["texts"]) == 5
+    monkeypatch.setattr("cuagent.record.log.MOST_BLOB_BYTES", 40_000)
+    with pytest.raises(RecordError, match="refers to more than 0 MiB of blobs"):
+        read_records(folder)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_key_of_another_owner_is_not_used(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
