@@ -57,6 +57,21 @@ def test_only_the_first_of_equal_elements_is_right_where_torch_documents_it(run:
         assert passes(run, TIED, torch.tensor([place, 2])) == (place == 1)
 
 
+def test_order_of_saturated_elements_is_free_and_that_of_flags_is_not() -> None:
+    large = torch.tensor([[-2000.0, 1500.0, 3000.0, -4000.0], [0.0, 1.0, 2.0, 3.0]])
+    for run, free in (
+        (lambda x: x.sigmoid().argmax(-1), True),
+        (lambda x: x.tanh().max(-1).indices, True),
+        (lambda x: x.clamp(-1.0, 1.0).argmax(-1), False),
+        (lambda x: (x > 0.5).to(x.dtype).argmax(-1), False),
+        (lambda x: (x > 0.5).float().argmax(-1), False),
+        (lambda x: (x > 0.5).int().argmax(-1), False),
+    ):
+        right = run(large)
+        assert passes(run, large, torch.tensor([2, int(right[1])])) is free
+        assert passes(run, large, right)
+
+
 def test_any_of_elements_passes_that_are_equal_only_in_one_precision() -> None:
     thirds: Run = lambda x: (x / 3 + 1e9).argmax(-1)  # noqa: E731
     for place in (1, 3, 4):
